@@ -1,0 +1,3 @@
+"""Fyrehose: a multi-protocol messaging server framework on Twisted."""
+
+__version__ = "0.1.0"

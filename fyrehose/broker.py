@@ -1,0 +1,143 @@
+"""The broker: the way of every message through the server, on one page.
+
+    publish -> number -> append -> durable -> the publisher's Deferred fires, and the cursors go on
+
+Nothing leaves before it is durable: acknowledgements hang on the Deferred, deliveries on :meth:`Broker.durable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IReactorTime
+from zope.interface import implementer
+
+from fyrehose.counters import Counters
+from fyrehose.errors import Closed, InvalidName, PayloadTooLarge, PublishError, ReadOnly, TooManyStreams
+from fyrehose.fanout import Cursor, Fanout
+from fyrehose.flow import Budget
+from fyrehose.interfaces import (
+    IBroker,
+    IJournal,
+    IJournalObserver,
+    ISequencer,
+    ISink,
+    ISubscription,
+    JournalState,
+)
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
+
+
+@implementer(IBroker, IJournalObserver)
+@attrs.define(eq=False)
+class Broker:
+    """Numbers what comes in, has it written, and lets it go.
+
+    :ivar clock: gives others their turn while much is delivered
+    :ivar max_streams: a stream more than these cannot be made
+    :ivar watch: is told when the journal can do more or less than before
+    """
+
+    clock: IReactorTime
+    journal: IJournal
+    sequencer: ISequencer
+    counters: Counters = attrs.field(factory=Counters, kw_only=True)
+    budget: Budget = attrs.field(factory=Budget, kw_only=True)
+    max_streams: int = attrs.field(default=100_000, kw_only=True)
+    watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
+    _fanout: Fanout = attrs.field(init=False)
+    _largest: dict[str, int] = attrs.field(factory=dict, init=False)
+    _restricted: dict[str, int] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._fanout = Fanout(self.clock, self.journal.read)
+
+    def open(self) -> Deferred[Mapping[str, int]]:
+        """Open the journal and go on where it ends."""
+        return self.journal.open(self).addCallback(self._opened)
+
+    def _opened(self, ends: Mapping[str, int]) -> Mapping[str, int]:
+        self.sequencer.restore(ends, self.journal.floor)
+        self._largest = {stream: self._restricted.get(stream, MAX_PAYLOAD) for stream in ends}
+        return ends
+
+    def close(self) -> Deferred[None]:
+        """Commit what was published, then close the journal and end every subscription."""
+        return self.journal.close().addBoth(self._closed)
+
+    def _closed(self, result: None) -> None:
+        self._fanout.close(Closed("the server is closing"))
+        return result
+
+    def publish(self, runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
+        try:
+            for run in runs:
+                self._check(run)
+            self._check_open()
+            firsts = self.sequencer.reserve([(run.stream, len(run)) for run in runs])
+        except PublishError as refusal:
+            return fail(refusal)
+        durable: Deferred[None] = self.journal.append(runs, firsts)
+        return durable.addCallback(lambda _: firsts)
+
+    def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
+        oldest, last = self.journal.bounds(stream)
+        position = last if after is None else min(max(after, oldest - 1), last)
+        return Cursor(stream, position, sink, self._fanout)
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        bounds: tuple[int, int] = self.journal.bounds(stream)
+        return bounds
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        runs: tuple[Run, ...] = self.journal.read(stream, start, max_bytes)
+        return runs
+
+    def restrict(self, stream: str, max_payload: int) -> None:
+        self._restricted[stream] = max_payload
+        if stream in self._largest:
+            self._largest[stream] = max_payload
+
+    def durable(self, ends: Mapping[str, int]) -> None:
+        self._fanout.durable(ends)
+
+    def state_changed(self, state: JournalState, reason: str) -> None:
+        # What was appended and not durable has failed: its numbers were never seen outside.
+        self.sequencer.restore(self.journal.ends(), self.journal.floor)
+        self.watch(state, reason)
+
+    def _check_open(self) -> None:
+        state = self.journal.state
+        if state is JournalState.READ_ONLY:
+            raise ReadOnly("the journal's disk has no room: nothing is accepted until there is some again")
+        if state is not JournalState.WRITABLE:
+            raise Closed(f"the journal is {state.value}")
+
+    def _check(self, run: Run) -> None:
+        largest = self._largest.get(run.stream)
+        if largest is None:
+            largest = self._admit(run.stream)
+        if len(run.payload) > largest and max(run.sizes) > largest:
+            raise PayloadTooLarge(
+                f"stream {run.stream!r} takes payloads of {largest} bytes at the most, not {max(run.sizes)}"
+            )
+        if not len(run):
+            raise ValueError("a run without records was published")
+
+    def _admit(self, stream: str) -> int:
+        """The largest payload of a stream that is new."""
+        try:
+            size = len(stream.encode())
+        except UnicodeEncodeError:
+            size = 0
+        if not 1 <= size <= MAX_NAME:
+            raise InvalidName(f"a stream's name is 1 to {MAX_NAME} bytes of UTF-8, not {stream[:80]!r}")
+        if len(self._largest) >= self.max_streams:
+            raise TooManyStreams(
+                f"stream {stream!r} would be one more than the {self.max_streams} that this server may hold; "
+                "raise --max-streams, or publish to one that exists"
+            )
+        largest = self._largest[stream] = self._restricted.get(stream, MAX_PAYLOAD)
+        return largest

@@ -1,0 +1,45 @@
+"""Named counters, and log lines that a flood cannot turn into a flood of their own."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import attrs
+from twisted.logger import Logger
+
+
+@attrs.define
+class Counters:
+    """What happened how often, by ``(kit, what)``; handed to whoever counts, never global.
+
+    :ivar seconds: the monotonic clock, in seconds
+    """
+
+    seconds: Callable[[], float] = time.monotonic
+    counts: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    _logged: dict[tuple[str, str], tuple[float, int]] = attrs.field(factory=dict, init=False)
+
+    def add(self, kit: str, what: str, n: int = 1) -> None:
+        """Count ``n`` of ``what``; both are names from our code, never bytes from a peer."""
+        self.counts[kit, what] += n
+
+    def refuse(self, log: Logger, kit: str, cause: str, peer: str, detail: str = "") -> None:
+        """Count a refusal or a drop, and log at most one line a second for each cause."""
+        key = (kit, cause)
+        self.counts[key] += 1
+        now = self.seconds()
+        last, unsaid = self._logged.get(key, (-1.0, 0))
+        if now - last < 1.0:
+            self._logged[key] = (last, unsaid + 1)
+            return
+        self._logged[key] = (now, 0)
+        log.warn(
+            "{kit}: {cause} from {peer}{detail}{more}",
+            kit=kit,
+            cause=cause,
+            peer=peer,
+            detail=f": {detail}" if detail else "",
+            more=f" (and {unsaid} more in between)" if unsaid else "",
+        )

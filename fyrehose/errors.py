@@ -1,0 +1,118 @@
+"""Every error that Fyrehose raises or hands to an errback, as one tree:
+
+    FyrehoseError
+    ├── ProtocolError              something was said that the protocol does not allow
+    │   ├── LocalProtocolError       by us: our own misuse of a session; raised
+    │   └── RemoteProtocolError      by the peer: never raised, the last event of a session
+    ├── PublishError               a publish was refused or failed; nothing of it was acknowledged
+    │   ├── InvalidName              the stream's name is not 1 to 255 bytes of UTF-8
+    │   ├── PayloadTooLarge          the stream takes no payload of that size
+    │   ├── TooManyStreams           no further stream can be made
+    │   ├── StreamFull               the stream has used its last number
+    │   ├── ReadOnly                 the disk is full or cannot be written: try again later (retriable)
+    │   └── Closed                   the journal or the server is closing, or has failed
+    ├── JournalError               the journal cannot be opened or read
+    │   ├── JournalLocked            another process has it open
+    │   ├── JournalCorrupt           bytes that were durable are damaged or missing
+    │   ├── JournalFull              there is no room to open it
+    │   └── JournalFailed            the disk refused a sync: nothing more can be promised
+    └── ConfigError                an option, an endpoint or a file of settings is wrong
+
+The text of each says what was wrong, where, and what to do: it is shown to people as it is.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FyrehoseError(Exception):
+    """The root of all of them."""
+
+    #: The status that ``twistd fyrehose`` ends with when this stops it.
+    exit_status: ClassVar[int] = 1
+
+
+class ProtocolError(FyrehoseError):
+    """Something was said that the protocol does not allow."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We tried to say it: a bug in the program that uses the session."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer said it.
+
+    ``cause`` names the kind of offence in a few words joined by dashes; it is the name of the counter
+    and of the log line, so it never contains anything that the peer sent.
+    """
+
+    def __init__(self, cause: str, detail: str = "") -> None:
+        super().__init__(f"{cause}: {detail}" if detail else cause)
+        self.cause = cause
+
+
+class PublishError(FyrehoseError):
+    """A publish was refused or failed; nothing of it was or will be acknowledged."""
+
+    #: Whether the same publish may succeed later.
+    retriable: ClassVar[bool] = False
+
+
+class InvalidName(PublishError):
+    """The stream's name is not 1 to 255 bytes of UTF-8."""
+
+
+class PayloadTooLarge(PublishError):
+    """The stream takes no payload of that size, by any door."""
+
+
+class TooManyStreams(PublishError):
+    """The server holds as many streams as it was allowed to."""
+
+
+class StreamFull(PublishError):
+    """The stream has used its last number; numbers never wrap."""
+
+
+class ReadOnly(PublishError):
+    """The disk is full or cannot be written; reading goes on, and so will writing when there is room."""
+
+    retriable = True
+
+
+class Closed(PublishError):
+    """The journal is not open: it is closing, it has failed, or it was never opened."""
+
+
+class JournalError(FyrehoseError):
+    """The journal cannot be opened or read."""
+
+
+class JournalCorrupt(JournalError):
+    """Bytes that were durable are damaged or missing; nothing of that range is served."""
+
+    exit_status = 3
+
+
+class JournalFailed(JournalError):
+    """The disk refused a sync, so what was written since cannot be promised to anybody."""
+
+    exit_status = 4
+
+
+class JournalLocked(JournalError):
+    """Another process has the journal open."""
+
+    exit_status = 5
+
+
+class JournalFull(JournalError):
+    """There is no room to open the journal for writing."""
+
+    exit_status = 6
+
+
+class ConfigError(FyrehoseError):
+    """An option, an endpoint or a file of settings is wrong."""

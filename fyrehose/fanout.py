@@ -1,0 +1,180 @@
+"""Fan-out: from the journal to whoever subscribed.
+
+A subscriber is a cursor: one integer.  When a commit is durable the cursors that wait at the end of its streams read
+it; a cursor that is further behind reads older records by the very same loop.  Those that stand at the same place
+share one delivery, so each protocol encodes it once.  A cursor that is paused is not looked at; one that has left is
+gone; one whose sink fails ends alone.
+
+    in: durable(ends), resumeProducing()      out: ISink.deliver(Delivery), .skipped(first, last), .ended(reason)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+
+import attrs
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.interfaces import ISink, ISubscription
+from fyrehose.records import Delivery, Run
+
+log = Logger()
+
+#: What one cursor delivers before the next has its turn, in bytes of payload.
+TURN = 256 << 10
+#: What all cursors together deliver before the reactor does, in bytes of payload.
+ROUND = 4 << 20
+#: What is kept of the latest deliveries, for those who come to the same place a little later, in bytes of payload.
+SHARED = 4 << 20
+
+
+@implementer(ISubscription)
+@attrs.define(eq=False)
+class Cursor:
+    """One subscriber's place in one stream."""
+
+    stream: str
+    position: int
+    sink: ISink
+    _fanout: Fanout
+    paused: bool = attrs.field(default=True, init=False)
+    stopped: bool = attrs.field(default=False, init=False)
+    #: in the queue or at the end of its stream, so that resuming twice does not queue it twice
+    placed: bool = attrs.field(default=False, init=False)
+
+    def pauseProducing(self) -> None:
+        self.paused = True
+
+    def resumeProducing(self) -> None:
+        self.paused = False
+        self._fanout.ready(self)
+
+    def stopProducing(self) -> None:
+        self.stopped = True
+        self._fanout.forget(self)
+
+
+@attrs.define(eq=False)
+class Fanout:
+    """All cursors of a server.
+
+    :ivar clock: gives the others their turn between two rounds
+    :ivar read: see :meth:`fyrehose.interfaces.IJournal.read`
+    """
+
+    clock: IReactorTime
+    read: Callable[[str, int, int], tuple[Run, ...]]
+    _waiting: dict[str, set[Cursor]] = attrs.field(factory=dict, init=False)
+    _queue: deque[Cursor] = attrs.field(factory=deque, init=False)
+    _next_round: IDelayedCall | None = attrs.field(default=None, init=False)
+    _recent: OrderedDict[tuple[str, int], Delivery] = attrs.field(factory=OrderedDict, init=False)
+    _recent_size: int = attrs.field(default=0, init=False)
+
+    def durable(self, streams: Iterable[str]) -> None:
+        """These streams grew: whoever waits at their end goes on."""
+        for stream in streams:
+            self._queue.extend(self._waiting.pop(stream, ()))
+        if self._next_round is None:
+            self._round()
+
+    def ready(self, cursor: Cursor) -> None:
+        """``cursor`` wants to go on."""
+        if cursor.placed or cursor.stopped:
+            return
+        cursor.placed = True
+        self._queue.append(cursor)
+        self._schedule()
+
+    def forget(self, cursor: Cursor) -> None:
+        """``cursor`` has left."""
+        waiting = self._waiting.get(cursor.stream)
+        if waiting is not None:
+            waiting.discard(cursor)
+            if not waiting:
+                del self._waiting[cursor.stream]
+
+    def close(self, reason: Exception) -> None:
+        """Nothing more will be durable: every subscription ends."""
+        if self._next_round is not None:
+            self._next_round.cancel()
+            self._next_round = None
+        cursors = [*self._queue, *(cursor for waiting in self._waiting.values() for cursor in waiting)]
+        self._queue.clear()
+        self._waiting.clear()
+        self._recent.clear()
+        for cursor in cursors:
+            self._end(cursor, reason)
+
+    def _schedule(self) -> None:
+        if self._next_round is None:
+            self._next_round = self.clock.callLater(0, self._later)
+
+    def _later(self) -> None:
+        self._next_round = None
+        self._round()
+
+    def _round(self) -> None:
+        """Each cursor in the queue has one turn, until the reactor has waited long enough."""
+        left = ROUND
+        for _ in range(len(self._queue)):
+            if left <= 0:
+                break
+            left -= self._turn(self._queue.popleft())
+        if self._queue:
+            self._schedule()
+
+    def _turn(self, cursor: Cursor) -> int:
+        cursor.placed = False
+        if cursor.paused or cursor.stopped:
+            return 0
+        try:
+            delivery = self._delivery(cursor.stream, cursor.position + 1)
+        except JournalCorrupt as damage:
+            log.error("subscriber of stream {stream!r} ended: {damage}", stream=cursor.stream, damage=str(damage))
+            self._end(cursor, damage)
+            return 0
+        if delivery is None:
+            cursor.placed = True
+            self._waiting.setdefault(cursor.stream, set()).add(cursor)
+            return 0
+        self._deliver(cursor, delivery)
+        if not cursor.paused:
+            self.ready(cursor)
+        return delivery.size
+
+    def _deliver(self, cursor: Cursor, delivery: Delivery) -> None:
+        expected = cursor.position + 1
+        cursor.position = delivery.last_seq
+        try:
+            if delivery.first_seq > expected:
+                cursor.sink.skipped(expected, delivery.first_seq - 1)
+            cursor.sink.deliver(delivery)
+        except Exception as failure:
+            log.failure("a sink failed; its subscription to {stream!r} ends", stream=cursor.stream)
+            self._end(cursor, failure)
+
+    def _delivery(self, stream: str, start: int) -> Delivery | None:
+        delivery = self._recent.get((stream, start))
+        if delivery is not None:
+            return delivery
+        runs = self.read(stream, start, TURN)
+        if not runs:
+            return None
+        delivery = self._recent[stream, start] = Delivery(runs)
+        self._recent_size += delivery.size
+        while self._recent_size > SHARED:
+            self._recent_size -= self._recent.popitem(last=False)[1].size
+        return delivery
+
+    def _end(self, cursor: Cursor, reason: Exception) -> None:
+        if cursor.stopped:
+            return
+        cursor.stopped = True
+        try:
+            cursor.sink.ended(reason)
+        except Exception:
+            log.failure("a sink failed as its subscription to {stream!r} ended", stream=cursor.stream)

@@ -1,0 +1,179 @@
+"""Every contract between the parts of Fyrehose.
+
+Bytes come in through a *kit* (a protocol's folder), become runs of drafts, and meet the rest of the server in one
+place: :class:`IBroker`.  The broker numbers them (:class:`ISequencer`), has them written (:class:`IJournal`), and only
+then lets anything out: the Deferred of a publish, and the sinks (:class:`ISink`) of those who subscribed.
+
+Everything here is called in the reactor's thread, and nothing here blocks for longer than a read from the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IPushProducer
+from zope.interface import Attribute, Interface
+
+from fyrehose.records import Run
+
+
+class JournalState(Enum):
+    """What a journal can do."""
+
+    CLOSED = "closed"  #: not open yet, or no longer
+    WRITABLE = "writable"
+    READ_ONLY = "read-only"  #: no room: reads go on, appends fail with :class:`~fyrehose.errors.ReadOnly`
+    FAILED = "failed"  #: a sync failed: nothing can be promised any more, and the process has to end
+
+
+class ISequencer(Interface):
+    """Hands out the numbers of every stream: 1, 2, 3 ... 2^48 - 1, never one twice."""
+
+    def reserve(wanted: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+        """For each (stream, count) the first of ``count`` consecutive numbers.  All or none; never blocks.
+
+        :raises StreamFull: fewer are left; nothing is reserved
+        """
+
+    def restore(ends: Mapping[str, int], floor: int = 0) -> None:
+        """Forget everything and go on from the last number of each stream.
+
+        Called after recovery, and after appends failed: their numbers never left the server and are used again.
+
+        :param floor: the last number of every stream that ``ends`` does not name
+        """
+
+
+class IJournalObserver(Interface):
+    """Is told what a journal did."""
+
+    def durable(ends: Mapping[str, int]) -> None:
+        """The streams named grew, up to and including these numbers, which may leave the server from now on.
+
+        Called once for each group commit, before the Deferreds of its appends fire.
+        """
+
+    def state_changed(state: JournalState, reason: str) -> None:
+        """The journal is in ``state`` now, because of ``reason`` (a sentence for people).
+
+        On the way out of WRITABLE every append that was not durable has failed before this is called.
+        """
+
+
+class IJournal(Interface):
+    """The durable log of all streams."""
+
+    state = Attribute("What it can do: a JournalState.")
+    floor = Attribute("The last number of every stream that has none of its own; 0 but after a quarantine.")
+
+    def open(observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
+        """Recover, and be ready to append.
+
+        :return: fires with the last number of each stream
+        :raises JournalError: through the Deferred; the journal stays closed
+        """
+
+    def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
+        """Write runs of drafts under the numbers that were reserved for them, all of them in one batch or none.
+
+        The numbers of each stream must follow on, from call to call.  What is appended while a commit is under way
+        shares the next one.
+
+        :return: fires when all of it is durable, in the order of the calls; fails with :class:`ReadOnly` or
+            :class:`Closed`, and then so has everything that was appended after it
+        """
+
+    def bounds(stream: str) -> tuple[int, int]:
+        """The oldest number that is still kept and the last that may leave; ``(1, 0)`` for an unknown stream."""
+
+    def ends() -> Mapping[str, int]:
+        """The last number of each stream that may leave."""
+
+    def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        """Records of ``stream`` from number ``start`` on, as many as fit into ``max_bytes`` but at least one.
+
+        Never beyond what may leave; empty at the end.  Where ``start`` is no longer kept, or was lost and set aside,
+        the first record that follows comes first: its number says so.
+
+        :raises JournalCorrupt: what should be there is damaged; never skipped in silence
+        """
+
+    def close() -> Deferred[None]:
+        """Write what was appended, then close; fires when that is done, whatever state it was in."""
+
+
+class ISubscription(IPushProducer):
+    """A reader's place in a stream: one integer, however slow the reader.
+
+    Begins paused.  To be registered as the producer of the transport that it feeds, or to be paused and resumed by the
+    owner of that transport.  After ``stopProducing`` the sink hears nothing more.
+    """
+
+    position = Attribute("The number of the last record that was delivered or skipped.")
+
+
+class ISink(Interface):
+    """Where a subscription's records go."""
+
+    def deliver(delivery: Any) -> None:
+        """Records that follow on: a :class:`fyrehose.records.Delivery`, never empty, ascending from call to call.
+
+        May pause its subscription from within.  An exception ends this subscription and no other.
+        """
+
+    def skipped(first: int, last: int) -> None:
+        """The numbers ``first`` to ``last`` are not in the journal any more, or were lost; the next deliver follows."""
+
+    def ended(reason: Exception) -> None:
+        """Nothing more will come, because of ``reason``; not called after ``stopProducing``."""
+
+
+class IBroker(Interface):
+    """All that a protocol sees of the server."""
+
+    counters = Attribute("Where to count: fyrehose.counters.Counters.")
+    budget = Attribute("What connections may hold together: fyrehose.flow.Budget.")
+
+    def publish(runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
+        """Number, write, and release runs of drafts: all of them in one batch, or none.
+
+        :return: fires with the first number of each run when all of it is durable, in the order of the calls.
+            Acknowledge there and nowhere else.  Fails with a :class:`~fyrehose.errors.PublishError`.
+        """
+
+    def subscribe(stream: str, after: int | None, sink: ISink) -> ISubscription:
+        """Deliver what follows number ``after`` in ``stream`` (0: from the start; None: from now on), for ever.
+
+        Outside the range that is kept ``after`` is moved to its nearest end; ``position`` says to where.  The stream
+        need not exist; subscribing does not make it.  Nothing is delivered before the subscription is resumed.
+        """
+
+    def bounds(stream: str) -> tuple[int, int]:
+        """See :meth:`IJournal.bounds`."""
+
+    def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        """See :meth:`IJournal.read`."""
+
+    def restrict(stream: str, max_payload: int) -> None:
+        """From now on ``stream`` takes no payload larger than ``max_payload`` bytes, by any door."""
+
+
+class IProtocolKit(Interface):
+    """What the framework finds in a protocol's folder, as the ``kit`` of its ``kit`` module."""
+
+    name = Attribute("What --listen and --option call it.")
+    description = Attribute("One line for --help.")
+    default_endpoint = Attribute("Where it listens when nobody says, on loopback: an endpoint string.")
+    settings = Attribute("An attrs class: the kit's options, their types and defaults.")
+
+    def make_service(reactor: Any, broker: IBroker, endpoint: str, settings: Any) -> Any:
+        """A :class:`twisted.application.service.IService` that serves the protocol at ``endpoint``.
+
+        Its ``startService`` returns a Deferred that fires when it listens and fails when it cannot; ``stopService``
+        one that fires when no more will come in, what came in is acknowledged, and its peers are gone.
+
+        :raises ConfigError: the endpoint or the settings cannot be used
+        """

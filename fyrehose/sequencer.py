@@ -1,0 +1,40 @@
+"""The sequencer: the next number of each stream.  What makes its numbers last is the journal, which restores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+from zope.interface import implementer
+
+from fyrehose.errors import StreamFull
+from fyrehose.interfaces import ISequencer
+from fyrehose.records import LAST_SEQ
+
+
+@implementer(ISequencer)
+@attrs.define
+class Sequencer:
+    """The last number of each stream, in a dictionary."""
+
+    _ends: dict[str, int] = attrs.field(factory=dict, init=False)
+    _floor: int = attrs.field(default=0, init=False)
+
+    def reserve(self, wanted: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+        ends: dict[str, int] = {}
+        firsts = []
+        for stream, count in wanted:
+            end = ends.get(stream) or self._ends.get(stream, self._floor)
+            if end + count > LAST_SEQ:
+                raise StreamFull(
+                    f"stream {stream!r} has {LAST_SEQ - end} of its 2^48 numbers left and cannot take {count} more "
+                    "records; publish to a stream of another name"
+                )
+            firsts.append(end + 1)
+            ends[stream] = end + count
+        self._ends.update(ends)
+        return tuple(firsts)
+
+    def restore(self, ends: Mapping[str, int], floor: int = 0) -> None:
+        self._ends = dict(ends)
+        self._floor = floor

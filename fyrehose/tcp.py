@@ -1,0 +1,376 @@
+"""The shell that the TCP protocols share: sockets outside, a sans-I/O session inside.
+
+    dataReceived -> session.receive_data -> one method for each event -> broker.publish / subscribe
+    write        <- session.data_to_send <- acknowledgements, deliveries
+
+What is the same for all of them lives here: limits on connections, the budget, deadlines, slow readers, closing.
+A protocol adds a table from event types to methods.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol, cast
+
+import attrs
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.interfaces import (
+    IAddress,
+    IDelayedCall,
+    IListeningPort,
+    IPushProducer,
+    IReactorTime,
+)
+from twisted.internet.protocol import Factory
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.errors import ConfigError, FyrehoseError, ReadOnly, RemoteProtocolError
+from fyrehose.flow import Account
+from fyrehose.interfaces import IBroker, ISubscription
+from fyrehose.records import Run
+from fyrehose.settings import count, duration, option
+
+#: A slow link may still send a large frame, or take a large delivery: this many bytes a second are enough.
+SLOWEST = 64 << 10
+#: How long a connection that is being closed may take to read what it was sent, in seconds.
+LINGER = 5.0
+#: How long a publisher waits in silence when the disk is full before it is closed, in seconds.
+FULL_GRACE = 5.0
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Broken:
+    """The last event of a session whose peer broke the protocol; what came before it counts."""
+
+    error: RemoteProtocolError
+
+
+class Session(Protocol):
+    """What the shell asks of a sans-I/O session."""
+
+    @property
+    def expected(self) -> int:
+        """The size of the frame that is coming in, in bytes, as far as it is known; 0 between frames."""
+
+    def receive_data(self, data: bytes) -> list[Any]: ...
+
+    def receive_eof(self) -> list[Any]: ...
+
+    def data_to_send(self) -> list[bytes]: ...
+
+
+@attrs.frozen(kw_only=True)
+class TCPSettings:
+    """Limits that every TCP kit has."""
+
+    max_connections: int = option(10_000, count, "connections at a time")
+    max_per_host: int = option(200, count, "connections at a time from one address")
+    frame_timeout: float = option(30.0, duration, "time for a frame that has begun to come in whole")
+    stall_timeout: float = option(30.0, duration, "time for a reader to take what it was sent")
+
+
+@implementer(IPushProducer)
+class SessionProtocol(TwistedProtocol):
+    """One connection.  Subclasses fill ``handlers`` and write what the session wants to send with :meth:`flush`."""
+
+    kit: ClassVar[str]
+    log: ClassVar[Logger]
+    #: event type -> name of the method that takes it
+    handlers: ClassVar[dict[type, str]]
+
+    factory: Any  #: the SessionFactory
+    transport: Any  #: ITCPTransport and IConsumer; Twisted types it as less
+    peer = "?"
+
+    def __init__(self, session: Session, broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> None:
+        self.session = session
+        self.broker = broker
+        self.clock = clock
+        self.settings = settings
+        self._account: Account | None = None
+        self._subscriptions: set[ISubscription] = set()
+        self._write_paused = False
+        self._written = 0
+        self._in_flight = 0
+        self._closing = False
+        self._frame_since: float | None = None
+        self._frame_timer: IDelayedCall | None = None
+        self._stall_timer: IDelayedCall | None = None
+        self._close_timer: IDelayedCall | None = None
+
+    # What the reactor calls.
+
+    def connectionMade(self) -> None:
+        transport = self.transport
+        self.peer = host_of(transport.getPeer())
+        transport.setTcpNoDelay(True)
+        transport.setTcpKeepAlive(True)
+        self._account = self.broker.budget.account(cast("Any", transport))
+        transport.registerProducer(self, True)
+        self.broker.counters.add(self.kit, "connections")
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._closing:
+            return
+        events = self.session.receive_data(data)
+        for event in events:
+            self._handle(event)
+        if self._account is not None:
+            self._account.expect(self.session.expected)
+        self._watch_frame(bool(events))
+        self.flush()
+
+    def readConnectionLost(self) -> None:
+        """The peer has finished sending: it still gets its acknowledgements (half-close)."""
+        for event in self.session.receive_eof():
+            self._handle(event)
+        self.finish()
+
+    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
+        self._closing = True
+        for subscription in list(self._subscriptions):
+            subscription.stopProducing()
+        self._subscriptions.clear()
+        for timer in (self._frame_timer, self._stall_timer, self._close_timer):
+            if timer is not None and timer.active():
+                timer.cancel()
+        if self._account is not None:
+            self._account.close()
+        self.factory.lost(self)
+
+    def pauseProducing(self) -> None:
+        """The peer reads more slowly than we write."""
+        self._write_paused = True
+        for subscription in self._subscriptions:
+            subscription.pauseProducing()
+        patience = self.settings.stall_timeout + self._written / SLOWEST
+        if self._stall_timer is None and not self._closing:
+            self._stall_timer = self.clock.callLater(patience, self._stalled)
+
+    def resumeProducing(self) -> None:
+        self._write_paused = False
+        self._written = 0
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        for subscription in list(self._subscriptions):
+            subscription.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """The transport is gone; connectionLost says the rest."""
+
+    # What a protocol calls.
+
+    def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
+        """Publish, and call ``acknowledge`` with the first numbers when it is durable; else close."""
+        size = sum(run.size for run in runs)
+        account = self._account
+        assert account is not None
+        self._in_flight += 1
+        account.hold(size)
+
+        def durable(firsts: tuple[int, ...]) -> None:
+            if not self._disconnected():
+                acknowledge(firsts)
+
+        def settle(result: object) -> None:
+            self._in_flight -= 1
+            account.release(size)
+            if self._closing and not self._in_flight and not self._disconnected():
+                self._hang_up()
+
+        self.broker.publish(runs).addCallback(durable).addErrback(self._refused).addBoth(settle)
+
+    def attach(self, subscription: ISubscription) -> None:
+        """Let ``subscription`` deliver as fast as the peer reads."""
+        self._subscriptions.add(subscription)
+        if not self._write_paused:
+            subscription.resumeProducing()
+
+    def detach(self, subscription: ISubscription) -> None:
+        """Nothing more of ``subscription``."""
+        self._subscriptions.discard(subscription)
+        subscription.stopProducing()
+
+    def flush(self) -> None:
+        """Write what the session has to send."""
+        data = self.session.data_to_send()
+        if data and not self._disconnected():
+            self._written += sum(map(len, data))
+            self.transport.writeSequence(data)
+
+    def drop(self, error: RemoteProtocolError) -> None:
+        """The peer has broken a rule: count it, say so once, and close when what it published before is settled."""
+        detail = str(error).removeprefix(error.cause).removeprefix(": ")
+        self.broker.counters.refuse(self.log, self.kit, error.cause, self.peer, detail)
+        self.finish()
+
+    def finish(self) -> None:
+        """Take nothing more in; close when everything that was published is acknowledged."""
+        if self._closing:
+            return
+        self._closing = True
+        for subscription in list(self._subscriptions):
+            self.detach(subscription)
+        if not self._in_flight:
+            self._hang_up()
+
+    # Inside.
+
+    def _disconnected(self) -> bool:
+        return self not in self.factory.connections
+
+    def _handle(self, event: object) -> None:
+        if self._closing:
+            return
+        if isinstance(event, Broken):
+            self.drop(event.error)
+        else:
+            getattr(self, self.handlers[type(event)])(event)
+
+    def _hang_up(self) -> None:
+        self.flush()
+        transport = self.transport
+        transport.unregisterProducer()
+        transport.loseConnection()
+        if self._close_timer is None:
+            self._close_timer = self.clock.callLater(LINGER, transport.abortConnection)
+
+    def _refused(self, failure: Failure) -> None:
+        failure.trap(FyrehoseError)
+        error = failure.value
+        self.broker.counters.refuse(self.log, self.kit, type(error).__name__, self.peer, str(error))
+        if self._disconnected() or self._closing:
+            return
+        if isinstance(error, ReadOnly) and self._close_timer is None:
+            # Without an acknowledgement it will come back, and should not do so at once.
+            self._closing = True
+            cast("Any", self.transport).pauseProducing()
+            self._close_timer = self.clock.callLater(FULL_GRACE, self._hang_up)
+        else:
+            self.finish()
+
+    def _watch_frame(self, progress: bool) -> None:
+        if not self.session.expected or progress or self._frame_since is None:
+            self._frame_since = self.clock.seconds() if self.session.expected else None
+        if self._frame_since is not None and self._frame_timer is None:
+            self._frame_timer = self.clock.callLater(self.settings.frame_timeout, self._check_frame)
+
+    def _check_frame(self) -> None:
+        self._frame_timer = None
+        if self._frame_since is None or self._closing:
+            return
+        if self._account is not None and self._account.paused:
+            self._frame_since = self.clock.seconds()
+        patience = self.settings.frame_timeout + self.session.expected / SLOWEST
+        left = self._frame_since + patience - self.clock.seconds()
+        if left > 0:
+            self._frame_timer = self.clock.callLater(left, self._check_frame)
+        else:
+            self.drop(RemoteProtocolError("frame-timeout", "a frame did not come in whole in time"))
+
+    def _stalled(self) -> None:
+        self._stall_timer = None
+        self.broker.counters.refuse(self.log, self.kit, "stalled-reader", self.peer)
+        self._closing = True
+        self.transport.abortConnection()
+
+
+class SessionFactory(Factory):
+    """Makes a connection's protocol, within the limits, and knows who is connected."""
+
+    def __init__(
+        self,
+        make: Callable[[], SessionProtocol],
+        kit: str,
+        log: Logger,
+        broker: IBroker,
+        settings: TCPSettings,
+    ) -> None:
+        self.make = make
+        self.kit = kit
+        self.log = log
+        self.broker = broker
+        self.settings = settings
+        self.connections: set[SessionProtocol] = set()
+        self._per_host: Counter[str] = Counter()
+        self._drained: Deferred[None] | None = None
+
+    noisy = False
+
+    def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | None:
+        host = host_of(addr)
+        if len(self.connections) >= self.settings.max_connections:
+            self.broker.counters.refuse(self.log, self.kit, "too-many-connections", host)
+            return None
+        if self._per_host[host] >= self.settings.max_per_host:
+            self.broker.counters.refuse(self.log, self.kit, "too-many-connections-from-one-host", host)
+            return None
+        protocol = self.make()
+        protocol.factory = self
+        protocol.peer = host
+        self._per_host[host] += 1
+        self.connections.add(protocol)
+        return protocol
+
+    def lost(self, protocol: SessionProtocol) -> None:
+        """``protocol`` is not connected any more."""
+        self.connections.discard(protocol)
+        self._per_host[protocol.peer] -= 1
+        if not self._per_host[protocol.peer]:
+            del self._per_host[protocol.peer]
+        if self._drained is not None and not self.connections:
+            drained, self._drained = self._drained, None
+            drained.callback(None)
+
+    def drain(self) -> Deferred[None]:
+        """Close every connection when what it published is acknowledged; fires when all are gone."""
+        if not self.connections:
+            return succeed(None)
+        self._drained = Deferred()
+        drained = self._drained
+        for protocol in list(self.connections):
+            protocol.finish()
+        return drained
+
+
+class TCPService(Service):
+    """Listens at an endpoint string as long as it runs.
+
+    :raises ConfigError: from the constructor, where the endpoint string cannot be used
+    """
+
+    def __init__(self, reactor: Any, kit: str, endpoint: str, factory: SessionFactory) -> None:
+        self.factory = factory
+        self._port: IListeningPort | None = None
+        try:
+            self._endpoint = serverFromString(reactor, endpoint)
+        except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
+            raise ConfigError(f"--listen {kit}={endpoint} is not an endpoint that Twisted knows: {error}") from error
+
+    def startService(self) -> Deferred[IListeningPort]:
+        """Listen; fires with the port, or fails with what keeps it from listening."""
+        Service.startService(self)
+        return cast("Deferred[IListeningPort]", self._endpoint.listen(self.factory)).addCallback(self._listening)
+
+    def _listening(self, port: IListeningPort) -> IListeningPort:
+        self._port = port
+        return port
+
+    def stopService(self) -> Deferred[None]:
+        """Close the port, then the connections, each when it is acknowledged."""
+        Service.stopService(self)
+        port, self._port = self._port, None
+        closed = succeed(None) if port is None else cast("Deferred[None]", port.stopListening() or succeed(None))
+        return closed.addCallback(lambda _: self.factory.drain())
+
+
+def host_of(address: IAddress | None) -> str:
+    """The host of a peer's address, for limits and log lines."""
+    return str(getattr(address, "host", None) or type(address).__name__)

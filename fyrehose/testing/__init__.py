@@ -1,0 +1,7 @@
+"""Test doubles that are part of the package, for its own tests and for those of programs that embed it."""
+
+from fyrehose.testing.chunks import every_chunking, feed
+from fyrehose.testing.journal import MemoryJournal
+from fyrehose.testing.sinks import RecordingSink
+
+__all__ = ["MemoryJournal", "RecordingSink", "every_chunking", "feed"]

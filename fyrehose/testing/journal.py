@@ -1,0 +1,112 @@
+"""A journal in memory: the same contract as the one on disk, with its commits and its faults in the test's hands."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+from twisted.internet.defer import Deferred, fail, succeed
+from zope.interface import implementer
+
+from fyrehose.errors import Closed, PublishError, ReadOnly
+from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
+from fyrehose.records import Run
+
+
+@implementer(IJournal)
+@attrs.define(eq=False)
+class MemoryJournal:
+    """Keeps everything in lists.
+
+    :ivar auto: whether each append is durable at once; else :meth:`commit` makes it so
+    :ivar now: the clock, in microseconds since 1970 UTC
+    """
+
+    auto: bool = True
+    now: Callable[[], int] = lambda: 1_000_000
+    state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
+    floor: int = attrs.field(default=0, init=False)
+    _runs: dict[str, list[Run]] = attrs.field(factory=dict, init=False)
+    _oldest: dict[str, int] = attrs.field(factory=dict, init=False)
+    _pending: list[tuple[Deferred[None], list[Run]]] = attrs.field(factory=list, init=False)
+    _observer: IJournalObserver | None = attrs.field(default=None, init=False)
+    _time: int = attrs.field(default=0, init=False)
+
+    def open(self, observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
+        self._observer = observer
+        self.state = JournalState.WRITABLE
+        return succeed(self.ends())
+
+    def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
+        if self.state is JournalState.READ_ONLY:
+            return fail(ReadOnly("no room"))
+        if self.state is not JournalState.WRITABLE:
+            return fail(Closed("not open"))
+        self._time = max(self._time, self.now())
+        numbered = [run.numbered(first, self._time) for run, first in zip(runs, first_seqs, strict=True)]
+        appended: Deferred[None] = Deferred()
+        self._pending.append((appended, numbered))
+        if self.auto:
+            self.commit()
+        return appended
+
+    def commit(self) -> None:
+        """Everything appended so far is durable now."""
+        assert self._observer is not None
+        pending, self._pending = self._pending, []
+        ends: dict[str, int] = {}
+        for _, runs in pending:
+            for run in runs:
+                assert run.first_seq == self.ends().get(run.stream, self.floor) + 1, "numbers must follow on"
+                self._runs.setdefault(run.stream, []).append(run)
+                ends[run.stream] = run.last_seq
+        if ends:
+            self._observer.durable(ends)
+        for appended, _ in pending:
+            appended.callback(None)
+
+    def enter(self, state: JournalState, reason: str) -> None:
+        """Go into ``state``; out of WRITABLE everything pending fails."""
+        assert self._observer is not None
+        self.state = state
+        if state is not JournalState.WRITABLE:
+            self._fail(ReadOnly(reason) if state is JournalState.READ_ONLY else Closed(reason))
+        self._observer.state_changed(state, reason)
+
+    def forget(self, stream: str, oldest: int) -> None:
+        """As retention does: nothing of ``stream`` below ``oldest`` is kept, in whole runs."""
+        self._runs[stream] = [run for run in self._runs[stream] if run.last_seq >= oldest]
+        self._oldest[stream] = self._runs[stream][0].first_seq if self._runs[stream] else oldest
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        return self._oldest.get(stream, 1), self.ends().get(stream, self.floor)
+
+    def ends(self) -> Mapping[str, int]:
+        return {stream: runs[-1].last_seq for stream, runs in self._runs.items() if runs}
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        runs = self._runs.get(stream, [])
+        found: list[Run] = []
+        for run in runs[bisect_left(runs, start, key=lambda run: run.last_seq) :]:
+            part = run.slice(max(0, start - run.first_seq), len(run))
+            count = part.fitting(max_bytes)
+            if found and len(part.payload) > max_bytes and count == 1:
+                break
+            found.append(part.slice(0, count))
+            max_bytes -= len(found[-1].payload)
+            if count < len(part) or max_bytes <= 0:
+                break
+        return tuple(found)
+
+    def close(self) -> Deferred[None]:
+        if self.state is JournalState.WRITABLE:
+            self.commit()
+        self.state = JournalState.CLOSED
+        self._fail(Closed("closed"))
+        return succeed(None)
+
+    def _fail(self, reason: PublishError) -> None:
+        pending, self._pending = self._pending, []
+        for appended, _ in pending:
+            appended.errback(reason)

@@ -1,0 +1,22 @@
+"""The native kernels: what setup.cfg cannot say.
+
+Each is optional: where no compiler is, the build warns and the pure-Python twins serve.
+"""
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+NATIVE = Path("fyrehose", "kernels", "native")
+
+setup(
+    ext_modules=[
+        Extension(
+            f"fyrehose.kernels.native.{source.stem}",
+            [str(source)],
+            extra_compile_args=["-O3"],
+            optional=True,
+        )
+        for source in sorted(NATIVE.glob("*.pyx"))
+    ]
+)

@@ -1,0 +1,49 @@
+"""Fixtures that every test has: failures that nobody waited for, and timers that nobody cancelled, fail the test."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from twisted.internet import reactor
+from twisted.logger import LogEvent, LogLevel, globalLogPublisher
+
+
+class LoggedErrors(list[LogEvent]):
+    """The errors that were logged; a test that expects some takes them out with :meth:`take`."""
+
+    def __call__(self, event: LogEvent) -> None:
+        if event.get("log_level") in (LogLevel.error, LogLevel.critical) or event.get("log_failure") is not None:
+            self.append(event)
+
+    def take(self) -> list[LogEvent]:
+        taken = list(self)
+        self.clear()
+        return taken
+
+
+@pytest.fixture(autouse=True)
+def logged_errors() -> Iterator[LoggedErrors]:
+    """Fails the test if an error was logged, or a failed Deferred was dropped, unless it took them out."""
+    errors = LoggedErrors()
+    globalLogPublisher.addObserver(errors)
+    yield errors
+    gc.collect()  # a dropped Deferred logs its failure when it is collected
+    globalLogPublisher.removeObserver(errors)
+    said = [str(e.get("log_failure") or e.get("log_format", "").format_map(e)) for e in errors]
+    assert not said, "errors were logged: " + "; ".join(said)
+
+
+@pytest.fixture(autouse=True)
+def clean_reactor() -> Iterator[None]:
+    """Fails the test if it leaves a timer or a port in the real reactor."""
+    before = set(reactor.getReaders()) | set(reactor.getWriters())  # type: ignore[attr-defined]
+    yield
+    left = [str(call) for call in reactor.getDelayedCalls() if call.active()]  # type: ignore[attr-defined]
+    for call in reactor.getDelayedCalls():  # type: ignore[attr-defined]
+        call.cancel()
+    after = set(reactor.getReaders()) | set(reactor.getWriters())  # type: ignore[attr-defined]
+    ours = [str(r) for r in after - before if "Waker" not in type(r).__name__]
+    assert not left, f"timers were left: {left}"
+    assert not ours, f"sockets were left: {ours}"

@@ -1,0 +1,75 @@
+"""The broker: numbering, refusing, and letting go only what is durable."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.broker import Broker
+from fyrehose.errors import InvalidName, PayloadTooLarge, ReadOnly, TooManyStreams
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal, RecordingSink
+
+
+def make(auto: bool = True, **settings: object) -> tuple[Broker, MemoryJournal, Clock]:
+    journal, clock = MemoryJournal(auto=auto), Clock()
+    broker = Broker(clock, journal, Sequencer(), **settings)  # type: ignore[arg-type]
+    broker.open()
+    return broker, journal, clock
+
+
+def drafts(*payloads: bytes, stream: str = "s") -> list[Run]:
+    return [Run.of(stream, payloads, source="test")]
+
+
+def test_nothing_leaves_before_it_is_durable() -> None:
+    broker, journal, clock = make(auto=False)
+    sink = RecordingSink()
+    broker.subscribe("s", 0, sink).resumeProducing()
+    published = broker.publish(drafts(b"a", b"b"))
+    clock.advance(1)
+    assert not published.called
+    assert not sink.deliveries
+    journal.commit()
+    clock.advance(0)
+    assert published.result == (1,)
+    assert [(r.seq, r.payload) for r in sink.records] == [(1, b"a"), (2, b"b")]
+
+
+def test_numbers_go_on_after_a_failed_append() -> None:
+    broker, journal, _ = make(auto=False)
+    first = broker.publish(drafts(b"lost"))
+    journal.enter(JournalState.READ_ONLY, "full")
+    first.addErrback(lambda f: f.trap(ReadOnly))
+    journal.enter(JournalState.WRITABLE, "room")
+    again = broker.publish(drafts(b"kept"))
+    journal.commit()
+    assert again.result == (1,)
+
+
+@pytest.mark.parametrize(("stream", "error"), [("", InvalidName), ("x" * 256, InvalidName), ("\ud800", InvalidName)])
+def test_names_that_are_none(stream: str, error: type[Exception]) -> None:
+    broker, _, _ = make()
+    failure = []
+    broker.publish(drafts(b"a", stream=stream)).addErrback(failure.append)
+    assert failure[0].check(error)
+
+
+def test_a_restricted_stream_refuses_by_any_door() -> None:
+    broker, journal, _ = make()
+    broker.restrict("s", 3)
+    failure = []
+    broker.publish(drafts(b"abc", b"abcd")).addErrback(failure.append)
+    assert failure[0].check(PayloadTooLarge)
+    assert broker.publish(drafts(b"abc", b"abc")).result == (1,)
+    assert journal.bounds("s") == (1, 2)
+
+
+def test_too_many_streams() -> None:
+    broker, _, _ = make(max_streams=1)
+    failure = []
+    broker.publish(drafts(b"a", stream="one"))
+    broker.publish(drafts(b"a", stream="two")).addErrback(failure.append)
+    assert failure[0].check(TooManyStreams)
