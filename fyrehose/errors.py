@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import attrs
+
 
 class FyrehoseError(Exception):
     """The root of all of them."""
@@ -51,6 +53,13 @@ class RemoteProtocolError(ProtocolError):
     def __init__(self, cause: str, detail: str = "") -> None:
         super().__init__(f"{cause}: {detail}" if detail else cause)
         self.cause = cause
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Broken:
+    """The last event of a session whose peer broke the protocol; the events before it count."""
+
+    error: RemoteProtocolError
 
 
 class PublishError(FyrehoseError):

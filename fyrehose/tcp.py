@@ -30,7 +30,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import ConfigError, FyrehoseError, ReadOnly, RemoteProtocolError
+from fyrehose.errors import Broken, ConfigError, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.flow import Account
 from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.records import Run
@@ -42,13 +42,6 @@ SLOWEST = 64 << 10
 LINGER = 5.0
 #: How long a publisher waits in silence when the disk is full before it is closed, in seconds.
 FULL_GRACE = 5.0
-
-
-@attrs.frozen(slots=True, kw_only=True)
-class Broken:
-    """The last event of a session whose peer broke the protocol; what came before it counts."""
-
-    error: RemoteProtocolError
 
 
 class Session(Protocol):

@@ -1,0 +1,1 @@
+"""The kernels in Python: the specification, and the fallback."""

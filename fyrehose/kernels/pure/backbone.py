@@ -1,0 +1,1 @@
+"""The backbone kernels."""

@@ -1,0 +1,1 @@
+"""The protocols: one folder each, none of which knows of another."""
