@@ -1,7 +1,7 @@
 """The few loops that touch every message: native where they were built, else their pure-Python twins.
 
-``kernels.native/NAME.pyx`` and ``kernels.pure/NAME.py`` have the same functions with the same signatures; the pure one is
-the readable specification and what the native one is tested against.  ``FYREHOSE_PURE=1`` forces the pure ones.
+``kernels.native/NAME.pyx`` and ``kernels.pure/NAME.py`` have the same functions with the same signatures; the pure
+one is the readable specification and what the native one is tested against.  ``FYREHOSE_PURE=1`` forces the pure ones.
 """
 
 from __future__ import annotations
