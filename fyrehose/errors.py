@@ -17,6 +17,7 @@
     │   ├── JournalFull              there is no room to open it
     │   └── JournalFailed            the disk refused a sync: nothing more can be promised
     └── ConfigError                an option, an endpoint or a file of settings is wrong
+        └── MissingExtra             what a kit needs is not installed
 
 The text of each says what was wrong, where, and what to do: it is shown to people as it is.
 """
@@ -125,3 +126,10 @@ class JournalFull(JournalError):
 
 class ConfigError(FyrehoseError):
     """An option, an endpoint or a file of settings is wrong."""
+
+
+class MissingExtra(ConfigError):
+    """A kit needs a package that is not installed; raised by its ``make_service``.
+
+    Such a kit is left out, with a line in the log, where nobody asked for it by name.
+    """

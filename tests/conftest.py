@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from twisted.internet import reactor
-from twisted.logger import LogEvent, LogLevel, globalLogPublisher
+from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 
 
 class LoggedErrors(list[LogEvent]):
@@ -47,3 +47,16 @@ def clean_reactor() -> Iterator[None]:
     ours = [str(r) for r in after - before if "Waker" not in type(r).__name__]
     assert not left, f"timers were left: {left}"
     assert not ours, f"sockets were left: {ours}"
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[str]]:
+    """What is logged while the test runs, as the lines that people read."""
+    lines: list[str] = []
+
+    def observe(event: LogEvent) -> None:
+        lines.append(formatEvent(event))
+
+    globalLogPublisher.addObserver(observe)
+    yield lines
+    globalLogPublisher.removeObserver(observe)

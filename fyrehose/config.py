@@ -1,0 +1,166 @@
+"""What a server is told to do: the command line and a TOML file come to one :class:`Config`.
+
+    data-dir = "/var/lib/fyrehose"
+
+    [listen]
+    figg = "tcp:8119:interface=127.0.0.1"
+    "figg/office" = "tcp:8120:interface=10.0.0.1"
+    backbone = ["udp:2323:interface=127.0.0.1", "udp:2324:interface=127.0.0.1"]
+
+    [option.figg]
+    max-connections = 500
+
+    [option.journal]
+    durability = "interval:100"
+
+A listener is called KIT or KIT/LABEL.  Its options are those of KIT, and over them those of KIT/LABEL.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from fyrehose import kits
+from fyrehose.errors import ConfigError
+from fyrehose.interfaces import IProtocolKit
+from fyrehose.journal import JournalSettings
+from fyrehose.settings import build, count, option, size
+
+#: What ``--option`` takes besides kits.
+SCOPES = ("journal", "server")
+
+Options = dict[str, dict[str, Any]]
+
+
+@attrs.frozen(kw_only=True)
+class ServerSettings:
+    """What concerns all doors together."""
+
+    max_streams: int = option(100_000, count, "streams that the server may hold")
+    memory: int = option(512 << 20, size, "what all connections may have sent in that is not durable yet")
+    memory_per_connection: int = option(8 << 20, size, "the same for one connection, before it is read no further")
+
+
+@attrs.frozen(kw_only=True)
+class Listener:
+    """One door: a kit, where it listens, and with which settings."""
+
+    name: str  #: KIT or KIT/LABEL
+    kit: IProtocolKit
+    endpoint: str
+    settings: Any
+
+
+@attrs.frozen(kw_only=True)
+class Config:
+    """Everything that a server has to know, checked."""
+
+    data_dir: Path
+    listeners: tuple[Listener, ...]
+    #: whether anybody said where to listen; else every kit listens at its default endpoint
+    chosen: bool
+    server: ServerSettings
+    journal: JournalSettings
+
+
+def parse_listen(text: str) -> tuple[str, str]:
+    """``KIT=ENDPOINT`` in two.
+
+    :raises ConfigError: it is something else
+    """
+    name, equals, endpoint = text.partition("=")
+    if not (name and equals and endpoint):
+        raise ConfigError(f"--listen is {text!r}, and should be KIT=ENDPOINT, such as figg=tcp:8119")
+    return name, endpoint
+
+
+def parse_option(text: str) -> tuple[str, str, str]:
+    """``KIT.NAME=VALUE`` in three.
+
+    :raises ConfigError: it is something else
+    """
+    left, equals, value = text.partition("=")
+    scope, dot, name = left.rpartition(".")
+    if not (scope and dot and name and equals):
+        raise ConfigError(f"--option is {text!r}, and should be KIT.NAME=VALUE, such as figg.max-connections=500")
+    return scope, name.replace("-", "_"), value
+
+
+def read_file(path: Path) -> tuple[str | None, list[tuple[str, str]], Options]:
+    """The data directory, the listeners and the options that the file at ``path`` names.
+
+    :raises ConfigError: it cannot be read, or has something else in it
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"--config {path} is not TOML: {error}") from error
+    strange = sorted(content.keys() - {"data-dir", "listen", "option"})
+    if strange:
+        raise ConfigError(f"--config {path} has {strange[0]!r}; it may have data-dir, [listen] and [option.KIT]")
+    directory, listen, options = content.get("data-dir"), content.get("listen", {}), content.get("option", {})
+    if not isinstance(directory, str | None):
+        raise ConfigError(f"--config {path}: data-dir should be text in quotes")
+    if not isinstance(listen, dict):
+        raise ConfigError(f"--config {path}: [listen] should be a table of KIT = ENDPOINT")
+    if not isinstance(options, dict) or not all(isinstance(table, dict) for table in options.values()):
+        raise ConfigError(f"--config {path}: options belong into tables called [option.KIT]")
+    return directory, list(_endpoints(path, listen)), {scope: _plain(table) for scope, table in options.items()}
+
+
+def merged(under: Options, over: Options) -> Options:
+    """The options of both; ``over`` wins where they differ."""
+    return {scope: {**under.get(scope, {}), **over.get(scope, {})} for scope in [*under, *(over.keys() - under)]}
+
+
+def resolve(data_dir: str, listen: Iterable[tuple[str, str]], options: Options) -> Config:
+    """What was said, checked and made into settings.
+
+    :raises ConfigError: says what is wrong, and what would be right
+    """
+    wanted = list(listen)
+    for scope in options:
+        if scope not in SCOPES:
+            _settings(scope, options)
+    listeners = [_listener(name, endpoint, options) for name, endpoint in wanted]
+    if not wanted:
+        listeners = [_listener(name, kits.load(name).default_endpoint, options) for name in kits.names()]
+    return Config(
+        data_dir=Path(data_dir).absolute(),
+        listeners=tuple(listeners),
+        chosen=bool(wanted),
+        server=build(ServerSettings, "server", options.get("server", {})),
+        journal=build(JournalSettings, "journal", options.get("journal", {})),
+    )
+
+
+def _listener(name: str, endpoint: str, options: Options) -> Listener:
+    kit, settings = _settings(name, options)
+    return Listener(name=name, kit=kit, endpoint=endpoint, settings=settings)
+
+
+def _settings(name: str, options: Options) -> tuple[IProtocolKit, Any]:
+    """The kit of the listener ``name``, and the listener's settings."""
+    base = name.partition("/")[0]
+    kit = kits.load(base)
+    values = {**options.get(base, {}), **options.get(name, {})}
+    return kit, build(kit.settings, name, values)
+
+
+def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in table.items()}
+
+
+def _endpoints(path: Path, listen: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for name, endpoints in listen.items():
+        for endpoint in endpoints if isinstance(endpoints, list) else [endpoints]:
+            if not isinstance(endpoint, str):
+                raise ConfigError(f"--config {path}: {name} in [listen] should be an endpoint, or a list of them")
+            yield name, endpoint

@@ -1,0 +1,50 @@
+"""The kits: which protocols there are.
+
+A kit is the ``kit`` of the ``kit`` module in a protocol's folder, so a protocol is one new folder and nothing else.
+Kits are imported one by one, when they are asked for, and one that is broken says so; ``getPlugins`` would hide it.  A
+name with a dot is a module anywhere, so that a protocol need not live here.
+"""
+
+from __future__ import annotations
+
+import traceback
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from typing import cast
+
+from zope.interface.exceptions import Invalid
+from zope.interface.verify import verifyObject
+
+from fyrehose import protocols
+from fyrehose.errors import ConfigError
+from fyrehose.interfaces import IProtocolKit
+
+
+def names() -> list[str]:
+    """The names of the kits that come with Fyrehose, sorted; none of them is imported."""
+    folders = (module.name for module in iter_modules(protocols.__path__) if module.ispkg)
+    return sorted(name for name in folders if find_spec(_module(name)) is not None)
+
+
+def load(name: str) -> IProtocolKit:
+    """The kit called ``name``, or of the module ``name`` where it has a dot.
+
+    :raises ConfigError: there is none, or it cannot be imported
+    """
+    if "." not in name and name not in names():
+        raise ConfigError(
+            f"no protocol is called {name!r}; there are: {', '.join(names())} (or the dotted name of a kit's module)"
+        )
+    try:
+        kit = import_module(_module(name)).kit
+        verifyObject(IProtocolKit, kit)
+    except (ImportError, AttributeError, SyntaxError, Invalid) as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = " ".join(str(error).split())
+        raise ConfigError(f"the kit {name!r} is broken: {said} ({where.filename}, line {where.lineno})") from error
+    return cast("IProtocolKit", kit)
+
+
+def _module(name: str) -> str:
+    return name if "." in name else f"fyrehose.protocols.{name}.kit"

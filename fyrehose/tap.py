@@ -1,0 +1,211 @@
+"""``twistd fyrehose``: its options, and the service that they make.
+
+The one module besides the command line that imports the reactor.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+from twisted.application.service import IService, Service
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from twisted.python import usage
+from twisted.python.failure import Failure
+
+from fyrehose import __version__, kernels, kits, process
+from fyrehose.config import Config, Listener, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
+from fyrehose.flow import Budget
+from fyrehose.journal import FileJournal
+from fyrehose.service import Fyrehose
+
+log = Logger()
+
+
+class Options(usage.Options):
+    """After parsing: ``data-dir``, ``listen`` as pairs, ``option`` by kit, and ``config`` as they were given or merged;
+    what they come to is ``resolved``."""
+
+    optParameters = [  # noqa: RUF012 - Twisted's name and type
+        ["data-dir", "d", None, "Where the journal is.  [default: data]"],
+        ["config", "c", None, "A TOML file with data-dir, [listen] and [option.KIT]; the command line wins."],
+        ["durability", None, None, "batch, interval:MS or never: when what was written is synced.  [default: batch]"],
+        ["max-streams", None, None, "How many streams there may be.  [default: 100000]"],
+    ]
+    optFlags = [  # noqa: RUF012 - Twisted's name and type
+        ["quarantine", None, "Set damaged parts of the journal aside and go on, with a gap that readers are told of."],
+    ]
+
+    resolved: Config
+
+    def __init__(self) -> None:
+        usage.Options.__init__(self)
+        self["listen"] = []
+        self["option"] = {}
+
+    @property
+    def longdesc(self) -> str:
+        doors = "; ".join(f"{name} at {kits.load(name).default_endpoint}" for name in kits.names())
+        return textwrap.dedent(f"""\
+            A messaging server with many doors and one durable journal.  Without --listen it opens every door on
+            loopback: {doors}.  `fyrehose kits` lists the options of each.  Example: twistd -n fyrehose --data-dir data
+            --listen figg=tcp:8119:interface=127.0.0.1 --option figg.max-connections=500""")
+
+    def opt_listen(self, text: str) -> None:
+        """Open a door: KIT=ENDPOINT, such as figg=tcp:8119:interface=127.0.0.1; may be repeated, also for one kit."""
+        self["listen"].append(_usage(parse_listen, text))
+
+    def opt_option(self, text: str) -> None:
+        """Set an option of a kit, the journal or the server: KIT.NAME=VALUE, such as journal.keep-bytes=100G."""
+        scope, name, value = _usage(parse_option, text)
+        self["option"].setdefault(scope, {})[name] = value
+
+    opt_l = opt_listen
+    opt_o = opt_option
+
+    def opt_version(self) -> NoReturn:
+        """Say which version this is, and exit."""
+        print(f"fyrehose {__version__}")
+        sys.exit(0)
+
+    def postOptions(self) -> None:
+        flags: dict[str, dict[str, Any]] = {}
+        if self["durability"] is not None:
+            flags["journal"] = {"durability": self["durability"]}
+        if self["quarantine"]:
+            flags.setdefault("journal", {})["quarantine"] = "yes"
+        if self["max-streams"] is not None:
+            flags["server"] = {"max_streams": self["max-streams"]}
+        self["option"] = merged(self["option"], flags)
+        if self["config"] is not None:
+            directory, listen, options = _usage(read_file, Path(self["config"]))
+            self["data-dir"] = self["data-dir"] or directory
+            self["listen"] = self["listen"] or listen
+            self["option"] = merged(options, self["option"])
+        self["data-dir"] = self["data-dir"] or "data"
+        self.resolved = _usage(resolve, self["data-dir"], self["listen"], self["option"])
+
+    def parseOptions(self, options: Any = None) -> None:
+        try:
+            usage.Options.parseOptions(self, options)
+        except usage.UsageError as error:
+            if self.parent is None:
+                raise
+            # twistd would print three screens of its own help before it, and none of it on standard error.
+            sys.exit(f"twistd fyrehose: {error}")
+
+
+def _usage(function: Any, *args: Any) -> Any:
+    try:
+        return function(*args)
+    except ConfigError as error:
+        raise usage.UsageError(str(error)) from error
+
+
+def makeService(options: Options) -> Server:
+    """The server that ``options`` describe.  Makes nothing on the disk and opens no port before it starts."""
+    from twisted.internet import reactor
+
+    # The wall clock may be set; timers must not notice.  Before any timer is made.
+    reactor.seconds = time.monotonic  # type: ignore[method-assign]
+    try:
+        return Server(reactor, options.resolved)
+    except FyrehoseError as error:
+        sys.exit(f"twistd fyrehose: {error}")
+
+
+class Server(Service):
+    """The one thing that the process does: it ends when this cannot go on, and with the status that says why."""
+
+    def __init__(self, reactor: Any, config: Config) -> None:
+        self.reactor = reactor
+        self.config = config
+        self.journal = FileJournal(reactor, config.data_dir, config.journal)
+        self.fyrehose = Fyrehose(
+            reactor,
+            self.journal,
+            max_streams=config.server.max_streams,
+            budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),
+            on_failure=self._cannot_go_on,
+        )
+        self.notes: list[str] = []
+        self._ended = False
+        for listener in self._within_descriptors(config.listeners):
+            self._add(listener)
+
+    def startService(self) -> None:
+        Service.startService(self)
+        self.reactor.callWhenRunning(self._run)
+
+    def stopService(self) -> Deferred[None]:
+        Service.stopService(self)
+        return self.fyrehose.stopService()
+
+    def _run(self) -> None:
+        process.stop_on_signals(self.reactor)
+        for note in self.notes:
+            log.warn("{note}", note=note)
+        log.info(
+            "fyrehose {version}, {kernels} kernels, journal in {directory}, durability {durability}",
+            version=__version__,
+            kernels="native" if kernels.NATIVE else "pure-Python",
+            directory=self.config.data_dir,
+            durability=self.config.journal.durability,
+        )
+        self.fyrehose.startService().addCallbacks(self._serving, self._failed)
+
+    def _serving(self, _: None) -> None:
+        for line in self.journal.report.lines():
+            log.info("journal: {line}", line=line)
+        if self.fyrehose.running:
+            log.info("serving")
+
+    def _failed(self, failure: Failure) -> None:
+        error = failure.value
+        if not isinstance(error, FyrehoseError):
+            log.failure("this should not have happened", failure)
+        log.critical("cannot start: {error}", error=error)
+        self._cannot_go_on(error)
+
+    def _cannot_go_on(self, error: BaseException | None) -> None:
+        if not self._ended:  # what comes after it comes of it
+            self._ended = True
+            process.say(f"twistd fyrehose: {error}")
+            process.exit_with(error.exit_status if isinstance(error, FyrehoseError) else 1)
+        process.stop_reactor(self.reactor, "cannot go on")
+
+    def _add(self, listener: Listener) -> None:
+        try:
+            service = listener.kit.make_service(
+                self.reactor, self.fyrehose.broker, listener.endpoint, listener.settings
+            )
+        except MissingExtra as missing:
+            if self.config.chosen:
+                raise
+            self.notes.append(f"{listener.name} is not served: {missing}")
+            return
+        service.setName(f"{listener.name} ({listener.endpoint})")
+        service.setServiceParent(IService(self.fyrehose))
+
+    def _within_descriptors(self, listeners: tuple[Listener, ...]) -> list[Listener]:
+        """The listeners, none of them with more connections than there are file descriptors for."""
+        limited = [listener for listener in listeners if hasattr(listener.settings, "max_connections")]
+        available = process.raise_descriptor_limit()
+        share = available // max(1, len(limited))
+        fitted = []
+        for listener in listeners:
+            if listener in limited and listener.settings.max_connections > share:
+                self.notes.append(
+                    f"{listener.name} takes {share} connections at the most, not {listener.settings.max_connections}: "
+                    f"the system allows {available + process.RESERVED} file descriptors (see ulimit -n)"
+                )
+                settings = attrs.evolve(listener.settings, max_connections=share)
+                listener = attrs.evolve(listener, settings=settings)
+            fitted.append(listener)
+        return fitted

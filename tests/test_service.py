@@ -1,0 +1,288 @@
+"""The service: what starts after what, what stops before what, and what happens when something does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.application.service import Service
+from twisted.internet.address import IPv4Address, UNIXAddress
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from fyrehose.errors import ConfigError, FyrehoseError, JournalFailed, JournalLocked
+from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.records import Run
+from fyrehose.service import Fyrehose
+from fyrehose.testing import MemoryJournal
+
+Told = list[str]
+
+
+class SlowJournal(MemoryJournal):
+    """Opens and closes when the test says so."""
+
+    def __init__(self, told: Told) -> None:
+        super().__init__()
+        self.told = told
+        self.opening: Deferred[None] = Deferred()
+        self.closing: Deferred[None] = Deferred()
+
+    def open(self, observer: IJournalObserver) -> Deferred[Any]:
+        self.told.append("journal opens")
+        return self.opening.addCallback(lambda _: MemoryJournal.open(self, observer))
+
+    def close(self) -> Deferred[None]:
+        self.told.append("journal closes")
+        return self.closing.addCallback(lambda _: MemoryJournal.close(self))
+
+
+class Child(Service):
+    """Starts and stops when the test says so."""
+
+    def __init__(self, name: str, told: Told) -> None:
+        self.name = name
+        self.told = told
+        self.starting: Deferred[Any] = Deferred()
+        self.stopping: Deferred[None] = Deferred()
+
+    def startService(self) -> Deferred[Any]:
+        self.told.append(f"{self.name} starts")
+        return self.starting
+
+    def stopService(self) -> Deferred[None]:
+        self.told.append(f"{self.name} stops")
+        return self.stopping
+
+
+class Server:
+    """A server of slow parts, and what they were told."""
+
+    def __init__(self, *names: str) -> None:
+        self.told: Told = []
+        self.failures: list[Exception] = []
+        self.journal = SlowJournal(self.told)
+        self.service = Fyrehose(Clock(), self.journal, on_failure=self.failures.append)
+        self.children = [Child(name, self.told) for name in names]
+        for child in self.children:
+            child.setServiceParent(self.service)
+
+    def since(self) -> Told:
+        """What happened since the last time."""
+        told = list(self.told)
+        self.told.clear()
+        return told
+
+    def start(self) -> Deferred[None]:
+        """Start, with everything going well."""
+        self.journal.opening.callback(None)
+        for child in self.children:
+            child.starting.callback(None)
+        return self.service.startService()
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server("a", "b")
+
+
+def test_children_start_one_after_the_other_when_the_journal_is_open(server: Server) -> None:
+    a, b = server.children
+    started = server.service.startService()
+    assert server.since() == ["journal opens"]
+    server.journal.opening.callback(None)
+    assert server.since() == ["a starts"]
+    a.starting.callback(None)
+    assert server.since() == ["b starts"]
+    assert not started.called
+    b.starting.callback(None)
+    assert started.called
+
+
+def test_the_journal_closes_when_all_children_have_stopped(server: Server) -> None:
+    server.start()
+    server.since()
+    stopped = server.service.stopService()
+    assert server.since() == ["a stops", "b stops"]
+    server.children[1].stopping.callback(None)
+    assert server.since() == []
+    server.children[0].stopping.callback(None)
+    assert server.since() == ["journal closes"]
+    assert not stopped.called
+    server.journal.closing.callback(None)
+    assert stopped.called
+    assert server.service.stopService().called, "stopping what has stopped is no work"
+    assert server.since() == []
+
+
+def test_a_journal_that_does_not_open_starts_nothing(server: Server) -> None:
+    failures: list[Any] = []
+    server.service.startService().addErrback(failures.append)
+    server.journal.opening.errback(JournalLocked("in use"))
+    assert failures[0].check(JournalLocked)
+    assert server.since() == ["journal opens"]
+    assert not server.service.running
+
+
+def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> None:
+    a, b = server.children
+    failures: list[Any] = []
+    server.service.startService().addErrback(failures.append)
+    server.journal.opening.callback(None)
+    a.starting.callback(None)
+    b.starting.errback(CannotListenError("127.0.0.1", 8119, OSError(98, "Address already in use")))
+    assert server.since() == ["journal opens", "a starts", "b starts", "a stops"]
+    a.stopping.callback(None)
+    assert not failures
+    server.journal.closing.callback(None)
+    assert failures[0].check(ConfigError)
+    assert str(failures[0].value) == "b cannot listen: 127.0.0.1 port 8119: Address already in use"
+
+
+def test_stopping_while_the_journal_opens(server: Server) -> None:
+    started = server.service.startService()
+    stopped = server.service.stopService()
+    assert not stopped.called
+    server.journal.opening.callback(None)
+    assert server.since() == ["journal opens", "journal closes"]
+    server.journal.closing.callback(None)
+    assert started.called
+    assert stopped.called
+
+
+def test_stopping_while_a_child_starts(server: Server) -> None:
+    server.service.startService()
+    server.journal.opening.callback(None)
+    stopped = server.service.stopService()
+    server.since()
+    server.children[0].starting.callback(None)
+    assert server.since() == ["a stops"]
+    server.children[0].stopping.callback(None)
+    server.journal.closing.callback(None)
+    assert stopped.called
+
+
+def test_a_child_that_does_not_stop_well_keeps_nobody_from_it(server: Server, logged_errors: Any) -> None:
+    server.start()
+    server.since()
+    stopped = server.service.stopService()
+    server.children[0].stopping.errback(RuntimeError("no"))
+    server.children[1].stopping.callback(None)
+    server.journal.closing.callback(None)
+    assert stopped.called
+    assert server.since()[-1] == "journal closes"
+    assert len(logged_errors.take()) == 1
+
+
+def test_a_child_added_later_starts_at_once_and_stops_with_the_others() -> None:
+    server = Server()
+    server.start()
+    server.since()
+    late = Child("late", server.told)
+    late.setServiceParent(server.service)
+    assert server.since() == ["late starts"]
+    late.starting.callback(None)
+    server.service.stopService()
+    assert server.since() == ["late stops"]
+
+
+def test_a_child_added_while_the_others_start_waits_for_its_turn(server: Server) -> None:
+    server.service.startService()
+    late = Child("late", server.told)
+    late.setServiceParent(server.service)
+    assert server.since() == ["journal opens"]
+    server.journal.opening.callback(None)
+    for child in server.children:
+        child.starting.callback(None)
+    assert server.since() == ["a starts", "b starts", "late starts"]
+
+
+def test_a_child_added_later_that_cannot_start_is_reported(logged_errors: Any) -> None:
+    server = Server()
+    server.start()
+    late = Child("late", server.told)
+    late.setServiceParent(server.service)
+    late.starting.errback(CannotListenError(None, 80, PermissionError(13, "Permission denied")))
+    assert [str(error) for error in server.failures] == ["late cannot listen: any address port 80: Permission denied"]
+    logged_errors.take()
+
+
+def test_a_child_that_was_removed_is_not_stopped_again(server: Server) -> None:
+    server.start()
+    server.since()
+    server.children[0].disownServiceParent()
+    assert server.since() == ["a stops"]
+    server.service.stopService()
+    assert server.since() == ["b stops"]
+
+
+def test_a_failed_journal_is_the_end(server: Server, logged_errors: Any) -> None:
+    server.start()
+    server.journal.enter(JournalState.FAILED, "fdatasync: Input/output error")
+    assert [type(error) for error in server.failures] == [JournalFailed]
+    assert isinstance(server.failures[0], FyrehoseError)
+    assert server.failures[0].exit_status == 4
+    logged_errors.take()
+
+
+def test_a_failed_journal_stops_a_server_that_nobody_watches(logged_errors: Any) -> None:
+    journal = MemoryJournal()
+    service = Fyrehose(Clock(), journal)
+    service.startService()
+    journal.enter(JournalState.FAILED, "fdatasync: Input/output error")
+    assert not service.running
+    assert journal.state is JournalState.CLOSED
+    logged_errors.take()
+
+
+def test_a_full_disk_is_not_the_end(server: Server) -> None:
+    server.start()
+    server.journal.enter(JournalState.READ_ONLY, "no room")
+    server.journal.enter(JournalState.WRITABLE, "room")
+    assert server.failures == []
+    assert server.service.running
+
+
+def test_it_can_be_started_again() -> None:
+    journal = MemoryJournal()
+    service = Fyrehose(Clock(), journal)
+    for first in (1, 2):
+        service.startService()
+        published = service.broker.publish([Run.of("s", [b"x"], source="test")])
+        assert published.result == (first,)
+        assert service.stopService().called
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (IPv4Address("TCP", "127.0.0.1", 8119), "127.0.0.1:8119"),
+        (IPv4Address("UDP", "::1", 2323), "[::1]:2323"),
+        (UNIXAddress("/run/figg"), "/run/figg"),
+    ],
+)
+def test_the_log_says_where_a_child_listens(address: Any, said: str, log_lines: list[str]) -> None:
+    @implementer(IListeningPort)
+    class Port:
+        def getHost(self) -> Any:
+            return address
+
+    server = Server("figg")
+    server.children[0].starting = succeed(Port())
+    server.journal.opening.callback(None)
+    server.service.startService()
+    assert f"figg listens on {said}" in log_lines
+
+
+def test_a_start_that_fails_leaves_no_failure_behind() -> None:
+    server = Server("a")
+    server.children[0].starting = fail(ConfigError("no"))
+    server.journal.opening.callback(None)
+    server.journal.closing.callback(None)
+    failures: list[Any] = []
+    server.service.startService().addErrback(failures.append)
+    assert failures[0].check(ConfigError)
+    assert server.service.stopService().called

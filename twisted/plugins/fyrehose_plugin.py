@@ -1,0 +1,5 @@
+"""Tells twistd of ``twistd fyrehose``; names the module as text, so that looking for plugins imports nothing."""
+
+from twisted.application.service import ServiceMaker
+
+fyrehose = ServiceMaker("fyrehose", "fyrehose.tap", "A messaging server: many doors, one durable journal.", "fyrehose")
