@@ -106,6 +106,7 @@ class Fanout:
         self._queue.clear()
         self._waiting.clear()
         self._recent.clear()
+        self._recent_size = 0
         for cursor in cursors:
             self._end(cursor, reason)
 
@@ -121,7 +122,7 @@ class Fanout:
         """Each cursor in the queue has one turn, until the reactor has waited long enough."""
         left = ROUND
         for _ in range(len(self._queue)):
-            if left <= 0:
+            if left <= 0 or not self._queue:  # a sink that publishes may have caused a round within this one
                 break
             left -= self._turn(self._queue.popleft())
         if self._queue:

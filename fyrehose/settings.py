@@ -86,13 +86,13 @@ def build(cls: type[T], kit: str, values: Mapping[str, object]) -> T:
     for key, value in values.items():
         field = fields.get(key.replace("-", "_"))
         if field is None:
-            known = ", ".join(fields) or "none"
+            known = ", ".join(name.replace("_", "-") for name in fields) or "none"
             raise ConfigError(f"{kit} has no option {key!r}; it has: {known}")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         try:
             settings[field.name] = field.metadata["convert"](text)
         except ValueError as wanted:
-            raise ConfigError(f"option {kit}.{key} is {text!r}, and should be {wanted}") from None
+            raise ConfigError(f"option {kit}.{key.replace('_', '-')} is {text!r}, and should be {wanted}") from None
     try:
         return cls(**settings)
     except ValueError as wrong:

@@ -69,6 +69,10 @@ class Options(usage.Options):
     opt_l = opt_listen
     opt_o = opt_option
 
+    def parseArgs(self, *args: str) -> None:
+        if args:
+            raise usage.UsageError(f"{args[0]!r} is one word too many; where to listen is said by --listen KIT=ENDPOINT")
+
     def opt_version(self) -> NoReturn:
         """Say which version this is, and exit."""
         print(f"fyrehose {__version__}")

@@ -1,0 +1,29 @@
+"""What the framework finds in a protocol's folder: ``twistd fyrehose --listen lines.kit=tcp:7000``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from zope.interface import implementer
+
+from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.tcp import TCPService, TCPSettings
+from lines.server import make_factory
+
+
+@implementer(IProtocolKit)
+@attrs.frozen
+class LinesKit:
+    """The lines protocol."""
+
+    name: str = "lines"
+    description: str = "an example: lines of text over TCP"
+    default_endpoint: str = "tcp:7000:interface=127.0.0.1"
+    settings: type = TCPSettings
+
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: TCPSettings) -> TCPService:
+        return TCPService(reactor, self.name, endpoint, make_factory(broker, reactor, settings))
+
+
+kit = LinesKit()

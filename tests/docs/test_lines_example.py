@@ -1,0 +1,132 @@
+"""The example protocol of docs/adding-a-protocol.md works as the page says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from zope.interface.verify import verifyObject
+
+from fyrehose import kits
+from fyrehose.broker import Broker
+from fyrehose.errors import Broken
+from fyrehose.interfaces import IProtocolKit
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal, every_chunking, feed
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The folder of examples is where Python looks for modules, as it would be for somebody's own."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lines"]:
+        del sys.modules[name]
+
+
+class Transport(StringTransport):
+    """What the shell asks for besides."""
+
+    def setTcpNoDelay(self, enabled: bool) -> None: ...
+
+    def setTcpKeepAlive(self, enabled: bool) -> None: ...
+
+
+class Peer:
+    """A connection to a server that holds its commits back."""
+
+    def __init__(self) -> None:
+        from fyrehose.tcp import TCPSettings
+        from lines.server import make_factory
+
+        self.journal, self.clock = MemoryJournal(auto=False), Clock()
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+        self.factory = make_factory(self.broker, self.clock, TCPSettings())
+        self.transport = Transport()
+        self.protocol: Any = self.factory.buildProtocol(self.transport.getPeer())
+        self.protocol.makeConnection(self.transport)
+
+    def says(self, data: bytes) -> bytes:
+        """What the server answers to ``data`` when everything is on disk."""
+        self.transport.clear()
+        self.protocol.dataReceived(data)
+        self.journal.commit()
+        self.clock.advance(0)
+        answer: bytes = self.transport.value()
+        return answer
+
+    def leaves(self) -> None:
+        self.protocol.connectionLost()
+
+
+def test_its_kit_is_found_by_the_name_of_its_module() -> None:
+    kit = kits.load("lines.kit")
+    assert verifyObject(IProtocolKit, kit)
+    assert kit.name == "lines"
+
+
+def test_a_line_is_answered_when_it_is_durable() -> None:
+    peer = Peer()
+    peer.protocol.dataReceived(b"+log one line\n")
+    assert peer.transport.value() == b""
+    assert peer.says(b"+log another\n") == b"ok 1\nok 2\n"
+    peer.leaves()
+
+
+def test_a_subscriber_gets_what_any_door_took_in() -> None:
+    peer = Peer()
+    peer.broker.publish([Run.of("log", [b"two\nlines", b"\xff"], source="test")])
+    assert peer.says(b"?log 0\n") == b"1 9\ntwo\nlines\n2 1\n\xff\n"
+    assert peer.says(b"+log live\n") in (b"ok 3\n3 4\nlive\n", b"3 4\nlive\nok 3\n")
+    peer.leaves()
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (b"hello\n", "line-unknown"),
+        (b"\n", "line-unknown"),
+        (b"+log\n", "line-unknown"),
+        (b"?log one\n", "line-malformed"),
+        (b"?log -1\n", "line-malformed"),
+        (b"+\xff x\n", "line-malformed"),
+        (b"?log 0\n?log 0\n", "subscribed-twice"),
+        (b"+log " + b"x" * (64 << 10) + b"\n", "line-too-long"),
+        (b"x" * (64 << 10) + b"x", "line-too-long"),
+    ],
+)
+def test_a_mistake_costs_the_connection(data: bytes, cause: str) -> None:
+    peer = Peer()
+    peer.says(data)
+    assert peer.broker.counters.counts["lines", cause] == 1
+    assert peer.transport.disconnecting
+    peer.leaves()
+
+
+def test_chunking_changes_nothing() -> None:
+    from lines.session import LineSession
+
+    data = b"+log a\n+other b c\n?log 7\n+ d\nnonsense\n+log never\n"
+    events = feed(LineSession(), [data])
+    assert isinstance(events[-1], Broken)
+    assert len(events) == 5
+    for chunks in every_chunking(data):
+        made = feed(LineSession(), chunks)
+        assert made[:-1] == events[:-1]
+        assert made[-1].error.cause == "line-unknown"
+
+
+def test_a_name_that_no_stream_may_have_costs_the_connection() -> None:
+    peer = Peer()
+    peer.says(b"+ a payload\n")
+    assert peer.transport.disconnecting
+    peer.leaves()

@@ -1,0 +1,54 @@
+"""Counters, and log lines that a flood cannot turn into a flood of their own."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.logger import Logger
+
+from fyrehose.counters import Counters
+
+log = Logger()
+
+
+def test_counting() -> None:
+    counters = Counters()
+    counters.add("figg", "connections")
+    counters.add("figg", "messages", 500)
+    counters.add("figg", "messages", 20)
+    assert counters.counts == {("figg", "connections"): 1, ("figg", "messages"): 520}
+
+
+def test_every_refusal_counts_and_one_a_second_is_logged(log_lines: list[str]) -> None:
+    clock = Clock()
+    counters = Counters(clock.seconds)
+    for _ in range(1000):
+        counters.refuse(log, "figg", "frame-too-large", "10.0.0.1", "4 GiB")
+        clock.advance(0.0005)
+    assert counters.counts["figg", "frame-too-large"] == 1000
+    assert log_lines == ["figg: frame-too-large from 10.0.0.1: 4 GiB"]
+    clock.advance(1)
+    counters.refuse(log, "figg", "frame-too-large", "10.0.0.2")
+    assert log_lines[1:] == ["figg: frame-too-large from 10.0.0.2 (and 999 more in between)"]
+
+
+def test_each_cause_and_kit_has_lines_of_its_own(log_lines: list[str]) -> None:
+    counters = Counters(Clock().seconds)
+    counters.refuse(log, "figg", "a", "x")
+    counters.refuse(log, "figg", "b", "x")
+    counters.refuse(log, "relink", "a", "x")
+    counters.refuse(log, "figg", "a", "x")
+    assert log_lines == ["figg: a from x", "figg: b from x", "relink: a from x"]
+
+
+def test_a_quiet_second_begins_anew(log_lines: list[str]) -> None:
+    clock = Clock()
+    counters = Counters(clock.seconds)
+    for _ in range(3):
+        counters.refuse(log, "figg", "a", "x")
+        clock.advance(2)
+    assert log_lines == ["figg: a from x"] * 3
+
+
+def test_what_a_peer_sent_is_not_a_format(log_lines: list[str]) -> None:
+    Counters().refuse(log, "figg", "a", "{peer}", "{0} {log_source} %s")
+    assert log_lines == ["figg: a from {peer}: {0} {log_source} %s"]

@@ -1,0 +1,337 @@
+"""Fan-out: cursors over the journal, none of which can do anything to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet.task import Clock
+from zope.interface.verify import verifyObject
+
+from fyrehose.broker import Broker
+from fyrehose.errors import Closed, JournalCorrupt
+from fyrehose.fanout import ROUND, SHARED, TURN, Cursor, Fanout
+from fyrehose.interfaces import ISubscription
+from fyrehose.records import Delivery, Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal, RecordingSink
+
+
+class Turns(Clock):
+    """A clock that makes one turn of the reactor out of each second."""
+
+    def callLater(self, delay: float, *args: Any, **kw: Any) -> Any:
+        return super().callLater(max(delay, 1), *args, **kw)
+
+
+class Server:
+    """A broker over a journal in memory."""
+
+    def __init__(self) -> None:
+        self.clock = Turns()
+        self.journal = MemoryJournal()
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+
+    def publish(self, *payloads: bytes, stream: str = "s") -> None:
+        self.broker.publish([Run.of(stream, payloads, source="test")])
+
+    def subscribe(self, after: int | None = None, stream: str = "s", sink: RecordingSink | None = None) -> Any:
+        """A sink with a subscription that runs, which it carries along."""
+        sink = sink or RecordingSink()
+        subscription = self.broker.subscribe(stream, after, sink)
+        subscription.resumeProducing()
+        return sink, subscription
+
+    def turn(self) -> None:
+        """One round, as the reactor gives it."""
+        self.clock.advance(1)
+
+    def settle(self) -> None:
+        while self.clock.getDelayedCalls():
+            self.turn()
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def test_catching_up_and_live_are_one_thing(server: Server) -> None:
+    server.publish(b"a", b"b")
+    server.publish(b"c")
+    sink, subscription = server.subscribe(after=1)
+    server.settle()
+    server.publish(b"d")
+    assert [record.seq for record in sink.records] == [2, 3, 4]
+    assert sink.payloads == [b"b", b"c", b"d"]
+    assert subscription.position == 4
+    assert verifyObject(ISubscription, subscription)
+
+
+@pytest.mark.parametrize(("after", "position"), [(None, 5), (0, 2), (1, 2), (2, 2), (4, 4), (5, 5), (1 << 60, 5)])
+def test_where_a_subscription_begins(server: Server, after: int | None, position: int) -> None:
+    for payload in (b"1", b"2", b"3", b"4", b"5"):
+        server.publish(payload)
+    server.journal.forget("s", 3)
+    assert server.broker.subscribe("s", after, RecordingSink()).position == position
+    assert server.broker.subscribe("unknown", after, RecordingSink()).position == 0
+
+
+def test_nothing_is_delivered_before_it_is_resumed(server: Server) -> None:
+    sink = RecordingSink()
+    subscription = server.broker.subscribe("s", 0, sink)
+    server.publish(b"a")
+    server.settle()
+    assert not sink.deliveries
+    subscription.resumeProducing()
+    server.settle()
+    assert sink.payloads == [b"a"]
+
+
+def test_one_that_is_paused_costs_nothing_and_misses_nothing(server: Server) -> None:
+    sink, subscription = server.subscribe(0)
+    subscription.pauseProducing()
+    for n in range(100):
+        server.publish(b"%d" % n)
+        server.settle()
+    assert not sink.deliveries
+    subscription.resumeProducing()
+    subscription.resumeProducing()
+    server.settle()
+    assert sink.payloads == [b"%d" % n for n in range(100)]
+
+
+def test_one_may_pause_itself_while_it_takes(server: Server) -> None:
+    class Cautious(RecordingSink):
+        subscription: Any = None
+
+        def deliver(self, delivery: Delivery) -> None:
+            super().deliver(delivery)
+            self.subscription.pauseProducing()
+
+    sink = Cautious()
+    sink.subscription = server.broker.subscribe("s", 0, sink)
+    for _ in range(3):
+        server.publish(b"x" * TURN)
+    for n in range(1, 4):
+        sink.subscription.resumeProducing()
+        server.settle()
+        assert len(sink.deliveries) == n
+
+
+@pytest.mark.parametrize("when", ["waiting", "queued", "delivering"])
+def test_one_that_leaves_hears_nothing_more_and_disturbs_nobody(server: Server, when: str) -> None:
+    class Leaving(RecordingSink):
+        subscription: Any = None
+
+        def deliver(self, delivery: Delivery) -> None:
+            super().deliver(delivery)
+            self.subscription.stopProducing()
+
+    leaving = Leaving() if when == "delivering" else RecordingSink()
+    before, _ = server.subscribe()
+    _, subscription = server.subscribe(sink=leaving)
+    if when == "delivering":
+        leaving.subscription = subscription
+    after, _ = server.subscribe()
+    if when == "waiting":
+        server.settle()
+    if when != "delivering":
+        subscription.stopProducing()
+    server.publish(b"one")
+    server.settle()
+    server.publish(b"two")
+    server.settle()
+    assert before.payloads == after.payloads == [b"one", b"two"]
+    assert leaving.payloads == ([b"one"] if when == "delivering" else [])
+    assert leaving.reason is None
+
+
+def test_one_that_fails_ends_alone(server: Server, logged_errors: Any) -> None:
+    class Failing(RecordingSink):
+        def deliver(self, delivery: Delivery) -> None:
+            raise RuntimeError("full")
+
+    before, _ = server.subscribe()
+    failing, subscription = server.subscribe(sink=Failing())
+    after, _ = server.subscribe()
+    server.settle()
+    for payload in (b"one", b"two"):
+        server.publish(payload)
+        server.settle()
+    assert before.payloads == after.payloads == [b"one", b"two"]
+    assert str(failing.reason) == "full"
+    assert subscription.stopped
+    assert len(logged_errors.take()) == 1, "it failed once and was not asked again"
+
+
+def test_one_that_fails_as_it_ends_is_only_logged(server: Server, logged_errors: Any) -> None:
+    class Failing(RecordingSink):
+        def ended(self, reason: Exception) -> None:
+            raise RuntimeError("again")
+
+    server.subscribe(sink=Failing())
+    other, _ = server.subscribe()
+    server.settle()
+    server.broker.close()
+    assert isinstance(other.reason, Closed)
+    logged_errors.take()
+
+
+def test_what_retention_took_is_said_before_what_follows(server: Server) -> None:
+    sink, subscription = server.subscribe(0)
+    server.publish(b"1")
+    server.settle()
+    subscription.pauseProducing()
+    for payload in (b"2", b"3", b"4"):
+        server.publish(payload)
+    server.journal.forget("s", 4)
+    subscription.resumeProducing()
+    server.settle()
+    assert sink.gaps == [(2, 3)]
+    assert sink.payloads == [b"1", b"4"]
+
+
+def test_damage_ends_who_stands_there_and_nobody_else(logged_errors: Any) -> None:
+    clock = Clock()
+    whole = Run.of("whole", [b"x"], source="test").numbered(1, 1)
+
+    def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        if stream == "damaged":
+            raise JournalCorrupt("segment 3, byte 17: the checksum is wrong")
+        return (whole,) if start == 1 else ()
+
+    fanout = Fanout(clock, read)
+    sinks = {stream: RecordingSink() for stream in ("damaged", "whole")}
+    for stream, sink in sinks.items():
+        Cursor(stream, 0, sink, fanout).resumeProducing()
+    clock.advance(0)
+    assert isinstance(sinks["damaged"].reason, JournalCorrupt)
+    assert sinks["whole"].payloads == [b"x"]
+    assert len(logged_errors.take()) == 1
+
+
+def test_those_at_the_same_place_share_one_read_and_one_encoding(server: Server) -> None:
+    read, reads = server.broker._fanout.read, []
+
+    def counting(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        reads.append(start)
+        return read(stream, start, max_bytes)
+
+    server.broker._fanout.read = counting
+    encodings: list[int] = []
+
+    def encode(runs: tuple[Run, ...]) -> list[Run]:
+        encodings.append(len(runs))
+        return list(runs)
+
+    sinks = [server.subscribe()[0] for _ in range(50)]
+    server.settle()
+    reads.clear()
+    server.publish(b"a", b"b")
+    server.settle()
+    late, _ = server.subscribe(0)
+    server.settle()
+    taken = [sink.deliveries[0].encoded(encode) for sink in [*sinks, late]]
+    assert len(encodings) == 1
+    assert all(one is taken[0] for one in taken)
+    assert reads.count(1) == 1
+
+
+def test_what_is_shared_is_bounded(server: Server) -> None:
+    for _ in range(2 * SHARED // TURN):
+        server.publish(b"x" * TURN)
+    server.subscribe(0)
+    server.settle()
+    fanout = server.broker._fanout
+    assert 0 < fanout._recent_size <= SHARED
+    assert fanout._recent_size == sum(delivery.size for delivery in fanout._recent.values())
+
+
+def test_a_round_is_bounded_and_the_rest_comes_in_the_next(server: Server) -> None:
+    sinks = []
+    for n in range(2 * ROUND // TURN):
+        server.publish(b"x" * TURN, stream=f"s{n}")
+        sinks.append(server.subscribe(0, stream=f"s{n}")[0])
+    server.turn()
+    delivered = sum(delivery.size for sink in sinks for delivery in sink.deliveries)
+    assert ROUND - TURN <= delivered <= ROUND + TURN
+    server.settle()
+    assert all(len(sink.payloads) == 1 for sink in sinks)
+
+
+def test_a_long_history_keeps_no_live_one_waiting(server: Server) -> None:
+    for _ in range(20):
+        server.publish(b"x" * TURN)
+    live, _ = server.subscribe()
+    server.settle()
+    slow, _ = server.subscribe(0)
+    server.publish(b"now")
+    server.turn()
+    assert live.payloads == [b"now"]
+    assert len(slow.deliveries) < 20
+    server.settle()
+    assert len(slow.payloads) == 21
+
+
+def test_a_sink_may_publish(server: Server) -> None:
+    class Relay(RecordingSink):
+        def deliver(self, delivery: Delivery) -> None:
+            super().deliver(delivery)
+            server.publish(*[bytes(payload) for run in delivery.runs for payload in run.payloads()], stream="copy")
+
+    relays = [server.subscribe(sink=Relay())[0] for _ in range(3)]
+    copy, _ = server.subscribe(stream="copy")
+    server.settle()
+    server.publish(b"a", b"b")
+    server.settle()
+    assert [relay.payloads for relay in relays] == [[b"a", b"b"]] * 3
+    assert copy.payloads == [b"a", b"b"] * 3
+
+
+def test_closing_ends_everybody(server: Server) -> None:
+    waiting, _ = server.subscribe()
+    server.settle()
+    queued, _ = server.subscribe()
+    server.broker.close()
+    assert isinstance(waiting.reason, Closed)
+    assert isinstance(queued.reason, Closed)
+    assert not server.clock.getDelayedCalls()
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("publish"), st.integers(1, 4)),
+    st.tuples(st.just("subscribe"), st.integers(0, 12) | st.none()),
+    st.tuples(st.sampled_from(["pause", "resume", "leave"]), st.integers(0, 5)),
+    st.tuples(st.just("turn"), st.just(0)),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(STEPS, max_size=40))
+def test_whatever_happens_everybody_gets_everything_once_and_in_order(steps: list[tuple[str, Any]]) -> None:
+    server = Server()
+    readers: list[tuple[int, RecordingSink, Any]] = []
+    for what, n in steps:
+        if what == "publish":
+            server.publish(*[b"x"] * n)
+        elif what == "turn":
+            server.turn()
+        elif what == "subscribe":
+            sink, subscription = server.subscribe(n)
+            readers.append((subscription.position, sink, subscription))
+        elif n < len(readers):
+            method = {"pause": "pauseProducing", "resume": "resumeProducing", "leave": "stopProducing"}[what]
+            getattr(readers[n][2], method)()
+    for _, _, subscription in readers:
+        subscription.resumeProducing()
+    server.settle()
+    last = server.broker.bounds("s")[1]
+    for start, sink, subscription in readers:
+        seqs = [record.seq for record in sink.records]
+        assert seqs == list(range(start + 1, start + 1 + len(seqs)))
+        assert subscription.position == start + len(seqs)
+        assert subscription.stopped or subscription.position == last

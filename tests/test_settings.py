@@ -1,0 +1,127 @@
+"""Settings: what people write, and what they are told when it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import ip_network
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fyrehose.errors import ConfigError
+from fyrehose.settings import boolean, build, count, duration, name, networks, option, size
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """Some of each."""
+
+    max_payload: int = option(16 << 20, size, "largest payload")
+    idle: float = option(60.0, duration, "how long nobody may say anything")
+    allow: tuple[Any, ...] = option((), networks, "who may come")
+    tls: bool = option(False, boolean, "whether it is encrypted")
+
+    def __attrs_post_init__(self) -> None:
+        if self.tls and not self.allow:
+            raise ValueError("tls wants to know who is allowed")
+
+
+@pytest.mark.parametrize(
+    ("convert", "text", "value"),
+    [
+        (size, "0", 0),
+        (size, "4096", 4096),
+        (size, "64KiB", 64 << 10),
+        (size, "64 kb", 64 << 10),
+        (size, "16M", 16 << 20),
+        (size, "1GiB", 1 << 30),
+        (size, "2T", 2 << 40),
+        (size, "7B", 7),
+        (duration, "30", 30.0),
+        (duration, "1.5s", 1.5),
+        (duration, "250ms", 0.25),
+        (duration, "5m", 300.0),
+        (duration, "12 h", 43200.0),
+        (duration, "7d", 604800.0),
+        (count, " 12 ", 12),
+        (boolean, "yes", True),
+        (boolean, "TRUE", True),
+        (boolean, "on", True),
+        (boolean, "1", True),
+        (boolean, "no", False),
+        (boolean, "Off", False),
+        (name, "ä" * 127, "ä" * 127),
+        (networks, "", ()),
+        (networks, "10.0.0.0/8, ::1", (ip_network("10.0.0.0/8"), ip_network("::1/128"))),
+    ],
+)
+def test_what_people_write(convert: Callable[[str], object], text: str, value: object) -> None:
+    assert convert(text) == value
+
+
+@pytest.mark.parametrize(
+    ("convert", "text", "wanted"),
+    [
+        (size, "", "a size"),
+        (size, "-1", "a size"),
+        (size, "1.5M", "a size"),
+        (size, "1X", "a size"),
+        (duration, "soon", "a duration"),
+        (duration, "-1s", "a duration"),
+        (duration, "1w", "a duration"),
+        (count, "-1", "a whole number"),
+        (count, "1e3", "a whole number"),
+        (boolean, "maybe", "yes or no"),
+        (name, "", "1 to 255 bytes"),
+        (name, "ä" * 128, "1 to 255 bytes"),
+        (networks, "10.0.0.1/8", "networks such as"),
+        (networks, "localhost", "networks such as"),
+    ],
+)
+def test_what_they_are_told(convert: Callable[[str], object], text: str, wanted: str) -> None:
+    with pytest.raises(ValueError, match=wanted):
+        convert(text)
+
+
+@given(st.integers(0, 1 << 60), st.sampled_from(["", "K", "Mi", "GiB", "tb"]))
+def test_sizes_are_exact(n: int, unit: str) -> None:
+    shift = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[unit[:1].lower()]
+    assert size(f"{n}{unit}") == n << shift
+
+
+def test_text_and_toml_come_to_the_same() -> None:
+    from_text = build(Settings, "kit", {"max-payload": "4MiB", "idle": "5m", "allow": "10.0.0.0/8,::1", "tls": "yes"})
+    from_toml = build(
+        Settings, "kit", {"max_payload": 4 << 20, "idle": 300, "allow": ["10.0.0.0/8", "::1"], "tls": True}
+    )
+    assert from_text == from_toml
+    assert build(Settings, "kit", {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"max-payloads": "1"}, "kit has no option 'max-payloads'; it has: max-payload, idle, allow, tls"),
+        (
+            {"max_payload": "lots"},
+            "option kit.max-payload is 'lots', and should be a size, such as 65536, 64KiB or 16MiB",
+        ),
+        ({"allow": ["here"]}, "option kit.allow is 'here', and should be networks such as 10.0.0.0/8,192.168.1.7/32"),
+        ({"tls": "yes"}, "options of kit: tls wants to know who is allowed"),
+    ],
+)
+def test_what_is_wrong_is_said(values: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        build(Settings, "kit", values)
+    assert str(raised.value) == said
+
+
+def test_a_class_without_options() -> None:
+    @attrs.frozen
+    class Bare: ...
+
+    with pytest.raises(ConfigError, match="kit has no option 'x'; it has: none"):
+        build(Bare, "kit", {"x": 1})
