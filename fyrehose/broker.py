@@ -123,6 +123,11 @@ class Broker:
             raise PayloadTooLarge(
                 f"stream {run.stream!r} takes payloads of {largest} bytes at the most, not {max(run.sizes)}"
             )
+        for label in (run.producer, run.topic, run.content_type):
+            if label is not None and len(label) > MAX_NAME:
+                raise InvalidName(
+                    f"a label of {len(label)} characters is too long, {MAX_NAME} are the most: {label[:80]!r}"
+                )
         if not len(run):
             raise ValueError("a run without records was published")
 

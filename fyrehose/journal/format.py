@@ -1,0 +1,412 @@
+"""The journal's format: this module is its specification.
+
+A journal is a directory.  Its log is one sequence of bytes, numbered from 0 (a *position*), cut into segment files that
+are named after the position of their first byte:
+
+    LOCK                          locked by the process that writes
+    MARK                          the durable mark, for readers in other processes; a cache
+    0000000000000000.segment      positions 0 ... n - 1
+    00000000000n0000.segment      positions n ...
+    0000000000000000.index        where streams are in the segment; a cache
+
+    segment   header 64 | batch | batch | ... | zeros, where space was allocated ahead
+    batch     header 64 | body: what one group commit wrote together
+    body      of records: run | run | ...  grouped by stream     of anything else: entry | entry | ...
+    run       header 40 | stream source producer topic content_type | 0..7 |
+              [producer_seq u64 x n] | [event_id 16 x n] | [event_time i64 x n] | lengths u32 x n | 0..7 |
+              payloads end to end | 0..7
+    entry     header 24 | stream | 0..7
+
+Everything begins at a multiple of 8 bytes; integers are little-endian; padding is zero and is covered by the checksums.
+The checksum of a body is CRC32C, continued from that of the batch before (its *chain*), so that a batch cannot be
+lost, repeated or moved unnoticed.  A batch carries what it continues from, so it can be checked by itself too.
+
+The first batch of a segment is ENDS: the last number of every stream so far.  Numbers therefore outlive the segments
+that retention deletes, and recovery reads one segment only.
+
+    in: bytes of segments      out: headers, runs, entries; Damage where the bytes are not what was written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from struct import Struct
+
+import attrs
+from crc32c import crc32c
+
+from fyrehose.records import Buffer, Run
+
+VERSION = 1
+#: The body of a batch, in bytes: what a group commit is cut into, unless a single append is larger.
+BATCH = 4 << 20
+#: No body is larger: the largest append (a frame, and a read with it) fits well.
+MAX_BODY = 64 << 20
+
+SEGMENT_MAGIC = b"FYREHOSE"
+BATCH_MAGIC = b"FYB"
+
+SEGMENT_HEADER = Struct(
+    "<"
+    "8s"  # magic "FYREHOSE"
+    "H"  # version
+    "6x"
+    "Q"  # base: position of this header
+    "q"  # created, us since 1970 UTC
+    "I"  # chain: what the first batch continues from
+    "24x"
+    "I"  # CRC32C of the 60 bytes before
+)
+BATCH_HEADER = Struct(
+    "<"
+    "3s"  # magic "FYB"
+    "B"  # version
+    "B"  # kind
+    "B"  # 1: put in place of a damaged range; what follows continues from what was there
+    "2x"
+    "I"  # length of the body
+    "I"  # runs or entries in the body
+    "I"  # records in the body
+    "I"  # chain: checksum of the body of the batch before
+    "Q"  # position of this header
+    "Q"  # durable: everything below this position was on disk when this was written
+    "q"  # time of its records, us since 1970 UTC; never goes back
+    "q"  # what the clock said, us since 1970 UTC
+    "I"  # CRC32C of the body, continued from the chain
+    "I"  # CRC32C of the 60 bytes before
+)
+RUN_HEADER = Struct(
+    "<"
+    "I"  # length of the run, header and padding included
+    "I"  # records
+    "Q"  # seq of the first
+    "Q"  # producer_seq of the first, where CONTIGUOUS
+    "I"  # length of the payloads
+    "H"  # which optional parts are there: Has
+    "H"  # length of producer
+    "H"  # length of topic
+    "H"  # length of content type
+    "B"  # length of stream, 1..255
+    "B"  # length of source, 1..255
+    "2x"
+)
+ENTRY_HEADER = Struct(
+    "<"
+    "Q"  # first
+    "Q"  # last
+    "B"  # length of stream; 0: every stream that has no entry
+    "7x"
+)
+
+_CRC = Struct("<I")
+
+
+class Kind(IntEnum):
+    """What a batch holds."""
+
+    RECORDS = 0
+    ENDS = 1  #: entries: numbers up to ``first`` may have been given out, up to ``last`` were written
+    RESERVED = 2  #: entries: numbers up to ``first`` may be given out before they are on disk
+    GAP = 3  #: entries: numbers ``first`` to ``last`` are not here and never will be
+    CLOSED = 4  #: no entries: the journal was closed in order
+
+
+class Has(IntEnum):
+    """The optional parts of a run, as bits."""
+
+    PRODUCER = 1
+    TOPIC = 2
+    CONTENT_TYPE = 4
+    CONTIGUOUS = 8  #: record i has producer_seq + i
+    PRODUCER_SEQS = 16
+    EVENT_IDS = 32
+    EVENT_TIMES = 64
+
+
+class Damage(Exception):
+    """These bytes are not what was written."""
+
+
+@attrs.frozen(slots=True)
+class SegmentHeader:
+    """The first 64 bytes of a segment."""
+
+    base: int
+    created: int
+    chain: int
+
+    def pack(self) -> bytes:
+        return _sealed(SEGMENT_HEADER.pack(SEGMENT_MAGIC, VERSION, self.base, self.created, self.chain, 0))
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> SegmentHeader:
+        """:raises Damage: it is none, or of a version that is not known"""
+        if len(data) < SEGMENT_HEADER.size:
+            raise Damage(f"{len(data)} bytes are too few for the header of a segment")
+        magic, version, base, created, chain, crc = SEGMENT_HEADER.unpack_from(data)
+        if crc != crc32c(data[: SEGMENT_HEADER.size - 4]) or magic != SEGMENT_MAGIC:
+            raise Damage("the header of the segment is damaged")
+        _check_version(version)
+        return cls(base, created, chain)
+
+
+@attrs.frozen(slots=True)
+class BatchHeader:
+    """The first 64 bytes of a batch."""
+
+    kind: Kind
+    mended: bool  #: stands where something was damaged: what follows continues from what was there
+    length: int  #: of the body, in bytes
+    parts: int  #: runs or entries
+    records: int
+    chain: int
+    position: int
+    durable: int
+    time: int
+    clock: int
+    checksum: int  #: of the body
+
+    @property
+    def end(self) -> int:
+        """The position behind the batch."""
+        return self.position + BATCH_HEADER.size + self.length
+
+    def pack(self) -> bytes:
+        return _sealed(
+            BATCH_HEADER.pack(
+                BATCH_MAGIC,
+                VERSION,
+                self.kind,
+                self.mended,
+                self.length,
+                self.parts,
+                self.records,
+                self.chain,
+                self.position,
+                self.durable,
+                self.time,
+                self.clock,
+                self.checksum,
+                0,
+            )
+        )
+
+    @classmethod
+    def unpack(cls, data: Buffer, position: int) -> BatchHeader:
+        """The header in the first 64 bytes of ``data``, which were read at ``position``.
+
+        :raises Damage: it is none, it belongs elsewhere, or it is of a version that is not known
+        """
+        if len(data) < BATCH_HEADER.size:
+            raise Damage(f"{len(data)} bytes are too few for the header of a batch")
+        magic, version, kind, mended, length, parts, records, chain, at, durable, time, clock, checksum, crc = (
+            BATCH_HEADER.unpack_from(data)
+        )
+        if crc != crc32c(data[: BATCH_HEADER.size - 4]) or magic != BATCH_MAGIC:
+            raise Damage("the header of the batch is damaged")
+        _check_version(version)
+        if at != position:
+            raise Damage(f"the batch belongs at position {at}")
+        if length > MAX_BODY or length % 8 or kind not in Kind.__members__.values():
+            raise Damage("the header of the batch makes no sense")
+        return cls(Kind(kind), bool(mended), length, parts, records, chain, at, durable, time, clock, checksum)
+
+    def check(self, body: Buffer) -> None:
+        """:raises Damage: ``body`` is not the one that this header was written with"""
+        if len(body) != self.length:
+            raise Damage(f"the batch is cut off after {len(body)} of {self.length} bytes")
+        if crc32c(body, self.chain) != self.checksum:
+            raise Damage("the body of the batch is damaged")
+
+
+@attrs.frozen(slots=True)
+class Entry:
+    """A stream and two of its numbers; what they mean depends on the kind of the batch."""
+
+    stream: str
+    first: int
+    last: int
+
+    def pack(self) -> bytes:
+        name = self.stream.encode()
+        return ENTRY_HEADER.pack(self.first, self.last, len(name)) + name + bytes(-len(name) % 8)
+
+    @classmethod
+    def unpack(cls, data: Buffer, at: int) -> tuple[Entry, int]:
+        """The entry at ``at``, and where the next begins.
+
+        :raises Damage: it is longer than ``data``
+        """
+        if at + ENTRY_HEADER.size > len(data):
+            raise Damage("an entry is cut off")
+        first, last, length = ENTRY_HEADER.unpack_from(data, at)
+        at += ENTRY_HEADER.size
+        end = at + length + -length % 8
+        if end > len(data):
+            raise Damage("an entry is cut off")
+        return cls(bytes(data[at : at + length]).decode(), first, last), end
+
+
+def batch(
+    kind: Kind,
+    parts: Sequence[Run] | Sequence[Entry],
+    *,
+    position: int,
+    durable: int,
+    time: int,
+    clock: int,
+    chain: int,
+    fill: int = 0,
+) -> tuple[BatchHeader, bytes]:
+    """A batch: its header, and all its bytes.
+
+    :param fill: how long it is to be with its header, where it takes the place of a damaged range
+    """
+    pieces: list[Buffer] = [b""]
+    records = 0
+    for part in parts:
+        if isinstance(part, Run):
+            records += len(part)
+            _pack_run(part, pieces)
+        else:
+            pieces.append(part.pack())
+    body = b"".join(pieces).ljust(max(0, fill - BATCH_HEADER.size), b"\0")
+    checksum = crc32c(body, chain)
+    header = BatchHeader(
+        kind, fill > 0, len(body), len(parts), records, chain, position, durable, time, clock, checksum
+    )
+    return header, header.pack() + body
+
+
+def runs(body: Buffer, time: int) -> list[Run]:
+    """The runs of a body that was checked; they share its bytes.
+
+    :raises Damage: lengths contradict each other (a bug of whoever wrote it: the checksum was right)
+    """
+    view = memoryview(body)
+    found: list[Run] = []
+    at = 0
+    while at < len(view):
+        run, at = _unpack_run(view, at, time)
+        found.append(run)
+    return found
+
+
+def entries(body: Buffer, count: int) -> list[Entry]:
+    """The ``count`` entries of a body that was checked; one that replaces a damaged range is filled up with zeros.
+
+    :raises Damage: lengths contradict each other
+    """
+    found: list[Entry] = []
+    at = 0
+    for _ in range(count):
+        entry, at = Entry.unpack(body, at)
+        found.append(entry)
+    return found
+
+
+def grouped(many: Iterable[Run]) -> list[Run]:
+    """Runs in the order of a batch: those of a stream next to each other, in their order."""
+    streams: dict[str, list[Run]] = {}
+    for run in many:
+        streams.setdefault(run.stream, []).append(run)
+    return [run for of_stream in streams.values() for run in of_stream]
+
+
+def _pack_run(run: Run, pieces: list[Buffer]) -> None:
+    names = [
+        name.encode(errors="backslashreplace") if name else b"" for name in (run.producer, run.topic, run.content_type)
+    ]
+    stream, source = run.stream.encode(), run.source.encode()
+    has = 0
+    for bit, part in zip(
+        (Has.PRODUCER, Has.TOPIC, Has.CONTENT_TYPE, Has.EVENT_IDS, Has.EVENT_TIMES),
+        (run.producer, run.topic, run.content_type, run.event_ids, run.event_times),
+        strict=True,
+    ):
+        if part is not None:
+            has |= bit
+    columns: list[Buffer] = []
+    first_producer_seq = 0
+    if isinstance(run.producer_seq, int):
+        has |= Has.CONTIGUOUS
+        first_producer_seq = run.producer_seq
+    elif run.producer_seq is not None:
+        has |= Has.PRODUCER_SEQS
+        columns.append(run.producer_seq)
+    columns += [column for column in (run.event_ids, run.event_times) if column is not None]
+    count = len(run)
+    strings = b"".join((stream, source, *names))
+    length = RUN_HEADER.size + len(strings) + -len(strings) % 8
+    length += sum(map(len, columns)) + 4 * count + -4 * count % 8 + len(run.payload) + -len(run.payload) % 8
+    pieces.append(
+        RUN_HEADER.pack(
+            length,
+            count,
+            run.first_seq,
+            first_producer_seq,
+            len(run.payload),
+            has,
+            *map(len, names),
+            len(stream),
+            len(source),
+        )
+    )
+    pieces += strings, bytes(-len(strings) % 8), *columns
+    pieces += run.lengths, bytes(-4 * count % 8), run.payload, bytes(-len(run.payload) % 8)
+
+
+def _unpack_run(view: memoryview, at: int, time: int) -> tuple[Run, int]:
+    if len(view) - at < RUN_HEADER.size:
+        raise Damage("a run is cut off")
+    length, count, first_seq, producer_seq, payload_size, has, *sizes = RUN_HEADER.unpack_from(view, at)
+    producer_size, topic_size, content_size, stream_size, source_size = sizes
+    end = at + length
+    at += RUN_HEADER.size
+    names = []
+    for size in (stream_size, source_size, producer_size, topic_size, content_size):
+        names.append(bytes(view[at : at + size]).decode())
+        at += size
+    at += -sum(sizes) % 8
+
+    def take(size: int) -> memoryview:
+        nonlocal at
+        begin, at = at, at + size
+        return view[begin:at]
+
+    seqs: int | Buffer | None = producer_seq if has & Has.CONTIGUOUS else None
+    if has & Has.PRODUCER_SEQS:
+        seqs = take(8 * count)
+    event_ids = take(16 * count) if has & Has.EVENT_IDS else None
+    event_times = take(8 * count) if has & Has.EVENT_TIMES else None
+    lengths = take(4 * count)
+    at += -4 * count % 8
+    payload = take(payload_size)
+    at += -payload_size % 8
+    if at != end or end > len(view):
+        raise Damage("the lengths of a run contradict each other")
+    run = Run(
+        stream=names[0],
+        source=names[1],
+        producer=names[2] if has & Has.PRODUCER else None,
+        topic=names[3] if has & Has.TOPIC else None,
+        content_type=names[4] if has & Has.CONTENT_TYPE else None,
+        producer_seq=seqs,
+        event_ids=event_ids,
+        event_times=event_times,
+        lengths=lengths,
+        payload=payload,
+        first_seq=first_seq,
+        time=time,
+    )
+    return run, end
+
+
+def _sealed(header: bytes) -> bytes:
+    return header[:-4] + _CRC.pack(crc32c(header[:-4]))
+
+
+def _check_version(version: int) -> None:
+    if version != VERSION:
+        raise Damage(f"it was written by a newer Fyrehose (format {version}; this one knows {VERSION})")

@@ -1,0 +1,328 @@
+"""The journal on disk: group commit, and the states that it can be in.
+
+    append -> pending -> a commit (one at a time, in a thread) -> durable -> the observer, then the Deferreds
+
+While a commit is under way the next one fills: batches grow with the load, and without load an append waits for nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.errors import Closed, JournalFull, PublishError, ReadOnly
+from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.files import Files, lock
+from fyrehose.journal.index import SegmentIndex
+from fyrehose.journal.quarantine import set_aside
+from fyrehose.journal.recovery import Recovered, recover
+from fyrehose.journal.retention import expired
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.store import Store
+from fyrehose.journal.worker import ThreadWorker, Worker
+from fyrehose.journal.writer import Committed, NoRoom, Rolled, Writer
+from fyrehose.records import Run
+
+log = Logger()
+
+#: What one commit takes of what is pending, in bytes: so that a sync never has too much to do.
+COMMIT = 16 << 20
+#: How often the room on the disk and the age of segments are looked at, in seconds.
+LOOK = 1.0
+
+
+def wall_clock() -> int:
+    """Microseconds since 1970 UTC."""
+    return time.time_ns() // 1000
+
+
+@attrs.define(eq=False)
+class _Append:
+    """One call of append, until it is durable."""
+
+    runs: list[Run]
+    size: int
+    done: Deferred[None] = attrs.field(factory=Deferred)
+
+
+@implementer(IJournal)
+@attrs.define(eq=False)
+class FileJournal:
+    """The journal in ``directory``.
+
+    :ivar reactor: timers, and the way back from the thread
+    :ivar report: what recovery found, once it is open
+    :ivar files: the system calls
+    :ivar now: the wall clock, in microseconds since 1970 UTC
+    :ivar worker: does what blocks; a thread of its own if None
+    """
+
+    reactor: Any
+    directory: Path
+    settings: JournalSettings = attrs.field(factory=JournalSettings)
+    files: Files = attrs.field(factory=Files, kw_only=True)
+    now: Callable[[], int] = attrs.field(default=wall_clock, kw_only=True)
+    worker: Worker | None = attrs.field(default=None, kw_only=True)
+    state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
+    floor: int = attrs.field(default=0, init=False)
+    report: Recovered | None = attrs.field(default=None, init=False)
+    _store: Store = attrs.field(init=False)
+    _writer: Writer = attrs.field(init=False)
+    _observer: IJournalObserver = attrs.field(init=False)
+    _ends: dict[str, int] = attrs.field(factory=dict, init=False)
+    _pending: list[_Append] = attrs.field(factory=list, init=False)
+    _committing: list[_Append] = attrs.field(factory=list, init=False)
+    _time: int = attrs.field(default=0, init=False)
+    _lock: int = attrs.field(default=-1, init=False)
+    _looking: LoopingCall | None = attrs.field(default=None, init=False)
+    _sync_later: IDelayedCall | None = attrs.field(default=None, init=False)
+    #: a change of state that the observer is told when everything that was accepted is settled
+    _announcement: str | None = attrs.field(default=None, init=False)
+    _idle: Deferred[None] | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._store = Store(self.directory, self.files)
+
+    # Opening.
+
+    def open(self, observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
+        self._observer = observer
+        if self.worker is None:
+            self.worker = ThreadWorker(self.reactor.callFromThread, "fyrehose journal")
+        return self.worker.call(self._recover).addCallbacks(self._opened, self._not_opened)
+
+    def _recover(self) -> Writer:
+        """In the thread."""
+        self._lock = lock(self.directory)
+        lost = set_aside(self.directory, self.files) if self.settings.quarantine else None
+        found = recover(self.directory, self.files, self.settings.verify)
+        if lost is not None:
+            found.notes += lost.notes
+            found.gaps += lost.gaps(found.ends)
+        self.report = found
+        sync_each = self.settings.durability.mode == "batch"
+        writer = Writer(self.directory, found, self.settings.segment_size, sync_each, self.files)
+        try:
+            writer.open(self.now())
+        except NoRoom as error:
+            writer.close(in_order=False)
+            raise JournalFull(
+                f"the journal {self.directory} cannot be opened: {error}; make room, or use another --data-dir"
+            ) from error
+        return writer
+
+    def _opened(self, writer: Writer) -> Mapping[str, int]:
+        assert self.report is not None
+        self._writer = writer
+        self._ends, self.floor, self._time = dict(writer.ends), writer.floor, writer.time
+        index = self.report.index or SegmentIndex(writer.base)
+        index.end = writer.position
+        self._store.open(self.report.sealed, index)
+        self.state = JournalState.WRITABLE
+        self._looking = LoopingCall(self._look)
+        self._looking.clock = self.reactor
+        self._looking.start(LOOK).addErrback(lambda f: log.failure("watching the disk failed", f))
+        return self.ends()
+
+    def _not_opened(self, failure: Failure) -> Failure:
+        self._unlock()
+        return failure
+
+    # Appending.
+
+    def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
+        if self.state is not JournalState.WRITABLE:
+            return fail(self._refusal())
+        if not self._pending:
+            self._time = max(self._time, self.now())
+        numbered = [run.numbered(first, self._time) for run, first in zip(runs, first_seqs, strict=True)]
+        append = _Append(numbered, sum(run.size for run in numbered))
+        self._pending.append(append)
+        if not self._committing:
+            self._commit()
+        return append.done
+
+    def _commit(self) -> None:
+        """Hand what is pending to the thread."""
+        taken = size = 0
+        while taken < len(self._pending) and size < COMMIT:
+            size += self._pending[taken].size
+            taken += 1
+        self._committing, self._pending = self._pending[:taken], self._pending[taken:]
+        batches: list[list[Run]] = []
+        filled = fmt.BATCH
+        for append in self._committing:
+            if filled >= fmt.BATCH:
+                batches.append([])
+                filled = 0
+            batches[-1] += append.runs
+            filled += append.size
+        accepted, clock = self._committing[0].runs[0].time, self.now()
+        assert self.worker is not None
+        written = self.worker.call(lambda: self._writer.commit(batches, accepted, clock))
+        written.addCallbacks(self._committed, self._broke)
+        written.addErrback(lambda f: log.failure("an observer of the journal failed", f))
+
+    def _committed(self, committed: Committed) -> None:
+        if self.state is JournalState.FAILED:
+            return
+        if committed.rolled is not None:
+            self._rolled(committed.rolled)
+        ends: dict[str, int] = {}
+        for header, runs in committed.batches:
+            self._store.wrote(header, runs)
+            ends.update((run.stream, run.last_seq) for run in runs)
+        self._ends.update(ends)
+        done, self._committing = self._committing, []
+        if self.settings.durability.mode == "interval" and self._sync_later is None:
+            self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
+        if self._pending:
+            self._commit()  # the disk goes on while we tell what it did
+        self._observer.durable(ends)
+        for append in done:
+            append.done.callback(None)
+        self._settle()
+
+    def _rolled(self, rolled: Rolled) -> None:
+        sealed = self._store.roll(rolled.sealed, SegmentIndex(rolled.base, before=rolled.before, floor=self.floor))
+        path, packed = scan.index_path_of(self.directory, sealed.base), sealed.pack()
+        assert self.worker is not None
+        self.worker.call(lambda: self.files.store(path, packed)).addErrback(
+            lambda f: log.warn("{path} was not written and will be made again: {why}", path=path, why=f.value)
+        )
+        self._retain()
+
+    def _sync(self) -> None:
+        self._sync_later = None
+        assert self.worker is not None
+        self.worker.call(self._writer.sync).addErrback(self._broke)
+
+    # Trouble.
+
+    def _broke(self, failure: Failure) -> None:
+        """A commit was not written, or a sync failed: nothing that is not durable will be."""
+        if self.state is JournalState.FAILED:
+            return
+        self.state = JournalState.READ_ONLY if failure.check(NoRoom) else JournalState.FAILED
+        if self.state is JournalState.FAILED:
+            log.critical("the journal failed", log_failure=failure)
+        self._announcement = f"the disk of {self.directory} says: {failure.getErrorMessage()}"
+        dead, self._committing, self._pending = [*self._committing, *self._pending], [], []
+        for append in dead:
+            append.done.errback(self._refusal())
+        self._settle()
+
+    def _settle(self) -> None:
+        """Say what has to wait until nothing is under way."""
+        if self._committing or self._pending:
+            return
+        if self._announcement is not None:
+            reason, self._announcement = self._announcement, None
+            self._observer.state_changed(self.state, reason)
+        if self._idle is not None:
+            idle, self._idle = self._idle, None
+            idle.callback(None)
+
+    def _refusal(self) -> PublishError:
+        if self.state is JournalState.READ_ONLY:
+            return ReadOnly(f"the disk of {self.directory} has no room; nothing is accepted until there is some again")
+        return Closed(f"the journal is {self.state.value}")
+
+    def _look(self) -> None:
+        """Once a second: is there room, and is everything still to be kept?"""
+        free, least = self.files.free(self.directory), self.settings.min_free
+        if self.state is JournalState.WRITABLE and free < least:
+            # What was accepted is still committed: that is what the room is kept for.
+            self.state = JournalState.READ_ONLY
+            self._announcement = (
+                f"the disk of {self.directory} has {free >> 20} MiB left of the {least >> 20} to be kept"
+            )
+            self._settle()
+        elif self.state is JournalState.READ_ONLY and free > least + least // 10:
+            assert self.worker is not None
+            self.worker.call(self._writer.make_room).addCallbacks(self._writable, self._still_full)
+        self._retain()
+
+    def _writable(self, _: None) -> None:
+        if self.state is JournalState.READ_ONLY and not self._committing and not self._pending:
+            self.state = JournalState.WRITABLE
+            self._announcement = f"the disk of {self.directory} has room again"
+            self._settle()
+
+    def _still_full(self, failure: Failure) -> None:
+        if not failure.check(NoRoom):
+            self._broke(failure)
+
+    def _retain(self) -> None:
+        for _ in range(expired(self._store, self.settings, self.now())):
+            path = self._store.drop_oldest()
+            log.info("{path} is not kept any more", path=path)
+            assert self.worker is not None
+            self.worker.call(lambda path=path: self._delete(path)).addErrback(  # type: ignore[misc]
+                lambda f: log.failure("a segment that is not kept was not deleted", f)
+            )
+
+    def _delete(self, segment: Path) -> None:
+        """In the thread."""
+        self.files.unlink(segment.with_suffix(scan.INDEX_SUFFIX))
+        self.files.unlink(segment)
+        self.files.sync_directory(self.directory)
+
+    # Reading.
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        last = self._ends.get(stream)
+        return (self.floor + 1, self.floor) if last is None else (self._store.oldest(stream), last)
+
+    def ends(self) -> Mapping[str, int]:
+        return dict(self._ends)
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        if start > self._ends.get(stream, 0):
+            return ()
+        return self._store.read(stream, start, max_bytes)
+
+    # Closing.
+
+    def close(self) -> Deferred[None]:
+        if self._looking is None:
+            return succeed(None)
+        if self._looking.running:
+            self._looking.stop()
+        if self._sync_later is not None:
+            self._sync_later.cancel()
+            self._sync_later = None
+        in_order = self.state is not JournalState.FAILED
+        if in_order:
+            self.state = JournalState.CLOSED
+        self._idle = Deferred()
+        closed = self._idle.addCallback(lambda _: self._close(in_order))
+        self._settle()
+        return closed
+
+    def _close(self, in_order: bool) -> Deferred[None]:
+        assert self.worker is not None
+        self._looking = None
+        closed = self.worker.call(lambda: self._writer.close(in_order))
+        closed.addErrback(lambda f: log.warn("the journal was not closed in order: {why}", why=f.getErrorMessage()))
+        return closed.addCallback(lambda _: self._unlock())
+
+    def _unlock(self) -> None:
+        assert self.worker is not None
+        self.worker.stop()
+        self._store.close()
+        if self._lock >= 0:
+            self.files.close(self._lock)
+            self._lock = -1

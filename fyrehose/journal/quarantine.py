@@ -1,0 +1,251 @@
+"""Quarantine: set damaged ranges of a journal aside, so that what is left of it can be served.
+
+Only on request (``--quarantine``), because acknowledged records are lost by it.  Each damaged range is copied to a
+file of its own and becomes a batch of kind GAP of the same length, which names the numbers that are missing where that
+can be told: from the numbers before and after it.  At the end of the log it cannot; there every stream skips as many
+numbers as the range can have held, so that none is given out twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import attrs
+
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.files import Files
+from fyrehose.journal.recovery import durable_beyond, next_batch
+from fyrehose.records import Buffer
+
+#: A record takes this much at least, in bytes: its length.
+_SMALLEST_RECORD = 4
+#: No batch that fills a range is longer than this, so that reading it takes no more memory than reading any other.
+_LONGEST = fmt.BATCH
+
+
+@attrs.define
+class Lost:
+    """What was set aside.
+
+    :ivar notes: lines for people
+    :ivar skip: how many numbers a stream may have given out that nothing tells of: the end of the log is gone
+    :ivar known: the streams of which the end is known all the same
+    """
+
+    notes: list[str] = attrs.field(factory=list)
+    skip: int = 0
+    known: set[str] = attrs.field(factory=set)
+
+    def gaps(self, ends: Mapping[str, int]) -> list[fmt.Entry]:
+        """The numbers that must not be given out again, of every stream and of those that nothing tells of."""
+        if not self.skip:
+            return []
+        gaps = [fmt.Entry(stream, end + 1, end + self.skip) for stream, end in ends.items() if stream not in self.known]
+        return [*gaps, fmt.Entry("", 1, self.skip)]
+
+
+@attrs.define
+class _Range:
+    """Positions ``start`` to ``stop``, damaged, of the segment at ``base``."""
+
+    path: Path
+    base: int
+    start: int
+    stop: int
+    reason: str
+    #: what the segment begins with, if that is what is damaged: the last number of each stream so far
+    before: dict[str, int] | None
+    lost: list[fmt.Entry] = attrs.field(factory=list)
+
+
+@attrs.define
+class _Survey:
+    """Everything that can be read of a journal, and what it says of what cannot."""
+
+    ranges: list[_Range] = attrs.field(factory=list)
+    ends: dict[str, int] = attrs.field(factory=dict)
+    #: the first number of each stream that was seen: what was before it, where a journal's very beginning is damaged
+    first: dict[str, int] = attrs.field(factory=dict)
+    #: since the last damage whose numbers are not all accounted for
+    confirmed: set[str] = attrs.field(factory=set)
+    unaccounted: int = 0
+
+    def damaged(self, damage: _Range) -> None:
+        self.ranges.append(damage)
+        self.unaccounted += damage.stop - damage.start
+        self.confirmed.clear()
+
+    def saw(self, header: fmt.BatchHeader, body: Buffer) -> None:
+        if header.kind is fmt.Kind.RECORDS:
+            for run in fmt.runs(body, header.time):
+                self._reaches(run.stream, run.first_seq - 1)
+                self.ends[run.stream] = run.last_seq
+        else:
+            for entry in fmt.entries(body, header.parts):
+                if entry.stream and header.kind is fmt.Kind.ENDS:
+                    self._reaches(entry.stream, entry.last)
+                elif entry.stream and header.kind is fmt.Kind.GAP:
+                    self.ends[entry.stream] = max(self.ends.get(entry.stream, 0), entry.last)
+            if header.kind is fmt.Kind.ENDS:
+                self.unaccounted = 0
+
+    def _reaches(self, stream: str, seq: int) -> None:
+        """``stream`` had come to ``seq`` here: what was not seen of that is lost."""
+        end = self.ends.get(stream, 0)
+        self.first.setdefault(stream, seq + 1)
+        if seq > end and self.ranges:
+            self.ranges[-1].lost.append(fmt.Entry(stream, end + 1, seq))
+        self.ends[stream] = max(end, seq)
+        self.confirmed.add(stream)
+
+
+def set_aside(directory: Path, files: Files) -> Lost:
+    """Make every damaged range of the journal in ``directory`` a gap; nothing where nothing is damaged."""
+    mark = scan.read_mark(directory)
+    _extend(scan.segments(directory), mark, files)
+    survey = _Survey()
+    found = scan.segments(directory)
+    for segment in found:
+        after = [other.base for other in found if other.base > segment.base]
+        reader = scan.SegmentReader(segment.path, segment.base, files)
+        try:
+            _mend_header(reader, files)
+            if after:
+                _survey_sealed(reader, after[0], survey)
+            else:
+                _survey_last(reader, segment.end, mark, survey)
+        finally:
+            reader.close()
+    lost = Lost(known=survey.confirmed)
+    for damage in survey.ranges:
+        lost.notes.append(_replace(damage, survey, files))
+    if survey.unaccounted:
+        lost.skip = survey.unaccounted // _SMALLEST_RECORD
+        lost.notes.append(f"the end of the log is among them: streams go on {lost.skip} numbers later")
+    return lost
+
+
+def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:
+    """Where a segment is missing or cut off, the one before is made to reach the next: with zeros, which are damage."""
+    reach = [(segment, after.base) for segment, after in pairwise(found)]
+    reach += [(segment, mark) for segment in found[-1:]]
+    for segment, stop in reach:
+        if segment.end < stop:
+            fd = files.open(segment.path, os.O_RDWR)
+            try:
+                files.truncate(fd, stop - segment.base)
+                files.sync(fd)
+            finally:
+                files.close(fd)
+
+
+def _mend_header(reader: scan.SegmentReader, files: Files) -> None:
+    try:
+        reader.header()
+    except fmt.Damage:
+        fd = files.open(reader.path, os.O_RDWR)
+        try:
+            files.write(fd, fmt.SegmentHeader(reader.base, 0, 0).pack(), 0)
+            files.sync(fd)
+        finally:
+            files.close(fd)
+
+
+def _survey_sealed(reader: scan.SegmentReader, stop: int, survey: _Survey) -> None:
+    position = reader.base + fmt.SEGMENT_HEADER.size
+    while position < stop:
+        try:
+            header, body = reader.batch(position)
+        except fmt.Damage as damage:
+            position = _note(reader, position, _next_whole(reader, position, stop), str(damage), survey)
+        else:
+            survey.saw(header, body)
+            position = header.end
+
+
+def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Survey) -> None:
+    position = reader.base + fmt.SEGMENT_HEADER.size
+    durable = mark
+    while position < stop:
+        try:
+            header, body = reader.batch(position)
+        except fmt.Damage as damage:
+            durable = max(durable, durable_beyond(reader, position, stop))
+            if position >= durable and position > reader.base + fmt.SEGMENT_HEADER.size:
+                return  # a torn tail, which recovery cuts off
+            after = _next_whole(reader, position, stop)
+            if after == stop:
+                after = max(durable, position + fmt.BATCH_HEADER.size)
+            position = _note(reader, position, after, str(damage), survey)
+        else:
+            survey.saw(header, body)
+            durable = max(durable, header.durable)
+            position = header.end
+
+
+def _note(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey: _Survey) -> int:
+    before = dict(survey.ends) if start == reader.base + fmt.SEGMENT_HEADER.size else None
+    survey.damaged(_Range(reader.path, reader.base, start, stop, reason, before))
+    return stop
+
+
+def _next_whole(reader: scan.SegmentReader, position: int, stop: int) -> int:
+    """Where the next batch begins that is not damaged; ``stop`` if there is none."""
+    while (position := next_batch(reader, position + 8, stop)) < stop:
+        try:
+            reader.batch(position)
+        except fmt.Damage:
+            continue
+        break
+    return position
+
+
+def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
+    """Copy the range aside and put batches of its length in its place; a line that says so."""
+    aside = damage.path.with_name(f"quarantine-{damage.start:016x}.bytes")
+    fd = files.open(damage.path, os.O_RDWR)
+    try:
+        files.store(aside, files.read(fd, damage.stop - damage.start, damage.start - damage.base))
+        for position, data in _fillers(damage, survey):
+            files.write(fd, data, position - damage.base)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    files.unlink(scan.index_path_of(damage.path.parent, damage.base))
+    lost = ", ".join(f"{entry.stream!r} {entry.first}-{entry.last}" for entry in damage.lost[:10])
+    more = f" and {len(damage.lost) - 10} more" if len(damage.lost) > 10 else ""
+    return (
+        f"{damage.stop - damage.start} damaged bytes of {damage.path.name} ({damage.reason}) were set aside in "
+        f"{aside.name}; lost for certain: {lost or 'nothing that others tell of'}{more}"
+    )
+
+
+def _fillers(damage: _Range, survey: _Survey) -> Iterator[tuple[int, bytes]]:
+    """The batches that take the place of a range, with their positions."""
+    position = damage.start
+    parts: list[tuple[fmt.Kind, list[fmt.Entry]]] = []
+    if damage.before is not None:
+        first = damage.before or {stream: first - 1 for stream, first in survey.first.items() if first > 1}
+        parts.append((fmt.Kind.ENDS, [fmt.Entry(stream, end, end) for stream, end in first.items()]))
+    if damage.lost or not parts:
+        parts.append((fmt.Kind.GAP, damage.lost))
+    while position < damage.stop:
+        kind, entries = parts.pop(0) if parts else (fmt.Kind.GAP, [])
+        size = fmt.BATCH_HEADER.size + sum(len(entry.pack()) for entry in entries)
+        left = damage.stop - position
+        if not parts:
+            size = max(size, min(left, _LONGEST))
+        if size > left:
+            # Numbers of an earlier range, for which this place is too small: the gap shows all the same.
+            entries, size = [], left
+        if 0 < left - size < fmt.BATCH_HEADER.size:
+            size = left
+        header, data = fmt.batch(
+            kind, entries, position=position, durable=damage.start, time=0, clock=0, chain=0, fill=size
+        )
+        yield position, data
+        position = header.end

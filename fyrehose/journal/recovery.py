@@ -1,0 +1,245 @@
+"""Recovery: what is in a journal's directory when it is opened, and where to go on.
+
+Only the last segment is read whole, because only it can have been written to when the last process ended.  Where it
+stops making sense there are two cases, told apart by what is known to have been durable (the file MARK, and what
+batches say of those before them):
+
+    torn tail     the damage lies beyond that: it was being written, and nobody was told that it was safe.
+                  It is copied aside and cut off.
+    corruption    the damage lies below: acknowledged records are at stake.  The journal does not open, unless it is
+                  told to set the range aside (journal/quarantine.py).
+
+What lies between the durable mark and the end was recovered from the page cache, which a failed sync leaves marked as
+clean: it is written again before anything of it is released.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import attrs
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal.files import Files
+from fyrehose.journal.index import SegmentIndex
+from fyrehose.journal.scan import Segment, SegmentReader, read_mark, segments
+from fyrehose.records import Buffer
+
+_PIECE = 4 << 20
+
+
+@attrs.define(kw_only=True)
+class Recovered:
+    """What was found.
+
+    :ivar sealed: (base, end) of every segment but the last
+    :ivar index: of the last segment; None when there is no segment
+    :ivar position: where the next batch goes
+    :ivar ends: the last number of each stream
+    :ivar reserved: numbers that may have been given out although they were not written
+    :ivar closed: whether the last process closed the journal in order
+    """
+
+    sealed: list[tuple[int, int]] = attrs.field(factory=list)
+    index: SegmentIndex | None = None
+    position: int = 0
+    chain: int = 0
+    durable: int = 0
+    time: int = 0
+    ends: dict[str, int] = attrs.field(factory=dict)
+    reserved: dict[str, int] = attrs.field(factory=dict)
+    floor: int = 0
+    closed: bool = True
+    gaps: list[fmt.Entry] = attrs.field(factory=list)
+    notes: list[str] = attrs.field(factory=list)
+
+    def saw(self, header: fmt.BatchHeader, body: Buffer) -> None:
+        """The next batch of the last segment."""
+        assert self.index is not None
+        self.index.add(header, body)
+        if header.kind is fmt.Kind.RECORDS:
+            for run in fmt.runs(body, header.time):
+                self.ends[run.stream] = run.last_seq
+        else:
+            self._saw_entries(header.kind, fmt.entries(body, header.parts))
+        self.closed = header.kind is fmt.Kind.CLOSED
+        if self.closed:
+            self.reserved.clear()
+        self.position, self.chain, self.time = header.end, header.checksum, max(self.time, header.time)
+        self.durable = max(self.durable, header.durable)
+
+    def _saw_entries(self, kind: fmt.Kind, entries: list[fmt.Entry]) -> None:
+        for entry in entries:
+            if not entry.stream:
+                self.floor = max(self.floor, entry.last)
+            elif kind is fmt.Kind.RESERVED:
+                self.reserved[entry.stream] = entry.first
+            else:
+                self.ends[entry.stream] = max(self.ends.get(entry.stream, 0), entry.last)
+                if kind is fmt.Kind.ENDS and entry.first > entry.last:
+                    self.reserved[entry.stream] = entry.first
+
+    def lines(self) -> list[str]:
+        """What people are told at the start."""
+        records = sum(self.ends.values())
+        how = "closed in order" if self.closed else "not closed in order"
+        first = f"{len(self.ends)} streams, {records} numbers given out, log ends at {self.position} ({how})"
+        return ["new" if self.index is None else first, *self.notes]
+
+
+def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
+    """Find out where the journal in ``directory`` ends, and make it whole there.
+
+    :param verify: how many bytes of the sealed segments are checked too, the newest first
+    :raises JournalCorrupt: something that was durable is damaged or missing; nothing was changed
+    """
+    for leftover in directory.glob("*.new"):
+        files.unlink(leftover)
+    found = segments(directory)
+    if not found:
+        if mark := read_mark(directory):
+            raise JournalCorrupt(
+                f"the journal {directory} has no segments, though {mark} bytes were durable; put its files back, or "
+                "remove MARK if everything in it may be forgotten"
+            )
+        return Recovered()
+    ends = [_check_sealed(segment, after.base) for segment, after in pairwise(found)]
+    recovered = Recovered(sealed=[(segment.base, end) for segment, end in zip(found, ends, strict=False)])
+    for segment, end in reversed(list(zip(found, ends, strict=False))):
+        if verify <= 0:
+            break
+        verify -= segment.size
+        _check(segment, end)
+    _recover_last(found[-1], recovered, read_mark(directory), files)
+    if not recovered.closed:
+        recovered.gaps = [
+            fmt.Entry(stream, recovered.ends.get(stream, 0) + 1, reserved)
+            for stream, reserved in recovered.reserved.items()
+            if reserved > recovered.ends.get(stream, 0)
+        ]
+    return recovered
+
+
+def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorrupt:
+    """The error that says where the damage is and what can be done."""
+    return JournalCorrupt(
+        f"{path} is damaged at byte {position - base} (position {position}), where it was durable: {reason}; "
+        "put the file back from a copy, or start with --quarantine to set the range aside as a gap"
+    )
+
+
+def durable_beyond(reader: SegmentReader, position: int, stop: int) -> int:
+    """What the batches behind damage at ``position`` say was durable when they were written; 0 if there are none."""
+    durable = 0
+    while (position := next_batch(reader, position + 8, stop)) < stop:
+        header = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
+        durable = max(durable, header.durable)
+    return durable
+
+
+def next_batch(reader: SegmentReader, position: int, stop: int) -> int:
+    """The first position from ``position`` on where a batch's header is whole; ``stop`` if there is none."""
+    while position < stop:
+        piece = bytes(reader.read(position, min(_PIECE, stop - position)))
+        at = piece.find(fmt.BATCH_MAGIC)
+        while at >= 0:
+            if (position + at) % 8 == 0:
+                try:
+                    fmt.BatchHeader.unpack(reader.read(position + at, fmt.BATCH_HEADER.size), position + at)
+                except fmt.Damage:
+                    pass  # bytes that look like one
+                else:
+                    return position + at
+            at = piece.find(fmt.BATCH_MAGIC, at + 1)
+        # A header may lie across two pieces; it begins at a multiple of 8, so its magic does not.
+        position += len(piece)
+        if not piece:
+            break
+    return stop
+
+
+def _check_sealed(segment: Segment, next_base: int) -> int:
+    """Where a segment that is not the last ends."""
+    if segment.end < next_base:
+        raise JournalCorrupt(
+            f"{segment.path} ends at position {segment.end}, but the next segment begins at {next_base}: a segment is "
+            "missing or cut off; put the file back from a copy, or start with --quarantine to leave a gap"
+        )
+    reader = SegmentReader(segment.path, segment.base)
+    try:
+        reader.header()
+    except fmt.Damage as damage:
+        raise damaged(segment.path, segment.base, segment.base, damage) from damage
+    finally:
+        reader.close()
+    return next_base
+
+
+def _check(segment: Segment, end: int) -> None:
+    reader = SegmentReader(segment.path, segment.base)
+    position = segment.base + fmt.SEGMENT_HEADER.size
+    try:
+        for header, _ in reader.batches(position, end):
+            position = header.end
+    except fmt.Damage as damage:
+        raise damaged(segment.path, position, segment.base, damage) from damage
+    finally:
+        reader.close()
+
+
+def _recover_last(segment: Segment, recovered: Recovered, mark: int, files: Files) -> None:
+    reader = SegmentReader(segment.path, segment.base)
+    recovered.index = SegmentIndex(segment.base)
+    recovered.durable = mark
+    recovered.position = segment.base + fmt.SEGMENT_HEADER.size
+    try:
+        recovered.chain = reader.header().chain
+        for header, body in reader.batches(recovered.position, segment.end):
+            recovered.saw(header, body)
+    except fmt.Damage as damage:
+        at = recovered.position
+        durable = max(recovered.durable, durable_beyond(reader, at, segment.end))
+        if at < durable or recovered.index.end == 0:
+            raise damaged(segment.path, at, segment.base, damage) from damage
+        _cut_off(segment, reader, recovered, files)
+    finally:
+        reader.close()
+    if recovered.position < recovered.durable:
+        raise damaged(segment.path, recovered.position, segment.base, "the end of the log is missing")
+    if not recovered.closed:
+        _write_again(segment, recovered, files)
+
+
+def _cut_off(segment: Segment, reader: SegmentReader, recovered: Recovered, files: Files) -> None:
+    """Keep what is behind the last whole batch aside, and cut it off; nothing to do where it is only allocated."""
+    at = recovered.position
+    tail = bytes(reader.read(at, segment.end - at)).rstrip(b"\0")
+    if not tail:
+        return
+    aside = segment.path.with_name(f"torn-{at:016x}.bytes")
+    files.store(aside, tail)
+    fd = files.open(segment.path, os.O_RDWR)
+    try:
+        files.truncate(fd, at - segment.base)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    recovered.notes.append(
+        f"{len(tail)} bytes of a batch that was being written (never acknowledged) were cut off; {aside.name} has them"
+    )
+
+
+def _write_again(segment: Segment, recovered: Recovered, files: Files) -> None:
+    begin = max(recovered.durable, segment.base)
+    fd = files.open(segment.path, os.O_RDWR)
+    try:
+        while begin < recovered.position:
+            piece = files.read(fd, min(_PIECE, recovered.position - begin), begin - segment.base)
+            files.write(fd, piece, begin - segment.base)
+            begin += len(piece)
+        files.sync(fd)
+    finally:
+        files.close(fd)

@@ -1,0 +1,303 @@
+"""The writing end of the journal: the last segment, and making the next.
+
+Everything here runs in the one thread that writes, and blocks.  A commit goes whole into one segment, so that it can be
+cut off whole when there is no room for it.
+
+    in: runs that are numbered, in batches      out: bytes on the disk; Committed
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.files import NO_ROOM, Files
+from fyrehose.journal.recovery import Recovered
+from fyrehose.records import Run
+
+#: How many numbers of a stream are set aside at once where a number may be given out before it is on disk.
+RESERVE = 1 << 20
+#: What a run takes besides its columns, at the most, in bytes: to judge whether a commit fits before it is encoded.
+_RUN_OVERHEAD = 2048
+
+
+class NoRoom(Exception):
+    """The disk is full, or must not be written; nothing of the commit is in the journal."""
+
+
+class SyncFailed(Exception):
+    """The disk did not confirm what was written, and may have lost it: asking again would prove nothing."""
+
+
+@attrs.frozen(slots=True)
+class Rolled:
+    """A new segment was begun.
+
+    :ivar sealed: (base, end) of the one before
+    :ivar before: the last number of each stream so far
+    """
+
+    sealed: tuple[int, int]
+    base: int
+    before: dict[str, int]
+
+
+@attrs.frozen(slots=True)
+class Committed:
+    """What one commit wrote.
+
+    :ivar batches: each with its runs
+    :ivar end: the position behind it
+    :ivar durable: everything below this position is on disk
+    """
+
+    batches: list[tuple[fmt.BatchHeader, list[Run]]]
+    end: int
+    durable: int
+    rolled: Rolled | None
+
+
+@attrs.define(eq=False)
+class Writer:
+    """Appends to the journal in ``directory``, going on where ``recovered`` ends.
+
+    :ivar segment_size: when the next segment is begun, in bytes
+    :ivar sync_each: whether a commit is on disk when :meth:`commit` returns; else whoever owns this calls :meth:`sync`,
+        and numbers are set aside before they are used
+    :ivar position: where the next batch goes
+    :ivar durable: everything below this position is on disk
+    :ivar base: where the segment begins
+    :ivar time: of the last commit, microseconds since 1970 UTC; never goes back
+    :ivar ends: the last number of each stream
+    :ivar floor: the last number of every stream that has none of its own
+    """
+
+    directory: Path
+    recovered: Recovered
+    segment_size: int
+    sync_each: bool = True
+    files: Files = attrs.field(factory=Files)
+    position: int = attrs.field(init=False)
+    durable: int = attrs.field(init=False)
+    base: int = attrs.field(default=0, init=False)
+    _chain: int = attrs.field(init=False)
+    time: int = attrs.field(init=False)
+    _clock: int = attrs.field(default=0, init=False)
+    ends: dict[str, int] = attrs.field(init=False)
+    _reserved: dict[str, int] = attrs.field(init=False)
+    floor: int = attrs.field(init=False)
+    _fd: int = attrs.field(default=-1, init=False)
+    _mark_fd: int = attrs.field(default=-1, init=False)
+    _start: int = attrs.field(default=0, init=False)  #: behind what the segment begins with
+    _rolled: Rolled | None = attrs.field(default=None, init=False)  #: not reported yet
+
+    def __attrs_post_init__(self) -> None:
+        found = self.recovered
+        self.position, self.durable, self._chain, self.time = found.position, found.durable, found.chain, found.time
+        self.ends, self._reserved, self.floor = dict(found.ends), {}, found.floor
+
+    def open(self, time: int) -> None:
+        """Be ready to write: the first segment exists, and numbers that were lost are a gap on disk.
+
+        :raises NoRoom: not even that fits
+        """
+        self.time = max(self.time, time)
+        try:
+            self._mark_fd = self.files.open(self.directory / scan.MARK_NAME, os.O_RDWR | os.O_CREAT)
+            if self.recovered.index is None:
+                self._begin_segment()
+            else:
+                self.base = self.recovered.index.base
+                self._fd = self.files.open(scan.path_of(self.directory, self.base), os.O_RDWR)
+            if self.recovered.gaps:
+                self._control(fmt.Kind.GAP, self.recovered.gaps)
+                for gap in self.recovered.gaps:
+                    if gap.stream:
+                        self.ends[gap.stream] = gap.last
+                    else:
+                        self.floor = max(self.floor, gap.last)
+            self.sync()
+        except OSError as error:
+            raise _no_room(error) from error
+
+    def make_room(self) -> None:
+        """Allocate the rest of the segment.
+
+        :raises NoRoom: there is none
+        """
+        left = self.segment_size - (self.position - self.base)
+        if left > 0:
+            try:
+                self.files.allocate(self._fd, self.position - self.base, left)
+            except OSError as error:
+                raise _no_room(error) from error
+
+    def commit(self, batches: Sequence[Sequence[Run]], time: int, clock: int) -> Committed:
+        """Write runs that follow on; each sequence becomes one batch.
+
+        :raises NoRoom: nothing was written, and the same can be tried again
+        :raises SyncFailed: the disk cannot be relied on any more; so with any other OSError
+        """
+        self.time, self._clock = max(self.time, time), clock
+        size = sum(run.size + _RUN_OVERHEAD for runs in batches for run in runs)
+        try:
+            if self.position - self.base + size > self.segment_size and self.position > self._start:
+                self._roll()
+            if not self.sync_each:
+                self._reserve(batches)
+        except OSError as error:
+            raise _no_room(error) from error
+        written = []
+        data = []
+        position, chain = self.position, self._chain
+        for runs in batches:
+            grouped = fmt.grouped(runs)
+            header, encoded = fmt.batch(
+                fmt.Kind.RECORDS,
+                grouped,
+                position=position,
+                durable=self.durable,
+                time=self.time,
+                clock=clock,
+                chain=chain,
+            )
+            position, chain = header.end, header.checksum
+            written.append((header, grouped))
+            data.append(encoded)
+        self._append(data[0] if len(data) == 1 else b"".join(data))
+        self.position, self._chain = position, chain
+        for _, grouped in written:
+            for run in grouped:
+                self.ends[run.stream] = run.last_seq
+        if self.sync_each:
+            self.sync()
+        rolled, self._rolled = self._rolled, None
+        return Committed(written, self.position, self.durable, rolled)
+
+    def sync(self) -> int:
+        """Everything written so far is on disk; the position up to which that is so.
+
+        :raises SyncFailed: it is not, and never will be for certain
+        """
+        if self.durable < self.position:
+            self._sync(self._fd)
+            self.durable = self.position
+        self.files.write(self._mark_fd, scan.pack_mark(self.durable), 0)
+        return self.durable
+
+    def _sync(self, fd: int) -> None:
+        try:
+            self.files.sync(fd)
+        except OSError as error:
+            raise SyncFailed(f"{error.strerror}, on syncing the segment at position {self.base}") from error
+
+    def close(self, in_order: bool) -> None:
+        """Let go of the files; ``in_order`` says so in the log first.
+
+        :raises NoRoom: there was no room to say so, which does no harm
+        :raises SyncFailed: the disk cannot be relied on
+        """
+        try:
+            if in_order:
+                try:
+                    self._control(fmt.Kind.CLOSED, [])
+                except OSError as error:
+                    raise _no_room(error) from error
+                self.sync()
+                self.files.truncate(self._fd, self.position - self.base)
+                self._sync(self._fd)
+        finally:
+            for fd in (self._fd, self._mark_fd):
+                if fd >= 0:
+                    self.files.close(fd)
+            self._fd = self._mark_fd = -1
+
+    def _append(self, data: bytes) -> None:
+        """Write behind the end, or leave the end where it is."""
+        try:
+            self.files.write(self._fd, data, self.position - self.base)
+        except OSError as error:
+            self.files.truncate(self._fd, self.position - self.base)
+            self._sync(self._fd)
+            raise _no_room(error) from error
+
+    def _control(self, kind: fmt.Kind, entries: Sequence[fmt.Entry]) -> None:
+        header, data = self._batch(kind, entries, self.position)
+        self._append(data)
+        self.position, self._chain = header.end, header.checksum
+
+    def _batch(self, kind: fmt.Kind, entries: Sequence[fmt.Entry], position: int) -> tuple[fmt.BatchHeader, bytes]:
+        return fmt.batch(
+            kind,
+            entries,
+            position=position,
+            durable=self.durable,
+            time=self.time,
+            clock=self._clock or self.time,
+            chain=self._chain,
+        )
+
+    def _roll(self) -> None:
+        """Seal the segment and begin the next; after a NoRoom nothing has changed."""
+        old_fd, sealed = self._fd, (self.base, self.position)
+        self.sync()
+        self._begin_segment(sealing=old_fd)
+        self.files.close(old_fd)
+        self._rolled = Rolled(sealed, self.base, dict(self.ends))
+
+    def _begin_segment(self, sealing: int | None = None) -> None:
+        base = self.position
+        path = scan.path_of(self.directory, base)
+        temporary = path.with_name(path.name + ".new")
+        fd = self.files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            end, chain = self._write_start(fd, base)
+            if sealing is not None:
+                self.files.truncate(sealing, base - self.base)
+                self._sync(sealing)
+            self.files.rename(temporary, path)
+        except OSError:
+            self.files.close(fd)
+            self.files.unlink(temporary)
+            raise
+        try:
+            self.files.sync_directory(self.directory)
+        except OSError as error:
+            raise SyncFailed(f"{error.strerror}, on syncing the journal's directory") from error
+        self._fd, self.base = fd, base
+        self.position = self.durable = self._start = end
+        self._chain = chain
+
+    def _write_start(self, fd: int, base: int) -> tuple[int, int]:
+        """What every segment begins with; the position behind it, and its chain."""
+        start = fmt.SegmentHeader(base, self.time, self._chain).pack()
+        entries = [fmt.Entry(stream, self._reserved.get(stream, end), end) for stream, end in self.ends.items()]
+        entries.append(fmt.Entry("", 0, self.floor))
+        header, ends = self._batch(fmt.Kind.ENDS, entries, base + len(start))
+        self.files.allocate(fd, 0, max(self.segment_size, len(start) + len(ends)))
+        self.files.write(fd, start + ends, 0)
+        self._sync(fd)
+        return header.end, header.checksum
+
+    def _reserve(self, batches: Sequence[Sequence[Run]]) -> None:
+        """Set numbers aside on disk before the first of them is given out."""
+        short = {
+            run.stream: fmt.Entry(run.stream, run.last_seq + RESERVE, 0)
+            for runs in batches
+            for run in runs
+            if run.last_seq > self._reserved.get(run.stream, 0)
+        }
+        if short:
+            self._control(fmt.Kind.RESERVED, list(short.values()))
+            self.sync()
+            self._reserved.update((entry.stream, entry.first) for entry in short.values())
+
+
+def _no_room(error: OSError) -> Exception:
+    """The same error as a NoRoom, if that is what it is."""
+    return NoRoom(error.strerror) if error.errno in NO_ROOM else error
