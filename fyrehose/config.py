@@ -28,7 +28,7 @@ import attrs
 from fyrehose import kits
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
-from fyrehose.journal import JournalSettings
+from fyrehose.journal.settings import JournalSettings
 from fyrehose.settings import build, count, option, size
 
 #: What ``--option`` takes besides kits.

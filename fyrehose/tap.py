@@ -22,7 +22,7 @@ from fyrehose import __version__, kernels, kits, process
 from fyrehose.config import Config, Listener, merged, parse_listen, parse_option, read_file, resolve
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.flow import Budget
-from fyrehose.journal import FileJournal
+from fyrehose.journal.journal import FileJournal
 from fyrehose.service import Fyrehose
 
 log = Logger()

@@ -63,7 +63,7 @@ class FileJournal:
     """The journal in ``directory``.
 
     :ivar reactor: timers, and the way back from the thread
-    :ivar report: what recovery found, once it is open
+    :ivar report: what recovery found
     :ivar files: the system calls
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar worker: does what blocks; a thread of its own if None
@@ -77,7 +77,7 @@ class FileJournal:
     worker: Worker | None = attrs.field(default=None, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
-    report: Recovered | None = attrs.field(default=None, init=False)
+    report: Recovered = attrs.field(factory=Recovered, init=False)
     _store: Store = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
@@ -124,7 +124,6 @@ class FileJournal:
         return writer
 
     def _opened(self, writer: Writer) -> Mapping[str, int]:
-        assert self.report is not None
         self._writer = writer
         self._ends, self.floor, self._time = dict(writer.ends), writer.floor, writer.time
         index = self.report.index or SegmentIndex(writer.base)
