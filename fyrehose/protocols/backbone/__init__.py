@@ -1,0 +1,1 @@
+"""The fyrehose backbone: publish and subscribe by UDP datagrams, with repair by those who listen."""

@@ -1,0 +1,280 @@
+"""The backbone's datagrams: one frame each, network byte order, the type in the first byte.
+
+    DELIVER        [ 0x01 | LENGTH (2) | SEQUENCE (6) | DATA (0..65498) ]      server -> client, client -> client
+    PUSH           [ 0x02 | LENGTH (2) | UNUSED (6)   | DATA (0..65498) ]      client -> server
+    REQUEST        [ 0x04 | ADDR (4) | PORT (2) | FROM_SEQ (6) | TO_SEQ (6) ]  client -> server
+    FORWARD        [ 0x08 | ADDR (4) | PORT (2) | FROM_SEQ (6) | TO_SEQ (6) ]  server -> client
+    KEEPALIVE      [ 0x10 | ADDR (4) | PORT (2) | FLAGS (6) | TOKEN (16) ]     client -> server
+    KEEPALIVE-ACK  [ 0x20 | TOKEN (16) ]                                       server -> client
+
+Specification: fyrehose-backbone.txt.  LENGTH counts DATA alone; TO_SEQ is part of the range; DATA ends where an IPv4
+UDP datagram does (the text's 65526 cannot exist).  PUSH and DELIVER of the hot path never become frames: the kernels
+make columns of them.
+
+in: decode(datagram) -> frame or RemoteProtocolError      out: frame.encode() -> datagram
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from ipaddress import IPv4Address
+from struct import Struct
+from typing import ClassVar
+
+import attrs
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.kernels.pure.backbone import HEADER, MAX_DATA
+from fyrehose.records import LAST_SEQ, Buffer
+
+#: An IPv4 address in dots, and a port.
+Address = tuple[str, int]
+
+#: The largest DATA that fits an Ethernet frame with the IP, UDP and backbone headers; more is fragmented on the way.
+MAX_UNFRAGMENTED = 1_463
+#: Bytes of a TOKEN.
+TOKEN = 16
+#: How many sequences one REQUEST or FORWARD brings at the most.
+MAX_SEQUENCES = 10_000
+
+__all__ = [
+    "HEADER",
+    "MAX_DATA",
+    "MAX_SEQUENCES",
+    "MAX_UNFRAGMENTED",
+    "TOKEN",
+    "Address",
+    "Flags",
+    "FrameType",
+    "can_receive",
+    "decode",
+]
+
+
+class FrameType(IntEnum):
+    """The first byte."""
+
+    DELIVER = 0x01
+    PUSH = 0x02
+    REQUEST = 0x04
+    FORWARD = 0x08
+    KEEPALIVE = 0x10
+    KEEPALIVE_ACK = 0x20
+
+
+class Flags(IntFlag):
+    """The FLAGS of a KEEPALIVE, bit 0 in the last byte; bits that are not here are ignored."""
+
+    NONE = 0
+    NOSUBSCRIBE = 0x1  #: send me no DELIVER of the live stream
+    NOJOURNAL = 0x2  #: send me no FORWARD
+
+
+_DATA = Struct(
+    ">"
+    "B"  # 0x01, 0x02
+    "H"  # LENGTH
+    "H"  # SEQUENCE, its upper 16 bits; PUSH: UNUSED
+    "I"  # and its lower 32
+)
+_RANGE = Struct(
+    ">"
+    "B"  # 0x04, 0x08
+    "4s"  # ADDR
+    "H"  # PORT
+    "H"  # FROM_SEQ, its upper 16 bits
+    "I"  # and its lower 32
+    "H"  # TO_SEQ, its upper 16 bits
+    "I"  # and its lower 32
+)
+_KEEPALIVE = Struct(
+    ">"
+    "B"  # 0x10
+    "4s"  # ADDR
+    "H"  # PORT
+    "H"  # FLAGS, its upper 16 bits
+    "I"  # and its lower 32
+    "16s"  # TOKEN
+)
+_ACK = Struct(
+    ">"
+    "B"  # 0x20
+    "16s"  # TOKEN
+)
+
+
+def _sequence(high: int, low: int) -> int:
+    return high << 32 | low
+
+
+def _halves(value: int) -> tuple[int, int]:
+    return value >> 32, value & 0xFFFFFFFF
+
+
+def _packed(host: str) -> bytes:
+    return bytes(map(int, host.split(".")))
+
+
+def _dotted(addr: bytes) -> str:
+    return "{}.{}.{}.{}".format(*addr)
+
+
+def _fits(_: object, attribute: attrs.Attribute[bytes], data: bytes) -> None:
+    if len(data) > MAX_DATA:
+        raise ValueError(f"{len(data)} bytes of {attribute.name} do not fit into a datagram; {MAX_DATA} do")
+
+
+def _is_sequence(_: object, attribute: attrs.Attribute[int], seq: int) -> None:
+    if not 0 <= seq <= LAST_SEQ:
+        raise ValueError(f"{attribute.name} has 48 bits, which {seq} has not")
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Deliver:
+    """A message that is published, under its number."""
+
+    type: ClassVar[FrameType] = FrameType.DELIVER
+    seq: int = attrs.field(validator=_is_sequence)
+    data: bytes = attrs.field(validator=_fits)
+
+    def encode(self) -> bytes:
+        return _DATA.pack(self.type, len(self.data), *_halves(self.seq)) + self.data
+
+    @classmethod
+    def parse(cls, datagram: Buffer) -> Deliver:
+        _, length, high, low = _DATA.unpack_from(datagram)
+        return cls(seq=_sequence(high, low), data=bytes(datagram[HEADER : HEADER + length]))
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Push:
+    """A message to be published; not so before its DELIVER is there."""
+
+    type: ClassVar[FrameType] = FrameType.PUSH
+    data: bytes = attrs.field(validator=_fits)
+
+    def encode(self) -> bytes:
+        return _DATA.pack(self.type, len(self.data), 0, 0) + self.data
+
+    @classmethod
+    def parse(cls, datagram: Buffer) -> Push:
+        return cls(data=bytes(datagram[HEADER:]))
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class _Range:
+    """The numbers ``first`` to ``last``, both included, for the client that listens at ``address``."""
+
+    type: ClassVar[FrameType]
+    address: Address
+    first: int = attrs.field(validator=_is_sequence)
+    last: int = attrs.field(validator=_is_sequence)
+
+    def encode(self) -> bytes:
+        host, port = self.address
+        return _RANGE.pack(self.type, _packed(host), port, *_halves(self.first), *_halves(self.last))
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Request(_Range):
+    """A client misses these."""
+
+    type: ClassVar[FrameType] = FrameType.REQUEST
+
+    @classmethod
+    def parse(cls, datagram: Buffer) -> Request:
+        _, addr, port, *first, high, low = _RANGE.unpack_from(datagram)
+        return cls(address=(_dotted(addr), port), first=_sequence(*first), last=_sequence(high, low))
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Forward(_Range):
+    """Another client misses these: send it those that you have."""
+
+    type: ClassVar[FrameType] = FrameType.FORWARD
+
+    @classmethod
+    def parse(cls, datagram: Buffer) -> Forward:
+        _, addr, port, *first, high, low = _RANGE.unpack_from(datagram)
+        return cls(address=(_dotted(addr), port), first=_sequence(*first), last=_sequence(high, low))
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class KeepAlive:
+    """A client is there, at ``address``; host 0.0.0.0 stands for the address that the datagram came from."""
+
+    type: ClassVar[FrameType] = FrameType.KEEPALIVE
+    address: Address
+    flags: Flags
+    token: bytes = attrs.field()
+
+    @token.validator
+    def _is_token(self, _: attrs.Attribute[bytes], token: bytes) -> None:
+        if len(token) != TOKEN:
+            raise ValueError(f"a token has {TOKEN} bytes, not {len(token)}")
+
+    def encode(self) -> bytes:
+        host, port = self.address
+        return _KEEPALIVE.pack(self.type, _packed(host), port, *_halves(self.flags), self.token)
+
+    @classmethod
+    def parse(cls, datagram: Buffer) -> KeepAlive:
+        _, addr, port, _, low, token = _KEEPALIVE.unpack_from(datagram)
+        return cls(address=(_dotted(addr), port), flags=Flags(low & 0x3), token=token)
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class KeepAliveAck:
+    """The server has seen the KEEPALIVE of this token."""
+
+    type: ClassVar[FrameType] = FrameType.KEEPALIVE_ACK
+    token: bytes
+
+    def encode(self) -> bytes:
+        return _ACK.pack(self.type, self.token)
+
+    @classmethod
+    def parse(cls, datagram: Buffer) -> KeepAliveAck:
+        _, token = _ACK.unpack_from(datagram)
+        return cls(token=token)
+
+
+Frame = Deliver | Push | Request | Forward | KeepAlive | KeepAliveAck
+
+#: first byte -> (class, size of the datagram; 0: HEADER + LENGTH)
+FRAMES: dict[int, tuple[type[Frame], int]] = {
+    FrameType.DELIVER: (Deliver, 0),
+    FrameType.PUSH: (Push, 0),
+    FrameType.REQUEST: (Request, _RANGE.size),
+    FrameType.FORWARD: (Forward, _RANGE.size),
+    FrameType.KEEPALIVE: (KeepAlive, _KEEPALIVE.size),
+    FrameType.KEEPALIVE_ACK: (KeepAliveAck, _ACK.size),
+}
+
+
+def decode(datagram: Buffer) -> Frame:
+    """The frame of one whole datagram.
+
+    :raises RemoteProtocolError: it is none; the cause is ``empty``, ``unknown-type``, ``wrong-size`` or
+        ``backward-range``
+    """
+    if not datagram:
+        raise RemoteProtocolError("empty")
+    kind, size = FRAMES.get(datagram[0], (None, 0))
+    if kind is None:
+        raise RemoteProtocolError("unknown-type", f"{datagram[0]:#04x}")
+    if not size:
+        size = HEADER + (datagram[1] << 8 | datagram[2]) if len(datagram) >= HEADER else HEADER
+    if len(datagram) != size or size > HEADER + MAX_DATA:
+        raise RemoteProtocolError("wrong-size", f"{kind.__name__} of {len(datagram)} bytes where {size} belong")
+    frame = kind.parse(datagram)
+    if isinstance(frame, _Range) and frame.first > frame.last:
+        raise RemoteProtocolError("backward-range", f"{frame.first} to {frame.last}")
+    return frame
+
+
+def can_receive(client: Address) -> bool:
+    """Whether this can be one host's address: no multicast, broadcast or reserved one, and a port."""
+    host, port = client
+    address = IPv4Address(host)
+    return bool(port) and not (address.is_multicast or address.is_reserved or address.is_unspecified)

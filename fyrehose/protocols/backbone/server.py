@@ -1,0 +1,318 @@
+"""The backbone's server: a port outside, a session inside, the broker behind it.
+
+    port -> session -> Pushed  -> one run a source and turn -> broker.publish
+                       Replay  -> broker.read, a slice a turn -> port
+    broker.subscribe -> deliver -> encoded once -> every live subscriber -> port
+
+A PUSH is never acknowledged: its DELIVER is the acknowledgement, and that comes from the subscription alone, so it is
+of a durable record.  What the journal cannot take is dropped and counted; publishers find out by rule 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.errors import FyrehoseError, JournalCorrupt
+from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.protocols.backbone.frames import MAX_DATA, Address
+from fyrehose.protocols.backbone.replays import Replays
+from fyrehose.protocols.backbone.session import Dropped, Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.trains import Encoded, Train, encode_delivers
+from fyrehose.records import Delivery, Run
+
+log = Logger()
+
+KIT = "backbone"
+#: Drops that are everyday life: counted, not worth a line.
+QUIET = frozenset({"request-repeated", "request-of-nothing"})
+#: What one destination gets of a replay before the next has its turn, in bytes.
+SLICE = 64 << 10
+#: Slices of replays before the reactor has its turn.
+SLICES = 8
+#: How long a replay waits when all that is owed has to wait for the rate of its destination, in seconds.
+REPLAY_WAIT = 0.01
+#: How long stopping waits for what was accepted to be durable and delivered, in seconds.
+PATIENCE = 10.0
+#: What a run costs besides its columns, in bytes: a guess on the safe side.
+RUN_OVERHEAD = 1 << 10
+
+
+class Port(Protocol):
+    """What the server asks of :class:`fyrehose.protocols.backbone.udp.UDPPort`."""
+
+    address: Address
+
+    @property
+    def waiting(self) -> int: ...
+
+    def answer(self, datagram: bytes, destination: Address) -> None: ...
+
+    def send(self, train: Train, destination: Address) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def stop_reading(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@implementer(ISink)
+class BackboneServer:
+    """Owner of the port, sink of the stream.
+
+    :param is_local: whether a host is this machine; asked where the port is bound to all its addresses
+    """
+
+    port: Port
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        broker: IBroker,
+        settings: Settings,
+        random: Random,
+        is_local: Callable[[str], bool],
+    ) -> None:
+        self._clock = clock
+        self._broker = broker
+        self._settings = settings
+        self._is_local = is_local
+        self._session = ServerSession(settings, lambda: broker.bounds(settings.stream), self._is_own, random)
+        self._account = broker.budget.account(self)
+        self._full = False
+        self._pushed: dict[Address, list[Pushed]] = {}
+        self._in_flight = 0
+        self._published = 0
+        self._subscription: ISubscription | None = None
+        self._congested = False
+        self._replays = Replays()
+        self._replaying: IDelayedCall | None = None
+        self._stopped: Deferred[None] | None = None
+        self._deadline: IDelayedCall | None = None
+        broker.restrict(settings.stream, MAX_DATA)
+
+    def start(self, port: Port) -> None:
+        """Serve at ``port``, which is bound."""
+        self.port = port
+        self._subscription = self._broker.subscribe(self._settings.stream, None, self)
+        self._subscription.resumeProducing()
+
+    def stop(self) -> Deferred[None]:
+        """Take nothing more in; fires when what was taken is durable and delivered, or that took too long."""
+        self._stopped = Deferred()
+        stopped = self._stopped
+        self.port.stop_reading()
+        self._replays.clear()
+        self._deadline = self._clock.callLater(PATIENCE, self._stop_now)
+        self._check_stopped()
+        return stopped
+
+    # What the budget calls: the pausable half of a transport that nobody can pause.
+
+    def pauseProducing(self) -> None:
+        """The journal is behind: PUSHes are dropped from now on, all else is heard."""
+        self._full = True
+
+    def resumeProducing(self) -> None:
+        self._full = False
+
+    # What the port calls.
+
+    def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
+        for event in self._session.receive_datagrams(data, segment, source, self._clock.seconds()):
+            if isinstance(event, Pushed):
+                self._pushed.setdefault(source, []).append(event)
+            elif isinstance(event, Replay):
+                self._replay(event)
+            else:
+                self._drop(event)
+
+    def turn_over(self) -> None:
+        for destination, datagram in self._session.data_to_send():
+            self.port.answer(datagram, destination)
+        self.port.flush()
+        if self._pushed:
+            self._publish()
+
+    def congested(self) -> None:
+        self._congested = True
+        if self._subscription is not None:
+            self._subscription.pauseProducing()
+
+    def relieved(self) -> None:
+        self._congested = False
+        if self._subscription is not None:
+            self._subscription.resumeProducing()
+        self._schedule_replay(0)
+        self._check_stopped()
+
+    # What the broker calls: durable records of the stream.
+
+    def deliver(self, delivery: Delivery) -> None:
+        now = self._clock.seconds()
+        listening = self._session.listening(now)
+        if listening:
+            self._send(delivery.encoded(encode_delivers), listening, now)
+            self.port.flush()
+        self._check_stopped()
+
+    def skipped(self, first: int, last: int) -> None:
+        """They are gone; a REQUEST for them will find nobody."""
+        self._broker.counters.add(KIT, "skipped", last - first + 1)
+
+    def ended(self, reason: Exception) -> None:
+        self._subscription = None
+        log.error("{kit}: nothing more is delivered: {reason}", kit=KIT, reason=str(reason))
+        self._check_stopped()
+
+    # Inside.
+
+    def _is_own(self, address: Address) -> bool:
+        host, port = self.port.address
+        return address[1] == port and (address[0] == host or (host == "0.0.0.0" and self._is_local(address[0])))
+
+    def _drop(self, event: Dropped) -> None:
+        counters = self._broker.counters
+        if event.cause in QUIET:
+            counters.add(KIT, event.cause, event.count)
+            return
+        counters.refuse(log, KIT, event.cause, event.source[0], event.detail)
+        if event.count > 1:
+            counters.add(KIT, event.cause, event.count - 1)
+
+    def _publish(self) -> None:
+        """One run for each source of this turn, all in one batch."""
+        pushed, self._pushed = self._pushed, {}
+        count = sum(len(event.lengths) // 4 for events in pushed.values() for event in events)
+        counters = self._broker.counters
+        if self._full:
+            self._drop(Dropped(source=next(iter(pushed)), cause="journal-behind", count=count))
+            return
+        runs = [self._run(source, events) for source, events in pushed.items()]
+        size = sum(run.size + RUN_OVERHEAD for run in runs)
+        counters.add(KIT, "pushes", count)
+        counters.add(KIT, "pushed-bytes", sum(len(run.payload) for run in runs))
+        large = sum(event.large for events in pushed.values() for event in events)
+        if large:
+            counters.add(KIT, "fragmented-pushes", large)
+        self._in_flight += 1
+        self._account.hold(size)
+
+        def durable(firsts: tuple[int, ...]) -> None:
+            self._published = max(self._published, firsts[-1] + len(runs[-1]) - 1)
+
+        def refused(failure: Failure) -> None:
+            failure.trap(FyrehoseError)
+            cause = type(failure.value).__name__
+            self._drop(Dropped(source=runs_from, cause=cause, detail=str(failure.value), count=count))
+
+        def settle(result: Any) -> Any:
+            self._in_flight -= 1
+            self._account.release(size)
+            self._check_stopped()
+            return result
+
+        runs_from = next(iter(pushed))
+        self._broker.publish(runs).addCallbacks(durable, refused).addBoth(settle)
+
+    def _run(self, source: Address, events: list[Pushed]) -> Run:
+        lengths, payload = events[0].lengths, events[0].payload
+        if len(events) > 1:
+            lengths = b"".join(event.lengths for event in events)
+            payload = b"".join(event.payload for event in events)
+        return Run(
+            stream=self._settings.stream,
+            source=KIT,
+            producer="{}:{}".format(*source),
+            lengths=lengths,
+            payload=payload,
+        )
+
+    def _send(self, encoded: Encoded, destinations: list[Address], now: float) -> None:
+        counters = self._broker.counters
+        for destination in destinations:
+            for train in encoded.trains:
+                if self._session.ready(destination, now):
+                    self._session.charge(destination, train.size, now)
+                    self.port.send(train, destination)
+                else:
+                    self._drop(Dropped(source=destination, cause="destination-rate", count=train.count))
+        counters.add(KIT, "delivers", encoded.count * len(destinations))
+        if encoded.left_out:
+            counters.add(KIT, "too-large-for-a-datagram", encoded.left_out)
+
+    # The server's journal, a peer like any other that answers FORWARDs.
+
+    def _replay(self, event: Replay) -> None:
+        if self._stopped is not None:
+            return
+        if not self._replays.add(event.destination, event.first, event.last):
+            self._drop(Dropped(source=event.destination, cause="replays-behind"))
+        self._schedule_replay(0)
+
+    def _schedule_replay(self, delay: float) -> None:
+        if self._replays and self._replaying is None and not self._congested:
+            self._replaying = self._clock.callLater(delay, self._replay_turn)
+
+    def _replay_turn(self) -> None:
+        self._replaying = None
+        now = self._clock.seconds()
+        sent = False
+        for _ in range(min(SLICES, len(self._replays))):
+            if self._congested or not self._replays:
+                break
+            destination, first, last = self._replays.next()
+            if self._session.ready(destination, now):
+                self._replays.sent(destination, self._replay_slice(destination, first, last, now))
+                sent = True
+        self._schedule_replay(0 if sent else REPLAY_WAIT)
+
+    def _replay_slice(self, destination: Address, first: int, last: int, now: float) -> int:
+        """Send some of ``first`` to ``last``; the number up to which nothing more has to be sent."""
+        try:
+            runs = self._broker.read(self._settings.stream, first, SLICE)
+        except JournalCorrupt as damage:
+            self._drop(Dropped(source=destination, cause="journal-corrupt", detail=str(damage)))
+            return last
+        wanted = tuple(run.slice(0, last - run.first_seq + 1) for run in runs if run.first_seq <= last)
+        if not wanted:
+            return last
+        encoded = encode_delivers(wanted)
+        for train in encoded.trains:
+            # A slice goes whole: what it takes too much, the next one waits for.
+            self._session.charge(destination, train.size, now)
+            self.port.send(train, destination)
+        self.port.flush()
+        self._broker.counters.add(KIT, "replayed", encoded.count)
+        return wanted[-1].last_seq
+
+    # Stopping.
+
+    def _check_stopped(self) -> None:
+        if self._stopped is None or self._in_flight or self.port.waiting:
+            return
+        if self._subscription is None or self._subscription.position >= self._published:
+            self._stop_now()
+
+    def _stop_now(self) -> None:
+        stopped, self._stopped = self._stopped, None
+        if stopped is None:
+            return
+        for timer in (self._deadline, self._replaying):
+            if timer is not None and timer.active():
+                timer.cancel()
+        if self._subscription is not None:
+            self._subscription.stopProducing()
+            self._subscription = None
+        self._account.close()
+        self.port.close()
+        stopped.callback(None)

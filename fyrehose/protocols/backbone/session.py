@@ -1,0 +1,241 @@
+"""The backbone's server without a socket: rules, limits and whose turn it is.
+
+    PUSH        -> Pushed, within the rate of its address
+    KEEPALIVE   -> a place in the table and an ACK, where ADDR is the source's own
+    REQUEST     -> a FORWARD to the client whose turn it is, or Replay when it is the server's own journal's
+    all else    -> Dropped; errors are never answered
+
+Specification: fyrehose-backbone.txt, rules 1 to 5 of the backbone.  Times are monotonic, in seconds, and arguments.
+
+in: receive_datagrams(train, source, now)      out: events; data_to_send() -> (destination, datagram) each
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from random import Random
+
+import attrs
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.kernels import backbone
+from fyrehose.protocols.backbone.frames import (
+    MAX_SEQUENCES,
+    MAX_UNFRAGMENTED,
+    Address,
+    Forward,
+    FrameType,
+    KeepAlive,
+    KeepAliveAck,
+    Request,
+    can_receive,
+    decode,
+)
+from fyrehose.protocols.backbone.rates import Rates
+from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.subscribers import Rotation, Subscribers
+from fyrehose.records import Buffer
+
+#: A REQUEST like one that came less than this ago is the same, in seconds.
+MERGE = 0.1
+#: How many REQUESTs are remembered for that.
+MERGED = 4_096
+#: A destination's bytes come in pieces of its rate times this, in seconds: what receive buffers hold.
+BURST = 1 / 16
+#: How many verdicts on source addresses are remembered.
+VERDICTS = 4_096
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Pushed:
+    """Messages to be published, as columns; ``large`` of them travel in fragments."""
+
+    source: Address
+    lengths: bytes
+    payload: bytes
+    large: int
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Replay:
+    """It is the server's own journal's turn: DELIVER ``first`` to ``last`` to ``destination``."""
+
+    destination: Address
+    first: int
+    last: int
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Dropped:
+    """``count`` datagrams of ``source`` were not taken; ``cause`` names a counter and holds nothing from the peer."""
+
+    source: Address
+    cause: str
+    detail: str = ""
+    count: int = 1
+
+
+Event = Pushed | Replay | Dropped
+
+
+class ServerSession:
+    """All state of a backbone server.
+
+    :param bounds: the oldest and the last number of the stream that may leave
+    :param is_own: whether a datagram to this address would come back to the server
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        bounds: Callable[[], tuple[int, int]],
+        is_own: Callable[[Address], bool],
+        random: Random,
+    ) -> None:
+        self._settings = settings
+        self._bounds = bounds
+        self._is_own = is_own
+        self._subscribers = Subscribers(settings.subscribers)
+        self._rotation = Rotation(random)
+        self._pushes = Rates(settings.push_rate, settings.push_rate)
+        self._requests = Rates(settings.request_rate, settings.request_rate)
+        self._forwards = Rates(settings.forward_rate, settings.forward_rate, most=1)
+        self._bytes = Rates(settings.destination_rate, settings.destination_rate * BURST)
+        self._asked: OrderedDict[Request, float] = OrderedDict()
+        self._verdicts: dict[str, bool] = {}
+        self._to_send: list[tuple[Address, bytes]] = []
+
+    def receive_datagrams(self, data: Buffer, segment: int, source: Address, now: float) -> list[Event]:
+        """Datagrams of ``segment`` bytes each (the last may be shorter) that came from ``source``."""
+        view = memoryview(data)
+        stop = len(view)
+        events: list[Event] = []
+        if not self._allowed(source[0]):
+            return [Dropped(source=source, cause="not-allowed", count=max(1, -(-stop // max(segment, 1))))]
+        if not stop:
+            return [Dropped(source=source, cause="empty")]
+        at = 0
+        while at < stop:
+            end, count, lengths, payload = backbone.scan_pushes(view, at, stop, segment, self._settings.total_length)
+            if count:
+                self._push(events, source, lengths, payload, now)
+            else:
+                end = min(at + segment, stop)
+                self._control(events, view[at:end], source, now)
+            at = end
+        return events
+
+    def data_to_send(self) -> list[tuple[Address, bytes]]:
+        """ACKs and FORWARDs: each destination and datagram, once."""
+        to_send, self._to_send = self._to_send, []
+        return to_send
+
+    def listening(self, now: float) -> list[Address]:
+        """Who gets the DELIVERs of what is durable now."""
+        return self._subscribers.listening(now)
+
+    def ready(self, destination: Address, now: float) -> bool:
+        """Whether anything may go to ``destination`` now: the rate of its host says."""
+        return self._bytes.ready(destination[0], now)
+
+    def charge(self, destination: Address, size: int, now: float) -> None:
+        """``size`` bytes go to ``destination``."""
+        self._bytes.charge(destination[0], size, now)
+
+    # The datagrams.
+
+    def _push(self, events: list[Event], source: Address, lengths: bytes, payload: bytes, now: float) -> None:
+        """Rule 5: from anybody, even if it never sent a KEEPALIVE."""
+        count = len(lengths) // 4
+        granted = self._pushes.take(source[0], count, now)
+        if granted < count:
+            events.append(Dropped(source=source, cause="push-rate", count=count - granted))
+            if not granted:
+                return
+            lengths = lengths[: 4 * granted]
+            payload = payload[: sum(memoryview(lengths).cast("I"))]
+        large = 0
+        if len(payload) > MAX_UNFRAGMENTED:
+            large = sum(size > MAX_UNFRAGMENTED for size in memoryview(lengths).cast("I"))
+        events.append(Pushed(source=source, lengths=lengths, payload=payload, large=large))
+
+    def _control(self, events: list[Event], datagram: memoryview, source: Address, now: float) -> None:
+        try:
+            frame = decode(datagram)
+            if isinstance(frame, KeepAlive):
+                self._keep_alive(frame, source, now)
+            elif isinstance(frame, Request):
+                events.extend(self._request(frame, source, now))
+            else:
+                raise RemoteProtocolError("not-for-servers", FrameType(datagram[0]).name)
+        except RemoteProtocolError as error:
+            detail = str(error).removeprefix(error.cause).removeprefix(": ")
+            events.append(Dropped(source=source, cause=error.cause, detail=detail))
+
+    def _keep_alive(self, frame: KeepAlive, source: Address, now: float) -> None:
+        client = self._own_address(frame.address, source)
+        if not self._subscribers.seen(client, frame.flags, now):
+            # No ACK either: it would feign a subscription.
+            raise RemoteProtocolError("too-many-subscribers")
+        self._to_send.append((client, KeepAliveAck(token=frame.token).encode()))
+
+    def _request(self, frame: Request, source: Address, now: float) -> list[Event]:
+        requester = self._own_address(frame.address, source)
+        frame = Request(address=requester, first=frame.first, last=frame.last)
+        if self._is_repeated(frame, now):
+            raise RemoteProtocolError("request-repeated")
+        if not self._requests.take(requester, 1, now):
+            raise RemoteProtocolError("request-rate")
+        oldest, newest = self._bounds()
+        first = max(frame.first, oldest)
+        last = min(frame.last, newest, first + MAX_SEQUENCES - 1)
+        if first > last:
+            raise RemoteProtocolError("request-of-nothing")
+        peer = self._rotation.next([None, *self._subscribers.journals(now)], requester)
+        if peer is None:
+            return [Replay(destination=requester, first=first, last=last)]
+        if not self._forwards.take("all", 1, now):
+            raise RemoteProtocolError("forward-rate")
+        self._to_send.append((peer, Forward(address=requester, first=first, last=last).encode()))
+        return []
+
+    # Who may say what.
+
+    def _allowed(self, host: str) -> bool:
+        if not self._settings.allow:
+            return True
+        verdict = self._verdicts.get(host)
+        if verdict is None:
+            if len(self._verdicts) >= VERDICTS:
+                self._verdicts.clear()
+            address = IPv4Address(host)
+            verdict = self._verdicts[host] = any(address in network for network in self._settings.allow)
+        return verdict
+
+    def _own_address(self, said: Address, source: Address) -> Address:
+        """The address that the sender gave as its own, if it can be.
+
+        The wire has no proof that a client is where it says, so ADDR is the source's or 0.0.0.0, which stands for it.
+        """
+        host, port = said
+        if host not in (source[0], "0.0.0.0"):
+            raise RemoteProtocolError("foreign-address")
+        client = (source[0], port)
+        if not can_receive(client):
+            raise RemoteProtocolError("impossible-address")
+        if self._is_own(client):
+            raise RemoteProtocolError("own-address")
+        return client
+
+    def _is_repeated(self, request: Request, now: float) -> bool:
+        while self._asked:
+            oldest, at = next(iter(self._asked.items()))
+            if now - at < MERGE and len(self._asked) < MERGED:
+                break
+            del self._asked[oldest]
+        if request in self._asked:
+            return True
+        self._asked[request] = now
+        return False
