@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import cast
 
-from zope.interface.exceptions import Invalid
 from zope.interface.verify import verifyObject
 
 from fyrehose import protocols
@@ -39,7 +38,7 @@ def load(name: str) -> IProtocolKit:
     try:
         kit = import_module(_module(name)).kit
         verifyObject(IProtocolKit, kit)
-    except (ImportError, AttributeError, SyntaxError, Invalid) as error:
+    except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(str(error).split())
         raise ConfigError(f"the kit {name!r} is broken: {said} ({where.filename}, line {where.lineno})") from error

@@ -71,7 +71,9 @@ class Options(usage.Options):
 
     def parseArgs(self, *args: str) -> None:
         if args:
-            raise usage.UsageError(f"{args[0]!r} is one word too many; where to listen is said by --listen KIT=ENDPOINT")
+            raise usage.UsageError(
+                f"{args[0]!r} is one word too many; where to listen is said by --listen KIT=ENDPOINT"
+            )
 
     def opt_version(self) -> NoReturn:
         """Say which version this is, and exit."""

@@ -124,7 +124,7 @@ class LineSession:
 def encode(runs: tuple[Run, ...]) -> list[bytes]:
     """Records as the peer gets them.  Done once for all who stand at the same place (see Delivery.encoded)."""
     return [
-        b"%d %d\n%b\n" % (seq, len(payload), payload)
+        b"%d %d\n%b\n" % (seq, len(payload), bytes(payload))
         for run in runs
         for seq, payload in enumerate(run.payloads(), run.first_seq)
     ]

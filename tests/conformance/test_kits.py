@@ -1,0 +1,70 @@
+"""What every kit is, found as the framework finds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from twisted.application.service import IService
+from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
+from zope.interface.verify import verifyObject
+
+from fyrehose import kits
+from fyrehose.broker import Broker
+from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.interfaces import IProtocolKit
+from fyrehose.sequencer import Sequencer
+from fyrehose.settings import build
+from fyrehose.testing import MemoryJournal
+
+
+@pytest.fixture
+def broker() -> Broker:
+    broker = Broker(Clock(), MemoryJournal(), Sequencer())
+    broker.open()
+    return broker
+
+
+@pytest.fixture(params=kits.names())
+def kit(request: pytest.FixtureRequest) -> Any:
+    return kits.load(request.param)
+
+
+def test_it_says_what_it_is(kit: Any) -> None:
+    assert verifyObject(IProtocolKit, kit)
+    assert kit.name in kits.names()
+    assert kit.description
+    assert "\n" not in kit.description
+
+
+def test_every_option_has_a_default_can_be_read_and_says_what_it_is(kit: Any) -> None:
+    settings = kit.settings()
+    for field in attrs.fields(kit.settings):
+        assert callable(field.metadata["convert"]), field.name
+        assert field.metadata["help"], field.name
+        getattr(settings, field.name)
+    assert build(kit.settings, kit.name, {}) == settings
+
+
+def test_its_default_is_on_loopback(kit: Any) -> None:
+    assert "127.0.0.1" in kit.default_endpoint
+
+
+def test_its_service_opens_nothing_before_it_starts(kit: Any, broker: Broker) -> None:
+    reactor = MemoryReactorClock()
+    try:
+        service = kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
+    except MissingExtra:
+        pytest.skip("an extra is not installed")
+    assert IService.providedBy(service)
+    assert not reactor.tcpServers
+    assert not reactor.udpPorts if hasattr(reactor, "udpPorts") else True
+    assert not reactor.getDelayedCalls()
+
+
+@pytest.mark.parametrize("endpoint", ["", "nonsense:1", "tcp", "tcp:many", "8119"])
+def test_an_endpoint_that_is_none_is_said_at_once(kit: Any, broker: Broker, endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=kit.name):
+        kit.make_service(MemoryReactorClock(), broker, endpoint, kit.settings())

@@ -1,0 +1,84 @@
+"""What every ISequencer does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from zope.interface.verify import verifyObject
+
+from fyrehose.errors import StreamFull
+from fyrehose.interfaces import ISequencer
+from fyrehose.records import LAST_SEQ
+from fyrehose.sequencer import Sequencer
+
+MAKERS: list[Callable[[], ISequencer]] = [Sequencer]
+
+
+@pytest.fixture(params=MAKERS)
+def sequencer(request: pytest.FixtureRequest) -> ISequencer:
+    made: ISequencer = request.param()
+    return made
+
+
+def test_it_says_what_it_is(sequencer: ISequencer) -> None:
+    assert verifyObject(ISequencer, sequencer)
+
+
+def test_numbers_begin_with_one_and_follow_on(sequencer: ISequencer) -> None:
+    assert sequencer.reserve([("a", 3)]) == (1,)
+    assert sequencer.reserve([("a", 2), ("b", 1)]) == (4, 1)
+    assert sequencer.reserve([("a", 1)]) == (6,)
+
+
+def test_one_call_may_name_a_stream_twice(sequencer: ISequencer) -> None:
+    assert sequencer.reserve([("a", 2), ("b", 1), ("a", 3), ("a", 1)]) == (1, 1, 3, 6)
+    assert sequencer.reserve([("a", 1)]) == (7,)
+
+
+def test_nothing_wanted_is_nothing_reserved(sequencer: ISequencer) -> None:
+    assert sequencer.reserve([]) == ()
+
+
+def test_it_goes_on_from_where_it_is_told(sequencer: ISequencer) -> None:
+    sequencer.reserve([("a", 5), ("gone", 5)])
+    sequencer.restore({"a": 2, "b": 40})
+    assert sequencer.reserve([("a", 1), ("b", 1), ("gone", 1)]) == (3, 41, 1)
+
+
+def test_streams_that_nobody_names_begin_above_the_floor(sequencer: ISequencer) -> None:
+    sequencer.restore({"a": 2000}, floor=1000)
+    assert sequencer.reserve([("a", 1), ("new", 2), ("new", 1)]) == (2001, 1001, 1003)
+
+
+def test_what_it_was_given_is_not_its_own(sequencer: ISequencer) -> None:
+    ends = {"a": 1}
+    sequencer.restore(ends)
+    sequencer.reserve([("a", 1)])
+    assert ends == {"a": 1}
+
+
+def test_the_last_number_is_given_and_none_after_it(sequencer: ISequencer) -> None:
+    sequencer.restore({"a": LAST_SEQ - 2})
+    assert sequencer.reserve([("a", 2)]) == (LAST_SEQ - 1,)
+    with pytest.raises(StreamFull, match="'a'"):
+        sequencer.reserve([("a", 1)])
+
+
+def test_all_or_none(sequencer: ISequencer) -> None:
+    sequencer.restore({"full": LAST_SEQ - 1})
+    with pytest.raises(StreamFull):
+        sequencer.reserve([("a", 5), ("full", 1), ("full", 1)])
+    assert sequencer.reserve([("a", 1), ("full", 1)]) == (1, LAST_SEQ)
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 1000)), max_size=5), max_size=20))
+def test_no_number_is_given_twice_or_left_out(calls: list[list[tuple[str, int]]]) -> None:
+    for make in MAKERS:
+        sequencer, ends = make(), dict.fromkeys("abc", 0)
+        for wanted in calls:
+            for (stream, count), first in zip(wanted, sequencer.reserve(wanted), strict=True):
+                assert first == ends[stream] + 1
+                ends[stream] += count

@@ -1,0 +1,54 @@
+"""Finding kits: one that is broken is seen, one that is not there is named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fyrehose import kits
+from fyrehose.errors import ConfigError
+
+
+def write(directory: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (directory / "somebodys_kit").mkdir()
+    (directory / "somebodys_kit" / "kit.py").write_text(text)
+    monkeypatch.syspath_prepend(str(directory))
+    for name in ("somebodys_kit", "somebodys_kit.kit"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_the_names_are_the_folders_and_nothing_is_imported_for_them() -> None:
+    names = kits.names()
+    assert names == sorted(names)
+    folder = Path(kits.__file__).parent / "protocols"
+    assert names == sorted(path.parent.name for path in folder.glob("*/kit.py"))
+
+
+def test_one_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"no protocol is called 'fig'; there are: .*figg"):
+        kits.load("fig")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import nothing_of_that_name", "No module named 'nothing_of_that_name'"),
+        ("raise RuntimeError('no\\nway')", "no way"),
+        ("def (", "invalid syntax"),
+        ("", "has no attribute 'kit'"),
+        ("kit = object()", "does not implement|failed to implement"),
+    ],
+)
+def test_one_that_is_broken(text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, monkeypatch, text)
+    with pytest.raises(ConfigError, match=said) as raised:
+        kits.load("somebodys_kit.kit")
+    assert "the kit 'somebodys_kit.kit' is broken" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_module_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="No module named 'nothing_of_that_name'"):
+        kits.load("nothing_of_that_name.kit")

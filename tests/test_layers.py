@@ -1,0 +1,197 @@
+"""The direction of imports, and the mirror of tests: what ARCHITECTURE calls the law is checked here.
+
+Imports are read, not run: those of the module, of the packages that it lies in, and of everything of Fyrehose that it
+imports in turn.  What stands under TYPE_CHECKING does not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fyrehose"
+
+#: What knows bytes and nothing of sockets, clocks or tables.
+SANS_IO = (
+    "fyrehose.records",
+    "fyrehose.errors",
+    "fyrehose.settings",
+    "fyrehose.journal.format",
+    "fyrehose.kernels*",
+    "fyrehose.protocols.*.frames",
+    "fyrehose.protocols.*session",
+)
+#: What they may not know, even by way of others.
+OUTSIDE = {"twisted", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
+
+#: Contracts have nothing to test but their implementations, which tests/conformance does.
+UNTESTED = {"fyrehose.interfaces"}
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of the module at ``path``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported(source: str, package: str) -> set[str]:
+    """The dotted names that ``source`` imports at run time, attributes included as if they were modules."""
+    found: set[str] = set()
+    stack: list[ast.AST] = [ast.parse(source)]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            only_for_types = ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+            stack.extend(node.orelse if only_for_types else [*node.body, *node.orelse])
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], base]).rstrip(".")
+            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+        stack.extend(ast.iter_child_nodes(node))
+    return found
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """What ``module`` imports: modules of Fyrehose by their names, of others as they are written."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names = imported(path.read_text(encoding="utf-8"), package)
+    return frozenset(name for name in names if not name.startswith("fyrehose") or name in MODULES)
+
+
+def ancestors(module: str) -> Iterator[str]:
+    """The packages that are imported before ``module`` can be."""
+    while "." in module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+@cache
+def reached(module: str) -> frozenset[str]:
+    """Everything that importing ``module`` imports, however far away."""
+    seen: set[str] = set()
+    queue = [module]
+    while queue:
+        name = queue.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in MODULES:
+            queue += [*imports_of(name), *ancestors(name)]
+    return frozenset(seen - {module})
+
+
+def outside(names: frozenset[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names} & OUTSIDE
+
+
+def matching(*patterns: str) -> list[str]:
+    return [name for name in MODULES if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+@pytest.mark.parametrize("module", matching(*SANS_IO))
+def test_sans_io_is_what_it_says(module: str) -> None:
+    # The kernels look into the environment, and the settings at networks; neither is input or output.
+    assert outside(reached(module)) == set()
+
+
+def test_sans_io_modules_are_found() -> None:
+    assert {"fyrehose.records", "fyrehose.errors", "fyrehose.journal.format"} <= set(matching(*SANS_IO))
+    assert "fyrehose.protocols.figg.session" in matching(*SANS_IO)
+
+
+def test_a_session_brings_no_reactor_along() -> None:
+    """The same, said by Python itself."""
+    modules = [name for name in matching(*SANS_IO) if not name.startswith("fyrehose.kernels.native")]
+    code = (
+        f"import sys\nfor name in {modules!r}: __import__(name)\nprint(sorted({{'twisted', 'zmq'}} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert said.stdout == "[]\n"
+
+
+def test_spark_knows_no_protocol_and_no_reactor() -> None:
+    for module in matching("fyrehose.spark", "fyrehose.spark.*"):
+        there = reached(module)
+        assert "twisted" not in {name.partition(".")[0] for name in there}, module
+        assert not [name for name in there if name.startswith("fyrehose.protocols")], module
+
+
+@pytest.mark.parametrize("module", matching("fyrehose.protocols.*.*"))
+def test_protocols_do_not_know_each_other(module: str) -> None:
+    own = ".".join(module.split(".")[:3])
+    others = {name for name in reached(module) if name.startswith("fyrehose.protocols.") and name in MODULES}
+    assert {name for name in others if name != own and not name.startswith(f"{own}.")} == set()
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("fyrehose.protocols")])
+def test_nobody_but_the_registry_knows_protocols(module: str) -> None:
+    direct = {name for name in imports_of(module) if name.startswith("fyrehose.protocols.")}
+    assert direct == set(), "kits are found by their folder; whoever needs one asks fyrehose.kits"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_two_programs_import_the_reactor(module: str) -> None:
+    if "twisted.internet.reactor" in imports_of(module):
+        assert module == "fyrehose.tap" or module.startswith("fyrehose.cli")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [name for name, path in MODULES.items() if path.name != "__init__.py" and name not in UNTESTED],
+)
+def test_every_module_has_a_test_of_its_own(module: str) -> None:
+    if module.startswith(("fyrehose.testing.", "fyrehose.kernels.")):
+        return  # doubles are tested by the conformance suites, a kernel and its twin by one test
+    *folders, name = module.split(".")[1:]
+    assert ROOT.joinpath("tests", *folders, f"test_{name}.py").exists()
+
+
+def test_every_test_has_a_module() -> None:
+    free = ("tests/live/*", "tests/conformance/*", "tests/docs/*", "tests/kernels/*", "tests/trial/*")
+    orphans = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        relative = path.relative_to(ROOT)
+        name = ".".join(["fyrehose", *relative.parts[1:-1], relative.stem.removeprefix("test_")])
+        if name not in MODULES and not any(fnmatch(str(relative), pattern) for pattern in free):
+            orphans.append(str(relative))
+    assert orphans == ["tests/test_layers.py"]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("import twisted.internet.defer", {"twisted.internet.defer"}),
+        ("def f():\n import zmq", {"zmq"}),
+        ("from twisted.internet import reactor", {"twisted.internet", "twisted.internet.reactor"}),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n import zmq", {"typing", "typing.TYPE_CHECKING"}),
+        ("if TYPE_CHECKING or x:\n import zmq", {"zmq"}),
+        ("if TYPE_CHECKING:\n import a\nelse:\n import b", {"b"}),
+        ("from . import frames", {"fyrehose.journal", "fyrehose.journal.frames"}),
+        ("from ..records import Run", {"fyrehose.records", "fyrehose.records.Run"}),
+    ],
+)
+def test_reading_imports(source: str, names: set[str]) -> None:
+    assert imported(source, "fyrehose.journal") == names
+
+
+def test_what_is_reached_by_way_of_others_counts() -> None:
+    assert "twisted" in outside(reached("fyrehose.broker"))
+    assert "fyrehose.records" in reached("fyrehose.service"), "by way of the broker"
+    assert "fyrehose" in reached("fyrehose.records"), "the package comes first"
