@@ -7,15 +7,12 @@ import fcntl
 import os
 from pathlib import Path
 
-import attrs
-
 from fyrehose.errors import JournalError, JournalLocked
 
 #: No room, or no right to write: reading can go on, and writing when that has changed.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
-@attrs.frozen
 class Files:
     """The system calls.  Every one raises OSError and nothing else."""
 

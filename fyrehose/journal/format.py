@@ -245,7 +245,7 @@ class Entry:
         end = at + length + -length % 8
         if end > len(data):
             raise Damage("an entry is cut off")
-        return cls(bytes(data[at : at + length]).decode(), first, last), end
+        return cls(_text(data[at : at + length]), first, last), end
 
 
 def batch(
@@ -366,7 +366,7 @@ def _unpack_run(view: memoryview, at: int, time: int) -> tuple[Run, int]:
     at += RUN_HEADER.size
     names = []
     for size in (stream_size, source_size, producer_size, topic_size, content_size):
-        names.append(bytes(view[at : at + size]).decode())
+        names.append(_text(view[at : at + size]))
         at += size
     at += -sum(sizes) % 8
 
@@ -401,6 +401,13 @@ def _unpack_run(view: memoryview, at: int, time: int) -> tuple[Run, int]:
         time=time,
     )
     return run, end
+
+
+def _text(data: Buffer) -> str:
+    try:
+        return bytes(data).decode()
+    except UnicodeDecodeError as error:
+        raise Damage("a name is not UTF-8") from error
 
 
 def _sealed(header: bytes) -> bytes:

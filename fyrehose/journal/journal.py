@@ -195,7 +195,7 @@ class FileJournal:
         self._settle()
 
     def _rolled(self, rolled: Rolled) -> None:
-        sealed = self._store.roll(rolled.sealed, SegmentIndex(rolled.base, before=rolled.before, floor=self.floor))
+        sealed = self._store.roll(rolled.sealed, SegmentIndex(rolled.base, rolled.base, self.floor, rolled.before))
         path, packed = scan.index_path_of(self.directory, sealed.base), sealed.pack()
         assert self.worker is not None
         self.worker.call(lambda: self.files.store(path, packed)).addErrback(

@@ -57,6 +57,7 @@ class _Range:
     start: int
     stop: int
     reason: str
+    chain: int  #: what it continues from
     #: what the segment begins with, if that is what is damaged: the last number of each stream so far
     before: dict[str, int] | None
     lost: list[fmt.Entry] = attrs.field(factory=list)
@@ -67,6 +68,7 @@ class _Survey:
     """Everything that can be read of a journal, and what it says of what cannot."""
 
     ranges: list[_Range] = attrs.field(factory=list)
+    chain: int = 0
     ends: dict[str, int] = attrs.field(factory=dict)
     #: the first number of each stream that was seen: what was before it, where a journal's very beginning is damaged
     first: dict[str, int] = attrs.field(factory=dict)
@@ -80,6 +82,7 @@ class _Survey:
         self.confirmed.clear()
 
     def saw(self, header: fmt.BatchHeader, body: Buffer) -> None:
+        self.chain = header.checksum
         if header.kind is fmt.Kind.RECORDS:
             for run in fmt.runs(body, header.time):
                 self._reaches(run.stream, run.first_seq - 1)
@@ -189,7 +192,7 @@ def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Surv
 
 def _note(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey: _Survey) -> int:
     before = dict(survey.ends) if start == reader.base + fmt.SEGMENT_HEADER.size else None
-    survey.damaged(_Range(reader.path, reader.base, start, stop, reason, before))
+    survey.damaged(_Range(reader.path, reader.base, start, stop, reason, survey.chain, before))
     return stop
 
 
@@ -226,7 +229,7 @@ def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
 
 def _fillers(damage: _Range, survey: _Survey) -> Iterator[tuple[int, bytes]]:
     """The batches that take the place of a range, with their positions."""
-    position = damage.start
+    position, chain = damage.start, damage.chain
     parts: list[tuple[fmt.Kind, list[fmt.Entry]]] = []
     if damage.before is not None:
         first = damage.before or {stream: first - 1 for stream, first in survey.first.items() if first > 1}
@@ -245,7 +248,7 @@ def _fillers(damage: _Range, survey: _Survey) -> Iterator[tuple[int, bytes]]:
         if 0 < left - size < fmt.BATCH_HEADER.size:
             size = left
         header, data = fmt.batch(
-            kind, entries, position=position, durable=damage.start, time=0, clock=0, chain=0, fill=size
+            kind, entries, position=position, durable=damage.start, time=0, clock=0, chain=chain, fill=size
         )
         yield position, data
-        position = header.end
+        position, chain = header.end, header.checksum

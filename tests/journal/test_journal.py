@@ -1,0 +1,354 @@
+"""The journal on disk: order, batches, states, reading."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from fyrehose.errors import Closed, JournalFailed, JournalFull, JournalLocked, ReadOnly
+from fyrehose.interfaces import JournalState
+from fyrehose.journal import scan
+from fyrehose.records import Run
+from fyrehose.testing.files import FaultyFiles
+
+
+def failed(deferred) -> Exception:  # type: ignore[no-untyped-def]
+    failures: list = []  # type: ignore[type-arg]
+    deferred.addErrback(failures.append)
+    assert failures, "it should have failed"
+    return failures[0].value
+
+
+def test_records_come_back_as_they_went_in(open_journal) -> None:
+    bench = open_journal()
+    assert bench.append(b"a", b"", b"c" * 1000, producer="p", topic="t", content_type="x/y", producer_seq=7).called
+    bench.append(b"d", event_ids=b"i" * 16, event_times=(5).to_bytes(8, "little"))
+    for _ in range(2):
+        records = bench.records()
+        assert [r.seq for r in records] == [1, 2, 3, 4]
+        assert [r.payload for r in records] == [b"a", b"", b"c" * 1000, b"d"]
+        assert [r.producer_seq for r in records] == [7, 8, 9, None]
+        assert (records[0].producer, records[0].topic, records[0].content_type) == ("p", "t", "x/y")
+        assert (records[3].event_id, records[3].event_time) == (b"i" * 16, 5)
+        assert {r.time for r in records} == {1_000_000}
+        bench.close()
+        bench = open_journal()
+    assert bench.append(b"e").called
+    assert bench.journal.bounds("s") == (1, 5)
+
+
+def test_everything_that_waits_shares_the_next_commit(open_journal) -> None:
+    bench = open_journal()
+    calls = []
+    bench.journal.worker.call = lambda job: calls.append(job) or __import__("twisted").internet.defer.Deferred()
+    for i in range(5):
+        bench.append(b"%d" % i)
+    assert len(calls) == 1
+    assert [len(append.runs) for append in bench.journal._pending] == [1] * 4
+    bench.crash()
+
+
+def test_streams_are_read_apart_across_segments(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    for i in range(200):
+        bench.append(b"a%d" % i, stream="a")
+        if i % 3 == 0:
+            bench.append(b"b%d" % i, stream="b")
+    assert len(scan.segments(bench.directory)) > 5
+    for _ in range(2):
+        assert bench.payloads("a") == [b"a%d" % i for i in range(200)]
+        assert bench.payloads("b") == [b"b%d" % i for i in range(0, 200, 3)]
+        for start in (1, 2, 57, 199, 200):
+            assert bench.payloads("a", start) == [b"a%d" % i for i in range(start - 1, 200)]
+        assert bench.records("a", 201) == []
+        bench.close()
+        bench = open_journal(segment_size=4096)
+
+
+@pytest.mark.parametrize("damage", ["absent", "truncated", "flipped", "swapped"])
+def test_an_index_is_only_a_cache(open_journal, damage: str) -> None:
+    bench = open_journal(segment_size=4096)
+    for i in range(100):
+        bench.append(b"%d" % i)
+    bench.close()
+    indexes = sorted(bench.directory.glob("*.index"))
+    assert len(indexes) > 2
+    first, second = indexes[0], indexes[1]
+    if damage == "absent":
+        first.unlink()
+    elif damage == "truncated":
+        first.write_bytes(first.read_bytes()[:-9])
+    elif damage == "flipped":
+        data = bytearray(first.read_bytes())
+        data[-3] ^= 4
+        first.write_bytes(data)
+    else:
+        first.write_bytes(second.read_bytes())
+    bench = open_journal(segment_size=4096)
+    assert bench.payloads() == [b"%d" % i for i in range(100)]
+
+
+def test_reading_takes_what_fits_but_at_least_one(open_journal) -> None:
+    bench = open_journal()
+    bench.append(*[b"x" * 100] * 10)
+    bench.append(*[b"y" * 100] * 10)
+    assert sum(map(len, bench.journal.read("s", 1, 250))) == 2
+    assert sum(map(len, bench.journal.read("s", 1, 1))) == 1
+    assert sum(map(len, bench.journal.read("s", 6, 1000))) == 10
+    assert bench.journal.read("s", 6, 1000)[0].first_seq == 6
+    assert sum(map(len, bench.journal.read("s", 20, 1000))) == 1
+
+
+def test_a_second_journal_is_refused_at_once(open_journal) -> None:
+    open_journal()
+    with pytest.raises(JournalLocked, match="in use by another process"):
+        open_journal()
+
+
+def test_time_never_goes_back(open_journal) -> None:
+    times = iter([5_000_000, 5_000_000, 5_000_000, 1_000_000, 1_000_000, 9_000_000, 9_000_000])
+    bench = open_journal(now=lambda: next(times, 9_000_000))
+    for _ in range(3):
+        bench.append(b"x")
+    seen = [record.time for record in bench.records()]
+    assert seen == sorted(seen)
+    bench.close()
+    bench = open_journal(now=lambda: 1)
+    bench.append(b"y")
+    assert bench.records()[-1].time >= seen[-1]
+
+
+def test_a_payload_as_large_as_any(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"z" * (16 << 20))
+    bench.append(b"after")
+    bench.close()
+    bench = open_journal()
+    assert [len(p) for p in bench.payloads()] == [16 << 20, 5]
+
+
+class TestNoRoom:
+    def test_a_short_write_is_cut_back_and_goes_on_when_there_is_room(self, open_journal) -> None:
+        files = FaultyFiles()
+        bench = open_journal(files=files)
+        bench.append(b"kept")
+        files.name, files.nth, files.error, files.short = "write", files.calls["write"] + 1, errno.ENOSPC, 100
+        assert isinstance(failed(bench.append(b"lost" * 100)), ReadOnly)
+        assert bench.journal.state is JournalState.READ_ONLY
+        assert bench.observer.states[-1][0] is JournalState.READ_ONLY
+        assert isinstance(failed(bench.append(b"refused")), ReadOnly)
+        assert bench.payloads() == [b"kept"]
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.WRITABLE
+        bench.next["s"] = 2
+        assert bench.append(b"again").called
+        bench.crash()
+        assert open_journal().payloads() == [b"kept", b"again"]
+
+    def test_rolling_without_room_changes_nothing(self, open_journal) -> None:
+        files = FaultyFiles()
+        bench = open_journal(files=files, segment_size=4096)
+        bench.append(b"x" * 1000)
+        files.name, files.nth, files.error, files.times = "allocate", files.calls["allocate"] + 1, errno.ENOSPC, 2
+        assert isinstance(failed(bench.append(b"y" * 3000)), ReadOnly)
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.READ_ONLY, "making room failed too"
+        bench.clock.advance(1)
+        bench.next["s"] = 2
+        assert bench.append(b"y" * 3000).called
+        bench.close()
+        assert [len(p) for p in open_journal(segment_size=4096).payloads()] == [1000, 3000]
+
+    def test_little_room_refuses_before_the_disk_does(self, open_journal) -> None:
+        files = FaultyFiles(room=1 << 30)
+        bench = open_journal(files=files, min_free=256 << 20)
+        bench.append(b"a")
+        files.room = 255 << 20
+        bench.clock.advance(1)
+        assert isinstance(failed(bench.append(b"b")), ReadOnly)
+        assert bench.payloads() == [b"a"]
+        files.room = 260 << 20
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.READ_ONLY, "not before there is a tenth more"
+        files.room = 300 << 20
+        bench.clock.advance(1)
+        assert [state for state, _ in bench.observer.states] == [JournalState.READ_ONLY, JournalState.WRITABLE]
+        bench.next["s"] = 2
+        assert bench.append(b"b").called
+
+    def test_no_room_for_the_first_segment(self, open_journal) -> None:
+        with pytest.raises(JournalFull, match="make room"):
+            open_journal(files=FaultyFiles(name="allocate", nth=1, error=errno.ENOSPC))
+        open_journal()
+
+    def test_a_read_only_file_system(self, open_journal) -> None:
+        bench = open_journal(files=(files := FaultyFiles()))
+        bench.append(b"a")
+        files.name, files.nth, files.error, files.room = "write", files.calls["write"] + 1, errno.EROFS, 0
+        assert isinstance(failed(bench.append(b"b")), ReadOnly)
+        bench.clock.advance(5)
+        assert bench.journal.state is JournalState.READ_ONLY
+        assert bench.payloads() == [b"a"]
+
+
+class TestFailStop:
+    @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+    def test_a_failed_sync_ends_it(self, open_journal, logged_errors, error: int) -> None:
+        files = FaultyFiles()
+        bench = open_journal(files=files)
+        bench.append(b"kept")
+        files.name, files.nth, files.error = "sync", files.calls["sync"] + 1, error
+        assert isinstance(failed(bench.append(b"not confirmed")), Closed)
+        assert bench.journal.state is JournalState.FAILED
+        assert bench.observer.ends == {"s": 1}
+        assert isinstance(failed(bench.append(b"after")), Closed)
+        bench.clock.advance(10)
+        assert bench.journal.state is JournalState.FAILED, "it does not try again"
+        syncs = files.calls["sync"]
+        bench.close()
+        assert files.calls["sync"] == syncs
+        assert logged_errors.take()
+        bench = open_journal()
+        assert bench.payloads() in ([b"kept"], [b"kept", b"not confirmed"])
+        assert JournalFailed.exit_status == 4
+
+    def test_what_was_recovered_is_written_again_before_it_is_served(self, open_journal, logged_errors) -> None:
+        """A failed sync leaves pages marked clean: the next process must not take the page cache's word."""
+        files = FaultyFiles()
+        bench = open_journal(files=files)
+        files.name, files.nth = "sync", files.calls["sync"] + 1
+        failed(bench.append(b"in the page cache only"))
+        bench.close()
+        logged_errors.take()
+        again = FaultyFiles()
+        bench = open_journal(files=again)
+        assert bench.payloads() == [b"in the page cache only"]
+        assert again.log.index("write") < again.log.index("sync")
+
+
+class TestUnsynced:
+    @pytest.mark.parametrize("mode", ["never", "interval"])
+    def test_numbers_are_not_given_out_twice_after_a_crash(self, open_journal, mode: str) -> None:
+        from fyrehose.journal.settings import durability
+
+        settings = {"durability": durability("never" if mode == "never" else "interval:50")}
+        bench = open_journal(**settings)
+        bench.append(b"a")
+        bench.crash()
+        bench = open_journal(**settings)
+        first = bench.next["s"]
+        assert first > 1 << 20
+        bench.append(b"b")
+        assert [(r.seq, r.payload) for r in bench.records()] == [(1, b"a"), (first, b"b")]
+        bench.close()
+        bench = open_journal(**settings)
+        assert bench.next["s"] == first + 1, "after a clean stop numbers follow on"
+
+    def test_interval_syncs_later(self, open_journal) -> None:
+        from fyrehose.journal.settings import durability
+
+        files = FaultyFiles()
+        bench = open_journal(files=files, durability=durability("interval:50"))
+        bench.append(b"a")
+        syncs = files.calls["sync"]
+        assert bench.append(b"b").called
+        assert files.calls["sync"] == syncs
+        mark = scan.read_mark(bench.directory)
+        bench.clock.advance(0.05)
+        assert files.calls["sync"] == syncs + 1
+        assert scan.read_mark(bench.directory) > mark
+
+
+class TestRetention:
+    def test_by_bytes(self, open_journal) -> None:
+        bench = open_journal(segment_size=4096, keep_bytes=12_000)
+        for i in range(100):
+            bench.append(b"%03d" % i * 100)
+        bench.append(b"other", stream="o")
+        oldest, last = bench.journal.bounds("s")
+        assert 1 < oldest < last == 100
+        assert bench.payloads() == [b"%03d" % i * 100 for i in range(oldest - 1, 100)]
+        assert bench.journal.read("s", 1, 10)[0].first_seq == oldest
+        bench.close()
+        assert sum(s.size for s in scan.segments(bench.directory)) < 20_000
+        bench = open_journal(segment_size=4096)
+        assert bench.journal.bounds("s") == (oldest, 100)
+
+    def test_by_age(self, open_journal) -> None:
+        now = [1_000_000]
+        bench = open_journal(segment_size=4096, keep_age=60.0, now=lambda: now[0])
+        for i in range(30):
+            bench.append(b"%03d" % i * 100)
+        assert bench.journal.bounds("s") == (1, 30)
+        now[0] += 61_000_000
+        bench.append(b"new" * 1000)
+        bench.clock.advance(1)
+        oldest, last = bench.journal.bounds("s")
+        assert oldest > 20
+        assert last == 31
+
+    def test_numbers_outlive_their_records(self, open_journal) -> None:
+        bench = open_journal(segment_size=4096, keep_bytes=8000)
+        bench.append(b"once", stream="rare")
+        for i in range(100):
+            bench.append(b"%03d" % i * 100)
+        assert bench.payloads("rare") == []
+        assert bench.journal.bounds("rare") == (2, 1)
+        bench.close()
+        bench = open_journal(segment_size=4096, keep_bytes=8000)
+        assert bench.next["rare"] == 2
+        bench.append(b"twice", stream="rare")
+        assert [(r.seq, r.payload) for r in bench.records("rare")] == [(2, b"twice")]
+
+    def test_a_reader_finishes_the_segment_it_is_in(self, open_journal) -> None:
+        bench = open_journal(segment_size=4096)
+        bench.append(b"x")
+        reader = scan.SegmentReader(scan.segments(bench.directory)[0].path, 0)
+        scan.segments(bench.directory)[0].path.unlink()
+        kinds = [header.kind.name for header, _ in reader.batches(64, bench.journal._writer.position)]
+        assert kinds == ["ENDS", "RECORDS"]
+        reader.close()
+
+
+def test_close_commits_what_was_accepted(open_journal) -> None:
+    bench = open_journal()
+    held: list = []  # type: ignore[type-arg]
+    inline = bench.journal.worker.call
+
+    def hold(job):  # type: ignore[no-untyped-def]
+        from twisted.internet.defer import Deferred
+
+        done: Deferred = Deferred()  # type: ignore[type-arg]
+        held.append((job, done))
+        return done
+
+    bench.journal.worker.call = hold
+    first, second = bench.append(b"a"), bench.append(b"b")
+    closed = bench.journal.close()
+    assert isinstance(failed(bench.append(b"late")), Closed)
+    assert not closed.called
+    bench.journal.worker.call = inline
+    job, done = held.pop()
+    done.callback(job())
+    assert first.called
+    assert second.called
+    assert closed.called
+    assert open_journal().payloads() == [b"a", b"b"]
+
+
+def test_two_runs_of_one_append_are_one_batch(open_journal) -> None:
+    bench = open_journal()
+    runs = [Run.of("a", [b"1"], source="t"), Run.of("b", [b"2"], source="t"), Run.of("a", [b"3"], source="t")]
+    assert bench.journal.append(runs, [1, 1, 2]).called
+    assert bench.payloads("a") == [b"1", b"3"]
+    assert bench.payloads("b") == [b"2"]
+
+
+def test_closing_what_was_never_open(tmp_path: Path) -> None:
+    from twisted.internet.task import Clock
+
+    from fyrehose.journal.journal import FileJournal
+
+    assert FileJournal(Clock(), tmp_path).close().called

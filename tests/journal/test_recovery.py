@@ -1,0 +1,368 @@
+"""Recovery: torn tails are cut off, corruption refuses to start, and quarantine leaves a gap that can be seen.
+
+The rules are those of docs/journal-format.md.  What is acknowledged here is what an append's Deferred said.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.files import Files
+from fyrehose.journal.recovery import recover
+from fyrehose.records import Run
+from fyrehose.testing.files import FaultyFiles
+
+
+def last_segment(bench) -> Path:  # type: ignore[no-untyped-def]
+    return scan.segments(bench.directory)[-1].path
+
+
+def batches(bench) -> list[fmt.BatchHeader]:  # type: ignore[no-untyped-def]
+    """The batches of the last segment."""
+    segment = scan.segments(bench.directory)[-1]
+    reader = scan.SegmentReader(segment.path, segment.base)
+    found = []
+    try:
+        for header, _ in reader.batches(segment.base + 64, segment.end):
+            found.append(header)
+    except fmt.Damage:
+        pass  # the zeros behind the end
+    finally:
+        reader.close()
+    return found
+
+
+def patch(path: Path, offset: int, data: bytes) -> None:
+    fd = os.open(path, os.O_RDWR)
+    os.pwrite(fd, data, offset)
+    os.close(fd)
+
+
+def forget_mark(bench) -> None:  # type: ignore[no-untyped-def]
+    (bench.directory / "MARK").unlink()
+
+
+class TestTornTail:
+    """What was being written when the process or the machine died: nobody was told that it was safe."""
+
+    @pytest.mark.parametrize("what", ["truncate", "zeros", "garbage"])
+    def test_every_byte_of_the_last_batch(self, open_journal, what: str) -> None:
+        bench = open_journal(segment_size=1 << 14)
+        bench.append(b"first")
+        durable = scan.read_mark(bench.directory)
+        bench.append(b"second" * 20)
+        bench.crash()
+        torn = batches(bench)[-1]
+        path = last_segment(bench)
+        whole = path.read_bytes()
+        rng = random.Random(1)
+        for cut in range(torn.position, torn.end):
+            path.write_bytes(whole)
+            (bench.directory / "MARK").write_bytes(scan.pack_mark(durable))
+            if what == "truncate":
+                os.truncate(path, cut)
+            elif what == "zeros":
+                patch(path, cut, bytes(torn.end - cut))
+            else:
+                patch(path, cut, bytes([whole[cut] ^ 1 + rng.randrange(255)]) + rng.randbytes(torn.end - cut - 1))
+            found = recover(bench.directory, Files())
+            assert found.ends == {"s": 1}
+            assert found.position == torn.position
+            assert path.read_bytes()[: torn.position] == whole[: torn.position]
+            aside = bench.directory / f"torn-{torn.position:016x}.bytes"
+            if what == "garbage" or cut > torn.position:
+                assert aside.exists(), "what is cut off is kept"
+                assert path.stat().st_size == torn.position
+            aside.unlink(missing_ok=True)
+
+    def test_writing_goes_on_where_it_was_cut(self, open_journal) -> None:
+        bench = open_journal()
+        bench.append(b"first")
+        durable = scan.read_mark(bench.directory)
+        bench.append(b"torn")
+        bench.crash()
+        last = batches(bench)[-1]
+        patch(last_segment(bench), last.end - 9, b"\xff")
+        (bench.directory / "MARK").write_bytes(scan.pack_mark(durable))
+        bench = open_journal()
+        assert any("never acknowledged" in line for line in bench.journal.report.lines())
+        bench.append(b"second")
+        bench.crash()
+        assert open_journal().payloads() == [b"first", b"second"]
+
+    def test_a_later_batch_of_the_same_commit_is_no_reason_to_refuse(self, open_journal) -> None:
+        """Unsynced pages reach the disk in any order: the second batch of a commit may be whole, the first not."""
+        bench = open_journal()
+        bench.append(b"first")
+        durable = scan.read_mark(bench.directory)
+        position, chain = bench.journal._writer.position, bench.journal._writer._chain
+        data = b""
+        for seq in (2, 3):
+            run = Run.of("s", [b"unsynced"], source="t").numbered(seq, 1)
+            header, encoded = fmt.batch(
+                fmt.Kind.RECORDS, [run], position=position, durable=durable, time=1, clock=1, chain=chain
+            )
+            position, chain = header.end, header.checksum
+            data += encoded
+        bench.crash()
+        torn = bytearray(data)
+        torn[70] ^= 1
+        patch(last_segment(bench), durable, torn)
+        bench = open_journal()
+        assert bench.payloads() == [b"first"]
+
+
+class TestCorruption:
+    """What was acknowledged is damaged or gone: the journal does not open, and nothing of it is changed."""
+
+    @pytest.fixture
+    def broken(self, open_journal):  # type: ignore[no-untyped-def]
+        bench = open_journal(segment_size=4096)
+        for i in range(40):
+            bench.append(b"%04d" % i * 20)
+            bench.append(b"other %d" % i, stream="o")
+        bench.close()
+        return bench
+
+    def refuses(self, open_journal, bench, match: str) -> None:  # type: ignore[no-untyped-def]
+        before = {path.name: path.read_bytes() for path in bench.directory.iterdir() if path.name != "LOCK"}
+        with pytest.raises(JournalCorrupt, match=match) as refused:
+            open_journal(segment_size=4096)
+        assert refused.value.exit_status == 3
+        assert "--quarantine" in str(refused.value)
+        after = {path.name: path.read_bytes() for path in bench.directory.iterdir() if path.name != "LOCK"}
+        assert before == after
+
+    def test_in_the_middle_of_the_last_segment(self, open_journal, broken) -> None:
+        header = batches(broken)[1]
+        patch(last_segment(broken), header.position - scan.segments(broken.directory)[-1].base + 70, b"\xff")
+        self.refuses(open_journal, broken, "damaged at byte")
+
+    def test_in_the_last_acknowledged_batch(self, open_journal) -> None:
+        bench = open_journal()
+        bench.append(b"a")
+        bench.append(b"b")
+        bench.crash()
+        patch(last_segment(bench), batches(bench)[-1].end - 8, b"\xff")
+        self.refuses(open_journal, bench, "damaged at byte")
+
+    def test_the_last_acknowledged_batch_is_zeros(self, open_journal) -> None:
+        bench = open_journal()
+        bench.append(b"a")
+        bench.crash()
+        last = batches(bench)[-1]
+        patch(last_segment(bench), last.position, bytes(last.end - last.position))
+        self.refuses(open_journal, bench, "damaged at byte")
+
+    def test_the_last_acknowledged_batch_is_cut_off(self, open_journal) -> None:
+        bench = open_journal()
+        bench.append(b"a")
+        bench.crash()
+        os.truncate(last_segment(bench), batches(bench)[-1].position)
+        self.refuses(open_journal, bench, "the end of the log is missing")
+
+    def test_in_a_sealed_segment(self, open_journal, broken) -> None:
+        patch(scan.segments(broken.directory)[1].path, 1000, b"\xff\xff")
+        self.refuses(open_journal, broken, "damaged at byte")
+
+    def test_in_the_header_of_a_segment(self, open_journal, broken) -> None:
+        patch(scan.segments(broken.directory)[2].path, 20, b"\xff")
+        self.refuses(open_journal, broken, "header of the segment")
+
+    def test_a_segment_is_missing(self, open_journal, broken) -> None:
+        scan.segments(broken.directory)[2].path.unlink()
+        self.refuses(open_journal, broken, "missing or cut off")
+
+    def test_the_last_segment_is_missing(self, open_journal, broken) -> None:
+        last_segment(broken).unlink()
+        self.refuses(open_journal, broken, "the end of the log is missing")
+
+    def test_every_segment_is_missing(self, open_journal, broken) -> None:
+        for segment in scan.segments(broken.directory):
+            segment.path.unlink()
+        with pytest.raises(JournalCorrupt, match="has no segments"):
+            open_journal()
+
+    def test_beyond_what_is_checked_at_the_start_it_is_found_by_whoever_reads(self, open_journal, broken) -> None:
+        patch(scan.segments(broken.directory)[1].path, 2000, b"\xff\xff")
+        for index in broken.directory.glob("*.index"):
+            index.unlink()
+        bench = open_journal(segment_size=4096, verify=0)
+        with pytest.raises(JournalCorrupt, match="damaged at byte"):
+            bench.payloads()
+        assert bench.payloads("o", 40) == [b"other 39"]
+
+
+class TestQuarantine:
+    def fill(self, bench, count: int = 60) -> dict[str, list[bytes]]:  # type: ignore[no-untyped-def]
+        wrote: dict[str, list[bytes]] = {"s": [], "o": []}
+        for i in range(count):
+            wrote["s"].append(b"%04d" % i * 20)
+            bench.append(wrote["s"][-1])
+            if i % 4 == 0:
+                wrote["o"].append(b"other %d" % i)
+                bench.append(wrote["o"][-1], stream="o")
+        return wrote
+
+    def check(self, bench, wrote: dict[str, list[bytes]]) -> int:  # type: ignore[no-untyped-def]
+        """What is served is what was written, under its number; how much of it is lost."""
+        lost = 0
+        for stream, payloads in wrote.items():
+            records = bench.records(stream)
+            assert all(record.payload == payloads[record.seq - 1] for record in records)
+            lost += len(payloads) - len(records)
+            first = bench.next[stream]
+            assert first > len(payloads) or records[-1].seq < first
+            assert bench.append(b"new", stream=stream).called
+            assert bench.records(stream)[-1].seq == first
+            assert first > len(payloads), "no number is given out twice"
+        return lost
+
+    @pytest.mark.parametrize("where", ["first", "middle", "sealed end", "last", "header", "ends", "missing", "cut"])
+    def test_a_damaged_range_becomes_a_gap(self, open_journal, where: str) -> None:
+        bench = open_journal(segment_size=4096)
+        wrote = self.fill(bench)
+        bench.close()
+        found = scan.segments(bench.directory)
+        damage = {
+            "first": (found[0], 200),
+            "middle": (found[2], 1000),
+            "sealed end": (found[1], found[1].size - 20),
+            "last": (found[-1], 300),
+            "header": (found[1], 10),
+            "ends": (found[2], 70),
+        }
+        if where == "missing":
+            found[2].path.unlink()
+        elif where == "cut":
+            os.truncate(found[2].path, 500)
+        else:
+            segment, offset = damage[where]
+            patch(segment.path, offset, b"\xff\xfe\xfd")
+        with pytest.raises(JournalCorrupt):
+            open_journal(segment_size=4096)
+        bench = open_journal(segment_size=4096, quarantine=True)
+        lost = self.check(bench, wrote)
+        assert (lost > 0) == (where not in ("header", "ends"))
+        if where != "header":
+            assert list(bench.directory.glob("quarantine-*.bytes"))
+            assert any("set aside" in line for line in bench.journal.report.lines())
+        bench.close()
+        assert open_journal(segment_size=4096).journal.report.closed, "it opens without help from now on"
+
+    def test_the_end_of_the_log_is_lost(self, open_journal) -> None:
+        bench = open_journal()
+        wrote = self.fill(bench, 10)
+        bench.append(b"known to nobody else", stream="new")
+        bench.append(*[b"gone"] * 100)
+        bench.crash()
+        last = batches(bench)[-2:]
+        patch(last_segment(bench), last[0].position, bytes(last[1].end - last[0].position))
+        bench = open_journal(quarantine=True)
+        assert bench.next["s"] > 110
+        assert bench.journal.floor >= 1
+        assert bench.payloads("s") == wrote["s"]
+        assert bench.append(b"again", stream="new").called
+        assert bench.records("new")[0].seq > 1, "its first number was given out before"
+        bench.close()
+        again = open_journal()
+        assert again.journal.floor == bench.journal.floor
+        again.close()
+
+    def test_nothing_damaged_nothing_done(self, open_journal) -> None:
+        bench = open_journal(segment_size=4096)
+        wrote = self.fill(bench)
+        bench.crash()
+        bench = open_journal(segment_size=4096, quarantine=True)
+        assert not list(bench.directory.glob("quarantine-*"))
+        assert {stream: bench.payloads(stream) for stream in wrote} == wrote
+
+    @pytest.mark.parametrize("seed", range(30))
+    def test_damage_anywhere(self, open_journal, seed: int) -> None:
+        rng = random.Random(seed)
+        bench = open_journal(segment_size=4096)
+        wrote = self.fill(bench, 100)
+        bench.close()
+        for _ in range(rng.randrange(1, 4)):
+            segment = rng.choice(scan.segments(bench.directory))
+            patch(segment.path, rng.randrange(segment.size), rng.randbytes(rng.choice((1, 8, 300))))
+        bench = open_journal(segment_size=4096, quarantine=True)
+        self.check(bench, wrote)
+        bench.close()
+        open_journal(segment_size=4096)
+
+
+def test_flipped_bits_are_always_detected(open_journal) -> None:
+    """A sample of what ``make torture`` does for every bit of a segment."""
+    bench = open_journal(segment_size=1 << 16)
+    wrote = [b"%08d" % i * 8 for i in range(300)]
+    for i in range(0, 300, 10):
+        bench.append(*wrote[i : i + 10])
+    bench.crash()
+    path = last_segment(bench)
+    end = batches(bench)[-1].end
+    whole = path.read_bytes()
+    mark = (bench.directory / "MARK").read_bytes()
+    rng = random.Random(2)
+    for bit in rng.sample(range(8 * end), 1500):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(JournalCorrupt):
+            recover(bench.directory, Files())
+    path.write_bytes(whole)
+    assert (bench.directory / "MARK").read_bytes() == mark
+    assert open_journal(segment_size=1 << 16).payloads() == wrote
+
+
+CALLS = ("open", "write", "sync", "allocate", "truncate", "rename", "sync_directory")
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EROFS"])
+def test_the_nth_call_fails(open_journal, logged_errors, name: str, error: str) -> None:
+    """For every N: what was acknowledged is there after a restart, once, in order, and nothing that was not sent."""
+    import errno
+
+    nth = 0
+    while True:
+        nth += 1
+        directory = None
+        files = FaultyFiles(name=name, nth=nth, error=getattr(errno, error), short=10)
+        acked: list[bytes] = []
+        tried: list[bytes] = []
+        try:
+            bench = open_journal(files=files, segment_size=4096)
+        except Exception:
+            bench = None
+        if bench is not None:
+            directory = bench.directory
+            for i in range(12):
+                if bench.journal.state.value == "read-only":
+                    bench.clock.advance(1)
+                    bench.next = {s: end + 1 for s, end in bench.journal.ends().items()}
+                payload = b"%d %d" % (nth, i) * 100
+                tried.append(payload)
+                bench.append(payload).addCallbacks(lambda _, p=payload, acked=acked: acked.append(p), lambda f: None)
+            bench.close()
+        logged_errors.take()
+        again = open_journal(segment_size=4096)
+        served = again.payloads()
+        assert [p for p in served if p in acked] == acked
+        assert [p for p in tried if p in served] == served, "nothing that was not sent, nothing twice, in order"
+        again.close()
+        done = files.calls[name] < nth
+        for path in again.directory.iterdir():
+            path.unlink()
+        assert directory is None or directory == again.directory
+        if done:
+            assert acked == tried, "without a fault everything is acknowledged"
+            break
+    assert nth > 2
