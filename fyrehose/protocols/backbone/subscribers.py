@@ -78,15 +78,20 @@ class Rotation:
         Members that came since the last shuffle have theirs after the next; those that left have none.
         """
         present = set(members)
-        present.discard(requester)
-        for i in range(len(self._turns) - 1, -1, -1):
-            if self._turns[i] in present:
-                return self._turns.pop(i)
-        # Sorted, because the order of a set is not the same in each process, and a seed should tell all.
-        fresh = sorted(present, key=lambda member: member or ("", 0))
-        self.random.shuffle(fresh)
-        self._turns = fresh + [turn for turn in self._turns if turn == requester]
-        for i in range(len(self._turns) - 1, -1, -1):
-            if self._turns[i] in present:
-                return self._turns.pop(i)
-        raise ValueError("a rotation needs a member besides the requester")
+        others = present - {requester}
+        if not others:
+            raise ValueError("a rotation needs a member besides the requester")
+        turn = self._first(others)
+        if turn is None:
+            kept = [turn for turn in self._turns if turn == requester]
+            # Sorted, because the order of a set is not the same in each process, and a seed should tell all.
+            fresh = sorted(present.difference(kept), key=lambda member: member or ("", 0))
+            self.random.shuffle(fresh)
+            self._turns = fresh + kept
+            turn = self._first(others)
+            assert turn is not None
+        return self._turns.pop(turn)
+
+    def _first(self, wanted: set[Address | None]) -> int | None:
+        """Which turn is the next that belongs to one of ``wanted``; the last of the list comes first."""
+        return next((i for i in range(len(self._turns) - 1, -1, -1) if self._turns[i] in wanted), None)

@@ -1,0 +1,62 @@
+"""Rates: what is granted, what is owed, and that strangers cost nothing."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fyrehose.protocols.backbone.rates import Rates
+
+
+def test_a_burst_then_the_rate() -> None:
+    rates = Rates(10, 5)
+    assert rates.take("a", 7, 0.0) == 5
+    assert rates.take("a", 1, 0.05) == 0
+    assert rates.take("a", 7, 0.3) == 3
+    assert rates.take("a", 99, 60.0) == 5  # a burst is all that gathers
+
+
+def test_keys_do_not_share() -> None:
+    rates = Rates(1, 1)
+    assert rates.take("a", 1, 0.0) == 1
+    assert rates.take("b", 1, 0.0) == 1
+    assert rates.take("a", 1, 0.0) == 0
+
+
+def test_what_is_charged_beyond_what_was_left_is_owed() -> None:
+    rates = Rates(100, 50)
+    assert rates.ready("a", 0.0)
+    rates.charge("a", 150, 0.0)
+    assert not rates.ready("a", 0.9)
+    assert rates.ready("a", 1.1)
+
+
+def test_strangers_share_one_bucket_when_the_table_is_full() -> None:
+    rates = Rates(1, 1, most=2)
+    assert [rates.take(key, 1, 0.0) for key in "abcde"] == [1, 1, 1, 0, 0]
+    assert len(rates) == 2
+    # Full again after a second: forgotten, and room for others.
+    assert [rates.take(key, 1, 1.0) for key in "cd"] == [1, 1]
+    assert len(rates) == 2
+
+
+def test_a_flood_of_keys_keeps_the_table_small_and_the_known_served() -> None:
+    rates = Rates(10, 10, most=100)
+    assert rates.take("known", 1, 0.0) == 1
+    for i in range(10_000):
+        rates.take(i, 1, i / 100_000)
+    assert len(rates) <= 100
+    assert rates.take("known", 1, 0.1) == 1
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 20), st.floats(0, 2)), max_size=40))
+def test_never_more_than_burst_and_rate_together(steps: list[tuple[int, float]]) -> None:
+    rates = Rates(4, 6)
+    now = 0.0
+    granted = 0
+    for wanted, pause in steps:
+        now += pause
+        got = rates.take("a", wanted, now)
+        assert 0 <= got <= wanted
+        granted += got
+        assert granted <= 6 + 4 * now + 1e-6

@@ -1,0 +1,67 @@
+"""Trains: deliveries and pushes, ready for the wire."""
+
+from __future__ import annotations
+
+from fyrehose.protocols.backbone.frames import MAX_DATA, Deliver, Push
+from fyrehose.protocols.backbone.trains import Train, encode_delivers, encode_pushes, single
+from fyrehose.records import Run
+
+
+def run(first: int, *payloads: bytes) -> Run:
+    return Run.of("s", payloads, source="test").numbered(first, 1)
+
+
+def datagrams(train: Train) -> list[bytes]:
+    data = bytes(train.data)
+    return [data[at : at + train.segment] for at in range(0, len(data), train.segment)]
+
+
+def test_small_runs_that_follow_on_make_one_train() -> None:
+    encoded = encode_delivers((run(1, b"a"), run(2, b"b", b"c"), run(4, b"d")))
+    assert [train.count for train in encoded.trains] == [4]
+    assert datagrams(encoded.trains[0]) == [Deliver(seq=i + 1, data=b"abcd"[i : i + 1]).encode() for i in range(4)]
+    assert (encoded.count, encoded.left_out) == (4, 0)
+
+
+def test_a_number_that_is_missing_ends_a_train() -> None:
+    encoded = encode_delivers((run(1, b"a", b"b"), run(9, b"c")))
+    assert [datagrams(train) for train in encoded.trains] == [
+        [Deliver(seq=1, data=b"a").encode(), Deliver(seq=2, data=b"b").encode()],
+        [Deliver(seq=9, data=b"c").encode()],
+    ]
+
+
+def test_what_no_datagram_can_hold_is_left_out_and_the_rest_is_not() -> None:
+    large = bytes(MAX_DATA + 1)
+    encoded = encode_delivers((run(1, b"a", large, b"c", large), run(5, large), run(6, b"f")))
+    sent = [datagram for train in encoded.trains for datagram in datagrams(train)]
+    assert sent == [Deliver(seq=seq, data=data).encode() for seq, data in ((1, b"a"), (3, b"c"), (6, b"f"))]
+    assert (encoded.count, encoded.left_out) == (3, 3)
+    assert encode_delivers((run(1, large),)).trains == ()
+
+
+def test_the_largest_goes_out_alone() -> None:
+    encoded = encode_delivers((run(1, bytes(MAX_DATA), bytes(MAX_DATA)),))
+    assert [(train.size, train.segment, train.count) for train in encoded.trains] == [(65_507, 65_507, 1)] * 2
+
+
+def test_columns_of_a_slice() -> None:
+    part = run(1, b"aa", b"bb", b"cc").slice(1, 3)
+    assert (
+        encode_delivers((part,)).trains[0].data
+        == Deliver(seq=2, data=b"bb").encode() + Deliver(seq=3, data=b"cc").encode()
+    )
+
+
+def test_pushes() -> None:
+    trains = encode_pushes([b"aa", b"bb", b"c", b"dd"])
+    assert [datagrams(train) for train in trains] == [
+        [Push(data=b"aa").encode(), Push(data=b"bb").encode(), Push(data=b"c").encode()],
+        [Push(data=b"dd").encode()],
+    ]
+    assert encode_pushes([]) == []
+    assert [train.count for train in encode_pushes([b"x" * 8] * 130)] == [64, 64, 2]
+
+
+def test_a_single_datagram() -> None:
+    assert (single(b"abc").segment, single(b"abc").count, single(b"abc").size) == (3, 1, 3)
