@@ -177,3 +177,57 @@ class IProtocolKit(Interface):
 
         :raises ConfigError: the endpoint or the settings cannot be used
         """
+
+
+class IPublisher(Interface):
+    """One end of ``fyrehose publish``: a protocol's client, for one stream of one server."""
+
+    def connect() -> Deferred[Any]:
+        """Fires when the server answers.  Fails, or never fires, when there is none; the caller decides how long."""
+
+    def publish(payload: bytes) -> Deferred[Any]:
+        """Fires when the server has acknowledged ``payload``, however often it had to be sent."""
+
+    def ready() -> Deferred[Any]:
+        """Fires when there is room for another publish."""
+
+    def close() -> Deferred[Any]:
+        """Let go of the server; what is not acknowledged fails."""
+
+
+class ITailer(Interface):
+    """One end of ``fyrehose tail``: a protocol's client, reading one stream of one server for as long as it lives."""
+
+    def connect() -> Deferred[Any]:
+        """See :meth:`IPublisher.connect`."""
+
+    def pause() -> None:
+        """Hand out nothing more, and hold little, until :meth:`resume`."""
+
+    def resume() -> None:
+        """Go on behind the last record that was handed out."""
+
+    def close() -> Deferred[Any]:
+        """Let go of the server."""
+
+
+class IClients(Interface):
+    """What ``fyrehose publish`` and ``fyrehose tail`` find in a protocol's folder: its module ``cli``."""
+
+    default_port = Attribute("Where its servers listen when nobody says.")
+
+    def publisher(reactor: Any, host: str, port: int, stream: str | None, window: int) -> Any:
+        """An :class:`IPublisher` that has at most ``window`` publishes under way; None if the protocol has none.
+
+        :param stream: where to; None: the only one there is
+        :raises ConfigError: the protocol needs a stream, or cannot choose one
+        """
+
+    def tailer(reactor: Any, host: str, port: int, stream: str | None, after: int | None, take: Any, lost: Any) -> Any:
+        """An :class:`ITailer`; None if the protocol has none.
+
+        :param after: begin with what follows this number (0: with the oldest); None: with what is published from now on
+        :param take: is called with each :class:`fyrehose.records.Run`, in order
+        :param lost: is called with the first and the last number of a range that nobody has any more
+        :raises ConfigError: the protocol needs a stream, or cannot choose one
+        """

@@ -11,7 +11,7 @@ import traceback
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from typing import cast
+from typing import Any, cast
 
 from zope.interface.verify import verifyObject
 
@@ -39,11 +39,29 @@ def load(name: str) -> IProtocolKit:
         kit = import_module(_module(name)).kit
         verifyObject(IProtocolKit, kit)
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        said = " ".join(str(error).split())
-        raise ConfigError(f"the kit {name!r} is broken: {said} ({where.filename}, line {where.lineno})") from error
+        raise _broken(name, error) from error
     return cast("IProtocolKit", kit)
+
+
+def load_clients(name: str) -> Any:
+    """The module ``cli`` beside the kit called ``name``: see :class:`fyrehose.interfaces.IClients`; None without one.
+
+    :raises ConfigError: there is no such kit, or the module cannot be imported
+    """
+    if "." not in name and name not in names():
+        load(name)
+    module = f"{_module(name).rpartition('.')[0]}.cli"
+    try:
+        return import_module(module) if find_spec(module) is not None else None
+    except Exception as error:
+        raise _broken(name, error) from error
 
 
 def _module(name: str) -> str:
     return name if "." in name else f"fyrehose.protocols.{name}.kit"
+
+
+def _broken(name: str, error: Exception) -> ConfigError:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(str(error).split())
+    return ConfigError(f"the kit {name!r} is broken: {said} ({where.filename}, line {where.lineno})")

@@ -1,0 +1,193 @@
+"""The command line, from words to what they ask for.  What it does is in the modules beside this one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from fyrehose import __version__, kits
+from fyrehose.errors import FyrehoseError
+from fyrehose.settings import duration
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Group(click.Group):
+    """Turns our errors into one line and a status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FyrehoseError as error:
+            click.echo(f"fyrehose: {error}", err=True)
+            ctx.exit(error.exit_status)
+
+
+class Place(click.ParamType[tuple[str, int | None]]):
+    """``HOST:PORT``, ``[V6]:PORT``, or a host alone."""
+
+    name = "host:port"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, int | None]:
+        if isinstance(value, tuple):
+            return value
+        text = str(value)
+        host, colon, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
+        if colon and not (port.isdecimal() and 0 < int(port) < 65536):
+            self.fail(f"{text!r} should be HOST:PORT, such as 127.0.0.1:8119", param, ctx)
+        return host.strip("[]") or "127.0.0.1", int(port) if colon else None
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or 250ms, 5m, 12h."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            return duration(str(value))
+        except ValueError as wanted:
+            self.fail(f"{value!r} should be {wanted}", param, ctx)
+
+
+class Since(click.ParamType[int | None]):
+    """The number to begin behind; None for what comes from now on."""
+
+    name = "latest|start|seq"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
+        if value == "latest":
+            return None
+        if value == "start":
+            return 0
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} should be latest, start, or a number to begin with", param, ctx)
+        return max(int(value) - 1, 0)
+
+
+def _protocol(command: F) -> F:
+    option = click.option(
+        "--protocol",
+        default="figg",
+        show_default=True,
+        metavar="NAME",
+        help="One that has a client; see `fyrehose kits`.",
+    )
+    return option(command)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="fyrehose %(version)s")
+def main() -> None:
+    """Publish to a Fyrehose server, follow its streams, look into its journal.
+
+    The server itself is started by `twistd -n fyrehose` (see `twistd fyrehose --help`).
+    """
+
+
+@main.command()
+@_protocol
+@click.option("--to", "place", type=Place(), default="127.0.0.1", help="The server.  [default: 127.0.0.1]")
+@click.option("--stream", metavar="NAME", help="Where to (a Figg topic is a stream; the backbone has one only).")
+@click.option("--file", "files", multiple=True, metavar="PATH", help="Publish its lines; - is standard input.")
+@click.option("--whole", is_flag=True, help="Each file is one message; arguments are files, too.")
+@click.option("--window", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages under way.")
+@click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
+@click.argument("messages", nargs=-1)
+def publish(
+    protocol: str,
+    place: tuple[str, int | None],
+    stream: str | None,
+    files: tuple[str, ...],
+    whole: bool,
+    window: int,
+    timeout: float,
+    messages: tuple[str, ...],
+) -> None:
+    """Publish MESSAGES, the lines of files, or the lines of standard input.
+
+    The exit status is 0 if the server has acknowledged everything: then it is on its disk.
+
+    \b
+        fyrehose publish --stream notes "first message" "second message"
+        fyrehose publish --stream log --file /var/log/dpkg.log
+        fyrehose publish --stream source --whole src/*.py
+        journalctl -f | fyrehose publish --protocol backbone
+    """
+    from fyrehose.cli import publishing, running, sources
+    from fyrehose.cli.places import server
+
+    if whole:
+        source = sources.whole_files([*files, *messages])
+    elif messages and files:
+        raise click.UsageError("either MESSAGES or --file; with --whole the arguments are files, too")
+    elif messages:
+        source = sources.arguments(messages)
+    else:
+        source = sources.lines_of(files or ("-",))
+    at = server(protocol, place)
+    status = running.run(
+        lambda reactor: publishing.publish(reactor, at.publisher(reactor, stream, window), source, timeout, at)
+    )
+    sys.exit(status)
+
+
+@main.command()
+@_protocol
+@click.option("--from", "place", type=Place(), default="127.0.0.1", help="The server.  [default: 127.0.0.1]")
+@click.option("--stream", metavar="NAME", help="What to follow (the backbone has one only).")
+@click.option("--since", type=Since(), default="latest", show_default=True, help="Where to begin.")
+@click.option("--count", type=click.IntRange(1), help="End after so many messages.")
+@click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
+@click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
+def tail(
+    protocol: str,
+    place: tuple[str, int | None],
+    stream: str | None,
+    since: int | None,
+    count: int | None,
+    form: str,
+    timeout: float,
+) -> None:
+    """Write the messages of a stream to standard output, as they come.
+
+    text: each message and a line feed.  json: an object a line, with the number and what else is known; a message that
+    is not UTF-8 is in "payload_base64".  raw: the messages alone, end to end.
+
+    \b
+        fyrehose tail --stream log
+        fyrehose tail --stream log --since start --count 10
+        fyrehose tail --protocol backbone --format json | jq .seq
+    """
+    from fyrehose.cli import formats, running, tailing
+    from fyrehose.cli.places import server
+
+    at = server(protocol, place)
+    status = running.run(
+        lambda reactor: tailing.tail(
+            reactor,
+            lambda take, lost: at.tailer(reactor, stream, since, take, lost),
+            formats.FORMATS[form],
+            count,
+            timeout,
+            at,
+        )
+    )
+    sys.exit(status)
+
+
+@main.command("kits")
+@click.argument("names", nargs=-1)
+def show_kits(names: tuple[str, ...]) -> None:
+    """List the protocols, where they listen, and their options.
+
+    \b
+        fyrehose kits
+        fyrehose kits figg
+    """
+    from fyrehose.cli import listing
+
+    listing.show(list(names) or kits.names(), details=bool(names))

@@ -1,0 +1,36 @@
+"""``fyrehose kits``: the protocols and their options, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+
+from fyrehose import kits
+
+
+def show(names: Sequence[str], details: bool) -> None:
+    """A line for each of ``names``; with ``details`` their options, too."""
+    console = Console()
+    doors = Table("kit", "listens at", "what it is", box=None, pad_edge=False)
+    for name in names:
+        kit = kits.load(name)
+        doors.add_row(name, kit.default_endpoint, kit.description)
+    console.print(doors)
+    for name in names if details else ():
+        options = Table("option", "default", "what it does", box=None, pad_edge=False)
+        for field in attrs.fields(kits.load(name).settings):
+            default = getattr(kits.load(name).settings(), field.name)
+            options.add_row(f"{name}.{field.name.replace('_', '-')}", _shown(default), field.metadata["help"])
+        console.print()
+        console.print(options)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value)) or "-"
+    return "-" if value is None or value == "" else str(value)

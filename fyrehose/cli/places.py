@@ -1,0 +1,64 @@
+"""Where a command talks to: a protocol's clients and the address of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from fyrehose import kits
+from fyrehose.errors import ConfigError
+from fyrehose.records import Run
+
+
+@attrs.frozen
+class Server:
+    """A server, and the clients of its protocol: see :class:`fyrehose.interfaces.IClients`."""
+
+    protocol: str
+    host: str
+    port: int
+    clients: Any
+
+    def __str__(self) -> str:
+        return f"{self.protocol} at {self.host}:{self.port}"
+
+    def publisher(self, reactor: Any, stream: str | None, window: int) -> Any:
+        """An :class:`fyrehose.interfaces.IPublisher`.
+
+        :raises ConfigError: there is none, or not for this stream
+        """
+        made = self.clients.publisher(reactor, self.host, self.port, stream, window)
+        if made is None:
+            raise ConfigError(f"nothing can be published by {self.protocol}")
+        return made
+
+    def tailer(
+        self,
+        reactor: Any,
+        stream: str | None,
+        after: int | None,
+        take: Callable[[Run], None],
+        lost: Callable[[int, int], None],
+    ) -> Any:
+        """An :class:`fyrehose.interfaces.ITailer`.
+
+        :raises ConfigError: there is none, or not for this stream
+        """
+        made = self.clients.tailer(reactor, self.host, self.port, stream, after, take, lost)
+        if made is None:
+            raise ConfigError(f"nothing can be read by {self.protocol}")
+        return made
+
+
+def server(protocol: str, place: tuple[str, int | None]) -> Server:
+    """The server at ``place``.
+
+    :raises ConfigError: the protocol has no clients for the command line
+    """
+    clients = kits.load_clients(protocol)
+    if clients is None:
+        raise ConfigError(f"{protocol} has no client that this command could use")
+    host, port = place
+    return Server(protocol, host, clients.default_port if port is None else port, clients)

@@ -1,0 +1,89 @@
+"""A reactor for as long as one command takes, a thread for what blocks, and a way out by Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any
+
+import click
+from twisted.internet import defer
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, globalLogBeginner
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.errors import FyrehoseError
+from fyrehose.journal.worker import ThreadWorker
+
+Command = Callable[[Any], Coroutine[Deferred[Any], Any, int]]
+
+
+def run(command: Command) -> int:
+    """Run ``command(reactor)`` to its end; the status that it returned, or 128 and the signal that ended it.
+
+    :raises FyrehoseError: what it raised
+    """
+    from twisted.internet import reactor
+
+    reactor.seconds = time.monotonic  # type: ignore[method-assign]  # timers must not notice that the clock is set
+    globalLogBeginner.beginLoggingTo([_warn], redirectStandardIO=False)
+    ended: list[Any] = []
+    reactor.callWhenRunning(_start, reactor, command, ended)
+    reactor.run()
+    result = ended[0] if ended else 1
+    if isinstance(result, Failure):
+        result.raiseException()
+    return int(result)
+
+
+def worker(reactor: Any) -> ThreadWorker:
+    """A thread for reading and writing what may block; the program does not wait for it in the end."""
+    return ThreadWorker(reactor.callFromThread, "fyrehose input and output")
+
+
+async def connected(reactor: Any, client: Any, timeout: float, where: object) -> None:
+    """Connect ``client``.
+
+    :raises FyrehoseError: it could not, in ``timeout`` seconds
+    """
+    connecting: Deferred[Any] = client.connect()
+    try:
+        await connecting.addTimeout(timeout, reactor)
+    except defer.TimeoutError as error:
+        raise FyrehoseError(f"{where} did not answer in {timeout:g} s; is it there, and reachable?") from error
+    except OSError as error:
+        raise FyrehoseError(f"{where} cannot be reached: {error}") from error
+
+
+def _start(reactor: Any, command: Command, ended: list[Any]) -> None:
+    task = Deferred.fromCoroutine(command(reactor))
+    interrupted: list[int] = []
+
+    def end(result: Any) -> None:
+        by_signal = isinstance(result, Failure) and result.check(CancelledError) and interrupted
+        ended.append(128 + interrupted[0] if by_signal else result)
+        reactor.stop()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if interrupted:
+            os._exit(128 + number)  # asked twice: whatever it is that takes so long
+        interrupted.append(number)
+        reactor.callFromThread(task.cancel)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    task.addBoth(end)
+
+
+@implementer(ILogObserver)
+def _warn(event: LogEvent) -> None:
+    """What clients log, if it is for people, in one line on standard error."""
+    if event.get("log_level", LogLevel.info) >= LogLevel.warn:
+        failure = event.get("log_failure")
+        said = formatEvent(event) + (f": {failure.getErrorMessage()}" if failure is not None else "")
+        click.echo(f"fyrehose: {said}", err=True, file=sys.stderr)

@@ -1,0 +1,145 @@
+"""What is published: arguments, lines of files or of standard input, whole files; a piece in memory at a time."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from fyrehose.errors import FyrehoseError
+from fyrehose.records import MAX_PAYLOAD
+
+#: Does what blocks in a thread.
+Call = Callable[[Callable[[], Any]], Deferred[Any]]
+
+#: What is read at a time, in bytes.
+CHUNK = 64 << 10
+
+
+class Unreadable(FyrehoseError):
+    """A file cannot be read, or holds more than one message may."""
+
+
+class Source(Protocol):
+    """Messages, a few at a time."""
+
+    @property
+    def total(self) -> int | None:
+        """How many bytes there are to be read; None: nobody knows."""
+
+    def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
+        """How many bytes were read, and the messages in them."""
+
+
+@attrs.frozen
+class Arguments:
+    """Messages from the command line."""
+
+    messages: list[bytes]
+    total: int | None
+
+    async def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
+        for message in self.messages:
+            yield len(message), [message]
+
+
+@attrs.frozen
+class Lines:
+    """The lines of files, one after the other, without their line feeds; whatever else is in them stays."""
+
+    paths: tuple[str, ...]
+    total: int | None
+
+    async def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
+        for path in self.paths:
+            fd = await call(partial(_open, path))
+            rest = bytearray()
+            try:
+                while chunk := await call(partial(_read, fd, path)):
+                    rest += chunk
+                    *lines, rest = rest.split(b"\n") if b"\n" in chunk else (rest,)
+                    if len(rest) > MAX_PAYLOAD:
+                        raise Unreadable(f"{path} has a line of more than {MAX_PAYLOAD} bytes, the most of a message")
+                    yield len(chunk), [bytes(line) for line in lines]
+                if rest:
+                    yield 0, [bytes(rest)]
+            finally:
+                if fd:
+                    os.close(fd)
+
+
+@attrs.frozen
+class WholeFiles:
+    """Files, each one message."""
+
+    paths: tuple[str, ...]
+    total: int | None
+
+    async def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
+        for path in self.paths:
+            content = await call(partial(_read_whole, path))
+            yield len(content), [content]
+
+
+def arguments(messages: Sequence[str]) -> Source:
+    """``messages`` as the shell passed them, byte for byte."""
+    encoded = [os.fsencode(message) for message in messages]
+    return Arguments(encoded, sum(map(len, encoded)))
+
+
+def lines_of(paths: Sequence[str]) -> Source:
+    """The lines of ``paths``; ``-`` is standard input."""
+    return Lines(tuple(paths), _total(paths))
+
+
+def whole_files(paths: Sequence[str]) -> Source:
+    """Each of ``paths`` as one message; without any, standard input."""
+    paths = tuple(paths) or ("-",)
+    return WholeFiles(paths, _total(paths))
+
+
+def _total(paths: Sequence[str]) -> int | None:
+    total = 0
+    for path in paths:
+        try:
+            about = os.fstat(0) if path == "-" else Path(path).stat()
+        except OSError:
+            return None  # reading it will say why
+        if not stat.S_ISREG(about.st_mode):
+            return None
+        total += about.st_size
+    return total
+
+
+def _open(path: str) -> int:
+    try:
+        return 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _read(fd: int, path: str) -> bytes:
+    try:
+        return os.read(fd, CHUNK)
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _read_whole(path: str) -> bytes:
+    fd = _open(path)
+    content = bytearray()
+    try:
+        while len(content) <= MAX_PAYLOAD and (chunk := _read(fd, path)):
+            content += chunk
+    finally:
+        if fd:
+            os.close(fd)
+    if len(content) > MAX_PAYLOAD:
+        raise Unreadable(f"{path} has more than {MAX_PAYLOAD} bytes, the most of a message; publish its lines instead")
+    return bytes(content)

@@ -1,0 +1,122 @@
+"""``fyrehose tail``: from a tailer to standard output, which may be slower, or gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import click
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from fyrehose.cli.formats import Format
+from fyrehose.cli.running import connected, worker
+from fyrehose.records import Run
+
+#: What may wait for standard output before the server is asked to pause, in bytes, and when it may go on.
+HIGH, LOW = 4 << 20, 1 << 20
+
+Take = Callable[[Run], None]
+Lost = Callable[[int, int], None]
+
+
+@attrs.define(eq=False)
+class Output:
+    """Standard output, written by a thread: it may block for ever, and Ctrl-C still works.
+
+    :ivar call: does what blocks in that thread
+    :ivar fd: where to
+    """
+
+    call: Callable[[Callable[[], None]], Deferred[None]]
+    fd: int = 1
+    tailer: Any = None
+    waiting: int = 0
+    paused: bool = False
+    ended: Deferred[None] = attrs.field(factory=Deferred)
+    _drained: Deferred[None] | None = None
+
+    def write(self, data: bytes) -> None:
+        """Write ``data`` as soon as what came before is out."""
+        self.waiting += len(data)
+        if self.waiting > HIGH and not self.paused:
+            self.paused = True
+            self.tailer.pause()
+        self.call(lambda: _write(self.fd, data)).addCallbacks(self._written, self._failed, (len(data),))
+
+    def drained(self) -> Deferred[None]:
+        """Fires when everything is out."""
+        self._drained = Deferred()
+        drained = self._drained
+        if not self.waiting:
+            drained.callback(None)
+        return drained
+
+    def end(self) -> None:
+        """Nothing more is wanted."""
+        if not self.ended.called:
+            self.ended.callback(None)
+
+    def _written(self, _: None, size: int) -> None:
+        self.waiting -= size
+        if self.paused and self.waiting <= LOW and not self.ended.called:
+            self.paused = False
+            self.tailer.resume()
+        if self._drained is not None and not self.waiting and not self._drained.called:
+            self._drained.callback(None)
+
+    def _failed(self, failure: Failure) -> None:
+        if failure.check(BrokenPipeError):  # whoever read it has seen enough
+            self.end()
+        elif not self.ended.called:
+            self.ended.errback(failure)
+        if self._drained is not None and not self._drained.called:
+            self._drained.callback(None)
+
+
+async def tail(
+    reactor: Any,
+    make_tailer: Callable[[Take, Lost], Any],
+    form: Format,
+    count: int | None,
+    timeout: float,
+    where: object,
+) -> int:
+    """Write what the tailer hands out until ``count`` messages are written, the reader leaves, or Ctrl-C; 0.
+
+    :raises FyrehoseError: the server is not there, or standard output cannot be written
+    """
+    output = Output(worker(reactor).call)
+    left = count
+
+    def take(run: Run) -> None:
+        nonlocal left
+        if output.ended.called:
+            return
+        if left is not None:
+            run = run.slice(0, left)
+            left -= len(run)
+        output.write(form(run))
+        if left == 0:
+            output.end()
+
+    output.tailer = make_tailer(take, _say_lost)
+    try:
+        await connected(reactor, output.tailer, timeout, where)
+        await output.ended
+        await output.drained()
+    finally:
+        output.tailer.close().addErrback(lambda failure: failure.trap(Exception))
+    return 0
+
+
+def _say_lost(first: int, last: int) -> None:
+    click.echo(f"fyrehose: {first} to {last} are not kept any more", err=True)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
