@@ -83,7 +83,7 @@ class Rotation:
             raise ValueError("a rotation needs a member besides the requester")
         turn = self._first(others)
         if turn is None:
-            kept = [turn for turn in self._turns if turn == requester]
+            kept: list[Address | None] = [member for member in self._turns if member == requester]
             # Sorted, because the order of a set is not the same in each process, and a seed should tell all.
             fresh = sorted(present.difference(kept), key=lambda member: member or ("", 0))
             self.random.shuffle(fresh)
