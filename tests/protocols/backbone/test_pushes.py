@@ -1,0 +1,107 @@
+"""A publisher's window: what is on its way, confirmed, late."""
+
+from __future__ import annotations
+
+from fyrehose.protocols.backbone.pushes import PACE, Pushes
+from fyrehose.protocols.backbone.rates import Rates
+from fyrehose.records import Run
+
+
+def make(
+    window: int = 4, window_bytes: int = 1_000, timeout: float = 5.0, retries: int = 0, pace: int = 1_000_000
+) -> Pushes:
+    return Pushes(window, window_bytes, timeout, retries, Rates(pace, pace, most=1))
+
+
+def confirmed(pushes: Pushes, first: int, *payloads: bytes) -> list[tuple[object, int]]:
+    run = Run.of("backbone", payloads, source="backbone").numbered(first, 0)
+    return [(push.handle, seq) for push, seq in pushes.delivered(run)]
+
+
+def test_the_deliver_of_the_same_bytes_confirms() -> None:
+    pushes = make()
+    for handle, payload in enumerate((b"a", b"b", b"a")):
+        pushes.add(payload, handle)
+    assert not pushes.idle
+    assert pushes.take(0, 0.0) == [b"a", b"b", b"a"]
+    assert confirmed(pushes, 1, b"x", b"a", b"b", b"b") == [(0, 2), (1, 3)]
+    assert confirmed(pushes, 5, b"a", b"a") == [(2, 5)]
+    assert pushes.idle
+    assert confirmed(pushes, 7, b"a") == []
+
+
+def test_what_was_there_before_confirms_nothing() -> None:
+    pushes = make()
+    pushes.add(b"a", 0)
+    pushes.take(10, 0.0)
+    assert confirmed(pushes, 9, b"a", b"a") == []  # repaired history with the same bytes
+    assert confirmed(pushes, 11, b"a") == [(0, 11)]
+
+
+def test_the_window_counts_messages_and_bytes() -> None:
+    pushes = make(window=2)
+    for i in range(3):
+        pushes.add(b"%d" % i, i)
+    assert not pushes.has_room
+    assert pushes.take(0, 0.0) == [b"0", b"1"]
+    assert pushes.take(0, 0.0) == []
+    assert pushes.unsent == 1
+    confirmed(pushes, 1, b"1")
+    assert pushes.take(0, 0.0) == [b"2"]
+    pushes = make(window_bytes=10)
+    for payload in (bytes(50), bytes(5), bytes(5), b"!"):
+        pushes.add(payload, len(payload))
+    assert pushes.take(0, 0.0) == [bytes(50)]  # one may be of any size
+    confirmed(pushes, 1, bytes(50))
+    assert pushes.take(0, 0.0) == [bytes(5), bytes(5)]
+    assert not pushes.has_room
+
+
+def test_the_pace() -> None:
+    pushes = make(window=1_000, pace=100)
+    for i in range(150):
+        pushes.add(b"%d" % i, i)
+    assert len(pushes.take(0, 0.0)) == 100
+    assert pushes.next_due(0.0) == PACE
+    assert len(pushes.take(0, 0.1)) == 10
+
+
+def test_a_push_that_does_not_come_back() -> None:
+    pushes = make(timeout=5.0)
+    pushes.add(b"a", "a")
+    pushes.take(0, 0.0)
+    pushes.add(b"b", "b")
+    pushes.take(0, 1.0)
+    assert pushes.next_due(1.0) == 5.0
+    assert pushes.expired(4.9) == []
+    assert [push.handle for push in pushes.expired(5.0)] == ["a"]
+    assert pushes.next_due(5.0) == 6.0
+    assert confirmed(pushes, 1, b"b") == [("b", 1)]
+    assert pushes.next_due(5.0) is None
+    assert pushes.expired(99.0) == []
+    assert confirmed(pushes, 2, b"a") == []
+
+
+def test_a_retry_pushes_again_and_either_deliver_confirms() -> None:
+    pushes = make(timeout=5.0, retries=1)
+    pushes.add(b"a", "a")
+    pushes.take(0, 0.0)
+    pushes.add(b"b", "b")
+    assert pushes.expired(5.0) == []
+    assert pushes.take(0, 5.0) == [b"a", b"b"]
+    assert confirmed(pushes, 1, b"a", b"a") == [("a", 1)]
+    assert pushes.expired(10.0) == []
+    assert pushes.take(2, 10.0) == [b"b"]
+    assert [push.handle for push in pushes.expired(15.0)] == ["b"]
+    assert pushes.idle
+
+
+def test_what_is_left_at_the_end() -> None:
+    pushes = make(window=1)
+    for i in range(3):
+        pushes.add(b"%d" % i, i)
+    pushes.take(0, 0.0)
+    assert [push.handle for push in pushes.abandon()] == [0, 1, 2]
+    assert pushes.idle
+    assert confirmed(pushes, 1, b"0") == []
+    assert pushes.expired(99.0) == []

@@ -1,0 +1,253 @@
+"""A subscriber's order: gaps, early datagrams, duplicates, what is asked for and what is given up."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fyrehose.protocols.backbone import repair
+from fyrehose.protocols.backbone.frames import MAX_SEQUENCES
+from fyrehose.protocols.backbone.repair import Gap, Lost, Repair
+from fyrehose.records import LAST_SEQ, Run
+
+
+def run(first: int, last: int) -> Run:
+    """Records that hold their own number."""
+    payloads = [str(seq).encode() for seq in range(first, last + 1)]
+    return Run.of("backbone", payloads, source="backbone").numbered(first, 0)
+
+
+def seqs(runs: list[Run]) -> list[int]:
+    """The numbers of ``runs``, each of which holds what it should."""
+    found = []
+    for each in runs:
+        for i, payload in enumerate(each.payloads()):
+            assert int(bytes(payload)) == each.first_seq + i
+            found.append(each.first_seq + i)
+    return found
+
+
+def feed(order: Repair, *ranges: tuple[int, int], now: float = 0.0) -> list[int]:
+    """What can be delivered when these come in."""
+    return [seq for first, last in ranges for seq in seqs(order.received(run(first, last), now)[1])]
+
+
+def test_in_order_is_handed_on_as_it_is() -> None:
+    order = Repair()
+    first = run(7, 9)
+    assert order.received(first, 0.0) == ([first], [first])
+    assert feed(order, (10, 10), (11, 20)) == list(range(10, 21))
+    assert (order.position, order.highest, order.missing, order.duplicates) == (20, 20, [], 0)
+
+
+def test_a_gap_holds_back_what_follows_until_it_closes() -> None:
+    order = Repair(0)
+    assert feed(order, (1, 2), (5, 6), (9, 9)) == [1, 2]
+    assert order.missing == [(3, 4), (7, 8)]
+    assert feed(order, (4, 4)) == []
+    assert order.missing == [(3, 3), (7, 8)]
+    assert feed(order, (3, 3)) == [3, 4, 5, 6]
+    assert feed(order, (7, 8)) == [7, 8, 9]
+    assert order.missing == []
+
+
+def test_duplicates_are_dropped_wherever_they_come() -> None:
+    order = Repair(0)
+    assert feed(order, (1, 5), (1, 5), (3, 7), (10, 12), (9, 12), (6, 13)) == [*range(1, 6), 6, 7, 8, 9, *range(10, 14)]
+    assert order.duplicates == 5 + 3 + 3 + 2 + 4
+    assert order.position == 13
+
+
+def test_a_gap_is_asked_for_after_the_reorder_delay() -> None:
+    order = Repair(0, reorder=0.02, probe=99)
+    feed(order, (2, 3), now=1.0)
+    assert order.next_due() == 1.02
+    assert order.due(1.01, 9) == []
+    feed(order, (1, 1), now=1.015)  # it was only overtaken
+    assert order.due(1.02, 9) == []
+
+
+def test_it_is_asked_for_again_with_growing_pauses_and_then_given_up_by_name() -> None:
+    order = Repair(0, reorder=0.0, pauses=(1.0, 2.0), probe=1e9)
+    feed(order, (1, 1), (4, 4), (7, 7))
+    asked = [(now, order.due(now, 9)) for now in (0.0, 0.5, 1.0, 2.9, 3.0, 99.0)]
+    assert asked == [(0.0, [(2, 3), (5, 6)]), (0.5, []), (1.0, [(2, 3), (5, 6)]), (2.9, []), (3.0, []), (99.0, [])]
+    assert order.give_up(2.9) == []
+    passed = order.give_up(3.0)
+    assert [each if isinstance(each, Lost) else seqs([each]) for each in passed] == [
+        Lost(first=2, last=3),
+        [4],
+        Lost(first=5, last=6),
+        [7],
+    ]
+    assert (order.position, order.missing) == (7, [])
+    # Whoever brings it now is too late: what was delivered is in order for ever.
+    assert feed(order, (2, 3)) == []
+
+
+def test_a_gap_is_not_given_up_before_those_below_it() -> None:
+    order = Repair(0, reorder=0.0, pauses=(1.0, 5.0), probe=1e9)
+    feed(order, (5, 5), now=0.0)
+    feed(order, (3, 3), now=0.1)  # (1, 2) and (4, 4): an answer came, so the rest is streaming
+    for now in (1.0, 2.0, 7.0, 8.0):
+        order.due(now, 9)
+    assert order.missing == [(1, 2), (4, 4)]
+    due = order.next_due()
+    assert due is not None
+    passed = order.give_up(20.0)
+    assert [each for each in passed if isinstance(each, Lost)] == [Lost(first=1, last=2), Lost(first=4, last=4)]
+
+
+def test_an_answer_that_streams_in_is_not_asked_for_again() -> None:
+    order = Repair(0, reorder=0.0, pauses=(1.0,) * 3, probe=1e9)
+    feed(order, (50_000, 50_000), now=0.0)
+    assert order.due(0.0, 1) == [(1, 49_999)]
+    for i in range(100):
+        now = 0.02 * (i + 1)
+        feed(order, (1 + 100 * i, 100 + 100 * i), now=now)
+        assert order.due(now, 1) == ([(10_001, 49_999)] if i == 99 else [])
+    assert order.position == MAX_SEQUENCES
+
+
+def test_more_gaps_than_requests_share_requests() -> None:
+    order = Repair(0, reorder=0.0, probe=1e9)
+    feed(order, (1, 1), (3, 3), (5, 20), (100, 100), (102, 150), (500, 500))
+    assert order.missing == [(2, 2), (4, 4), (21, 99), (101, 101), (151, 499)]
+    # Joined where they are next to each other, so that little comes twice.
+    assert order.due(0.0, 3) == [(2, 4), (21, 101), (151, 499)]
+    assert order.due(0.0, 3) == []
+    assert repair._grouped([], 3) == []
+    assert repair._grouped([Gap(1, 1, 0.0)], 0) == []
+
+
+def test_the_end_is_asked_for_when_it_is_quiet() -> None:
+    order = Repair(probe=1.0)
+    assert order.next_due() is None
+    assert order.due(0.0, 9) == []  # nothing is known yet, so nothing can be missing
+    feed(order, (5, 5), now=0.0)
+    assert order.due(0.9, 9) == []
+    feed(order, (6, 6), now=0.9)
+    assert order.due(1.8, 9) == []
+    assert order.due(1.9, 9) == [(7, LAST_SEQ)]
+    assert order.due(2.5, 9) == []
+    assert order.due(2.9, 9) == [(7, LAST_SEQ)]
+
+
+def test_catching_up_goes_on_as_soon_as_a_portion_is_there() -> None:
+    order = Repair(0)
+    assert order.due(0.0, 9) == [(1, LAST_SEQ)]
+    feed(order, (1, 9_999), now=0.1)
+    assert order.due(0.1, 9) == []
+    feed(order, (10_000, 10_000), now=0.2)
+    assert order.due(0.2, 9) == [(10_001, LAST_SEQ)]
+
+
+def test_the_last_number_is_the_end() -> None:
+    order = Repair(LAST_SEQ - 1)
+    run_ = Run.of("s", [b"x"], source="s").numbered(LAST_SEQ, 0)
+    assert order.received(run_, 0.0) == ([run_], [run_])
+    assert order.due(99.0, 9) == []
+
+
+def test_strangers_may_bring_what_was_asked_for_and_nothing_else() -> None:
+    order = Repair(reorder=0.0, probe=1e9)
+    assert not order.wants(1, 1)
+    feed(order, (1, 5), (8, 9), (20, 20))
+    assert not order.wants(6, 7)  # not asked for yet
+    assert order.due(0.0, 1) == [(6, 19)]
+    assert order.wants(6, 6)
+    assert order.wants(1, 6)
+    assert order.wants(7, 30)
+    assert order.wants(10, 19)
+    assert not order.wants(8, 9)
+    assert not order.wants(20, 30)
+    assert not order.wants(1, 5)
+    quiet = Repair(5)
+    quiet.due(0.0, 1)
+    assert quiet.wants(6, 6)
+    assert not quiet.wants(6 + MAX_SEQUENCES, 6 + MAX_SEQUENCES)
+
+
+def test_nothing_is_asked_while_nobody_answers() -> None:
+    order = Repair(0, reorder=0.0, pauses=(1.0,), probe=1.0)
+    feed(order, (2, 2), now=0.0)
+    order.postpone(7.0)
+    assert order.due(6.9, 9) == []
+    assert order.give_up(6.9) == []
+    assert order.due(7.0, 9) == [(1, 1), (3, LAST_SEQ)]
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "MOST_WAITING", 3_000)
+    order = Repair(0)
+    for seq in range(3, 5_000, 2):
+        feed(order, (seq, seq))
+        assert order._waiting_size <= 3_000 + 600
+    assert order.highest < 50
+    top = order.highest
+    # What can be delivered at once always can.
+    assert feed(order, *[(seq, seq) for seq in range(1, top + 1)]) == list(range(1, top + 1))
+    assert order._waiting_size == 0
+    assert feed(order, (top + 1, top + 2)) == [top + 1, top + 2]
+
+
+def test_what_is_told_apart_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "MOST_GAPS", 10)
+    order = Repair(0)
+    feed(order, (100, 100))
+    for seq in range(2, 1_000, 2):
+        feed(order, (seq, seq))
+    assert len(order.missing) == 10
+    assert feed(order, (1, 1_000)) == list(range(1, 1_001))
+
+
+def test_a_sequence_far_away_costs_no_memory() -> None:
+    order = Repair(0)
+    feed(order, (1, 1), (LAST_SEQ - 1, LAST_SEQ))
+    assert order.missing == [(2, LAST_SEQ - 2)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    total=st.integers(1, 120),
+    after=st.none() | st.just(0),
+    most=st.integers(1, 4),
+)
+def test_any_loss_order_and_repetition_ends_in_order(seed: int, total: int, after: int | None, most: int) -> None:
+    """A journal that answers three times out of four; datagrams that come late, twice, or not at all."""
+    random = Random(seed)
+    order = Repair(after)
+    delivered: list[int] = []
+
+    def come(first: int, last: int) -> None:
+        while first <= last:
+            size = random.randrange(1, 9)
+            if random.random() < 0.7:
+                for _ in range(random.choice((1, 1, 2))):
+                    arrivals.insert(random.randrange(len(arrivals) + 1), (first, min(last, first + size - 1)))
+            first += size
+
+    arrivals: list[tuple[int, int]] = []
+    come(1, total)
+    start = None if after is None else 1
+    now = 0.0
+    while now < 200 and not (order.position == total and not order.missing):
+        for first, last in arrivals:
+            _, ready = order.received(run(first, last), now)
+            if start is None:
+                start = first
+            delivered += seqs(ready)
+        arrivals = []
+        now += 0.05
+        for passed in order.give_up(now):
+            assert not isinstance(passed, Lost), "an answer would have come"
+        for first, last in order.due(now, most):
+            if random.random() < 0.9:
+                come(first, min(last, total))
+        if order.position is None:
+            come(1, total)
+    assert delivered == list(range(start or 1, total + 1))
