@@ -119,8 +119,7 @@ class Fyrehose(MultiService):
         except CannotListenError as error:
             raise ConfigError(f"{_name(service)} cannot listen: {_said(error)}") from error
         self._started.append(service)
-        if IListeningPort.providedBy(listening):
-            log.info("{name} listens on {address}", name=_name(service), address=_address(listening.getHost()))
+        log.info("{name} {listens}", name=_name(service), listens=_listens(listening))
 
     async def _stop(self) -> None:
         if self._settled is not None:
@@ -162,11 +161,18 @@ def _name(service: Any) -> str:
     return str(service.name or type(service).__name__)
 
 
-def _address(address: Any) -> str:
-    host, port = getattr(address, "host", None), getattr(address, "port", None)
-    if host is None:
-        return os.fsdecode(getattr(address, "name", None) or str(address))
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _listens(listening: Any) -> str:
+    """What a child's start fired with, for people: a port of Twisted's, one with an ``address``, or something else."""
+    if IListeningPort.providedBy(listening):
+        address = listening.getHost()
+        host, port = getattr(address, "host", None), getattr(address, "port", None)
+        if host is None:
+            return f"listens on {os.fsdecode(getattr(address, 'name', None) or str(address))}"
+    elif hasattr(listening, "address"):
+        host, port = listening.address
+    else:
+        return "has started"
+    return f"listens on [{host}]:{port}" if ":" in host else f"listens on {host}:{port}"
 
 
 def _said(error: CannotListenError) -> str:

@@ -277,6 +277,18 @@ def test_the_log_says_where_a_child_listens(address: Any, said: str, log_lines: 
     assert f"figg listens on {said}" in log_lines
 
 
+def test_the_log_says_so_of_a_child_that_is_no_port_of_twisteds(log_lines: list[str]) -> None:
+    class Port:
+        address = ("127.0.0.1", 2323)
+
+    server = Server("backbone", "other")
+    server.children[0].starting = succeed(Port())
+    server.children[1].starting = succeed(None)
+    server.journal.opening.callback(None)
+    server.service.startService()
+    assert log_lines == ["backbone listens on 127.0.0.1:2323", "other has started"]
+
+
 def test_a_start_that_fails_leaves_no_failure_behind() -> None:
     server = Server("a")
     server.children[0].starting = fail(ConfigError("no"))

@@ -1,0 +1,166 @@
+"""What a server is told to do: a file and words, checked and merged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose import kits
+from fyrehose.config import Config, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose.errors import ConfigError
+from fyrehose.journal.settings import Durability
+
+
+def settings_of(config: Config, name: str) -> Any:
+    return next(listener.settings for listener in config.listeners if listener.name == name)
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("figg=tcp:8119:interface=127.0.0.1", ("figg", "tcp:8119:interface=127.0.0.1")),
+        ("figg/office=tcp:8119", ("figg/office", "tcp:8119")),
+        ("lines.kit=unix:/run/lines", ("lines.kit", "unix:/run/lines")),
+    ],
+)
+def test_a_listener(text: str, pair: tuple[str, str]) -> None:
+    assert parse_listen(text) == pair
+
+
+@pytest.mark.parametrize("text", ["", "figg", "figg=", "=tcp:1", "tcp:8119"])
+def test_what_is_no_listener(text: str) -> None:
+    with pytest.raises(ConfigError, match="should be KIT=ENDPOINT, such as figg=tcp:8119"):
+        parse_listen(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "triple"),
+    [
+        ("figg.max-connections=500", ("figg", "max_connections", "500")),
+        ("figg/office.max_connections=5", ("figg/office", "max_connections", "5")),
+        ("lines.kit.frame-timeout=3s", ("lines.kit", "frame_timeout", "3s")),
+        ("backbone.stream=a=b", ("backbone", "stream", "a=b")),
+        ("backbone.allow=", ("backbone", "allow", "")),
+    ],
+)
+def test_an_option(text: str, triple: tuple[str, str, str]) -> None:
+    assert parse_option(text) == triple
+
+
+@pytest.mark.parametrize("text", ["", "figg", "figg=1", "figg.x", ".x=1", "figg.=1"])
+def test_what_is_no_option(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"should be KIT\.NAME=VALUE, such as figg.max-connections=500"):
+        parse_option(text)
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "fyrehose.toml"
+    path.write_text(
+        """
+        data-dir = "/srv/data"
+        [listen]
+        figg = "tcp:8119"
+        "figg/office" = "tcp:8120"
+        backbone = ["udp:1", "udp:2"]
+        [option.figg]
+        max-connections = 500
+        [option.journal]
+        quarantine = true
+        """
+    )
+    assert read_file(path) == (
+        "/srv/data",
+        [("figg", "tcp:8119"), ("figg/office", "tcp:8120"), ("backbone", "udp:1"), ("backbone", "udp:2")],
+        {"figg": {"max_connections": 500}, "journal": {"quarantine": True}},
+    )
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "fyrehose.toml"
+    path.write_text("")
+    assert read_file(path) == (None, [], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("listen = [", "is not TOML"),
+        ("\x00", "is not TOML"),
+        ("data_dir = 'x'", "has 'data_dir'; it may have data-dir, [listen] and [option.KIT]"),
+        ("data-dir = 5", "data-dir should be text in quotes"),
+        ("listen = 'figg=tcp:1'", "[listen] should be a table of KIT = ENDPOINT"),
+        ("[listen]\nfigg = 8119", "figg in [listen] should be an endpoint, or a list of them"),
+        ("option = 1", "options belong into tables called [option.KIT]"),
+        ("[option]\nfigg = 1", "options belong into tables called [option.KIT]"),
+    ],
+)
+def test_what_is_wrong_in_a_file(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "fyrehose.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        read_file(path)
+    assert said in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read: No such file or directory"):
+        read_file(tmp_path / "none.toml")
+
+
+def test_what_is_said_later_wins() -> None:
+    under = {"figg": {"a": 1, "b": 1}, "journal": {"c": 1}}
+    assert merged(under, {"figg": {"b": 2}, "relink": {"d": 2}}) == {
+        "figg": {"a": 1, "b": 2},
+        "journal": {"c": 1},
+        "relink": {"d": 2},
+    }
+    assert under["figg"] == {"a": 1, "b": 1}
+
+
+def test_without_a_word_every_kit_listens_on_loopback(tmp_path: Path) -> None:
+    config = resolve("data", [], {})
+    assert [listener.name for listener in config.listeners] == kits.names()
+    assert all("127.0.0.1" in listener.endpoint for listener in config.listeners)
+    assert not config.chosen
+    assert config.data_dir == Path.cwd() / "data"
+    assert config.server.max_streams == 100_000
+    assert config.journal.durability == Durability("batch")
+
+
+def test_settings_come_to_where_they_belong() -> None:
+    listen = [("backbone", "udp:1"), ("backbone/office", "udp:2")]
+    options: dict[str, Any] = {
+        "backbone": {"push_rate": "7", "stream": "main"},
+        "backbone/office": {"stream": "office"},
+        "journal": {"durability": "interval:250"},
+        "server": {"memory": "1GiB"},
+    }
+    config = resolve("/srv", listen, options)
+    assert config.chosen
+    assert [(listener.name, listener.endpoint) for listener in config.listeners] == listen
+    main, office = settings_of(config, "backbone"), settings_of(config, "backbone/office")
+    assert (main.stream, main.push_rate) == ("main", 7)
+    assert (office.stream, office.push_rate) == ("office", 7)
+    assert config.journal.durability == Durability("interval", 0.25)
+    assert config.server.memory == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("listen", "options", "said"),
+    [
+        ([("fig", "tcp:1")], {}, "no protocol is called 'fig'; there are: "),
+        ([], {"fig": {"x": "1"}}, "no protocol is called 'fig'; there are: "),
+        ([], {"backbone": {"x": "1"}}, "backbone has no option 'x'; it has: stream, "),
+        ([("backbone", "udp:1")], {"backbone/office": {"x": "1"}}, "backbone/office has no option 'x'"),
+        ([], {"backbone": {"push-rate": "fast"}}, "option backbone.push-rate is 'fast', and should be"),
+        ([], {"journal": {"durability": "often"}}, "option journal.durability is 'often', and should be batch, never"),
+        ([], {"server": {"memory": "much"}}, "option server.memory is 'much', and should be a size"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(listen: Any, options: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        resolve("data", listen, options)
+    assert said in str(raised.value)

@@ -1,0 +1,80 @@
+"""The process: its signals, its status, its file descriptors.  tests/live/test_service.py has them for real."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from twisted.internet.error import ReactorNotRunning
+
+from fyrehose import process
+
+
+class FakeReactor:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def callFromThread(self, function: Any, *args: Any) -> None:
+        self.told.append("called from a thread")
+        function(*args)
+
+    def stop(self) -> None:
+        if "stopped" in self.told:
+            raise ReactorNotRunning
+        self.told.append("stopped")
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_reactor_and_a_second_one_changes_nothing(
+    number: signal.Signals, log_lines: list[str]
+) -> None:
+    reactor = FakeReactor()
+    process.stop_on_signals(reactor)
+    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), number)
+    assert reactor.told == ["called from a thread", "stopped", "called from a thread"]
+    assert log_lines[0] == f"stopping: {number.name}"
+    assert "still stopping" in log_lines[1]
+
+
+def test_a_job_in_the_background_stays_deaf_to_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.stop_on_signals(FakeReactor())
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_the_status_stands_whatever_else_the_program_says() -> None:
+    code = (
+        "import atexit, sys; from fyrehose import process\n"
+        "atexit.register(print, 'those before are not called')\n"
+        "process.exit_with(4)\n"
+        "atexit.register(print, 'those after are')\n"
+        "process.say('why'); print('out'); sys.exit(0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (4, "out\nthose after are\n", "why\n")
+
+
+def test_descriptors_are_what_the_system_allows_less_a_reserve() -> None:
+    code = (
+        "import resource; from fyrehose import process\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 500))\n"
+        "print(process.raise_descriptor_limit(), resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == f"{500 - process.RESERVED} (500, 500)\n"
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 500
