@@ -1,0 +1,101 @@
+"""Real servers: twistd in a process of its own, on free ports, in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+TWISTD = Path(sys.executable).with_name("twistd")
+#: How long anything may take on a busy machine before the test gives up, in seconds.
+PATIENCE = 60.0
+
+
+@attrs.define(eq=False)
+class TwistdServer:
+    """``twistd -n fyrehose``, running.
+
+    :ivar directory: where it was started; its journal is in ``data`` there
+    """
+
+    process: subprocess.Popen[bytes]
+    directory: Path
+
+    @property
+    def log(self) -> str:
+        return self.directory.joinpath("log").read_text()
+
+    @property
+    def errors(self) -> str:
+        """What it said on standard error."""
+        return self.directory.joinpath("errors").read_text()
+
+    def wait_for(self, words: str) -> None:
+        """Until ``words`` are in the log."""
+        deadline = time.monotonic() + PATIENCE
+        while words not in self.log:
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.errors}{self.log}"
+            assert time.monotonic() < deadline, f"no {words!r} in: {self.log}{self.errors}"
+            time.sleep(0.01)
+
+    def port(self, name: str) -> int:
+        """Where the listener ``name`` is."""
+        found = re.findall(rf"{re.escape(name)} \(\S+\) listens on \S+:(\d+)\n", self.log)
+        assert found, self.log
+        return int(found[-1])
+
+    def ended(self) -> int:
+        """Its status, when it has ended by itself."""
+        return self.process.wait(PATIENCE)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it; its status."""
+        self.process.send_signal(number)
+        return self.ended()
+
+
+Start = Callable[..., TwistdServer]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts servers: ``start("--listen", "figg=tcp:0:interface=127.0.0.1")``; all of them end with the test.
+
+    ``ready=False`` does not wait until it serves; ``command`` is what to run instead of twistd, or before it.
+    """
+    servers: list[TwistdServer] = []
+
+    def starter(
+        *words: str, ready: bool = True, command: tuple[str, ...] = (), before: tuple[str, ...] = ("-n",)
+    ) -> TwistdServer:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "docs" / "examples")}
+        log = tmp_path / "log"
+        log.write_bytes(b"")
+        with log.open("ab") as out, tmp_path.joinpath("errors").open("wb") as errors:
+            process = subprocess.Popen(
+                [*command, str(TWISTD), *before, "fyrehose", *words],
+                cwd=tmp_path,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+            )
+        server = TwistdServer(process, tmp_path)
+        servers.append(server)
+        if ready:
+            server.wait_for("#info] serving\n")
+        return server
+
+    yield starter
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.wait()

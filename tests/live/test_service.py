@@ -1,0 +1,240 @@
+"""``twistd fyrehose`` as a process: what it says, what it keeps, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+LINES = "lines.kit=tcp:0:interface=127.0.0.1"
+
+
+def connect(port: int) -> socket.socket:
+    peer = socket.create_connection(("127.0.0.1", port), timeout=60)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return peer
+
+
+def receive(peer: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (more := peer.recv(size - len(data))):
+        data += more
+    return data
+
+
+def publish(port: int, *payloads: bytes) -> None:
+    """Returns when all of them are acknowledged."""
+    with connect(port) as peer:
+        peer.sendall(b"".join(b"+log %b\n" % payload for payload in payloads))
+        answers = b""
+        while answers.count(b"\n") < len(payloads):
+            answers += peer.recv(1 << 16)
+
+
+def kept(port: int, count: int) -> list[bytes]:
+    """The first ``count`` lines of the stream."""
+    with connect(port) as peer, peer.makefile("rb") as stream:
+        peer.sendall(b"?log 0\n")
+        found = []
+        for n in range(1, count + 1):
+            seq, size = map(int, stream.readline().split())
+            assert seq == n
+            found.append(stream.read(size + 1)[:-1])
+    return found
+
+
+def test_a_start_says_what_listens_where_and_a_stop_is_a_success(start: Any) -> None:
+    server = start("--listen", LINES, "--listen", "backbone=udp:0:interface=127.0.0.1", "--durability", "interval:50")
+    assert "journal in " + str(server.directory / "data") in server.log
+    assert "durability interval:50" in server.log
+    assert "journal: new" in server.log
+    assert server.port("lines.kit")
+    assert server.port("backbone")
+    assert server.directory.joinpath("twistd.pid").exists()
+    assert server.stop() == 0
+    assert server.errors == ""
+    assert "stopping: SIGTERM" in server.log
+    assert not server.directory.joinpath("twistd.pid").exists()
+
+
+def test_without_a_word_every_kit_is_served(start: Any, tmp_path: Path) -> None:
+    from fyrehose import kits
+
+    server = start(ready=False)
+    while server.process.poll() is None and "serving\n" not in server.log:
+        time.sleep(0.01)
+    if "Address already in use" in server.errors:
+        pytest.skip("a default port is in use")
+    for name in kits.names():
+        assert f"{name} ({kits.load(name).default_endpoint}) listens on 127.0.0.1:" in server.log
+    assert server.stop() == 0
+
+
+def test_ctrl_c_is_a_stop_like_any_other(start: Any) -> None:
+    # A test run in the background ignores SIGINT, and so would its children.
+    command = (
+        sys.executable,
+        "-c",
+        "import os,signal,sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])",
+    )
+    server = start("--listen", LINES, command=command)
+    assert server.stop(signal.SIGINT) == 0
+    assert not server.directory.joinpath("twistd.pid").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_what_was_acknowledged_is_there_again(start: Any, how: signal.Signals) -> None:
+    payloads = [b"line %d" % n for n in range(1000)]
+    server = start("--listen", LINES)
+    publish(server.port("lines.kit"), *payloads)
+    assert server.stop(how) == (0 if how is signal.SIGTERM else -9)
+    server = start("--listen", LINES)
+    order = "closed in order" if how is signal.SIGTERM else "not closed in order"
+    assert "1 streams, 1000 numbers given out" in server.log
+    assert f"({order})" in server.log
+    publish(server.port("lines.kit"), b"and on")
+    assert kept(server.port("lines.kit"), 1001) == [*payloads, b"and on"]
+
+
+def test_what_was_accepted_is_acknowledged_before_it_ends_however_often_it_is_asked(start: Any) -> None:
+    server = start("--listen", LINES)
+    with connect(server.port("lines.kit")) as peer:
+        peer.sendall(b"+log x\n" * 20_000)
+        answers = receive(peer, 5)
+        for _ in range(3):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.01)
+        while more := peer.recv(1 << 16):
+            answers += more
+    assert server.ended() == 0
+    acknowledged = answers.count(b"\n")
+    assert answers.endswith(b"\n")
+    server = start("--listen", LINES)
+    assert len(kept(server.port("lines.kit"), acknowledged)) == acknowledged
+
+
+def one_line(errors: str) -> str:
+    assert errors.startswith("twistd fyrehose: ")
+    assert errors.count("\n") == 1
+    return errors
+
+
+def test_a_port_that_is_taken(start: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start("--listen", LINES, "--listen", f"lines.kit/b=tcp:{port}:interface=127.0.0.1", ready=False)
+        assert server.ended() == 1
+    assert f"127.0.0.1 port {port}: Address already in use" in one_line(server.errors)
+    assert not server.directory.joinpath("twistd.pid").exists()
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--listen", "lines.kit=tcp:nonsense"], "--listen lines=tcp:nonsense is not an endpoint"),
+        (["--option", "backbone.stream="], "option backbone.stream is '', and should be a name"),
+        (["--durability", "maybe"], "option journal.durability is 'maybe'"),
+        (["--data-dir", "/proc/nowhere"], "the journal's directory /proc/nowhere cannot be used"),
+    ],
+)
+def test_a_word_that_is_wrong(start: Any, words: list[str], said: str) -> None:
+    server = start(*words, ready=False)
+    assert server.ended() == 1
+    assert said in one_line(server.errors)
+
+
+def test_a_journal_that_is_in_use(start: Any) -> None:
+    first = start("--listen", LINES)
+    second = start("--listen", LINES, ready=False, before=("-n", "--pidfile", "second.pid"))
+    assert second.ended() == 5
+    assert f"is in use by another process (pid {first.process.pid})" in one_line(second.errors)
+    assert first.process.poll() is None
+
+
+def test_a_journal_that_is_damaged(start: Any) -> None:
+    server = start("--listen", LINES)
+    for _ in range(3):
+        publish(server.port("lines.kit"), b"x" * 1000)
+    server.stop()
+    segment = next(server.directory.joinpath("data").glob("*.segment"))
+    damaged = bytearray(segment.read_bytes())
+    damaged[damaged.index(b"x" * 1000) + 500] ^= 1
+    segment.write_bytes(damaged)
+    server = start("--listen", LINES, ready=False)
+    assert server.ended() == 3
+    one_line(server.errors)
+    assert segment.read_bytes() == damaged, "nothing was changed"
+    server = start("--listen", LINES, "--quarantine")
+    publish(server.port("lines.kit"), b"and on")
+    assert server.stop() == 0
+
+
+#: Runs twistd on a disk that refuses what the names of files in its directory say.
+REFUSING = """
+import errno, os, sys
+def unless(name, error, function):
+    def call(*args):
+        if os.path.exists(name):
+            raise OSError(error, os.strerror(error))
+        return function(*args)
+    return call
+os.fdatasync = unless("refuse-sync", errno.EIO, os.fdatasync)
+os.pwrite = unless("refuse-write", errno.ENOSPC, os.pwrite)
+sys.argv = sys.argv[1:]
+from twisted.scripts.twistd import run
+run()
+"""
+
+
+def test_a_sync_that_fails_is_the_end(start: Any) -> None:
+    server = start("--listen", LINES, command=(sys.executable, "-c", REFUSING))
+    publish(server.port("lines.kit"), b"kept")
+    server.directory.joinpath("refuse-sync").touch()
+    with connect(server.port("lines.kit")) as peer:
+        peer.sendall(b"+log lost\n+log lost\n")
+        assert receive(peer, 1) == b"", "nothing is acknowledged"
+    assert server.ended() == 4
+    assert "Input/output error" in one_line(server.errors)
+    assert not server.directory.joinpath("twistd.pid").exists()
+    server = start("--listen", LINES)
+    assert kept(server.port("lines.kit"), 1) == [b"kept"]
+
+
+def test_a_full_disk_is_not(start: Any) -> None:
+    server = start("--listen", LINES, command=(sys.executable, "-c", REFUSING))
+    publish(server.port("lines.kit"), b"kept")
+    full = server.directory / "refuse-write"
+    full.touch()
+    with connect(server.port("lines.kit")) as peer:
+        peer.sendall(b"+log lost\n")
+        assert receive(peer, 1) == b"", "nothing is acknowledged"
+    server.wait_for("the journal takes nothing more in, reading goes on")
+    assert kept(server.port("lines.kit"), 1) == [b"kept"]
+    full.unlink()
+    server.wait_for("the journal takes messages again")
+    publish(server.port("lines.kit"), b"and on")
+    assert kept(server.port("lines.kit"), 2) == [b"kept", b"and on"]
+    assert server.stop() == 0
+
+
+def test_as_a_daemon(start: Any) -> None:
+    before = ("--pidfile", "daemon.pid", "--logfile", "daemon.log")
+    parent = start("--listen", LINES, ready=False, before=before)
+    assert parent.ended() == 0
+    log = parent.directory / "daemon.log"
+    while not log.exists() or "serving\n" not in log.read_text():
+        time.sleep(0.01)
+    pid = int(parent.directory.joinpath("daemon.pid").read_text())
+    os.kill(pid, signal.SIGTERM)
+    while parent.directory.joinpath("daemon.pid").exists():
+        time.sleep(0.01)
+    assert "stopping: SIGTERM" in log.read_text()
