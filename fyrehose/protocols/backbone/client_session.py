@@ -177,8 +177,6 @@ class ClientSession:
         if self._found:
             self._repair_now(events, now)
             self._push_now(now)
-        else:
-            self._repair.postpone(self._next_keepalive)
         return events
 
     def next_due(self, now: float) -> float:
@@ -186,11 +184,11 @@ class ClientSession:
         times = [self._next_keepalive]
         if not self._lost:
             times.append(self._heard + LOST)
-        repair = self._repair.next_due() if self._options.subscribe else None
+        repair = self._repair.next_due() if self._found and self._options.subscribe else None
         if repair is not None:
             # What is due already waits for the rate of requests.
             times.append(repair if repair > now else now + SOON)
-        pushes = self._pushes.next_due(now)
+        pushes = self._pushes.next_due(now, self._found)
         if pushes is not None:
             times.append(pushes)
         return min(times)
@@ -289,6 +287,7 @@ class ClientSession:
         if not self._found:
             self._found, self._lost = True, False
             events.append(Found())
+            self._repair.restart(now)
             self._repair_now(events, now)
             self._push_now(now)
 

@@ -134,14 +134,14 @@ class Pushes:
         self._flying = self._flying_size = self._unsent_size = 0
         return left
 
-    def next_due(self, now: float) -> float | None:
-        """When :meth:`take` or :meth:`expired` has something, as far as the time alone decides."""
+    def next_due(self, now: float, taking: bool) -> float | None:
+        """When :meth:`take` (if it is ``taking``) or :meth:`expired` has something, as far as time alone decides."""
         while self._deadlines and self._deadlines[0].settled:
             self._deadlines.popleft()
         times = []
         if self._deadlines:
             times.append(self._deadlines[0].deadline)
-        if self._room():
+        if taking and self._room():
             times.append(now + PACE)
         return min(times, default=None)
 

@@ -150,11 +150,11 @@ class Repair:
             times.append(self._tail_due)
         return min(times, default=None)
 
-    def postpone(self, until: float) -> None:
-        """Nobody answers before ``until``: ask for nothing, and do not count that as asking in vain."""
+    def restart(self, now: float) -> None:
+        """There is somebody to ask again: what was asked for before does not count as asked in vain."""
         for gap in self._gaps:
-            gap.due = max(gap.due, until)
-        self._tail_due = max(self._tail_due, until)
+            gap.due, gap.asked = now, 0
+        self._tail_due = now
 
     # Inside.
 

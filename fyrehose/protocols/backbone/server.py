@@ -239,14 +239,16 @@ class BackboneServer:
 
     def _send(self, encoded: Encoded, destinations: list[Address], now: float) -> None:
         counters = self._broker.counters
+        sent = 0
         for destination in destinations:
             for train in encoded.trains:
                 if self._session.ready(destination, now):
                     self._session.charge(destination, train.size, now)
                     self.port.send(train, destination)
+                    sent += train.count
                 else:
                     self._drop(Dropped(source=destination, cause="destination-rate", count=train.count))
-        counters.add(KIT, "delivers", encoded.count * len(destinations))
+        counters.add(KIT, "delivers", sent)
         if encoded.left_out:
             counters.add(KIT, "too-large-for-a-datagram", encoded.left_out)
 

@@ -62,7 +62,8 @@ def test_the_pace() -> None:
     for i in range(150):
         pushes.add(b"%d" % i, i)
     assert len(pushes.take(0, 0.0)) == 100
-    assert pushes.next_due(0.0) == PACE
+    assert pushes.next_due(0.0, True) == PACE
+    assert pushes.next_due(0.0, False) == 5.0
     assert len(pushes.take(0, 0.1)) == 10
 
 
@@ -72,12 +73,12 @@ def test_a_push_that_does_not_come_back() -> None:
     pushes.take(0, 0.0)
     pushes.add(b"b", "b")
     pushes.take(0, 1.0)
-    assert pushes.next_due(1.0) == 5.0
+    assert pushes.next_due(1.0, True) == 5.0
     assert pushes.expired(4.9) == []
     assert [push.handle for push in pushes.expired(5.0)] == ["a"]
-    assert pushes.next_due(5.0) == 6.0
+    assert pushes.next_due(5.0, True) == 6.0
     assert confirmed(pushes, 1, b"b") == [("b", 1)]
-    assert pushes.next_due(5.0) is None
+    assert pushes.next_due(5.0, True) is None
     assert pushes.expired(99.0) == []
     assert confirmed(pushes, 2, b"a") == []
 

@@ -171,12 +171,12 @@ def test_strangers_may_bring_what_was_asked_for_and_nothing_else() -> None:
     assert not quiet.wants(6 + MAX_SEQUENCES, 6 + MAX_SEQUENCES)
 
 
-def test_nothing_is_asked_while_nobody_answers() -> None:
+def test_what_was_asked_of_nobody_is_asked_again() -> None:
     order = Repair(0, reorder=0.0, pauses=(1.0,), probe=1.0)
     feed(order, (2, 2), now=0.0)
-    order.postpone(7.0)
-    assert order.due(6.9, 9) == []
-    assert order.give_up(6.9) == []
+    assert order.due(0.0, 9) == [(1, 1)]
+    order.restart(7.0)
+    assert order.give_up(7.0) == []
     assert order.due(7.0, 9) == [(1, 1), (3, LAST_SEQ)]
 
 

@@ -1,0 +1,184 @@
+"""A network in memory, with its losses, and a server on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.broker import Broker
+from fyrehose.protocols.backbone.client import BackboneClient
+from fyrehose.protocols.backbone.client_session import Options
+from fyrehose.protocols.backbone.frames import Address, Frame, decode
+from fyrehose.protocols.backbone.server import BackboneServer
+from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.trains import Train
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+
+
+@attrs.define(eq=False)
+class SimPort:
+    """A port of a :class:`Network`; ``full`` makes it as one whose kernel takes nothing."""
+
+    network: Network
+    owner: Any
+    address: Address
+    full: bool = False
+    reading: bool = True
+    queue: list[tuple[Train, Address]] = attrs.field(factory=list)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.queue)
+
+    def listen(self) -> None:
+        self.network.ports[self.address] = self
+
+    def answer(self, datagram: bytes, destination: Address) -> None:
+        self.send(Train(datagram, len(datagram)), destination)
+
+    def send(self, train: Train, destination: Address) -> None:
+        self.queue.append((train, destination))
+
+    def flush(self) -> None:
+        if self.full:
+            if self.queue:
+                self.owner.congested()
+            return
+        queue, self.queue = self.queue, []
+        for train, destination in queue:
+            data = bytes(train.data)
+            for at in range(0, len(data), train.segment):
+                self.network.carry(data[at : at + train.segment], self.address, destination)
+
+    def relieve(self) -> None:
+        """The kernel takes what waits."""
+        self.full = False
+        self.flush()
+        self.owner.relieved()
+
+    def stop_reading(self) -> None:
+        self.reading = False
+
+    def close(self) -> None:
+        self.reading = False
+        self.network.ports.pop(self.address, None)
+
+
+@attrs.define(eq=False)
+class Network:
+    """Carries datagrams: loses, doubles and delays them as often as it is told, from one seed.
+
+    :ivar log: everything that was sent, lost or not
+    """
+
+    clock: Clock
+    random: Random = attrs.field(factory=lambda: Random(1))
+    loss: float = 0.0
+    double: float = 0.0
+    delay: float = 0.0
+    ports: dict[Address, SimPort] = attrs.field(factory=dict)
+    log: list[tuple[Address, Address, bytes]] = attrs.field(factory=list)
+
+    def open(self, _: object, owner: Any, address: Address) -> SimPort:
+        """What a client opens."""
+        return SimPort(self, owner, address)
+
+    def carry(self, datagram: bytes, source: Address, destination: Address) -> None:
+        self.log.append((source, destination, datagram))
+        if self.random.random() < self.loss or destination not in self.ports:
+            return
+        for _ in range(1 + (self.random.random() < self.double)):
+            delay = self.random.random() * self.delay
+            self.clock.callLater(delay, self._arrive, datagram, source, destination)
+
+    def _arrive(self, datagram: bytes, source: Address, destination: Address) -> None:
+        port = self.ports.get(destination)
+        if port is not None and port.reading:
+            port.owner.datagrams_received(memoryview(datagram), max(len(datagram), 1), source)
+            port.owner.turn_over()
+
+    def sent_to(self, destination: Address) -> list[Frame]:
+        """The frames that went to ``destination``."""
+        return [decode(datagram) for _, to, datagram in self.log if to == destination]
+
+
+@attrs.define(eq=False)
+class World:
+    """A server at 10.0.0.1:2323, its broker, and whoever sends to it."""
+
+    settings: Settings
+    auto: bool = True
+    journal_settings: dict[str, Any] = attrs.field(factory=dict)
+    clock: Clock = attrs.field(factory=Clock)
+    network: Network = attrs.field(init=False)
+    journal: MemoryJournal = attrs.field(init=False)
+    broker: Broker = attrs.field(init=False)
+    server: BackboneServer = attrs.field(init=False)
+    port: SimPort = attrs.field(init=False)
+    address: Address = ("10.0.0.1", 2323)
+
+    def __attrs_post_init__(self) -> None:
+        self.network = Network(self.clock)
+        self.journal = MemoryJournal(auto=self.auto)
+        self.broker = Broker(self.clock, self.journal, Sequencer(), **self.journal_settings)
+        self.broker.open()
+        self.broker.counters.seconds = self.clock.seconds
+        self.server = BackboneServer(self.clock, self.broker, self.settings, Random(3), lambda host: False)
+        self.port = SimPort(self.network, self.server, self.address)
+        self.port.listen()
+        self.server.start(self.port)
+        self.clock.advance(0)
+
+    def send(self, *frames: Frame | bytes, source: Address = ("10.0.0.2", 4000)) -> None:
+        """``frames`` come in, in one turn of the server."""
+        for frame in frames:
+            datagram = frame if isinstance(frame, bytes) else frame.encode()
+            self.server.datagrams_received(memoryview(datagram), max(len(datagram), 1), source)
+        self.server.turn_over()
+        self.clock.advance(0)
+
+    def count(self, what: str) -> int:
+        return self.broker.counters.counts["backbone", what]
+
+    def payloads(self) -> list[bytes]:
+        """What the journal holds, in order."""
+        stream = self.settings.stream
+        return [
+            bytes(payload)
+            for run in self.broker.read(stream, self.broker.bounds(stream)[0], 1 << 40)
+            for payload in run.payloads()
+        ]
+
+    def client(self, n: int, **callbacks: Any) -> BackboneClient:
+        """A client of the server, at 10.0.1.n:5000; keywords that it does not know are its options."""
+        known = {key: callbacks.pop(key) for key in ("on_records", "on_gap", "on_alive") if key in callbacks}
+        return BackboneClient(
+            self.clock,
+            *self.address,
+            options=Options(**callbacks),
+            bind=(f"10.0.1.{n}", 5000),
+            random=Random(n),
+            open_port=self.network.open,
+            **known,
+        )
+
+    def run(self, seconds: float, step: float = 0.01) -> None:
+        """Time passes."""
+        for _ in range(round(seconds / step)):
+            self.clock.advance(step)
+
+
+@pytest.fixture
+def make_world() -> Callable[..., World]:
+    """Makes a world; keywords are the server's settings, but ``auto`` and ``broker``."""
+
+    def make(auto: bool = True, broker: dict[str, Any] | None = None, **settings: Any) -> World:
+        return World(Settings(**settings), auto=auto, journal_settings=broker or {})
+
+    return make

@@ -1,0 +1,367 @@
+"""The client's session: rules 1 to 6 of the client, with time and datagrams in the test's hands."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from fyrehose.errors import LocalProtocolError
+from fyrehose.protocols.backbone.client_session import (
+    BackboneLost,
+    ClientSession,
+    Confirmed,
+    Event,
+    Found,
+    Ignored,
+    Options,
+    Records,
+    Unconfirmed,
+)
+from fyrehose.protocols.backbone.frames import (
+    MAX_DATA,
+    Address,
+    Deliver,
+    Flags,
+    Forward,
+    Frame,
+    KeepAlive,
+    KeepAliveAck,
+    Push,
+    Request,
+    decode,
+)
+from fyrehose.protocols.backbone.repair import Lost
+from fyrehose.records import LAST_SEQ
+
+SERVER = ("10.0.0.1", 2323)
+SELF = ("10.0.0.2", 4000)
+PEER = ("10.0.0.3", 4000)
+
+
+class Bench:
+    def __init__(self, **options: object) -> None:
+        self.now = 100.0
+        self.session = ClientSession(SERVER, SELF, Options(**options), Random(1), self.now)  # type: ignore[arg-type]
+
+    def receive(self, *frames: Frame | bytes, source: Address = SERVER) -> list[Event]:
+        events: list[Event] = []
+        for frame in frames:
+            datagram = frame if isinstance(frame, bytes) else frame.encode()
+            events += self.session.receive_datagrams(datagram, max(len(datagram), 1), source, self.now)
+        return events
+
+    def tick(self, seconds: float = 0.0) -> list[Event]:
+        self.now += seconds
+        return self.session.tick(self.now)
+
+    def sent(self) -> list[tuple[Frame, Address]]:
+        frames = []
+        for train, destination in self.session.data_to_send():
+            data = bytes(train.data)
+            for at in range(0, len(data), train.segment):
+                frames.append((decode(data[at : at + train.segment]), destination))
+        return frames
+
+    def join(self) -> list[Event]:
+        """The first KEEPALIVE and its ACK."""
+        self.tick()
+        keep_alive = next(frame for frame, _ in self.sent() if isinstance(frame, KeepAlive))
+        return self.receive(KeepAliveAck(token=keep_alive.token))
+
+
+def joined(**options: object) -> Bench:
+    bench = Bench(**options)
+    assert Found() in bench.join()
+    bench.sent()
+    return bench
+
+
+def delivered(events: list[Event]) -> list[tuple[int, bytes]]:
+    return [
+        (event.run.first_seq + i, bytes(payload))
+        for event in events
+        if isinstance(event, Records)
+        for i, payload in enumerate(event.run.payloads())
+    ]
+
+
+# Rule 1: KEEPALIVE.
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({}, Flags.NOJOURNAL),
+        ({"store": 100}, Flags.NONE),
+        ({"subscribe": False}, Flags.NOSUBSCRIBE | Flags.NOJOURNAL),
+        ({"subscribe": False, "store": 100}, Flags.NOSUBSCRIBE),
+    ],
+)
+def test_a_keepalive_says_what_the_client_is(options: dict[str, object], flags: Flags) -> None:
+    bench = Bench(**options)
+    bench.tick()
+    [(frame, destination)] = bench.sent()
+    assert isinstance(frame, KeepAlive)
+    assert (frame.address, frame.flags, destination) == (SELF, flags, SERVER)
+
+
+def test_a_keepalive_every_second_each_with_a_token_of_its_own() -> None:
+    bench = joined()
+    tokens = set()
+    for _ in range(10):
+        assert bench.session.next_due(bench.now) <= bench.now + 1.0
+        assert bench.tick(0.999) == []
+        assert bench.sent() == []
+        bench.tick(0.001)
+        for frame, _ in bench.sent():
+            if isinstance(frame, KeepAlive):
+                tokens.add(frame.token)
+                bench.receive(KeepAliveAck(token=frame.token))
+    assert len(tokens) == 10
+
+
+def test_an_ack_counts_with_a_token_of_ours_once() -> None:
+    bench = Bench()
+    bench.tick()
+    [(frame, _)] = bench.sent()
+    assert isinstance(frame, KeepAlive)
+    ack = KeepAliveAck(token=frame.token)
+    assert bench.receive(KeepAliveAck(token=bytes(16))) == [Ignored(cause="unknown-token")]
+    assert bench.receive(ack, source=PEER) == [Ignored(cause="not-the-backbone")]
+    assert bench.receive(ack) == [Found()]
+    assert bench.receive(ack) == [Ignored(cause="unknown-token")]
+
+
+def test_five_seconds_without_an_ack_and_the_backbone_is_lost() -> None:
+    bench = joined()
+    events = [event for _ in range(39) for event in bench.tick(0.125)]
+    assert events == []
+    assert bench.tick(0.125) == [BackboneLost()]
+    assert bench.tick(60) == []  # said once
+    keep_alive = bench.sent()[-1][0]
+    assert isinstance(keep_alive, KeepAlive)  # and it goes on asking
+    assert bench.receive(KeepAliveAck(token=keep_alive.token)) == [Found()]
+    assert bench.tick(4.75) == []
+    assert bench.tick(0.25) == [BackboneLost()]
+
+
+# Rules 2 and 3: gaps and duplicates.
+
+
+def test_records_come_in_order_and_once() -> None:
+    bench = joined()
+    frames = [Deliver(seq=seq, data=b"%d" % seq) for seq in (4, 5, 5, 7, 4, 6, 6, 8)]
+    events = [event for frame in frames for event in bench.receive(frame)]
+    assert delivered(events) == [(seq, b"%d" % seq) for seq in (4, 5, 6, 7, 8)]
+    assert bench.session.duplicates == 3
+    assert bench.session.position == 8
+
+
+def test_a_gap_is_requested_from_the_backbone() -> None:
+    bench = joined()
+    bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=5, data=b"5"))
+    assert bench.session.missing == [(2, 4)]
+    bench.tick(0.01)
+    assert bench.sent() == []
+    assert bench.session.next_due(bench.now) == pytest.approx(bench.now + 0.01)
+    bench.tick(0.011)
+    assert bench.sent() == [(Request(address=SELF, first=2, last=4), SERVER)]
+    # A peer may answer, or the journal.
+    events = bench.receive(*(Deliver(seq=seq, data=b"%d" % seq) for seq in (2, 3)), source=PEER)
+    events += bench.receive(Deliver(seq=4, data=b"4"))
+    assert delivered(events) == [(2, b"2"), (3, b"3"), (4, b"4"), (5, b"5")]
+
+
+def test_what_nobody_has_is_left_out_by_name() -> None:
+    bench = joined()
+    bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=5, data=b"5"))
+    events: list[Event] = []
+    requests = 0
+    for _ in range(400):
+        events += bench.tick(0.05)
+        for frame, _ in bench.sent():
+            if isinstance(frame, KeepAlive):
+                bench.receive(KeepAliveAck(token=frame.token))
+            requests += isinstance(frame, Request) and frame.first == 2
+    assert events == [Lost(first=2, last=4), *[e for e in events if isinstance(e, Records)]]
+    assert delivered(events) == [(5, b"5")]
+    assert requests == 10
+
+
+def test_strangers_bring_what_was_asked_for_and_nothing_else() -> None:
+    bench = joined()
+    assert bench.receive(Deliver(seq=1, data=b"forged"), source=PEER) == [Ignored(cause="not-asked-for")]
+    bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=3, data=b"3"))
+    for seq in (1, 2, 3, 4):
+        assert bench.receive(Deliver(seq=seq, data=b"forged"), source=PEER) == [Ignored(cause="not-asked-for")]
+    bench.tick(0.03)
+    assert delivered(bench.receive(Deliver(seq=2, data=b"2"), source=PEER)) == [(2, b"2"), (3, b"3")]
+
+
+def test_requests_stay_below_what_a_server_takes() -> None:
+    bench = joined()
+    times = []
+    for seq in range(2, 4_000, 2):
+        bench.receive(Deliver(seq=seq, data=b""))
+        bench.tick(0.005)
+        times += [bench.now for frame, _ in bench.sent() if isinstance(frame, Request)]
+    for begin in times:
+        assert sum(begin <= time < begin + 1 for time in times) <= 12
+    assert len(times) > 20
+    assert bench.session.next_due(bench.now) > bench.now
+
+
+def test_from_the_start_without_a_single_live_message() -> None:
+    bench = Bench(after=0)
+    bench.join()
+    assert (Request(address=SELF, first=1, last=LAST_SEQ), SERVER) in bench.sent()
+    assert delivered(bench.receive(Deliver(seq=1, data=b"1"), source=PEER)) == [(1, b"1")]
+
+
+def test_nothing_is_requested_of_a_backbone_that_is_lost() -> None:
+    bench = joined(after=0)
+    bench.receive(Deliver(seq=5, data=b"5"))
+    assert BackboneLost() in [event for _ in range(60) for event in bench.tick(0.1)]
+    bench.sent()
+    events = [event for _ in range(600) for event in bench.tick(0.1)]
+    assert events == []
+    assert {type(frame) for frame, _ in bench.sent()} == {KeepAlive}
+    assert bench.session.missing == [(1, 4)]
+
+
+def test_a_client_that_does_not_subscribe_takes_and_asks_nothing() -> None:
+    bench = Bench(subscribe=False, after=0)
+    assert bench.join() == [Found()]
+    assert bench.receive(Deliver(seq=1, data=b"1")) == [Ignored(cause="not-subscribed")]
+    bench.tick(0.9)
+    assert bench.sent() == []
+
+
+# Rule 4: FORWARD.
+
+
+def test_a_journal_peer_sends_what_it_stores_straight_to_the_requester() -> None:
+    bench = joined(store=1_000)
+    bench.receive(*(Deliver(seq=seq, data=b"%d" % seq) for seq in (3, 4, 5, 8)))
+    assert bench.receive(Forward(address=PEER, first=4, last=9)) == []
+    assert bench.sent() == [(Deliver(seq=seq, data=b"%d" % seq), PEER) for seq in (4, 5, 8)]
+    bench.receive(Forward(address=PEER, first=9, last=99), Forward(address=PEER, first=0, last=2))
+    assert bench.sent() == []
+
+
+def test_forwards_that_are_none_of_ours() -> None:
+    bench = joined(store=1_000)
+    bench.receive(Deliver(seq=1, data=b"1"))
+    forward = Forward(address=PEER, first=1, last=1)
+    assert bench.receive(forward, source=PEER) == [Ignored(cause="not-the-backbone")]
+    for address in (SELF, ("224.0.0.1", 1), ("255.255.255.255", 1), (PEER[0], 0)):
+        assert bench.receive(Forward(address=address, first=1, last=1)) == [Ignored(cause="impossible-address")]
+    backward = b"\x08" + bytes([10, 0, 0, 3]) + b"\x0f\xa0" + bytes(5) + b"\x02" + bytes(5) + b"\x01"
+    assert bench.receive(backward) == [Ignored(cause="backward-range")]
+    assert bench.sent() == []
+
+
+def test_a_forward_brings_ten_thousand_at_the_most() -> None:
+    bench = joined(store=10 << 20)
+    train = b"".join(Deliver(seq=seq, data=b"").encode() for seq in range(1, 12_001))
+    bench.session.receive_datagrams(train, 9, SERVER, bench.now)
+    bench.receive(Forward(address=PEER, first=0, last=LAST_SEQ))
+    assert [frame.seq for frame, _ in bench.sent()] == list(range(1, 10_000))  # 0 to 9,999, and there is no 0
+
+
+# Rule 5: PUSH.
+
+
+def test_a_push_is_confirmed_by_its_deliver() -> None:
+    bench = joined()
+    bench.session.push(b"hello", "a")
+    bench.session.push(b"hello", "b")
+    bench.tick()
+    assert bench.sent() == [(Push(data=b"hello"), SERVER)] * 2
+    assert bench.receive(Deliver(seq=9, data=b"other")) == [Records(run=bench_run(9, b"other"))]
+    events = bench.receive(Deliver(seq=10, data=b"hello"))
+    assert Confirmed(handle="a", seq=10) in events
+    # Early, and not delivered yet, but published for sure.
+    assert bench.receive(Deliver(seq=12, data=b"hello")) == [Confirmed(handle="b", seq=12)]
+    assert bench.session.idle
+
+
+def bench_run(seq: int, data: bytes) -> object:
+    [event] = joined().receive(Deliver(seq=seq, data=data))
+    assert isinstance(event, Records)
+    return event.run
+
+
+def test_nothing_is_pushed_before_the_backbone_is_found() -> None:
+    bench = Bench()
+    bench.session.push(b"early", "a")
+    bench.tick()
+    [(frame, _)] = bench.sent()
+    assert isinstance(frame, KeepAlive)
+    bench.receive(KeepAliveAck(token=frame.token))
+    assert bench.sent() == [(Push(data=b"early"), SERVER)]
+
+
+def test_a_push_that_does_not_come_back() -> None:
+    bench = joined(timeout=3.0)
+    bench.session.push(b"hello", "a")
+    bench.tick()
+    assert [event for _ in range(29) for event in bench.tick(0.1)] == []
+    assert bench.tick(0.11) == [Unconfirmed(handle="a")]
+
+
+def test_a_lost_deliver_of_a_push_is_asked_for_when_it_is_quiet() -> None:
+    bench = joined()
+    bench.receive(Deliver(seq=1, data=b"1"))
+    bench.session.push(b"mine", "a")
+    bench.tick()
+    bench.sent()
+    bench.tick(1.0)
+    assert (Request(address=SELF, first=2, last=LAST_SEQ), SERVER) in bench.sent()
+    assert Confirmed(handle="a", seq=2) in bench.receive(Deliver(seq=2, data=b"mine"), source=PEER)
+
+
+def test_the_window_opens_as_pushes_come_back() -> None:
+    bench = joined(window=2)
+    for i in range(3):
+        bench.session.push(b"%d" % i, i)
+    bench.tick()
+    assert [frame for frame, _ in bench.sent()] == [Push(data=b"0"), Push(data=b"1")]
+    assert not bench.session.has_room
+    bench.receive(Deliver(seq=1, data=b"0"))
+    assert [frame for frame, _ in bench.sent()] == [Push(data=b"2")]
+
+
+def test_pushes_that_cannot_be() -> None:
+    with pytest.raises(LocalProtocolError, match="65499 bytes do not fit"):
+        joined().session.push(bytes(MAX_DATA + 1), "a")
+    with pytest.raises(LocalProtocolError, match="does not subscribe"):
+        joined(subscribe=False).session.push(b"a", "a")
+
+
+def test_what_is_left_at_the_end() -> None:
+    bench = joined()
+    bench.session.push(b"a", "a")
+    assert bench.session.abandon() == [Unconfirmed(handle="a")]
+
+
+# All else.
+
+
+def test_datagrams_that_are_not_for_clients() -> None:
+    bench = joined()
+    for frame in (Push(data=b"x"), Request(address=SELF, first=1, last=2), Deliver(seq=0, data=b"zero")):
+        assert bench.receive(frame) == [Ignored(cause="not-for-clients")]
+    keep_alive = KeepAlive(address=SELF, flags=Flags.NONE, token=bytes(16))
+    assert bench.receive(keep_alive) == [Ignored(cause="not-for-clients")]
+    assert bench.receive(b"\x40") == [Ignored(cause="unknown-type")]
+    assert bench.receive(Deliver(seq=1, data=b"abc").encode()[:-1]) == [Ignored(cause="wrong-size")]
+
+
+def test_a_train_is_one_run() -> None:
+    bench = joined()
+    train = b"".join(Deliver(seq=seq, data=b"%03d" % seq).encode() for seq in range(1, 65))
+    [event] = bench.session.receive_datagrams(train, 12, SERVER, bench.now)
+    assert isinstance(event, Records)
+    assert (event.run.first_seq, len(event.run)) == (1, 64)

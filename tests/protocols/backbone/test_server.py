@@ -1,0 +1,376 @@
+"""The server: what is durable goes out, what cannot be kept is dropped and counted, and nobody disturbs anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.flow import Budget
+from fyrehose.interfaces import JournalState
+from fyrehose.protocols.backbone.frames import (
+    MAX_DATA,
+    Deliver,
+    Flags,
+    Forward,
+    KeepAlive,
+    KeepAliveAck,
+    Push,
+    Request,
+)
+from fyrehose.records import LAST_SEQ, Run
+from fyrehose.testing import MemoryJournal
+
+CLIENT = ("10.0.0.2", 4000)
+OTHER = ("10.0.0.3", 4000)
+Make = Callable[..., Any]
+
+
+def keep_alive(flags: Flags = Flags.NONE) -> KeepAlive:
+    return KeepAlive(address=("0.0.0.0", 4000), flags=flags, token=bytes(16))
+
+
+def delivers(frames: list[object]) -> list[tuple[int, bytes]]:
+    return [(frame.seq, frame.data) for frame in frames if isinstance(frame, Deliver)]
+
+
+def test_a_push_goes_to_every_subscriber_the_publisher_too(make_world: Make) -> None:
+    world = make_world()
+    world.send(keep_alive())
+    world.send(keep_alive(), source=OTHER)
+    world.send(keep_alive(Flags.NOSUBSCRIBE), source=("10.0.0.4", 4000))
+    world.send(Push(data=b"one"), Push(data=b""), Push(data=b"three"))
+    for destination in (CLIENT, OTHER):
+        assert delivers(world.network.sent_to(destination)) == [(1, b"one"), (2, b""), (3, b"three")]
+    assert delivers(world.network.sent_to(("10.0.0.4", 4000))) == []
+    assert world.count("pushes") == 3
+    assert world.count("delivers") == 6
+
+
+def test_what_the_journal_says_of_a_push(make_world: Make) -> None:
+    world = make_world(stream="news")
+    world.send(Push(data=b"one"), Push(data=b"two"))
+    [run] = world.broker.read("news", 1, 1 << 20)
+    assert (run.source, run.producer, run.topic, run.producer_seq) == ("backbone", "10.0.0.2:4000", None, None)
+    assert len(run) == 2  # one read of one source is one run
+
+
+def test_sources_of_one_turn_are_one_batch_of_runs(make_world: Make) -> None:
+    world = make_world()
+    for i in range(6):
+        source = (CLIENT, OTHER)[i % 2]
+        datagram = Push(data=b"%d" % i).encode()
+        world.server.datagrams_received(memoryview(datagram), len(datagram), source)
+    world.server.turn_over()
+    runs = world.broker.read("backbone", 1, 1 << 20)
+    assert [(run.producer, [bytes(p) for p in run.payloads()]) for run in runs] == [
+        ("10.0.0.2:4000", [b"0", b"2", b"4"]),
+        ("10.0.0.3:4000", [b"1", b"3", b"5"]),
+    ]
+
+
+def test_nothing_goes_out_before_it_is_durable(make_world: Make) -> None:
+    world = make_world(auto=False)
+    world.send(keep_alive())
+    world.send(Push(data=b"one"))
+    assert delivers(world.network.sent_to(CLIENT)) == []
+    world.journal.commit()
+    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"one")]
+
+
+def test_what_came_by_another_door_is_delivered(make_world: Make) -> None:
+    world = make_world()
+    world.send(keep_alive())
+    world.broker.publish([Run.of("backbone", [b"a", b"b"], source="figg"), Run.of("else", [b"c"], source="figg")])
+    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"a"), (2, b"b")]
+
+
+def test_another_door_cannot_publish_what_no_datagram_holds(make_world: Make) -> None:
+    world = make_world()
+    failures: list[Any] = []
+    world.broker.publish([Run.of("backbone", [bytes(MAX_DATA + 1)], source="figg")]).addErrback(failures.append)
+    assert "takes payloads of 65498 bytes" in str(failures[0].value)
+    world.broker.publish([Run.of("backbone", [bytes(MAX_DATA)], source="figg")])
+    assert world.broker.bounds("backbone") == (1, 1)
+
+
+def test_no_packet_to_a_client_that_was_silent_for_more_than_five_seconds(make_world: Make) -> None:
+    world = make_world()
+    world.send(keep_alive())
+    world.clock.advance(5.0)
+    world.send(Push(data=b"one"), source=OTHER)
+    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"one")]
+    world.clock.advance(0.001)
+    world.send(Push(data=b"two"), source=OTHER)
+    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"one")]
+
+
+def test_threat_forged_address_the_victim_receives_nothing(make_world: Make) -> None:
+    world = make_world()
+    victim = ("10.9.9.9", 53)
+    world.send(KeepAlive(address=victim, flags=Flags.NONE, token=bytes(16)))
+    world.send(Push(data=b"x"))
+    world.send(Request(address=victim, first=1, last=1))
+    world.run(1)
+    assert world.network.sent_to(victim) == []
+    assert world.count("foreign-address") == 2
+
+
+def test_threat_own_address_makes_no_loop(make_world: Make) -> None:
+    world = make_world()
+    world.send(KeepAlive(address=world.address, flags=Flags.NONE, token=bytes(16)), source=world.address)
+    world.send(Push(data=b"x"))
+    world.run(1)
+    assert world.broker.bounds("backbone") == (1, 1)
+    assert world.network.sent_to(world.address) == []
+
+
+def test_threat_frames_of_a_server_sent_to_it(make_world: Make) -> None:
+    world = make_world()
+    world.send(Deliver(seq=9, data=b"x"), Forward(address=OTHER, first=1, last=2), KeepAliveAck(token=bytes(16)), b"")
+    world.run(1)
+    assert world.network.log == []
+    assert world.count("not-for-servers") == 3
+    assert world.count("empty") == 1
+    assert world.payloads() == []
+
+
+# The journal as a peer.
+
+
+def test_a_request_is_answered_by_the_journal(make_world: Make) -> None:
+    world = make_world()
+    world.send(*(Push(data=b"%d" % i) for i in range(1, 10)))
+    world.send(Request(address=CLIENT, first=3, last=5))
+    world.run(0.1)
+    assert delivers(world.network.sent_to(CLIENT)) == [(3, b"3"), (4, b"4"), (5, b"5")]
+    assert world.count("replayed") == 3
+
+
+def test_threat_a_request_for_everything_brings_ten_thousand(make_world: Make) -> None:
+    world = make_world()
+    for _ in range(24):
+        world.send(*[Push(data=b"x")] * 500)
+    world.send(Request(address=CLIENT, first=0, last=LAST_SEQ))
+    world.run(2)
+    sent = delivers(world.network.sent_to(CLIENT))
+    assert [seq for seq, _ in sent] == list(range(1, 10_001))
+
+
+def test_a_request_is_forwarded_with_the_clamped_range(make_world: Make) -> None:
+    world = make_world()
+    world.send(*[Push(data=b"x")] * 20)
+    world.send(keep_alive(Flags.NOSUBSCRIBE), source=OTHER)
+    for first in range(4):
+        world.send(Request(address=CLIENT, first=first, last=LAST_SEQ))
+    forwards = [frame for frame in world.network.sent_to(OTHER) if isinstance(frame, Forward)]
+    assert len(forwards) == 2
+    assert all(frame.last == 20 and frame.first in (1, 2, 3) for frame in forwards)
+
+
+def test_replays_keep_to_the_rate_of_their_destination_and_take_turns(make_world: Make) -> None:
+    world = make_world(destination_rate=1 << 20)
+    for _ in range(40):
+        world.send(*[Push(data=bytes(1_000))] * 100)
+    world.send(Request(address=CLIENT, first=1, last=10_000))
+    world.send(Request(address=OTHER, first=1, last=3), source=OTHER)
+    world.run(0.05)
+    assert len(delivers(world.network.sent_to(OTHER))) == 3  # at once, whatever the other is owed
+    world.run(1.95)
+    size = 1_009 * len(delivers(world.network.sent_to(CLIENT)))
+    assert 2 << 20 <= size <= (2 << 20) + (1 << 16) * 3
+    world.run(5)
+    assert len(delivers(world.network.sent_to(CLIENT))) == 4_000
+
+
+def test_more_than_can_be_owed_is_dropped(make_world: Make) -> None:
+    world = make_world(request_rate=1_000, destination_rate=1)
+    world.send(*[Push(data=b"x")] * 100)
+    world.send(*(Request(address=CLIENT, first=1, last=last) for last in range(1, 30)))
+    assert world.count("replays-behind") == 29 - 8
+
+
+def test_a_replay_of_a_damaged_journal_is_dropped(make_world: Make, monkeypatch: Any) -> None:
+    world = make_world()
+    world.send(Push(data=b"x"))
+
+    def damaged(*_: object) -> None:
+        raise JournalCorrupt("a bit flipped")
+
+    monkeypatch.setattr(MemoryJournal, "read", damaged)
+    world.send(Request(address=CLIENT, first=1, last=1))
+    world.run(0.1)
+    assert world.count("journal-corrupt") == 1
+    assert delivers(world.network.sent_to(CLIENT)) == []
+
+
+def test_a_replay_ends_where_nothing_more_is_kept(make_world: Make) -> None:
+    world = make_world()
+    for i in range(1, 7):
+        world.send(Push(data=b"%d" % i))
+    request = Request(address=CLIENT, first=1, last=3).encode()
+    world.server.datagrams_received(memoryview(request), len(request), CLIENT)
+    world.journal.forget("backbone", 5)  # before its turn comes
+    world.run(0.1)
+    assert delivers(world.network.sent_to(CLIENT)) == []
+    assert world.clock.getDelayedCalls() == []
+
+
+# What cannot be kept.
+
+
+def test_a_full_disk_drops_pushes_and_counts_them(make_world: Make) -> None:
+    world = make_world()
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    world.send(keep_alive())
+    world.send(Push(data=b"lost"), Push(data=b"lost"))
+    world.journal.enter(JournalState.WRITABLE, "room")
+    world.send(Push(data=b"kept"))
+    assert world.count("ReadOnly") == 2
+    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"kept")]
+
+
+def test_the_last_number_is_the_end(make_world: Make) -> None:
+    world = make_world()
+    world.broker.sequencer.restore({"backbone": LAST_SEQ - 1})
+    world.send(Push(data=b"one"), Push(data=b"too many"))
+    assert world.count("StreamFull") == 2
+    assert world.payloads() == []
+
+
+def test_a_journal_that_is_behind_drops_pushes_and_hears_all_else(make_world: Make) -> None:
+    world = make_world(auto=False, broker={"budget": Budget(each=100_000)})
+    for _ in range(20):
+        world.send(Push(data=bytes(20_000)))
+    dropped = world.count("journal-behind")
+    assert 10 <= dropped < 20
+    world.send(keep_alive())
+    assert world.network.sent_to(CLIENT) == [KeepAliveAck(token=bytes(16))]
+    world.journal.commit()
+    world.send(Push(data=b"again"))
+    world.journal.commit()
+    assert world.payloads()[-1] == b"again"
+    assert len(world.payloads()) == 21 - dropped
+    assert world.broker.budget.used == 0
+
+
+def test_payloads_that_travel_in_fragments_are_counted(make_world: Make) -> None:
+    world = make_world()
+    world.send(Push(data=bytes(1_463)), Push(data=bytes(1_464)), Push(data=bytes(MAX_DATA)))
+    assert world.count("fragmented-pushes") == 2
+
+
+def test_records_too_large_for_a_datagram_are_left_out(make_world: Make) -> None:
+    """They were there before their stream became the backbone's."""
+    world = make_world()
+    world.send(keep_alive())
+    world.broker.restrict("backbone", 1 << 20)
+    world.broker.publish([Run.of("backbone", [b"a", bytes(MAX_DATA + 1), b"c"], source="figg")])
+    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"a"), (3, b"c")]
+    assert world.count("too-large-for-a-datagram") == 1
+
+
+def test_a_destination_above_its_rate_loses_and_the_others_do_not(make_world: Make) -> None:
+    world = make_world(destination_rate=160_000)
+    world.send(keep_alive())
+    world.send(keep_alive(), source=OTHER)
+    world.server._session.charge(OTHER, 1 << 20, world.clock.seconds())
+    world.send(Push(data=bytes(1_000)))
+    assert len(delivers(world.network.sent_to(CLIENT))) == 1
+    assert delivers(world.network.sent_to(OTHER)) == []
+    assert world.count("destination-rate") == 1
+    assert world.count("delivers") == 1
+
+
+# The port's back-pressure.
+
+
+def test_a_congested_port_pauses_the_subscription_and_replays_and_loses_nothing(make_world: Make) -> None:
+    world = make_world()
+    world.send(keep_alive())
+    world.port.full = True
+    for i in range(1, 6):
+        world.send(Push(data=b"%d" % i))
+    world.send(Request(address=CLIENT, first=1, last=2))
+    world.run(1)
+    assert delivers(world.network.sent_to(CLIENT)) == []
+    assert world.port.waiting <= 3  # one delivery, one ACK and no more
+    world.port.relieve()
+    world.run(0.1)
+    assert sorted(delivers(world.network.sent_to(CLIENT))) == sorted(
+        [(i, b"%d" % i) for i in range(1, 6)] + [(1, b"1"), (2, b"2")]
+    )
+
+
+# Stopping.
+
+
+def test_stopping_waits_for_what_was_accepted(make_world: Make) -> None:
+    world = make_world(auto=False)
+    world.send(keep_alive())
+    world.send(Push(data=b"one"))
+    stopped = world.server.stop()
+    assert not stopped.called
+    assert not world.port.reading
+    world.journal.commit()
+    assert stopped.called
+    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"one")]
+    assert world.network.ports == {}
+    world.clock.advance(0)
+    assert world.clock.getDelayedCalls() == []
+
+
+def test_stopping_waits_for_a_congested_port_but_not_for_ever(make_world: Make) -> None:
+    for relieved in (True, False):
+        world = make_world()
+        world.send(keep_alive())
+        world.port.full = True
+        world.send(Push(data=b"one"))
+        stopped = world.server.stop()
+        world.clock.advance(9.9)
+        assert not stopped.called
+        if relieved:
+            world.port.relieve()
+        else:
+            world.clock.advance(0.1)
+        assert stopped.called
+        world.clock.advance(0)
+        assert world.clock.getDelayedCalls() == []
+
+
+def test_stopping_with_nothing_under_way_is_immediate_and_replays_are_not_waited_for(make_world: Make) -> None:
+    world = make_world(destination_rate=1)
+    world.send(*[Push(data=b"x")] * 10)
+    world.send(Request(address=CLIENT, first=1, last=5), Request(address=CLIENT, first=1, last=6))
+    assert world.server.stop().called
+    assert world.clock.getDelayedCalls() == []
+
+
+def test_a_server_that_is_stopping_begins_no_replay(make_world: Make) -> None:
+    world = make_world(auto=False)
+    world.send(Push(data=b"x"))
+    world.journal.commit()
+    world.send(Push(data=b"y"))
+    world.server.stop()
+    world.send(Request(address=CLIENT, first=1, last=1))
+    world.journal.commit()
+    assert delivers(world.network.sent_to(CLIENT)) == []
+    world.clock.advance(0)
+    assert world.clock.getDelayedCalls() == []
+
+
+def test_when_the_subscription_ends_pushes_are_still_taken(make_world: Make, logged_errors: Any) -> None:
+    world = make_world()
+    world.server.ended(JournalCorrupt("a bit flipped"))
+    assert "nothing more is delivered" in logged_errors.take()[0]["log_format"]
+    world.server.congested()
+    world.server.relieved()
+    world.send(Push(data=b"x"))
+    assert world.payloads() == [b"x"]
+    assert world.server.stop().called
+
+
+def test_numbers_that_are_gone_are_counted(make_world: Make) -> None:
+    world = make_world()
+    world.server.skipped(3, 7)
+    assert world.count("skipped") == 5
