@@ -2,33 +2,48 @@
 # Each target sets up what it needs; nothing but Python, a shell and make has to be there.
 PYTHON ?= python3
 BIN = .venv/bin
-SETUP = setup.cfg setup.py pyproject.toml $(wildcard fyrehose/kernels/native/*.pyx)
+PACKAGING = setup.cfg setup.py pyproject.toml
+KERNELS = $(wildcard fyrehose/kernels/native/*.pyx)
+# What may behave differently with the kernels in Python.
+PURE_TESTS = tests/kernels tests/protocols tests/conformance
 
-.PHONY: run test lint types unit trial news clean help
+.PHONY: run test lint types unit pure trial news coverage clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run    serve on loopback, journal in ./data"
-	@echo "make test   set up, then check style, types and behaviour"
-	@echo "make clean  remove what the other targets made (not ./data)"
+	@echo "make run       serve every protocol on loopback, the journal in ./data"
+	@echo "make test      set up, then check style, types and behaviour: what CI does"
+	@echo "make coverage  run the tests and say what they never reached"
+	@echo "make clean     remove what the other targets made (not ./data)"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("fyrehose needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-.venv/run.stamp: $(BIN)/python $(SETUP)
+# A kernel that does not compile any more must not be served by its last build.
+.venv/run.stamp: $(BIN)/python $(PACKAGING) $(KERNELS)
+	@rm -f fyrehose/kernels/native/*.so
 	$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -m fyrehose.kernels
 	@touch $@
 
-.venv/test.stamp: $(BIN)/python $(SETUP)
+.venv/test.stamp: $(BIN)/python $(PACKAGING)
+	@rm -f fyrehose/kernels/native/*.so
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+# With the test tools the kernels are built without the network.
+.venv/native.stamp: .venv/test.stamp $(KERNELS)
+	@rm -f fyrehose/kernels/native/*.so
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@$(BIN)/python -m fyrehose.kernels
 	@touch $@ .venv/run.stamp
 
 run: .venv/run.stamp
 	$(BIN)/twistd -n fyrehose --data-dir data
 
-test: lint types unit trial news
+test: lint types unit pure trial news
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -37,9 +52,23 @@ lint: .venv/test.stamp
 types: .venv/test.stamp
 	$(BIN)/mypy
 
-unit: .venv/test.stamp
+unit: .venv/native.stamp
 	$(BIN)/python -m pytest
 
+pure: .venv/native.stamp
+	FYREHOSE_PURE=1 $(BIN)/python -m pytest $(PURE_TESTS)
+
+trial: .venv/native.stamp
+	$(BIN)/trial tests/by_trial.py
+
+news: .venv/test.stamp
+	@$(BIN)/towncrier build --draft --version next > /dev/null
+	@echo "news fragments: fine"
+
+coverage: .venv/native.stamp
+	$(BIN)/coverage run -m pytest -m 'not live'
+	$(BIN)/coverage report
+
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp*
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*
 	rm -f fyrehose/kernels/native/*.c fyrehose/kernels/native/*.so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -60,3 +61,19 @@ def log_lines() -> Iterator[list[str]]:
     globalLogPublisher.addObserver(observe)
     yield lines
     globalLogPublisher.removeObserver(observe)
+
+
+#: Reasons for which a test may be skipped where CI runs; any other is a hole that nobody would notice.
+MAY_BE_SKIPPED: tuple[str, ...] = ()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where CI runs, a test that was skipped for a reason nobody thought of fails the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") != "true" or reporter is None:
+        return
+    for report in reporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(known in reason for known in MAY_BE_SKIPPED):
+            reporter.write_line(f"UNEXPECTED SKIP {report.nodeid}: {reason}", red=True)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
