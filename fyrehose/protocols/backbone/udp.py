@@ -116,7 +116,6 @@ class UDPPort:
         self._receive_buffer = receive_buffer
         self._batching = batching
         self._make_socket = make_socket
-        self._max_segment = MAX_SEGMENT
         self._socket: socket.socket | None = None
         self._buffer = memoryview(bytearray(READ_SIZE))
         self._ancillary = socket.CMSG_SPACE(4) * 2
@@ -290,17 +289,15 @@ class UDPPort:
         view = memoryview(train.data)
         segment = train.segment
         suspect: OSError | None = None
-        if self._batching and train.size - sent > segment and segment <= self._max_segment:
+        if self._batching and train.size - sent > segment and segment <= MAX_SEGMENT:
             error = self._send_once(made, view[sent:], destination, segment)
             if error is None:
                 return train.size
             if error.errno in _AGAIN:
                 return sent
-            if error.errno == errno.EMSGSIZE:
-                self._max_segment = segment - 1  # this path has smaller packets; larger segments go one by one now
-            elif error.errno in _REFUSED:
+            if error.errno in _REFUSED:
                 suspect = error
-            else:
+            elif error.errno != errno.EMSGSIZE:  # this path has smaller packets: one by one they go in fragments
                 self._count_error(error, destination)
                 return train.size
         while True:

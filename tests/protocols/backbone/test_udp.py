@@ -1,0 +1,432 @@
+"""The UDP port: batches where the kernel can, goes on where it cannot; the kernel here is a double."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from struct import pack, unpack
+from typing import Any
+
+import pytest
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IReadWriteDescriptor
+from twisted.python.failure import Failure
+from zope.interface.verify import verifyObject
+
+from fyrehose.counters import Counters
+from fyrehose.protocols.backbone import udp
+from fyrehose.protocols.backbone.frames import Address
+from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.udp import UDPPort
+
+THERE = ("10.0.0.2", 4000)
+AWAY = ("10.9.9.9", 4000)
+
+
+class FakeReactor:
+    """Remembers who reads and writes."""
+
+    def __init__(self) -> None:
+        self.readers: set[object] = set()
+        self.writers: set[object] = set()
+
+    def addReader(self, reader: object) -> None:
+        self.readers.add(reader)
+
+    def addWriter(self, writer: object) -> None:
+        self.writers.add(writer)
+
+    def removeReader(self, reader: object) -> None:
+        self.readers.discard(reader)
+
+    def removeWriter(self, writer: object) -> None:
+        self.writers.discard(writer)
+
+
+class FakeSocket:
+    """A kernel: takes what it is sent unless ``refuse`` says no, and hands over what is in ``incoming``."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, int, Address]] = []
+        self.calls = 0
+        self.refuse: Callable[[int, int, Address], int | None] = lambda size, segment, to: None
+        self.incoming: list[Any] = []
+        self.options: dict[tuple[int, int], int] = {}
+        self.no_options: set[int] = set()
+        self.receive_buffer = 1 << 30
+        self.bind_error: OSError | None = None
+        self.closed = False
+
+    def bind(self, address: Address) -> None:
+        if self.bind_error is not None:
+            raise self.bind_error
+
+    def getsockname(self) -> Address:
+        return ("10.0.0.1", 2323)
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        if option in self.no_options:
+            raise OSError(errno.ENOPROTOOPT, "no such option")
+        self.options[level, option] = value
+
+    def getsockopt(self, level: int, option: int) -> int:
+        return self.receive_buffer
+
+    def fileno(self) -> int:
+        return 77
+
+    def close(self) -> None:
+        self.closed = True
+
+    def recvmsg_into(self, buffers: list[memoryview], size: int) -> tuple[int, list[Any], int, Address]:
+        if not self.incoming:
+            raise BlockingIOError(errno.EAGAIN, "nothing")
+        item = self.incoming.pop(0)
+        if isinstance(item, OSError):
+            raise item
+        data, ancillary, source = item
+        buffers[0][: len(data)] = data
+        return len(data), ancillary, 0, source
+
+    def sendmsg(self, buffers: list[memoryview], ancillary: list[Any], flags: int, to: Address) -> int:
+        segment = unpack("=H", ancillary[0][2])[0] if ancillary else 0
+        data = bytes(buffers[0])
+        self.calls += 1
+        error = self.refuse(len(data), segment, to)
+        if error is not None:
+            raise OSError(error, errno.errorcode[error])
+        self.sent.append((data, segment, to))
+        return len(data)
+
+    def datagrams(self) -> list[bytes]:
+        """What is on the wire."""
+        return [d[at : at + (s or len(d))] for d, s, _ in self.sent for at in range(0, len(d), s or len(d))]
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.received: list[tuple[bytes, int, Address]] = []
+        self.turns = 0
+        self.said: list[str] = []
+        self.fail = False
+
+    def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
+        if self.fail:
+            raise RuntimeError("a bug")
+        self.received.append((bytes(data), segment, source))
+
+    def turn_over(self) -> None:
+        self.turns += 1
+
+    def congested(self) -> None:
+        self.said.append("congested")
+
+    def relieved(self) -> None:
+        self.said.append("relieved")
+
+
+class Bench:
+    def __init__(self, prepare: Callable[[FakeSocket], None] = lambda made: None, **settings: Any) -> None:
+        self.reactor, self.owner, self.socket, self.counters = FakeReactor(), Owner(), FakeSocket(), Counters()
+        prepare(self.socket)
+        self.port = UDPPort(
+            self.reactor,
+            self.owner,
+            ("10.0.0.1", 0),
+            kit="backbone",
+            counters=self.counters,
+            make_socket=lambda: self.socket,  # type: ignore[arg-type, return-value]
+            **settings,
+        )
+        self.port.listen()
+
+    def count(self, what: str) -> int:
+        return self.counters.counts["backbone", what]
+
+    def send(self, train: Train, to: Address = THERE) -> None:
+        self.port.send(train, to)
+        self.port.flush()
+
+
+def train(count: int = 10, segment: int = 100, last: int = 100) -> Train:
+    return Train(b"".join(bytes([i]) * segment for i in range(count - 1)) + bytes([count - 1]) * last, segment)
+
+
+def pieces(whole: Train) -> list[bytes]:
+    data = bytes(whole.data)
+    return [data[at : at + whole.segment] for at in range(0, len(data), whole.segment)]
+
+
+def test_it_is_a_descriptor() -> None:
+    bench = Bench()
+    assert verifyObject(IReadWriteDescriptor, bench.port)
+    assert (bench.port.fileno(), bench.port.logPrefix()) == (77, "backbone")
+    assert (bench.port.getHost().host, bench.port.getHost().port) == ("10.0.0.1", 2323)
+    assert bench.reactor.readers == {bench.port}
+    bench.port.connectionLost(Failure(RuntimeError()))
+    assert bench.socket.closed
+    assert bench.port.fileno() == -1
+    assert bench.reactor.readers == set()
+
+
+def test_a_taken_address() -> None:
+    def taken(made: FakeSocket) -> None:
+        made.bind_error = OSError(errno.EADDRINUSE, "in use")
+
+    with pytest.raises(CannotListenError, match="in use"):
+        Bench(taken)
+
+
+# Sending.
+
+
+def test_a_train_is_one_call_and_a_single_datagram_a_plain_one() -> None:
+    bench = Bench()
+    bench.send(train(last=40))
+    bench.send(train(1))
+    assert [(len(data), segment, to) for data, segment, to in bench.socket.sent] == [
+        (940, 100, THERE),
+        (100, 0, THERE),
+    ]
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOPROTOOPT, errno.EIO, errno.EOPNOTSUPP])
+def test_batching_refused_once_is_never_tried_again(error: int) -> None:
+    bench = Bench()
+    bench.socket.refuse = lambda size, segment, to: error if segment else None
+    bench.send(train())
+    assert bench.socket.datagrams() == pieces(train())
+    bench.socket.refuse = lambda size, segment, to: None
+    bench.send(train())
+    assert {segment for _, segment, _ in bench.socket.sent} == {0}
+    assert bench.socket.datagrams() == pieces(train()) * 2
+
+
+def test_a_destination_that_is_refused_either_way_does_not_end_batching() -> None:
+    bench = Bench()
+    bench.socket.refuse = lambda size, segment, to: errno.EINVAL if to == AWAY else None
+    bench.send(train(), AWAY)
+    bench.send(train())
+    assert [segment for _, segment, _ in bench.socket.sent] == [100]
+    assert bench.count("send-EINVAL") == 1
+
+
+def test_a_path_of_smaller_packets_gets_plain_datagrams_and_the_others_do_not() -> None:
+    bench = Bench()
+    bench.socket.refuse = lambda size, segment, to: errno.EMSGSIZE if segment > 1_000 else None
+    bench.send(train(segment=1_400, last=1_400))
+    bench.send(train(segment=1_400, last=1_400))
+    bench.send(train(segment=900, last=900))
+    assert [segment for _, segment, _ in bench.socket.sent] == [0] * 20 + [900]
+    assert bench.socket.calls == 23
+
+
+def test_segments_larger_than_a_packet_go_plainly() -> None:
+    bench = Bench()
+    bench.send(train(segment=1_473, last=1_473))
+    assert {segment for _, segment, _ in bench.socket.sent} == {0}
+
+
+@pytest.mark.parametrize(
+    "error", [errno.ECONNREFUSED, errno.EMSGSIZE, errno.ENOBUFS, errno.EPERM, errno.ENETUNREACH, errno.EHOSTUNREACH]
+)
+def test_threat_an_error_of_one_destination_costs_nobody_else_anything(error: int) -> None:
+    bench = Bench()
+    bench.socket.refuse = lambda size, segment, to: error if to == AWAY else None
+    for to in (AWAY, THERE, AWAY, THERE):
+        bench.port.send(train(), to)
+    bench.port.flush()
+    assert [to for _, _, to in bench.socket.sent] == [THERE, THERE]
+    assert bench.socket.datagrams() == pieces(train()) * 2
+    assert bench.count(f"send-{errno.errorcode[error]}") == 2
+    assert bench.port.waiting == 0
+    assert bench.reactor.readers == {bench.port}
+    assert not bench.socket.closed
+
+
+def test_an_error_that_an_earlier_datagram_met_costs_this_one_nothing() -> None:
+    bench = Bench()
+    errors = [errno.ECONNREFUSED]
+    bench.socket.refuse = lambda size, segment, to: errors.pop() if errors else None
+    bench.send(train())
+    assert bench.socket.datagrams() == pieces(train())
+
+
+def test_what_the_kernel_has_no_room_for_waits_in_order_and_says_so() -> None:
+    bench = Bench()
+    room = [2]
+
+    def refuse(size: int, segment: int, to: Address) -> int | None:
+        room[0] -= 1
+        return errno.EAGAIN if room[0] < 0 else None
+
+    bench.socket.refuse = refuse
+    for i in range(5):
+        bench.port.send(Train(bytes([i]) * 10, 10), THERE)
+    bench.port.flush()
+    assert (bench.owner.said, bench.port.waiting) == (["congested"], 3)
+    assert bench.reactor.writers == {bench.port}
+    bench.port.flush()  # not before the kernel asks for more
+    assert bench.socket.calls == 3
+    room[0] = 1
+    bench.port.doWrite()
+    assert (bench.owner.said, bench.port.waiting) == (["congested"], 2)
+    room[0] = 9
+    bench.port.doWrite()
+    assert (bench.owner.said, bench.port.waiting) == (["congested", "relieved"], 0)
+    assert bench.reactor.writers == set()
+    assert bench.socket.datagrams() == [bytes([i]) * 10 for i in range(5)]
+
+
+def test_a_train_goes_on_where_the_kernel_stopped() -> None:
+    bench = Bench(batching=False)
+    room = [3]
+
+    def refuse(size: int, segment: int, to: Address) -> int | None:
+        room[0] -= 1
+        return errno.EAGAIN if room[0] < 0 else None
+
+    bench.socket.refuse = refuse
+    bench.send(train(last=50))
+    assert bench.port.waiting == 1
+    room[0] = 99
+    bench.port.doWrite()
+    assert bench.socket.datagrams() == pieces(train(last=50))
+    assert bench.owner.said == ["congested", "relieved"]
+
+
+def test_a_batch_that_has_to_wait_is_sent_whole_later() -> None:
+    bench = Bench()
+    bench.socket.refuse = lambda size, segment, to: errno.EAGAIN
+    bench.send(train())
+    bench.socket.refuse = lambda size, segment, to: None
+    bench.port.doWrite()
+    assert [segment for _, segment, _ in bench.socket.sent] == [100]
+
+
+def test_much_to_send_leaves_others_their_turn() -> None:
+    bench = Bench()
+    for _ in range(1_000):
+        bench.port.send(train(), THERE)
+    bench.port.flush()
+    assert bench.socket.calls == udp.SEND_TURN
+    turns = 0
+    while bench.port.waiting:
+        bench.port.doWrite()
+        turns += 1
+    assert bench.socket.calls == 1_000
+    assert turns == 7
+    assert bench.owner.said == ["congested", "relieved"]
+
+
+def test_answers_do_not_pile_up() -> None:
+    bench = Bench()
+    bench.socket.refuse = lambda size, segment, to: errno.EAGAIN
+    for _ in range(udp.MOST_WAITING + 5):
+        bench.port.answer(b"ack", THERE)
+    assert bench.port.waiting == udp.MOST_WAITING
+    assert bench.count("answers-dropped") == 5
+
+
+# Receiving.
+
+
+def gro(segment: int) -> tuple[int, int, bytes]:
+    return (udp.SOL_UDP, udp.UDP_GRO, pack("=i", segment))
+
+
+def drops(n: int) -> tuple[int, int, bytes]:
+    return (socket.SOL_SOCKET, udp.SO_RXQ_OVFL, pack("=I", n))
+
+
+def test_what_comes_in_is_handed_over_with_its_segment() -> None:
+    bench = Bench()
+    bench.socket.incoming = [(b"abcabc", [gro(3)], THERE), (b"abcd", [], AWAY), (b"", [], AWAY)]
+    bench.port.doRead()
+    assert bench.owner.received == [(b"abcabc", 3, THERE), (b"abcd", 4, AWAY), (b"", 1, AWAY)]
+    assert bench.owner.turns == 1
+
+
+def test_threat_a_flood_leaves_others_their_turn() -> None:
+    bench = Bench()
+    bench.socket.incoming = [(b"x", [], THERE)] * 1_000
+    bench.port.doRead()
+    assert len(bench.owner.received) == udp.READ_TURN
+    bench = Bench()
+    bench.socket.incoming = [(b"xy" * 64, [gro(2)], THERE)] * 1_000
+    bench.port.doRead()
+    assert len(bench.owner.received) == 4
+
+
+def test_what_the_kernel_drops_is_counted() -> None:
+    bench = Bench()
+    bench.socket.incoming = [(b"x", [drops(n)], THERE) for n in (0, 0, 5, 5, 7, 0xFFFFFFFF)]
+    bench.port.doRead()
+    assert bench.count("dropped-by-kernel") == 0xFFFFFFFF
+    bench.socket.incoming = [(b"x", [drops(3)], THERE)]
+    bench.port.doRead()
+    assert bench.count("dropped-by-kernel") == 0xFFFFFFFF + 4
+
+
+def test_errors_while_reading_do_not_stop_the_port() -> None:
+    bench = Bench()
+    bench.socket.incoming = [OSError(errno.ECONNREFUSED, "refused"), (b"x", [], THERE)]
+    bench.port.doRead()
+    assert len(bench.owner.received) == 1
+    assert bench.count("receive-error") == 1
+    bench.socket.incoming = [OSError(errno.ENOMEM, "no memory")] * 1_000
+    bench.port.doRead()
+    assert len(bench.socket.incoming) == 1_000 - udp.READ_TURN
+
+
+def test_a_bug_met_by_one_datagram_does_not_make_it_deaf(logged_errors: Any) -> None:
+    bench = Bench()
+    bench.owner.fail = True
+    bench.socket.incoming = [(b"x", [], THERE)]
+    bench.port.doRead()
+    assert len(logged_errors.take()) == 1
+    bench.owner.fail = False
+    bench.socket.incoming = [(b"y", [], THERE)]
+    bench.port.doRead()
+    assert bench.owner.received == [(b"y", 1, THERE)]
+
+
+def test_closed_in_the_midst_of_reading() -> None:
+    bench = Bench()
+    bench.owner.datagrams_received = lambda *_: bench.port.close()  # type: ignore[method-assign]
+    bench.socket.incoming = [(b"x", [], THERE)] * 3
+    bench.port.doRead()
+    assert len(bench.socket.incoming) == 2
+    bench.port.close()
+    bench.port.stop_reading()
+
+
+def test_a_kernel_without_any_of_it() -> None:
+    def old(made: FakeSocket) -> None:
+        made.no_options = {udp.UDP_GRO, udp.SO_RXQ_OVFL, socket.SO_RCVBUF}
+        made.receive_buffer = 1_000
+
+    bench = Bench(old)
+    bench.send(train())
+    assert {segment for _, segment, _ in bench.socket.sent} == {0}
+    bench.socket.incoming = [(b"x", [], THERE)]
+    bench.port.doRead()
+    assert bench.owner.received == [(b"x", 1, THERE)]
+
+
+def test_the_options_that_are_set() -> None:
+    assert Bench().socket.options == {
+        (socket.SOL_SOCKET, socket.SO_RCVBUF): 4 << 20,
+        (socket.SOL_SOCKET, udp.SO_RXQ_OVFL): 1,
+        (udp.SOL_UDP, udp.UDP_GRO): 1,
+    }
+    assert (udp.SOL_UDP, udp.UDP_GRO) not in Bench(batching=False).socket.options
+
+
+def test_stop_reading_still_sends() -> None:
+    bench = Bench()
+    bench.port.stop_reading()
+    assert bench.reactor.readers == set()
+    bench.send(train())
+    assert bench.socket.datagrams() == pieces(train())
