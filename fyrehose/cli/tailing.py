@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.cli.formats import Format
 from fyrehose.cli.running import connected, worker
+from fyrehose.errors import FyrehoseError
 from fyrehose.records import Run
 
 #: What may wait for standard output before the server is asked to pause, in bytes, and when it may go on.
@@ -71,7 +72,7 @@ class Output:
         if failure.check(BrokenPipeError):  # whoever read it has seen enough
             self.end()
         elif not self.ended.called:
-            self.ended.errback(failure)
+            self.ended.errback(FyrehoseError(f"standard output cannot be written: {failure.getErrorMessage()}"))
         if self._drained is not None and not self._drained.called:
             self._drained.callback(None)
 

@@ -1,0 +1,230 @@
+"""Publishing: a window that is kept, a count that is true, and a server that may never answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
+
+from fyrehose.cli import publishing
+from fyrehose.cli.publishing import publish
+from fyrehose.errors import FyrehoseError, PayloadTooLarge
+
+
+class Publisher:
+    """Acknowledges when the test says so."""
+
+    def __init__(self, window: int = 3) -> None:
+        self.window = window
+        self.connecting: Deferred[None] = Deferred()
+        self.published: list[bytes] = []
+        self.under_way: list[Deferred[None]] = []
+        self.waiting: list[Deferred[None]] = []
+        self.most = 0
+        self.closed = False
+
+    def connect(self) -> Deferred[None]:
+        return self.connecting
+
+    def publish(self, payload: bytes) -> Deferred[None]:
+        if payload == b"unfit":
+            raise PayloadTooLarge("unfit is too large")
+        self.published.append(payload)
+        self.under_way.append(Deferred())
+        self.most = max(self.most, len(self.under_way))
+        return self.under_way[-1]
+
+    def ready(self) -> Deferred[None]:
+        if len(self.under_way) < self.window:
+            return succeed(None)
+        self.waiting.append(Deferred())
+        return self.waiting[-1]
+
+    def close(self) -> Deferred[None]:
+        self.closed = True
+        for published in self.under_way:
+            published.errback(FyrehoseError("closed"))
+        return succeed(None)
+
+    def acknowledge(self, error: Exception | None = None) -> None:
+        """The oldest is acknowledged, or refused."""
+        published = self.under_way.pop(0)
+        if error is None:
+            published.callback(None)
+        else:
+            published.errback(error)
+        while self.waiting and len(self.under_way) < self.window:
+            self.waiting.pop(0).callback(None)
+
+
+class Messages:
+    """A source that hands out its messages in pairs, and counts how far it was read."""
+
+    total = None
+
+    def __init__(self, *messages: bytes) -> None:
+        self.messages = messages
+        self.read = 0
+
+    async def batches(self, call: Any) -> AsyncIterator[tuple[int, list[bytes]]]:
+        for n in range(0, len(self.messages), 2):
+            batch = list(self.messages[n : n + 2])
+            self.read += len(batch)
+            yield sum(map(len, batch)), batch
+
+
+class Run:
+    """One publish, its outcome, and the clock that it waits by."""
+
+    def __init__(self, publisher: Publisher, source: Any, timeout: float = 10.0) -> None:
+        self.clock = Clock()
+        self.outcome: list[Any] = []
+        self.deferred = Deferred.fromCoroutine(publish(self.clock, publisher, source, timeout, "figg at h:1"))
+        self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Worker:
+        call = None
+
+    monkeypatch.setattr(publishing, "worker", lambda reactor: Worker)
+
+
+def connected(publisher: Publisher) -> Publisher:
+    publisher.connecting.callback(None)
+    return publisher
+
+
+def test_it_ends_well_when_all_is_acknowledged(capsys: pytest.CaptureFixture[str]) -> None:
+    publisher = connected(Publisher())
+    run = Run(publisher, Messages(b"a", b"bc", b"d"))
+    for _ in range(3):
+        assert not run.outcome
+        run.clock.advance(1)
+        publisher.acknowledge()
+    assert run.outcome == [0]
+    assert publisher.published == [b"a", b"bc", b"d"]
+    assert publisher.closed
+    assert capsys.readouterr().err == "fyrehose: 3 messages (4 bytes) published and acknowledged in 3.0 s, 1/s\n"
+
+
+def test_no_more_is_read_than_the_window_takes() -> None:
+    publisher = connected(Publisher(window=3))
+    source = Messages(*[b"x"] * 100)
+    run = Run(publisher, source)
+    assert source.read == 4
+    for n in range(100):
+        assert len(publisher.published) <= n + 3
+        publisher.acknowledge()
+    assert publisher.most == 3
+    assert run.outcome == [0]
+
+
+def test_one_that_is_refused_is_a_failure_and_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    publisher = connected(Publisher())
+    run = Run(publisher, Messages(b"a", b"unfit", b"b", b"c"))
+    publisher.acknowledge(PayloadTooLarge("a is too large"))
+    publisher.acknowledge()
+    publisher.acknowledge()
+    assert run.outcome == [1]
+    said = capsys.readouterr().err
+    assert said == "fyrehose: 4 messages (8 bytes) published, 2 acknowledged, 2 not: unfit is too large\n"
+
+
+def test_a_server_that_is_not_there() -> None:
+    publisher = Publisher()
+    run = Run(publisher, Messages(b"a"))
+    publisher.connecting.errback(ConnectionRefusedError("Connection refused"))
+    assert [str(error) for error in run.outcome] == ["figg at h:1 cannot be reached: Connection refused"]
+    assert publisher.closed
+
+
+def test_a_server_that_does_not_answer() -> None:
+    publisher = Publisher()
+    run = Run(publisher, Messages(b"a"), timeout=5)
+    run.clock.advance(5)
+    assert [str(error) for error in run.outcome] == ["figg at h:1 did not answer in 5 s; is it there, and reachable?"]
+
+
+def test_a_server_that_stops_acknowledging(capsys: pytest.CaptureFixture[str]) -> None:
+    publisher = connected(Publisher())
+    run = Run(publisher, Messages(b"a", b"b", b"c", b"d"))
+    publisher.acknowledge()
+    run.clock.pump([1] * 10)
+    assert not run.outcome
+    run.clock.pump([1] * 2)
+    assert run.outcome == [1]
+    assert "has not acknowledged anything for 10 s" in capsys.readouterr().err
+    assert not run.clock.getDelayedCalls()
+
+
+def test_waiting_for_input_is_not_waiting_for_the_server() -> None:
+    more: Deferred[None] = Deferred()
+
+    class Slow:
+        total = None
+
+        async def batches(self, call: Any) -> AsyncIterator[tuple[int, list[bytes]]]:
+            yield 1, [b"a"]
+            await more
+            yield 1, [b"b"]
+
+    publisher = connected(Publisher())
+    run = Run(publisher, Slow())
+    publisher.acknowledge()
+    run.clock.pump([1] * 100)
+    assert not run.outcome
+    more.callback(None)
+    publisher.acknowledge()
+    assert run.outcome == [0]
+
+
+def test_an_interrupt_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+    publisher = connected(Publisher())
+    run = Run(publisher, Messages(b"a", b"b"))
+    publisher.acknowledge()
+    run.deferred.cancel()
+    assert len(run.outcome) == 1
+    said = capsys.readouterr().err
+    assert said == "fyrehose: interrupted; 2 messages (2 bytes) published, 1 acknowledged, 1 not\n"
+    assert publisher.closed
+
+
+def test_input_that_cannot_be_read_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken:
+        total = None
+
+        async def batches(self, call: Any) -> AsyncIterator[tuple[int, list[bytes]]]:
+            yield 1, [b"a"]
+            raise FyrehoseError("x cannot be read")
+
+    publisher = connected(Publisher())
+    run = Run(publisher, Broken())
+    assert run.outcome == [1]
+    assert capsys.readouterr().err.endswith("0 acknowledged, 1 not: x cannot be read\n")
+
+
+def test_nothing_to_publish_is_a_success(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Run(connected(Publisher()), Messages()).outcome == [0]
+    assert capsys.readouterr().err == "fyrehose: 0 messages (0 bytes) published and acknowledged in 0.0 s\n"
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        publisher = connected(Publisher())
+        run = Run(publisher, Messages(b"a", b"b"))
+        publisher.acknowledge()
+        run.clock.advance(0.1)
+        shown = os.read(ours, 1 << 16)
+        publisher.acknowledge()
+    os.close(ours)
+    assert b"1 acknowledged" in shown
+    assert run.outcome == [0]
+    assert not run.clock.getDelayedCalls()

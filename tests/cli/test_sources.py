@@ -1,0 +1,122 @@
+"""What is published: every byte of it, a piece at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred, maybeDeferred
+
+from fyrehose.cli import sources
+from fyrehose.cli.sources import CHUNK, Source, Unreadable, arguments, lines_of, whole_files
+from fyrehose.records import MAX_PAYLOAD
+
+
+def call(job: Callable[[], Any]) -> Deferred[Any]:
+    return maybeDeferred(job)
+
+
+def everything(source: Source) -> tuple[int, list[bytes]]:
+    """How many bytes were read, and all messages."""
+
+    async def read() -> tuple[int, list[bytes]]:
+        read, messages = 0, []
+        async for size, batch in source.batches(call):
+            read += size
+            messages += batch
+        return read, messages
+
+    results: list[Any] = []
+    Deferred.fromCoroutine(read()).addCallbacks(results.append, lambda failure: results.append(failure.value))
+    if isinstance(results[0], Exception):
+        raise results[0]
+    result: tuple[int, list[bytes]] = results[0]
+    return result
+
+
+def test_arguments_are_bytes_as_the_shell_passed_them() -> None:
+    source = arguments(["one", "wörld", os.fsdecode(b"\xff\x00x"), ""])
+    assert everything(source) == (12, [b"one", "wörld".encode(), b"\xff\x00x", b""])
+    assert source.total == 12
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"", []),
+        (b"one", [b"one"]),
+        (b"one\n", [b"one"]),
+        (b"one\r\n\ntwo\xff\x00", [b"one\r", b"", b"two\xff\x00"]),
+        (b"\n", [b""]),
+        (b"x" * (3 * CHUNK) + b"\ny", [b"x" * (3 * CHUNK), b"y"]),
+    ],
+    ids=["nothing", "one", "one-ended", "binary", "empty-line", "long-line"],
+)
+def test_lines(content: bytes, lines: list[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert everything(lines_of([str(path)])) == (len(content), lines)
+    assert lines_of([str(path)]).total == len(content)
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b""))), st.integers(1, 30))
+def test_how_a_file_is_read_does_not_change_its_lines(lines: list[bytes], chunk: int) -> None:
+    """Cut anywhere, the lines are the same; what follows the last line feed is a line if there is any."""
+    data = b"".join(line + b"\n" for line in lines)
+    read, write = os.pipe()
+    os.write(write, data)
+    os.close(write)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "CHUNK", chunk)
+        patch.setattr(sources, "_open", lambda path: read)
+        assert everything(lines_of(["pipe"]))[1] == lines
+
+
+def test_files_one_after_the_other_and_a_file_without_a_last_line_feed(tmp_path: Path) -> None:
+    for name, content in (("a", b"1\n2"), ("b", b"3\n")):
+        tmp_path.joinpath(name).write_bytes(content)
+    assert everything(lines_of([str(tmp_path / "a"), str(tmp_path / "b")])) == (5, [b"1", b"2", b"3"])
+
+
+def test_whole_files(tmp_path: Path) -> None:
+    contents = [b"", b"one\ntwo\n", bytes(range(256)) * 1000]
+    paths = []
+    for n, content in enumerate(contents):
+        paths.append(str(tmp_path / str(n)))
+        Path(paths[-1]).write_bytes(content)
+    source = whole_files(paths)
+    assert everything(source) == (sum(map(len, contents)), contents)
+    assert source.total == sum(map(len, contents))
+
+
+def test_no_more_is_read_than_one_message_may_hold(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(MAX_PAYLOAD + 1)
+    with pytest.raises(Unreadable, match="the most of a message"):
+        everything(whole_files([str(large)]))
+    with pytest.raises(Unreadable, match="the most of a message"):
+        everything(lines_of([str(large)]))
+    os.truncate(large, MAX_PAYLOAD)
+    assert len(everything(whole_files([str(large)]))[1][0]) == MAX_PAYLOAD
+
+
+@pytest.mark.parametrize("make", [lines_of, whole_files])
+def test_what_cannot_be_read_is_named(make: Any, tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    assert make([missing]).total is None
+    with pytest.raises(Unreadable, match="missing cannot be read: No such file or directory"):
+        everything(make([missing]))
+    with pytest.raises(Unreadable, match="Is a directory"):
+        everything(make([str(tmp_path)]))
+
+
+def test_of_a_pipe_nobody_knows_how_much_will_come(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert lines_of([str(path)]).total is None

@@ -1,0 +1,157 @@
+"""Following a stream: standard output may be slow, or gone, and nothing piles up."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from fyrehose.cli import tailing
+from fyrehose.cli.formats import text
+from fyrehose.cli.tailing import HIGH, LOW, tail
+from fyrehose.errors import FyrehoseError
+from fyrehose.records import Run
+
+
+class Tailer:
+    """Hands out what the test says."""
+
+    def __init__(self, take: Any, lost: Any) -> None:
+        self.take, self.lost = take, lost
+        self.connecting: Deferred[None] = Deferred()
+        self.told: list[str] = []
+
+    def connect(self) -> Deferred[None]:
+        return self.connecting
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+    def close(self) -> Deferred[None]:
+        self.told.append("close")
+        return succeed(None)
+
+
+class Follower:
+    """One tail, with standard output in the test's hands."""
+
+    tailer: Tailer
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int | None = None) -> None:
+        self.clock = Clock()
+        self.jobs: list[tuple[Callable[[], None], Deferred[None]]] = []
+        self.written: list[bytes] = []
+        self.outcome: list[Any] = []
+        monkeypatch.setattr(tailing, "worker", lambda reactor: self)
+        monkeypatch.setattr(tailing, "_write", lambda fd, data: self.written.append(data))
+        self.deferred = Deferred.fromCoroutine(tail(self.clock, self.make, text, count, 5.0, "figg at h:1"))
+        self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
+
+    def make(self, take: Any, lost: Any) -> Tailer:
+        self.tailer = Tailer(take, lost)
+        return self.tailer
+
+    def call(self, job: Callable[[], None]) -> Deferred[None]:
+        self.jobs.append((job, Deferred()))
+        return self.jobs[-1][1]
+
+    def write(self, error: Exception | None = None) -> None:
+        """The oldest piece is written, or refused."""
+        job, done = self.jobs.pop(0)
+        if error is None:
+            job()
+            done.callback(None)
+        else:
+            done.errback(Failure(error))
+
+    def records(self, *payloads: bytes) -> None:
+        self.tailer.take(Run.of("s", payloads, source="x").numbered(1, 0))
+
+
+@pytest.fixture
+def follower(monkeypatch: pytest.MonkeyPatch) -> Follower:
+    follower = Follower(monkeypatch)
+    follower.tailer.connecting.callback(None)
+    return follower
+
+
+def test_each_run_is_written_at_once_and_in_order(follower: Follower) -> None:
+    follower.records(b"a", b"b")
+    follower.records(b"c")
+    follower.write()
+    follower.write()
+    assert follower.written == [b"a\nb\n", b"c\n"]
+    assert not follower.outcome
+
+
+def test_a_slow_reader_makes_it_pause_and_go_on(follower: Follower) -> None:
+    size = HIGH // 8
+    for _ in range(8):
+        assert follower.tailer.told == []
+        follower.records(b"x" * size)
+    assert follower.tailer.told == ["pause"]
+    while len(follower.jobs) * (size + 1) > LOW:
+        assert follower.tailer.told == ["pause"]
+        follower.write()
+    assert follower.tailer.told == ["pause", "resume"]
+
+
+def test_it_ends_after_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, count=3)
+    follower.tailer.connecting.callback(None)
+    follower.records(b"a", b"b")
+    follower.records(b"c", b"d")
+    follower.records(b"e")
+    assert not follower.outcome, "what it has is not written yet"
+    follower.write()
+    follower.write()
+    assert follower.outcome == [0]
+    assert follower.written == [b"a\nb\n", b"c\n"]
+    assert not follower.jobs
+    assert follower.tailer.told[-1] == "close"
+
+
+def test_records_may_come_before_it_knows_that_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, count=1)
+    follower.records(b"a")
+    follower.write()
+    follower.tailer.connecting.callback(None)
+    assert follower.outcome == [0]
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
+    follower.records(b"a")
+    follower.records(b"b")
+    follower.write(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    follower.write(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    assert follower.outcome == [0]
+    assert capsys.readouterr().err == ""
+
+
+def test_output_that_cannot_be_written_is_said(follower: Follower) -> None:
+    follower.records(b"a")
+    follower.write(OSError(errno.ENOSPC, "No space left on device"))
+    assert [type(error) for error in follower.outcome] == [FyrehoseError]
+    assert "No space left on device" in str(follower.outcome[0])
+
+
+def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch)
+    follower.clock.advance(5)
+    assert [str(error) for error in follower.outcome] == [
+        "figg at h:1 did not answer in 5 s; is it there, and reachable?"
+    ]
+    assert follower.tailer.told == ["close"]
+
+
+def test_what_is_lost_is_said(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
+    follower.tailer.lost(3, 7)
+    assert capsys.readouterr().err == "fyrehose: 3 to 7 are not kept any more\n"
