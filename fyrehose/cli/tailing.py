@@ -28,12 +28,13 @@ class Output:
     """Standard output, written by a thread: it may block for ever, and Ctrl-C still works.
 
     :ivar call: does what blocks in that thread
+    :ivar tailer: is paused while too much waits
     :ivar fd: where to
     """
 
     call: Callable[[Callable[[], None]], Deferred[None]]
+    tailer: Any
     fd: int = 1
-    tailer: Any = None
     waiting: int = 0
     paused: bool = False
     ended: Deferred[None] = attrs.field(factory=Deferred)
@@ -89,7 +90,6 @@ async def tail(
 
     :raises FyrehoseError: the server is not there, or standard output cannot be written
     """
-    output = Output(worker(reactor).call)
     left = count
 
     def take(run: Run) -> None:
@@ -103,13 +103,14 @@ async def tail(
         if left == 0:
             output.end()
 
-    output.tailer = make_tailer(take, _say_lost)
+    tailer = make_tailer(take, _say_lost)
+    output = Output(worker(reactor).call, tailer)
     try:
-        await connected(reactor, output.tailer, timeout, where)
+        await connected(reactor, tailer, timeout, where)
         await output.ended
         await output.drained()
     finally:
-        output.tailer.close().addErrback(lambda failure: failure.trap(Exception))
+        tailer.close().addErrback(lambda failure: failure.trap(Exception))
     return 0
 
 

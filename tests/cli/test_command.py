@@ -1,0 +1,121 @@
+"""The words of the command line: what they mean, what is wrong with them, and help that fits a screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from fyrehose import __version__
+from fyrehose.cli import main, running
+from fyrehose.cli.command import Duration, Place, Since
+from fyrehose.errors import FyrehoseError, JournalCorrupt
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words), prog_name="fyrehose")
+
+
+@pytest.mark.parametrize("words", [(), ("publish",), ("tail",), ("kits",)], ids=lambda words: "-".join(words) or "all")
+def test_help_fits_a_screen(words: tuple[str, ...]) -> None:
+    result = run(*words, "--help")
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert len(lines) <= 36
+    assert max(map(len, lines)) <= 80
+    assert not words or f"fyrehose {words[0]}" in result.output.split("Usage:")[1].partition("\n")[2], "an example"
+
+
+def test_version() -> None:
+    assert run("--version").output == f"fyrehose {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("127.0.0.1:8119", ("127.0.0.1", 8119)),
+        ("host", ("host", None)),
+        (":8119", ("127.0.0.1", 8119)),
+        ("[::1]:8119", ("::1", 8119)),
+        ("[::1]", ("::1", None)),
+        ("::1", ("::1", None)),
+    ],
+)
+def test_places(text: str, place: tuple[str, int | None]) -> None:
+    assert Place().convert(text, None, None) == place
+
+
+@pytest.mark.parametrize("text", ["host:", "host:many", "host:0", "host:65536", "[::1]:x"])
+def test_what_is_no_place(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="should be HOST:PORT"):
+        Place().convert(text, None, None)
+
+
+@pytest.mark.parametrize(("text", "after"), [("latest", None), ("start", 0), ("1", 0), ("17", 16), ("0", 0)])
+def test_since(text: str, after: int | None) -> None:
+    assert Since().convert(text, None, None) == after
+
+
+def test_since_what() -> None:
+    with pytest.raises(click.BadParameter, match="should be latest, start, or a number"):
+        Since().convert("yesterday", None, None)
+
+
+def test_durations() -> None:
+    assert Duration().convert("250ms", None, None) == 0.25
+    with pytest.raises(click.BadParameter, match="should be a duration, such as"):
+        Duration().convert("soon", None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("publish", "--protocol", "fig", "x"), "fyrehose: no protocol is called 'fig'; there are: "),
+        (("publish", "--protocol", "backbone", "--stream", "s", "x"), "fyrehose: the backbone has one stream"),
+        (("tail", "--protocol", "backbone", "--stream", "s"), "fyrehose: the backbone has one stream"),
+        (("kits", "fig"), "fyrehose: no protocol is called 'fig'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "run", lambda command: command(None).send(None))
+    result = run(*words)
+    assert result.exit_code == 1
+    assert result.output.startswith(said)
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("publish", "--file", "x", "message"), "either MESSAGES or --file"),
+        (("publish", "--window", "0", "x"), "--window"),
+        (("tail", "--count", "0"), "--count"),
+        (("tail", "--format", "xml"), "--format"),
+        (("tial",), "No such command 'tial'"),
+    ],
+)
+def test_misuse_has_a_status_of_its_own(words: tuple[str, ...], said: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+@pytest.mark.parametrize(("error", "status"), [(FyrehoseError("no"), 1), (JournalCorrupt("byte 7"), 3)])
+def test_our_errors_are_one_line_and_their_status(
+    error: FyrehoseError, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(command: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(running, "run", fails)
+    result = run("publish", "--protocol", "backbone", "x")
+    assert (result.exit_code, result.output) == (status, f"fyrehose: {error}\n")
+
+
+@pytest.mark.parametrize("status", [0, 1, 130])
+def test_the_status_is_what_came_of_it(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "run", lambda command: status)
+    assert run("publish", "--protocol", "backbone", "x").exit_code == status
+    assert run("tail", "--protocol", "backbone").exit_code == status

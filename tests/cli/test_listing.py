@@ -1,0 +1,50 @@
+"""The tables of protocols and options."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from fyrehose import kits
+from fyrehose.cli import main
+from fyrehose.cli.listing import _shown
+
+
+def listed(*names: str) -> str:
+    result = CliRunner().invoke(main, ["kits", *names], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_every_kit_is_a_line() -> None:
+    output = listed()
+    for name in kits.names():
+        assert kits.load(name).default_endpoint in output
+        assert kits.load(name).description in output
+
+
+@pytest.mark.parametrize("name", kits.names())
+def test_every_option_is_a_line(name: str) -> None:
+    output = listed(name)
+    for field in attrs.fields(kits.load(name).settings):
+        assert f"{name}.{field.name.replace('_', '-')}" in output
+        assert field.metadata["help"] in output
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (True, "yes"),
+        (False, "no"),
+        ((), "-"),
+        (("a", 1), "a,1"),
+        (None, "-"),
+        ("", "-"),
+        (0, "0"),
+        (1.5, "1.5"),
+        ("x", "x"),
+    ],
+)
+def test_values_as_people_would_write_them(value: object, shown: str) -> None:
+    assert _shown(value) == shown

@@ -1,0 +1,46 @@
+"""Servers: which protocol, where, and whether it has what is asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fyrehose import kits
+from fyrehose.cli.places import Server, server
+from fyrehose.errors import ConfigError
+from fyrehose.interfaces import IClients
+
+
+def clients(**made: Any) -> Any:
+    return SimpleNamespace(
+        default_port=7, publisher=lambda *a: made.get("publisher"), tailer=lambda *a: made.get("tailer")
+    )
+
+
+def test_a_port_that_nobody_says_is_the_protocols_own() -> None:
+    assert str(server("backbone", ("127.0.0.1", None))) == "backbone at 127.0.0.1:2323"
+    assert str(server("backbone", ("127.0.0.1", 5))) == "backbone at 127.0.0.1:5"
+
+
+def test_what_a_protocol_does_not_have_is_said() -> None:
+    nothing = Server("lumberjack", "h", 1, clients())
+    with pytest.raises(ConfigError, match="nothing can be published by lumberjack"):
+        nothing.publisher(None, None, 1)
+    with pytest.raises(ConfigError, match="nothing can be read by lumberjack"):
+        nothing.tailer(None, None, 0, print, print)
+    both = Server("figg", "h", 1, clients(publisher=1, tailer=2))
+    assert (both.publisher(None, None, 1), both.tailer(None, None, 0, print, print)) == (1, 2)
+
+
+def test_a_protocol_without_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kits, "load_clients", lambda name: None)
+    with pytest.raises(ConfigError, match="relink has no client that this command could use"):
+        server("relink", ("h", None))
+
+
+@pytest.mark.parametrize("name", kits.names())
+def test_the_clients_of_every_protocol_say_what_they_are(name: str) -> None:
+    found = kits.load_clients(name)
+    assert found is None or IClients.providedBy(found)
