@@ -22,6 +22,9 @@ import attrs
 from fyrehose.protocols.backbone.frames import MAX_SEQUENCES
 from fyrehose.records import LAST_SEQ, Run
 
+#: How long to wait for an answer, after each request: ten seconds in all, in which every journal had its turn and the
+#: server's own, which has everything that anybody can have, many.
+PAUSES = (0.15, 0.25, *[0.5] * 19)
 #: How long to wait for the rest of an answer, in seconds.
 STREAMING = 0.25
 #: Gaps that are told apart; what would make one more is dropped, and comes again.
@@ -71,7 +74,7 @@ class Repair:
 
     position: int | None = None
     reorder: float = 0.02
-    pauses: tuple[float, ...] = (0.25, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    pauses: tuple[float, ...] = PAUSES
     probe: float = 1.0
     highest: int = attrs.field(init=False)
     duplicates: int = attrs.field(default=0, init=False)

@@ -31,6 +31,7 @@ class SimPort:
     full: bool = False
     reading: bool = True
     queue: list[tuple[Train, Address]] = attrs.field(factory=list)
+    counts: list[int] = attrs.field(factory=list)  #: datagrams of each train that was sent
 
     @property
     def waiting(self) -> int:
@@ -43,6 +44,7 @@ class SimPort:
         self.send(Train(datagram, len(datagram)), destination)
 
     def send(self, train: Train, destination: Address) -> None:
+        self.counts.append(train.count)
         self.queue.append((train, destination))
 
     def flush(self) -> None:
@@ -84,6 +86,7 @@ class Network:
     delay: float = 0.0
     ports: dict[Address, SimPort] = attrs.field(factory=dict)
     log: list[tuple[Address, Address, bytes]] = attrs.field(factory=list)
+    _at_once: list[tuple[bytes, Address, Address]] = attrs.field(factory=list)
 
     def open(self, _: object, owner: Any, address: Address) -> SimPort:
         """What a client opens."""
@@ -94,8 +97,17 @@ class Network:
         if self.random.random() < self.loss or destination not in self.ports:
             return
         for _ in range(1 + (self.random.random() < self.double)):
-            delay = self.random.random() * self.delay
-            self.clock.callLater(delay, self._arrive, datagram, source, destination)
+            if self.delay:
+                self.clock.callLater(self.random.random() * self.delay, self._arrive, datagram, source, destination)
+            else:
+                if not self._at_once:
+                    self.clock.callLater(0, self._arrive_all)
+                self._at_once.append((datagram, source, destination))
+
+    def _arrive_all(self) -> None:
+        at_once, self._at_once = self._at_once, []
+        for arrival in at_once:
+            self._arrive(*arrival)
 
     def _arrive(self, datagram: bytes, source: Address, destination: Address) -> None:
         port = self.ports.get(destination)

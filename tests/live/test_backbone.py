@@ -1,0 +1,308 @@
+"""The backbone on loopback: plain sockets and bytes made by hand against the kit, then our own client."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import pytest_twisted
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
+
+from fyrehose.broker import Broker
+from fyrehose.interfaces import IJournal
+from fyrehose.journal.journal import FileJournal
+from fyrehose.protocols.backbone.client import BackboneClient
+from fyrehose.protocols.backbone.client_session import Options
+from fyrehose.protocols.backbone.kit import kit
+from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+
+pytestmark = pytest.mark.live
+
+#: How long anything may take on a busy machine before the test gives up, in seconds.
+PATIENCE = 30.0
+SOL_UDP, UDP_SEGMENT = 17, 103
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits until ``condition`` holds."""
+    deadline = reactor.seconds() + PATIENCE  # type: ignore[attr-defined]
+    while not condition():
+        assert reactor.seconds() < deadline, "it took too long"  # type: ignore[attr-defined]
+        await deferLater(reactor, 0.005)  # type: ignore[arg-type]
+
+
+@attrs.define(eq=False)
+class Peer:
+    """A plain socket that speaks the backbone by hand."""
+
+    server: tuple[str, int]
+    socket: socket.socket = attrs.field(init=False)
+    received: list[bytes] = attrs.field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self.socket.bind(("127.0.0.1", 0))
+        self.socket.setblocking(False)
+
+    @property
+    def port(self) -> int:
+        port: int = self.socket.getsockname()[1]
+        return port
+
+    def send(self, datagram: bytes) -> None:
+        self.socket.sendto(datagram, self.server)
+
+    def push(self, *payloads: bytes) -> None:
+        for payload in payloads:
+            self.send(struct.pack(">BH6x", 2, len(payload)) + payload)
+
+    def push_batch(self, payloads: list[bytes]) -> None:
+        """Payloads of one size, in one call."""
+        data = b"".join(struct.pack(">BH6x", 2, len(payload)) + payload for payload in payloads)
+        segment = struct.pack("=H", 9 + len(payloads[0]))
+        self.socket.sendmsg([data], [(SOL_UDP, UDP_SEGMENT, segment)], 0, self.server)
+
+    def keep_alive(self, flags: int = 0, token: bytes = b"T" * 16, host: str = "0.0.0.0", port: int = 0) -> None:
+        addr = socket.inet_aton(host)
+        self.send(struct.pack(">B4sHHI16s", 16, addr, port or self.port, 0, flags, token))
+
+    def request(self, first: int, last: int) -> None:
+        head = struct.pack(">B4sH", 4, socket.inet_aton("127.0.0.1"), self.port)
+        self.send(head + first.to_bytes(6, "big") + last.to_bytes(6, "big"))
+
+    def read(self) -> list[bytes]:
+        """Everything that has come so far."""
+        while True:
+            try:
+                self.received.append(self.socket.recv(1 << 16))
+            except BlockingIOError:
+                return self.received
+
+    def delivers(self) -> list[tuple[int, bytes]]:
+        found = []
+        for datagram in self.read():
+            if datagram[0] == 1:
+                length = int.from_bytes(datagram[1:3], "big")
+                assert len(datagram) == 9 + length
+                found.append((int.from_bytes(datagram[3:9], "big"), datagram[9:]))
+        return found
+
+    async def join(self, flags: int = 0) -> None:
+        """Until the KEEPALIVE is acknowledged."""
+        self.keep_alive(flags)
+        await until(lambda: b"\x20" + b"T" * 16 in self.read())
+
+
+@attrs.define(eq=False)
+class Server:
+    """The kit on a free port of loopback."""
+
+    broker: Broker
+    service: Any
+    address: tuple[str, int]
+    peers: list[Peer] = attrs.field(factory=list)
+
+    @classmethod
+    async def start(
+        cls, journal: IJournal | None = None, endpoint: str = "udp:0:interface=127.0.0.1", **settings: Any
+    ) -> Server:
+        broker = Broker(reactor, journal or MemoryJournal(), Sequencer())  # type: ignore[arg-type]
+        await broker.open()
+        service = kit.make_service(reactor, broker, endpoint, Settings(**settings))
+        port = await service.startService()
+        return cls(broker, service, ("127.0.0.1", port.address[1]))
+
+    def peer(self) -> Peer:
+        self.peers.append(Peer(self.address))
+        return self.peers[-1]
+
+    def records(self) -> list[bytes]:
+        last = self.broker.bounds("backbone")[1]
+        records: list[bytes] = []
+        while len(records) < last:
+            for run in self.broker.read("backbone", len(records) + 1, 1 << 20):
+                records += [bytes(payload) for payload in run.payloads()]
+        return records
+
+    def count(self, what: str) -> int:
+        return self.broker.counters.counts["backbone", what]
+
+    async def stop(self) -> None:
+        for peer in self.peers:
+            peer.socket.close()
+        await self.service.stopService()
+        await self.broker.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_push_deliver_and_request_by_hand() -> None:
+    server = await Server.start()
+    publisher, subscriber, journal = server.peer(), server.peer(), server.peer()
+    await subscriber.join(flags=2)
+    await journal.join(flags=1)
+    publisher.push(b"one", b"", b"\x00\xff" * 700, b"four")  # from one who never sent a KEEPALIVE
+    expected = [(1, b"one"), (2, b""), (3, b"\x00\xff" * 700), (4, b"four")]
+    await until(lambda: len(subscriber.delivers()) == 4)
+    assert subscriber.delivers() == expected
+    assert journal.delivers() == []
+    # Two requests: one is the server's own journal's, one the peer's.
+    publisher.request(2, 3)
+    publisher.request(2, 2)
+
+    def answered() -> bool:
+        return len([d for d in journal.read() if d[0] == 8]) == 1 and len(publisher.delivers()) >= 1
+
+    await until(answered)
+    [forward] = [datagram for datagram in journal.read() if datagram[0] == 8]
+    assert forward[:7] == struct.pack(">B4sH", 8, socket.inet_aton("127.0.0.1"), publisher.port)
+    assert forward[7:] in (bytes(5) + b"\x02" + bytes(5) + b"\x03", bytes(5) + b"\x02" + bytes(5) + b"\x02")
+    assert set(publisher.delivers()) <= set(expected[1:3])
+    await server.stop()
+
+
+@pytest_twisted.ensureDeferred
+async def test_batched_or_one_by_one_the_records_are_the_same() -> None:
+    payloads = [b"%04d" % i for i in range(640)]
+    seen = []
+    for batching in (True, False):
+        server = await Server.start(batching=batching)
+        publisher, subscriber = server.peer(), server.peer()
+        await subscriber.join()
+        for at in range(0, 320, 64):
+            publisher.push_batch(payloads[at : at + 64])
+        for at in range(320, 640, 40):
+            publisher.push(*payloads[at : at + 40])
+            await deferLater(reactor, 0)  # type: ignore[arg-type]
+        publisher.push_batch([*[b"same"] * 9, b"end"])
+        await until(lambda server=server: server.broker.bounds("backbone")[1] == 650)
+        assert server.records() == [*payloads, *[b"same"] * 9, b"end"]
+        await until(lambda subscriber=subscriber: len(subscriber.delivers()) == 650)
+        seen.append(subscriber.delivers())
+        await server.stop()
+    assert seen[0] == seen[1] == list(enumerate([*payloads, *[b"same"] * 9, b"end"], 1))
+
+
+@pytest_twisted.ensureDeferred
+async def test_threat_forged_and_own_addresses() -> None:
+    """Bound to all addresses, so that its own are more than one."""
+    server = await Server.start(endpoint="udp:0", allow=(ip_network("127.0.0.0/8"),))
+    peer = server.peer()
+    peer.keep_alive(host="127.0.0.2")
+    peer.keep_alive(host="127.0.0.1", port=server.address[1])
+    peer.keep_alive(port=server.address[1])
+    await until(lambda: server.count("foreign-address") == 1 and server.count("own-address") == 2)
+    peer.push(b"one")
+    await until(lambda: server.broker.bounds("backbone")[1] >= 1)
+    await deferLater(reactor, 0.1)  # type: ignore[arg-type]
+    assert server.broker.bounds("backbone") == (1, 1)
+    assert peer.read() == []
+    await server.stop()
+
+
+@pytest_twisted.ensureDeferred
+async def test_threat_a_subscriber_that_closes_its_port_disturbs_nobody() -> None:
+    server = await Server.start()
+    gone, stays = server.peer(), server.peer()
+    await gone.join()
+    await stays.join()
+    gone.socket.close()
+    for i in range(100):
+        stays.push(b"%d" % i)
+        await until(lambda i=i: len(stays.delivers()) == i + 1)
+    assert stays.delivers() == [(i + 1, b"%d" % i) for i in range(100)]
+    await server.stop()
+
+
+@pytest_twisted.ensureDeferred
+async def test_threat_rubbish_of_every_kind() -> None:
+    server = await Server.start()
+    peer = server.peer()
+    sizes = (0, 1, 8, 9, 10, 17, 18, 19, 20, 28, 29, 30, 1_472, 65_507)
+    for kind in range(256):
+        for size in sizes:
+            peer.send((bytes([kind]) + b"\xff" * 65_506)[:size])
+        await deferLater(reactor, 0)  # type: ignore[arg-type]
+    peer.push(b"still there")
+    await until(lambda: server.broker.bounds("backbone")[1] == 1)
+    assert peer.read() == []
+    await server.stop()
+
+
+@pytest_twisted.ensureDeferred
+async def test_threat_a_burst_that_may_not_fit() -> None:
+    """100,000 datagrams as fast as they go: each is in the journal once, or was never read; and it goes on."""
+    server = await Server.start(push_rate=10_000_000)
+    peer = server.peer()
+    for at in range(0, 100_000, 50):
+        peer.push_batch([b"%08d" % i for i in range(at, at + 50)])
+        if at % 5_000 == 0:
+            await deferLater(reactor, 0)  # type: ignore[arg-type]
+    peer.push(b"the end!")
+    await until(lambda: (server.records() or [b""])[-1] == b"the end!" or peer.push(b"the end!"))
+    records = server.records()
+    pushed = [int(record) for record in records if record != b"the end!"]
+    assert pushed == sorted(set(pushed))
+    assert server.count("pushes") == len(records)
+    await peer.join()
+    await server.stop()
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_client_publishes_and_subscribes_and_a_late_one_catches_up(tmp_path: Path) -> None:
+    journal = FileJournal(reactor, tmp_path)
+    server = await Server.start(journal)
+    live: list[Run] = []
+    client = BackboneClient(reactor, *server.address, on_records=live.append, options=Options(retries=3))
+    await client.connect()
+    published = []
+    for i in range(3_000):
+        await client.ready()
+        published.append(client.publish(b"message %d" % i * (i % 7)))
+    seqs = [await each for each in published]
+    assert sorted(seqs) == list(range(1, 3_001))
+    await client.drained()
+    late: list[Run] = []
+    gaps: list[tuple[int, int]] = []
+    reader = BackboneClient(
+        reactor,
+        "localhost",
+        server.address[1],
+        on_records=late.append,
+        on_gap=lambda *gap: gaps.append(gap),
+        options=Options(after=0),
+    )
+    await reader.connect()
+    await until(lambda: reader.position == 3_000)
+    records = server.records()
+    assert [bytes(payload) for run in late for payload in run.payloads()] == records
+    assert [bytes(payload) for run in live for payload in run.payloads()] == records
+    assert {records[seq - 1]: True for seq in seqs}.keys() == set(records)
+    assert gaps == []
+    await client.close()
+    await reader.close()
+    await server.stop()
+
+
+@pytest_twisted.ensureDeferred
+async def test_stopping_keeps_and_delivers_what_was_read(tmp_path: Path) -> None:
+    server = await Server.start(FileJournal(reactor, tmp_path))
+    peer = server.peer()
+    await peer.join()
+    peer.push(*(b"%d" % i for i in range(50)))
+    await until(lambda: server.count("pushes") == 50)
+    await server.service.stopService()
+    await until(lambda: len(peer.delivers()) == 50)
+    assert peer.delivers() == [(i + 1, b"%d" % i) for i in range(50)]
+    assert len(server.records()) == 50
+    await server.stop()

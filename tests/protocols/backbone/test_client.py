@@ -1,0 +1,366 @@
+"""The client against the server, on a network in memory: first a good one, then a bad one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.task import Clock
+
+from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose.protocols.backbone import client as client_module
+from fyrehose.protocols.backbone.client import BackboneClient, BackboneUnreachable, PushUnconfirmed, host_towards
+from fyrehose.protocols.backbone.frames import Deliver, Forward, Push
+from fyrehose.records import Run
+
+Make = Callable[..., Any]
+
+
+class Reader:
+    """Remembers what a client hands on; its keywords go to the client."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, bytes]] = []
+        self.gaps: list[tuple[int, int]] = []
+        self.alive: list[bool] = []
+
+    def take(self, run: Run) -> None:
+        self.records += [(run.first_seq + i, bytes(payload)) for i, payload in enumerate(run.payloads())]
+
+    def lose(self, first: int, last: int) -> None:
+        self.gaps.append((first, last))
+
+    @property
+    def callbacks(self) -> dict[str, Any]:
+        return {"on_records": self.take, "on_gap": self.lose, "on_alive": self.alive.append}
+
+
+def connected(world: Any, client: BackboneClient) -> BackboneClient:
+    done = client.connect()
+    world.run(0.05)
+    assert done.called
+    done.result  # noqa: B018 - raises if there is none
+    return client
+
+
+def outcome(deferred: Deferred[Any]) -> Any:
+    """What ``deferred`` fired with, or the exception that it failed with; None: not yet."""
+    found: list[Any] = [None]
+    deferred.addCallbacks(lambda value: found.__setitem__(0, value), lambda why: found.__setitem__(0, why.value))
+    return found[0]
+
+
+def test_publish_and_subscribe(make_world: Make) -> None:
+    world, reader = make_world(), Reader()
+    client = connected(world, world.client(1, **reader.callbacks))
+    published = [client.publish(b"%d" % i) for i in range(200)]
+    world.run(0.1)
+    assert [outcome(each) for each in published] == list(range(1, 201))
+    assert reader.records == [(i + 1, b"%d" % i) for i in range(200)]
+    assert reader.alive == [True]
+    assert (client.position, client.address) == (200, ("10.0.1.1", 5000))
+    client.close()
+    assert outcome(client.close()) is None
+    world.run(1)
+    assert world.network.ports.keys() == {world.address}
+
+
+def test_what_is_published_in_one_turn_goes_out_together(make_world: Make) -> None:
+    world = make_world()
+    client = connected(world, world.client(1))
+    port = world.network.ports[client.address]
+    port.counts.clear()
+    for _ in range(64):
+        client.publish(b"same size")
+    world.run(0.05)
+    assert port.counts == [64]
+
+
+def test_from_the_start(make_world: Make) -> None:
+    world, reader = make_world(), Reader()
+    for i in range(25):
+        world.send(*[Push(data=b"%d" % i)] * 500)
+    connected(world, world.client(1, after=0, **reader.callbacks))
+    world.run(3, step=0.05)
+    assert reader.records == [(seq + 1, b"%d" % (seq // 500)) for seq in range(12_500)]
+    assert reader.gaps == []
+
+
+def test_from_a_number_on_and_where_it_is_not_kept_any_more(make_world: Make) -> None:
+    world, late, early = make_world(), Reader(), Reader()
+    for i in range(1, 21):
+        world.send(Push(data=b"%d" % i))
+    world.journal.forget("backbone", 11)
+    connected(world, world.client(1, after=15, **late.callbacks))
+    connected(world, world.client(2, after=0, **early.callbacks))
+    world.run(15)
+    assert late.records == [(i, b"%d" % i) for i in range(16, 21)]
+    assert early.records == [(i, b"%d" % i) for i in range(11, 21)]
+    assert (late.gaps, early.gaps) == ([], [(1, 10)])
+
+
+def test_a_peer_answers_for_the_journal(make_world: Make) -> None:
+    """A subscriber misses one message; the peer that has it is asked, and sends it straight."""
+    world, reader = make_world(), Reader()
+    peer = connected(world, world.client(1, store=1 << 20))
+    client = connected(world, world.client(2, **reader.callbacks))
+    for i in range(1, 31):
+        data = b"%d" % i
+        if i % 3 == 0:
+            world.network.ports.pop(client.address)  # it is away while this goes out
+        world.send(Push(data=data), source=("10.9.9.9", 1))
+        world.network.ports[client.address] = client._port
+        world.run(0.5, step=0.05)
+    world.run(2)
+    assert reader.records == [(i, b"%d" % i) for i in range(1, 31)]
+    forwards = [frame for frame in world.network.sent_to(peer.address) if isinstance(frame, Forward)]
+    straight = [to for source, to, _ in world.network.log if source == peer.address and to == client.address]
+    assert len(forwards) >= 3
+    assert len(straight) >= 3
+
+
+def test_nobody_answers(make_world: Make) -> None:
+    world = make_world()
+    world.server.stop()
+    client = world.client(1)
+    refused = client.connect()
+    world.run(5.1)
+    assert "no backbone at 10.0.0.1:2323 answers" in str(outcome(refused))
+    assert world.network.ports == {}
+    assert world.clock.getDelayedCalls() == []
+    with pytest.raises(LocalProtocolError, match="not connected"):
+        client.publish(b"x")
+
+
+def test_lost_and_found(make_world: Make) -> None:
+    world, reader = make_world(), Reader()
+    client = connected(world, world.client(1, timeout=3.0, **reader.callbacks))
+    world.port.reading = False
+    lost = client.publish(b"lost")
+    world.run(8)
+    assert isinstance(outcome(lost), PushUnconfirmed)
+    assert reader.alive == [True, False]
+    kept = client.publish(b"kept")
+    world.port.reading = True
+    world.run(2)
+    assert reader.alive == [True, False, True]
+    assert outcome(kept) == 1
+
+
+def test_a_push_that_is_lost_is_pushed_again_if_its_caller_wants_that(make_world: Make) -> None:
+    world = make_world()
+    client = connected(world, world.client(1, timeout=0.5, retries=2))
+    world.network.loss = 1.0
+    published = client.publish(b"x")
+    world.run(0.7)
+    world.network.loss = 0.0
+    world.run(0.6)
+    assert outcome(published) == 1
+    assert world.payloads() == [b"x"]
+
+
+def test_ready_and_drained(make_world: Make) -> None:
+    world = make_world(auto=False)
+    client = connected(world, world.client(1, window=2))
+    assert client.ready().called
+    assert client.drained().called
+    client.publish(b"1")
+    client.publish(b"2")
+    ready, drained = client.ready(), client.drained()
+    world.run(0.1)
+    assert not ready.called
+    world.journal.commit()
+    world.run(0.1)
+    assert ready.called
+    assert drained.called
+
+
+def test_closing_fails_what_is_not_confirmed(make_world: Make) -> None:
+    world = make_world(auto=False)
+    client = connected(world, world.client(1, window=1))
+    published = [client.publish(b"1"), client.publish(b"2")]
+    waiting = [client.ready(), client.drained()]
+    world.run(0.1)
+    assert client.close().called
+    assert [type(outcome(each)) for each in published] == [PushUnconfirmed] * 2
+    assert [type(outcome(each)) for each in waiting] == [Closed] * 2
+    world.journal.commit()
+    world.run(2)
+    # Before it was connected:
+    early = world.client(2)
+    refused = early.connect()
+    early.close()
+    assert isinstance(outcome(refused), Closed)
+
+
+def test_too_much_that_waits_is_refused(make_world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MOST_UNSENT", 1_000)
+    world = make_world(auto=False)
+    client = connected(world, world.client(1, window=1))
+    lost = [client.publish(bytes(400)) for _ in range(3)]
+    with pytest.raises(LocalProtocolError, match="wait for ready"):
+        client.publish(b"x")
+    client.close()
+    assert all(isinstance(outcome(each), PushUnconfirmed) for each in lost)
+
+
+def test_a_program_that_fails_does_not_stop_its_client(make_world: Make, logged_errors: Any) -> None:
+    world, reader = make_world(), Reader()
+
+    def take(run: Run) -> None:
+        reader.take(run)
+        raise RuntimeError("a bug of the program")
+
+    client = connected(world, world.client(1, on_records=take))
+    for _ in range(3):
+        client.publish(b"x")
+        world.run(0.1)
+    assert len(reader.records) == 3
+    assert len(logged_errors.take()) == 3
+
+
+def test_closing_from_within_a_callback(make_world: Make) -> None:
+    world = make_world()
+    seen: list[Run] = []
+
+    def take(run: Run) -> None:
+        seen.append(run)
+        client.close()
+
+    client = connected(world, world.client(1, on_records=take))
+    world.send(Push(data=b"x"))
+    world.run(0.1)
+    world.send(Push(data=b"y"))
+    world.run(0.1)
+    assert len(seen) == 1
+    assert world.network.ports.keys() == {world.address}
+
+
+def test_a_congested_port_holds_pushes_back(make_world: Make) -> None:
+    world = make_world()
+    client = connected(world, world.client(1))
+    port = world.network.ports[client.address]
+    port.full = True
+    client.publish(b"1")
+    world.run(0.05)
+    waiting = port.waiting
+    client.publish(b"2")
+    world.run(0.5)
+    assert port.waiting == waiting
+    port.relieve()
+    world.run(0.1)
+    assert world.payloads() == [b"1", b"2"]
+    client.close()
+
+
+def test_what_strangers_send_is_ignored_and_counted(make_world: Make) -> None:
+    world, reader = make_world(), Reader()
+    client = connected(world, world.client(1, **reader.callbacks))
+    world.network.carry(Deliver(seq=7, data=b"forged").encode(), ("10.6.6.6", 6), client.address)
+    world.network.carry(b"\x40", ("10.6.6.6", 6), client.address)
+    world.run(0.1)
+    assert reader.records == []
+    assert client.ignored == {"not-asked-for": 1, "unknown-type": 1}
+
+
+def test_names_are_resolved_and_a_client_connects_once(make_world: Make) -> None:
+    world = make_world()
+
+    class Resolving(Clock):
+        def resolve(self, name: str) -> Deferred[str]:
+            return succeed("10.0.0.1") if name == "here.example" else fail(OSError(name))
+
+    for name, works in (("here.example", True), ("nowhere.example", False)):
+        clock = Resolving()
+        client = BackboneClient(clock, name, 2323, bind=("10.0.1.9", 5000), open_port=world.network.open)
+        done = client.connect()
+        with pytest.raises(LocalProtocolError, match="once"):
+            client.connect()
+        sent = [d for source, _, d in world.network.log if source == ("10.0.1.9", 5000) and d[0] == 0x10]
+        assert bool(sent) == works
+        client.close()
+        assert isinstance(outcome(done), Closed if works else OSError)
+        assert clock.getDelayedCalls() == []
+        world.network.log.clear()
+
+
+def test_a_client_that_was_closed_while_its_name_was_looked_up(make_world: Make) -> None:
+    world = make_world()
+    found: Deferred[str] = Deferred()
+
+    class Resolving(Clock):
+        def resolve(self, name: str) -> Deferred[str]:
+            return found
+
+    client = BackboneClient(Resolving(), "slow.example", 2323, open_port=world.network.open)
+    done = client.connect()
+    client.close()
+    found.callback("10.0.0.1")
+    assert isinstance(outcome(done), Closed)
+    assert world.network.log == []
+
+
+def test_where_it_listens_by_itself() -> None:
+    assert host_towards(("127.0.0.1", 2323)) == "127.0.0.1"
+
+
+def test_a_taken_address_fails_the_connection() -> None:
+    class Silent(Clock):
+        """No reader is ever added."""
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        client = BackboneClient(Silent(), "127.0.0.1", 9, bind=other.getsockname())
+        assert "Couldn't listen" in str(outcome(client.connect()))
+    assert not isinstance(BackboneUnreachable("x"), PushUnconfirmed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_repaired_subscriber_ends_equal_to_the_journal(make_world: Make, seed: int) -> None:
+    """A network that loses, doubles and reorders; three clients that publish, two of which are journals."""
+    random = Random(seed)
+    world = make_world()
+    network = world.network
+    network.random = Random(seed + 1_000)
+    readers = [Reader() for _ in range(3)]
+    clients = [
+        connected(world, world.client(n, after=0, store=store, retries=3, timeout=1.0, **reader.callbacks))
+        for n, (reader, store) in enumerate(zip(readers, (1 << 20, 1 << 12, 0), strict=True))
+    ]
+    network.loss, network.double, network.delay = random.choice(
+        ((0.05, 0.05, 0.03), (0.2, 0.1, 0.1), (0.3, 0.0, 0.005))
+    )
+    published: dict[bytes, Deferred[int]] = {}
+    for i in range(120):
+        payload = b"%d" % i + bytes(random.randrange(60))
+        published[payload] = random.choice(clients).publish(payload)
+        world.run(random.random() * 0.06)
+    world.run(10, step=0.02)
+    network.loss = 0.0
+    world.run(10, step=0.02)
+
+    journal = list(enumerate(world.payloads(), 1))
+    for reader in readers:
+        assert reader.gaps == []
+        assert reader.records == journal
+    # What was confirmed is there, under that number.
+    results = {payload: outcome(deferred) for payload, deferred in published.items()}
+    confirmed = {result: payload for payload, result in results.items() if isinstance(result, int)}
+    assert confirmed.items() <= dict(journal).items()
+    assert len(confirmed) > 100
+    assert {type(result) for result in results.values()} <= {int, PushUnconfirmed}
+    assert {payload for _, payload in journal} <= set(published)
+    # DELIVER(s) is the same for ever, whoever sends it.
+    delivers = {
+        (frame.seq, frame.data)
+        for client in clients
+        for frame in network.sent_to(client.address)
+        if isinstance(frame, Deliver)
+    }
+    assert delivers == set(journal)
+    for client in clients:
+        client.close()

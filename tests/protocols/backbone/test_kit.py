@@ -1,0 +1,132 @@
+"""The kit: endpoints to the letter, and nothing open to others that nobody allowed."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+from twisted.internet.error import CannotListenError
+from twisted.internet.task import Clock
+from zope.interface.verify import verifyObject
+
+from fyrehose.broker import Broker
+from fyrehose.errors import ConfigError
+from fyrehose.interfaces import IProtocolKit
+from fyrehose.protocols.backbone import udp
+from fyrehose.protocols.backbone.kit import kit, parse_endpoint
+from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+
+
+class SilentReactor(Clock):
+    """Time, and readers that are never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: set[object] = set()
+
+    def addReader(self, reader: object) -> None:
+        self.readers.add(reader)
+
+    def removeReader(self, reader: object) -> None:
+        self.readers.discard(reader)
+
+    def removeWriter(self, writer: object) -> None:
+        """Nobody writes."""
+
+
+@pytest.fixture
+def broker() -> Broker:
+    broker = Broker(Clock(), MemoryJournal(), Sequencer())
+    broker.open()
+    return broker
+
+
+def test_it_is_a_kit() -> None:
+    assert verifyObject(IProtocolKit, kit)
+    assert (kit.name, kit.default_endpoint, kit.settings) == ("backbone", "udp:2323:interface=127.0.0.1", Settings)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address"),
+    [
+        ("udp:2323:interface=127.0.0.1", ("127.0.0.1", 2323)),
+        ("udp:0:interface=10.0.0.7", ("10.0.0.7", 0)),
+        ("udp:65535", ("0.0.0.0", 65535)),
+    ],
+)
+def test_endpoints(endpoint: str, address: tuple[str, int]) -> None:
+    assert parse_endpoint(endpoint) == address
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "udp",
+        "udp:",
+        "tcp:2323",
+        "UDP:2323",
+        "udp:65536",
+        "udp:-1",
+        "udp: 1",
+        "udp:٣",
+        "udp:2323:",
+        "udp:2323:127.0.0.1",
+        "udp:2323:interface=",
+        "udp:2323:interface=localhost",
+        "udp:2323:interface=::1",
+        "udp:2323:interface=127.0.0.1:backlog=5",
+        "udp:2323:host=127.0.0.1",
+    ],
+)
+def test_what_is_none_is_refused_and_told_what_would_be_right(endpoint: str, broker: Broker) -> None:
+    with pytest.raises(ConfigError, match="should be udp:PORT or udp:PORT:interface=IP"):
+        kit.make_service(SilentReactor(), broker, endpoint, Settings())
+
+
+@pytest.mark.parametrize("endpoint", ["udp:2323", "udp:2323:interface=0.0.0.0", "udp:2323:interface=192.0.2.1"])
+def test_threat_it_does_not_listen_beyond_loopback_unless_somebody_is_allowed(endpoint: str, broker: Broker) -> None:
+    with pytest.raises(ConfigError, match=r"say who may with --option backbone\.allow"):
+        kit.make_service(SilentReactor(), broker, endpoint, Settings())
+    kit.make_service(SilentReactor(), broker, endpoint, Settings(allow=(ip_network("192.0.2.0/24"),)))
+
+
+def test_it_listens_when_it_starts_and_lets_go_when_it_stops(broker: Broker) -> None:
+    reactor = SilentReactor()
+    service = kit.make_service(reactor, broker, "udp:0:interface=127.0.0.1", Settings(receive_buffer=4_096))
+    assert reactor.readers == set()
+    assert service.stopService().called  # not started: nothing to stop
+    started: list[Any] = []
+    service.startService().addCallback(started.append)
+    port = started[0]
+    assert reactor.readers == {port}
+    assert port.getHost().host == "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError) as taken:
+        other.bind(port.address)
+    assert taken.value.errno == errno.EADDRINUSE
+    assert service.stopService().called
+    assert reactor.readers == set()
+    assert reactor.getDelayedCalls() == []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(port.address)
+
+
+def test_a_taken_port_fails_the_start(broker: Broker) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        endpoint = f"udp:{other.getsockname()[1]}:interface=127.0.0.1"
+        service = kit.make_service(SilentReactor(), broker, endpoint, Settings())
+        failures: list[Any] = []
+        service.startService().addErrback(failures.append)
+        assert failures[0].check(CannotListenError)
+        assert service.stopService().called
+
+
+def test_the_addresses_of_this_machine() -> None:
+    assert udp.is_local("127.0.0.1")
+    assert not udp.is_local("192.0.2.1")

@@ -1,0 +1,51 @@
+"""The server's options, as text."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+
+import pytest
+
+from fyrehose.errors import ConfigError
+from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.settings import build
+
+
+def test_from_text() -> None:
+    settings = build(
+        Settings,
+        "backbone",
+        {
+            "stream": "news",
+            "allow": "10.0.0.0/8,192.168.1.7",
+            "subscribers": "7",
+            "push-rate": "1000000",
+            "destination-rate": "1GiB",
+            "receive_buffer": "8MiB",
+            "batching": "no",
+            "total_length": True,
+        },
+    )
+    assert settings == Settings(
+        stream="news",
+        allow=(ip_network("10.0.0.0/8"), ip_network("192.168.1.7/32")),
+        subscribers=7,
+        push_rate=1_000_000,
+        destination_rate=1 << 30,
+        receive_buffer=8 << 20,
+        batching=False,
+        total_length=True,
+    )
+
+
+def test_the_defaults_that_the_documents_name() -> None:
+    settings = Settings()
+    assert (settings.stream, settings.allow, settings.subscribers) == ("backbone", (), 1_024)
+    assert (settings.push_rate, settings.request_rate, settings.forward_rate) == (50_000, 10, 1_000)
+    assert (settings.destination_rate, settings.receive_buffer) == (64 << 20, 4 << 20)
+
+
+@pytest.mark.parametrize("key", ["subscribers", "push_rate", "request_rate", "forward_rate", "destination_rate"])
+def test_a_limit_of_nothing(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} has to be 1 at the least, not 0"):
+        build(Settings, "backbone", {key: "0"})
