@@ -27,6 +27,13 @@ from fyrehose.service import Fyrehose
 
 log = Logger()
 
+#: What each durability mode promises, for the log.
+_MEANS = {
+    "batch": "what is acknowledged is on disk",
+    "interval": "what is acknowledged is in the kernel, and on disk that much later: a power cut may lose it",
+    "never": "what is acknowledged is in the kernel, and on disk when it likes: a power cut may lose it",
+}
+
 
 class Options(usage.Options):
     """After parsing: ``data-dir``, ``listen`` as pairs, ``option`` by kit, and ``config`` as they were given or merged;
@@ -158,12 +165,13 @@ class Server(Service):
         for note in self.notes:
             log.warn("{note}", note=note)
         log.info(
-            "fyrehose {version}, {kernels} kernels, journal in {directory}, durability {durability}",
+            "fyrehose {version}, {kernels} kernels, journal in {directory}",
             version=__version__,
             kernels="native" if kernels.NATIVE else "pure-Python",
             directory=self.config.data_dir,
-            durability=self.config.journal.durability,
         )
+        durability = self.config.journal.durability
+        log.info("durability {mode}: {means}", mode=durability, means=_MEANS[durability.mode])
         self.fyrehose.startService().addCallbacks(self._serving, self._failed)
 
     def _serving(self, _: None) -> None:
