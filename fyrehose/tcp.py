@@ -20,9 +20,11 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import (
     IAddress,
     IDelayedCall,
+    IHalfCloseableProtocol,
     IListeningPort,
     IPushProducer,
     IReactorTime,
+    ITCPTransport,
 )
 from twisted.internet.protocol import Factory
 from twisted.internet.protocol import Protocol as TwistedProtocol
@@ -42,6 +44,8 @@ SLOWEST = 64 << 10
 LINGER = 5.0
 #: How long a publisher waits in silence when the disk is full before it is closed, in seconds.
 FULL_GRACE = 5.0
+#: What a peer that does not read may make us answer, in bytes.
+MOST_UNREAD = 1 << 20
 
 
 class Session(Protocol):
@@ -68,7 +72,7 @@ class TCPSettings:
     stall_timeout: float = option(30.0, duration, "time for a reader to take what it was sent")
 
 
-@implementer(IPushProducer)
+@implementer(IPushProducer, IHalfCloseableProtocol)
 class SessionProtocol(TwistedProtocol):
     """One connection.  Subclasses fill ``handlers`` and write what the session wants to send with :meth:`flush`."""
 
@@ -79,7 +83,8 @@ class SessionProtocol(TwistedProtocol):
 
     factory: Any  #: the SessionFactory
     transport: Any  #: ITCPTransport and IConsumer; Twisted types it as less
-    peer = "?"
+    peer = "?"  #: the peer's host, for limits and log lines
+    address = "?"  #: the peer's host and port
 
     def __init__(self, session: Session, broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> None:
         self.session = session
@@ -89,21 +94,26 @@ class SessionProtocol(TwistedProtocol):
         self._account: Account | None = None
         self._subscriptions: set[ISubscription] = set()
         self._write_paused = False
-        self._written = 0
+        self._written = 0  #: since the transport last had nothing to write, in bytes
+        self._unread = 0  #: of that, answers to a peer that does not read
         self._in_flight = 0
         self._closing = False
         self._frame_since: float | None = None
         self._frame_timer: IDelayedCall | None = None
         self._stall_timer: IDelayedCall | None = None
-        self._close_timer: IDelayedCall | None = None
+        self._grace_timer: IDelayedCall | None = None
+        self._linger_timer: IDelayedCall | None = None
 
     # What the reactor calls.
 
     def connectionMade(self) -> None:
         transport = self.transport
-        self.peer = host_of(transport.getPeer())
-        transport.setTcpNoDelay(True)
-        transport.setTcpKeepAlive(True)
+        peer = transport.getPeer()
+        port = getattr(peer, "port", None)
+        self.address = self.peer if port is None else f"{self.peer}:{port}"
+        if ITCPTransport.providedBy(transport):
+            transport.setTcpNoDelay(True)
+            transport.setTcpKeepAlive(True)
         self._account = self.broker.budget.account(cast("Any", transport))
         transport.registerProducer(self, True)
         self.broker.counters.add(self.kit, "connections")
@@ -117,7 +127,7 @@ class SessionProtocol(TwistedProtocol):
         if self._account is not None:
             self._account.expect(self.session.expected)
         self._watch_frame(bool(events))
-        self.flush()
+        self._answer()
 
     def readConnectionLost(self) -> None:
         """The peer has finished sending: it still gets its acknowledgements (half-close)."""
@@ -125,12 +135,15 @@ class SessionProtocol(TwistedProtocol):
             self._handle(event)
         self.finish()
 
+    def writeConnectionLost(self) -> None:
+        """We have finished sending: that was our own doing."""
+
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._closing = True
         for subscription in list(self._subscriptions):
             subscription.stopProducing()
         self._subscriptions.clear()
-        for timer in (self._frame_timer, self._stall_timer, self._close_timer):
+        for timer in (self._frame_timer, self._stall_timer, self._grace_timer, self._linger_timer):
             if timer is not None and timer.active():
                 timer.cancel()
         if self._account is not None:
@@ -148,7 +161,7 @@ class SessionProtocol(TwistedProtocol):
 
     def resumeProducing(self) -> None:
         self._write_paused = False
-        self._written = 0
+        self._written = self._unread = 0
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
@@ -161,7 +174,10 @@ class SessionProtocol(TwistedProtocol):
     # What a protocol calls.
 
     def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
-        """Publish, and call ``acknowledge`` with the first numbers when it is durable; else close."""
+        """Publish, and call ``acknowledge`` with the first numbers when it is durable; else close.
+
+        Nothing that came after a publish that was refused is taken, so an acknowledgement covers all before it.
+        """
         size = sum(run.size for run in runs)
         account = self._account
         assert account is not None
@@ -175,7 +191,7 @@ class SessionProtocol(TwistedProtocol):
         def settle(result: object) -> None:
             self._in_flight -= 1
             account.release(size)
-            if self._closing and not self._in_flight and not self._disconnected():
+            if self._closing and not self._in_flight and self._grace_timer is None and not self._disconnected():
                 self._hang_up()
 
         self.broker.publish(runs).addCallback(durable).addErrback(self._refused).addBoth(settle)
@@ -194,9 +210,19 @@ class SessionProtocol(TwistedProtocol):
     def flush(self) -> None:
         """Write what the session has to send."""
         data = self.session.data_to_send()
-        if data and not self._disconnected():
-            self._written += sum(map(len, data))
-            self.transport.writeSequence(data)
+        if not data or self._disconnected():
+            return
+        self._written += sum(map(len, data))
+        self.transport.writeSequence(data)
+
+    def _answer(self) -> None:
+        """Write the answers to what was read; a peer that asks and does not read is not answered for ever."""
+        unread, before = self._write_paused, self._written
+        self.flush()
+        if unread:
+            self._unread += self._written - before
+            if self._unread > MOST_UNREAD:
+                self.drop(RemoteProtocolError("answers-unread", f"{self._unread} bytes"))
 
     def drop(self, error: RemoteProtocolError) -> None:
         """The peer has broken a rule: count it, say so once, and close when what it published before is settled."""
@@ -206,11 +232,12 @@ class SessionProtocol(TwistedProtocol):
 
     def finish(self) -> None:
         """Take nothing more in; close when everything that was published is acknowledged."""
-        if self._closing:
+        if not self._closing:
+            self._closing = True
+            for subscription in list(self._subscriptions):
+                self.detach(subscription)
+        elif self._grace_timer is None:
             return
-        self._closing = True
-        for subscription in list(self._subscriptions):
-            self.detach(subscription)
         if not self._in_flight:
             self._hang_up()
 
@@ -228,26 +255,35 @@ class SessionProtocol(TwistedProtocol):
             getattr(self, self.handlers[type(event)])(event)
 
     def _hang_up(self) -> None:
+        self._cancel_grace()
         self.flush()
-        transport = self.transport
-        transport.unregisterProducer()
-        transport.loseConnection()
-        if self._close_timer is None:
-            self._close_timer = self.clock.callLater(LINGER, transport.abortConnection)
+        self.transport.unregisterProducer()
+        self.transport.loseConnection()
+        if self._linger_timer is None:
+            self._linger_timer = self.clock.callLater(LINGER, self.transport.abortConnection)
 
     def _refused(self, failure: Failure) -> None:
         failure.trap(FyrehoseError)
         error = failure.value
         self.broker.counters.refuse(self.log, self.kit, type(error).__name__, self.peer, str(error))
-        if self._disconnected() or self._closing:
+        if self._closing or self._disconnected():
             return
-        if isinstance(error, ReadOnly) and self._close_timer is None:
+        if isinstance(error, ReadOnly):
             # Without an acknowledgement it will come back, and should not do so at once.
-            self._closing = True
-            cast("Any", self.transport).pauseProducing()
-            self._close_timer = self.clock.callLater(FULL_GRACE, self._hang_up)
-        else:
-            self.finish()
+            self._grace_timer = self.clock.callLater(FULL_GRACE, self._grace_over)
+        self._closing = True
+        for subscription in list(self._subscriptions):
+            self.detach(subscription)
+
+    def _grace_over(self) -> None:
+        self._grace_timer = None
+        if not self._in_flight:
+            self._hang_up()
+
+    def _cancel_grace(self) -> None:
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+            self._grace_timer = None
 
     def _watch_frame(self, progress: bool) -> None:
         if not self.session.expected or progress or self._frame_since is None:

@@ -1,0 +1,1 @@
+"""Figg: topics with offsets over TCP; publish with a sliding window, subscribe from any offset."""
