@@ -1,0 +1,283 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The lumberjack kernels, natively; ``fyrehose.kernels.pure.lumberjack`` says what they do."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+# version (1), type (1), sequence (4), length (4)
+cdef enum:
+    HEAD = 10
+    JSON = 0x4A
+    QUOTE = 0x22
+    COMMA = 0x2C
+    COLON = 0x3A
+    ESCAPE = 0x5C
+    OPEN_LIST = 0x5B
+    CLOSE_LIST = 0x5D
+    OPEN_OBJECT = 0x7B
+    CLOSE_OBJECT = 0x7D
+
+
+cdef inline uint32_t get32(const uint8_t* p) noexcept nogil:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | <uint32_t>p[3]
+
+
+cdef inline void put32(uint8_t* p, uint32_t value) noexcept nogil:
+    p[0] = <uint8_t>(value >> 24)
+    p[1] = <uint8_t>(value >> 16)
+    p[2] = <uint8_t>(value >> 8)
+    p[3] = <uint8_t>value
+
+
+cdef inline bint is_blank(uint8_t byte) noexcept nogil:
+    return byte == 0x20 or byte == 0x09 or byte == 0x0A or byte == 0x0D
+
+
+cdef inline bint is_digit(uint8_t byte) noexcept nogil:
+    return 0x30 <= byte <= 0x39
+
+
+def scan(
+    const uint8_t[::1] buffer not None,
+    Py_ssize_t start,
+    uint8_t version,
+    uint64_t largest,
+    uint64_t most,
+    Py_ssize_t most_count,
+):
+    cdef const uint8_t* base = &buffer[0] if buffer.shape[0] else NULL
+    cdef Py_ssize_t end = buffer.shape[0]
+    cdef Py_ssize_t position = start
+    cdef Py_ssize_t count = 0
+    cdef uint32_t first = 0, sequence = 0, length = 0
+    cdef uint64_t total = 0, wide
+    cdef bint consecutive = True
+    cdef const uint8_t* frame
+    if start < 0:
+        raise ValueError("a position that cannot be")
+    # First where the run ends and how much it holds, so that its columns are allocated once and in their size.
+    while end - position >= HEAD and count < most_count:
+        frame = base + position
+        length = get32(frame + 6)
+        if frame[0] != version or frame[1] != JSON or length > largest:
+            break
+        if length > <uint64_t>(end - position - HEAD) or (count and total + length > most):
+            break
+        if not count:
+            first = get32(frame + 2)
+        elif get32(frame + 2) != <uint64_t>first + <uint64_t>count:
+            consecutive = False
+        sequence = get32(frame + 2)
+        count += 1
+        total += length
+        position += HEAD + <Py_ssize_t>length
+
+    cdef bytes lengths = PyBytes_FromStringAndSize(NULL, 4 * count)
+    cdef bytes payload = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>total)
+    cdef bytes column = b"" if consecutive else PyBytes_FromStringAndSize(NULL, 8 * count)
+    cdef uint8_t* length_out = <uint8_t*>PyBytes_AS_STRING(lengths)
+    cdef uint8_t* payload_out = <uint8_t*>PyBytes_AS_STRING(payload)
+    cdef uint8_t* column_out = <uint8_t*>PyBytes_AS_STRING(column)
+    cdef Py_ssize_t i
+    frame = base + start
+    for i in range(count):
+        length = get32(frame + 6)
+        memcpy(length_out + 4 * i, &length, 4)
+        memcpy(payload_out, frame + HEAD, length)
+        if not consecutive:
+            wide = get32(frame + 2)
+            memcpy(column_out + 8 * i, &wide, 8)
+        payload_out += length
+        frame += HEAD + length
+    return position, count, (first if consecutive else column), sequence, lengths, payload
+
+
+def frames(version, first, lengths, payload):
+    cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
+    cdef const uint8_t[::1] source = memoryview(payload).cast("B")
+    cdef Py_ssize_t count = sizes.shape[0] // 4
+    cdef const uint8_t* length = &sizes[0] if count else NULL
+    cdef const uint8_t* data = &source[0] if source.shape[0] else NULL
+    cdef uint64_t total = 0
+    cdef uint32_t size = 0
+    cdef Py_ssize_t i
+    for i in range(count):
+        memcpy(&size, length + 4 * i, 4)
+        total += size
+    if (
+        sizes.shape[0] % 4
+        or total != <uint64_t>source.shape[0]
+        or not 0 <= version < 256
+        or not 0 <= first < 1 << 32
+    ):
+        raise ValueError("columns, a version or a sequence that cannot be framed")
+    cdef uint8_t said = version
+    cdef uint32_t sequence = first
+    cdef bytes result = PyBytes_FromStringAndSize(NULL, count * HEAD + source.shape[0])
+    cdef uint8_t* out = <uint8_t*>PyBytes_AS_STRING(result)
+    for i in range(count):
+        memcpy(&size, length + 4 * i, 4)
+        out[0] = said
+        out[1] = JSON
+        put32(out + 2, sequence + <uint32_t>i)
+        put32(out + 6, size)
+        if size:
+            memcpy(out + HEAD, data, size)
+            data += size
+        out += HEAD + size
+    return result
+
+
+cdef const uint8_t* skip_blank(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    while at < end and is_blank(at[0]):
+        at += 1
+    return at
+
+
+cdef const uint8_t* string_end(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """The closing quote of the string that begins at ``at``; NULL where it has none."""
+    at += 1
+    while at < end:
+        if at[0] == ESCAPE:
+            at += 1
+        elif at[0] == QUOTE:
+            return at
+        at += 1
+    return NULL
+
+
+cdef const uint8_t* skip_value(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    cdef Py_ssize_t depth = 0
+    while at < end:
+        if at[0] == QUOTE:
+            at = string_end(at, end)
+            if at == NULL:
+                return end
+        elif at[0] == OPEN_OBJECT or at[0] == OPEN_LIST:
+            depth += 1
+        elif at[0] == CLOSE_OBJECT or at[0] == CLOSE_LIST:
+            if depth == 0:
+                return at
+            depth -= 1
+        elif at[0] == COMMA and depth == 0:
+            return at
+        at += 1
+    return end
+
+
+cdef const uint8_t* member(const uint8_t* at, const uint8_t* end, bytes key) noexcept:
+    """The value of ``key`` in the object that begins at ``at``; NULL where there is none."""
+    cdef const char* name = PyBytes_AS_STRING(key)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(key)
+    cdef const uint8_t* begin
+    cdef const uint8_t* close
+    if at >= end or at[0] != OPEN_OBJECT:
+        return NULL
+    at = skip_blank(at + 1, end)
+    while at < end and at[0] == QUOTE:
+        begin = at + 1
+        close = string_end(at, end)
+        if close == NULL:
+            return NULL
+        at = skip_blank(close + 1, end)
+        if at >= end or at[0] != COLON:
+            return NULL
+        at = skip_blank(at + 1, end)
+        if close - begin == size and memcmp(begin, name, size) == 0:
+            return at
+        at = skip_blank(skip_value(at, end), end)
+        if at >= end or at[0] != COMMA:
+            return NULL
+        at = skip_blank(at + 1, end)
+    return NULL
+
+
+cdef const uint8_t* locate(const uint8_t* at, const uint8_t* end, tuple path, Py_ssize_t* size) except? NULL:
+    """The string at ``path``, without its quotes; NULL where there is none."""
+    cdef const uint8_t* close
+    cdef bytes key
+    at = skip_blank(at, end)
+    for key in path:
+        at = member(at, end, key)
+        if at == NULL:
+            return NULL
+    if not path or at >= end or at[0] != QUOTE:
+        return NULL
+    close = string_end(at, end)
+    if close == NULL:
+        return NULL
+    size[0] = close - at - 1
+    return at + 1
+
+
+def find(const uint8_t[::1] document not None, tuple path not None):
+    cdef const uint8_t* base = &document[0] if document.shape[0] else NULL
+    cdef Py_ssize_t size = 0
+    cdef const uint8_t* found = locate(base, base + document.shape[0], path, &size) if base != NULL else NULL
+    return None if found == NULL else PyBytes_FromStringAndSize(<const char*>found, size)
+
+
+cdef bint looks_like_json(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    cdef uint8_t first, last
+    at = skip_blank(at, end)
+    while end > at and is_blank((end - 1)[0]):
+        end -= 1
+    if at == end:
+        return False
+    first, last = at[0], (end - 1)[0]
+    if first == OPEN_OBJECT:
+        return last == CLOSE_OBJECT
+    if first == OPEN_LIST:
+        return last == CLOSE_LIST
+    if first == QUOTE:
+        return last == QUOTE
+    if first == 0x74 or first == 0x66:  # true, false
+        return last == 0x65
+    if first == 0x6E:  # null
+        return last == 0x6C
+    return (first == 0x2D or is_digit(first)) and is_digit(last)
+
+
+def split(lengths, payload, tuple path not None, Py_ssize_t most):
+    cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
+    cdef const uint8_t[::1] source = memoryview(payload).cast("B")
+    cdef Py_ssize_t count = sizes.shape[0] // 4
+    cdef const uint8_t* length = &sizes[0] if count else NULL
+    cdef const uint8_t* at = &source[0] if source.shape[0] else NULL
+    cdef uint64_t total = 0
+    cdef uint32_t size = 0
+    cdef Py_ssize_t i
+    for i in range(count):
+        memcpy(&size, length + 4 * i, 4)
+        total += size
+    if sizes.shape[0] % 4 or total != <uint64_t>source.shape[0]:
+        raise ValueError("the lengths do not add up to the payload")
+
+    cdef list segments = []
+    cdef const uint8_t* topic = NULL
+    cdef const uint8_t* found
+    cdef Py_ssize_t topic_size = 0, found_size = 0, held = 0
+    cdef bint looks = False, alike, present = False
+    for i in range(count):
+        memcpy(&size, length + 4 * i, 4)
+        found = NULL
+        found_size = 0
+        if path and size:
+            found = locate(at, at + min(<Py_ssize_t>size, most), path, &found_size)
+        alike = looks_like_json(at, at + size)
+        if held and (
+            alike != looks
+            or (found == NULL) == present
+            or found_size != topic_size
+            or (found_size and memcmp(found, topic, found_size) != 0)
+        ):
+            segments.append((held, PyBytes_FromStringAndSize(<const char*>topic, topic_size) if present else None, looks))
+            held = 0
+        if not held:
+            topic, topic_size, looks, present = found, found_size, alike, found != NULL
+        held += 1
+        at += size
+    if held:
+        segments.append((held, PyBytes_FromStringAndSize(<const char*>topic, topic_size) if present else None, looks))
+    return segments

@@ -1,0 +1,267 @@
+"""The lumberjack kernels: golden bytes, where a scan ends, topics, and the native ones against the pure ones."""
+
+from __future__ import annotations
+
+import json
+from struct import pack
+from types import ModuleType
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fyrehose.kernels.pure import lumberjack as pure
+
+try:
+    from fyrehose.kernels.native import lumberjack as native
+except ImportError:
+    native = None
+
+KERNELS = [
+    pytest.param(pure, id="pure"),
+    pytest.param(
+        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
+    ),
+]
+both = pytest.mark.parametrize("kernel", KERNELS)
+only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
+
+ONE, TWO = ord("1"), ord("2")
+ALL = 1 << 40
+BEAT = (b"@metadata", b"beat")
+
+
+def column(*lengths: int) -> bytes:
+    return pack(f"<{len(lengths)}I", *lengths)
+
+
+def wide(*sequences: int) -> bytes:
+    return pack(f"<{len(sequences)}Q", *sequences)
+
+
+def json_frame(sequence: int, document: bytes, version: bytes = b"2") -> bytes:
+    return version + b"J" + pack(">II", sequence, len(document)) + document
+
+
+@both
+def test_golden_bytes(kernel: ModuleType) -> None:
+    golden = bytes.fromhex("324a 00000001 00000002 7b7d 324a 00000002 00000000")
+    assert kernel.frames(TWO, 1, column(2, 0), b"{}") == golden
+    assert kernel.scan(golden, 0, TWO, ALL, ALL, 9) == (22, 2, 1, 2, column(2, 0), b"{}")
+    assert kernel.frames(ONE, 0xFFFFFFFF, column(1, 1), b"ab") == bytes.fromhex(
+        "314a ffffffff 00000001 61 314a 00000000 00000001 62"
+    )
+    assert kernel.frames(ONE, 7, b"", b"") == b""
+
+
+@both
+def test_sequences_that_roll_over_repeat_or_jump_are_a_column(kernel: ModuleType) -> None:
+    for sequences in [(0xFFFFFFFF, 0), (5, 5), (1, 3), (9, 1), (0xFFFFFFFE, 0xFFFFFFFF, 0, 1)]:
+        data = b"".join(json_frame(sequence, b"x") for sequence in sequences)
+        end, count, said, last, *_ = kernel.scan(data, 0, TWO, ALL, ALL, 99)
+        assert (end, count, said, last) == (len(data), len(sequences), wide(*sequences), sequences[-1])
+
+
+@both
+def test_a_scan_ends_before_anything_else(kernel: ModuleType) -> None:
+    good = json_frame(1, b"ok") + json_frame(2, b"fine")
+    others = [
+        json_frame(3, b"v", b"1"),
+        b"2D" + json_frame(3, b"v")[2:],
+        json_frame(3, b"longer"),
+        json_frame(3, b"cut")[:-1],
+        json_frame(3, b"")[:9],
+        b"2J" + b"\xff" * 8,
+        b"",
+    ]
+    for other in others:
+        assert kernel.scan(good + other, 0, TWO, 4, ALL, 9) == (len(good), 2, 1, 2, column(2, 4), b"okfine"), other
+        assert kernel.scan(good + other, len(good), TWO, 4, ALL, 9)[:2] == (len(good), 0), other
+    assert kernel.scan(bytearray(b"??" + good), 2, TWO, 4, ALL, 9)[0] == len(good) + 2
+    assert kernel.scan(b"", 0, TWO, 4, ALL, 9) == (0, 0, 0, 0, b"", b"")
+
+
+@both
+def test_a_scan_is_bounded_but_always_takes_one(kernel: ModuleType) -> None:
+    data = json_frame(1, b"aaaa") + json_frame(2, b"bb") + json_frame(3, b"c")
+    assert kernel.scan(data, 0, TWO, ALL, 3, 9)[1] == 1
+    assert kernel.scan(data, 0, TWO, ALL, 6, 9)[1] == 2
+    assert kernel.scan(data, 0, TWO, ALL, ALL, 2)[1] == 2
+    assert kernel.scan(data, 0, TWO, ALL, ALL, 0)[1] == 0
+
+
+@both
+@pytest.mark.parametrize(
+    ("version", "first", "lengths", "payload"),
+    [
+        (TWO, 1, b"123", b""),
+        (TWO, 1, column(1), b""),
+        (TWO, 1, column(1), b"ab"),
+        (256, 1, b"", b""),
+        (-1, 1, b"", b""),
+        (TWO, 1 << 32, b"", b""),
+        (TWO, -1, b"", b""),
+    ],
+)
+def test_what_cannot_be_framed(kernel: ModuleType, version: int, first: int, lengths: bytes, payload: bytes) -> None:
+    with pytest.raises(ValueError):
+        kernel.frames(version, first, lengths, payload)
+
+
+TOPICS = [
+    (b'{"@timestamp":"2026-01-01","@metadata":{"beat":"filebeat","version":"8.0"},"message":"hi"}', b"filebeat"),
+    (b' { "@metadata" : { "type":"_doc" , "beat" : "auditbeat" } }', b"auditbeat"),
+    (b'{"a":[1,{"b":"}"},"]"],"c":{"d":{"e":1}},"n":-1.5e3,"t":true,"@metadata":{"beat":"x"}}', b"x"),
+    (b'{"m":"a \\"quoted\\" \\\\","@metadata":{"beat":"\\u00fc"}}', b"\\u00fc"),
+    (b'{"@metadata":{"beat":""}}', b""),
+    (b'{"@metadata":{"beat":"first"},"@metadata":{"beat":"second"}}', b"first"),
+    (b'{"@metadata":{"beat":"cut off', None),
+    (b'{"@metadata":{"beat":7}}', None),
+    (b'{"@metadata":{"beat":null}}', None),
+    (b'{"@metadata":{"other":"x"},"beat":"y"}', None),
+    (b'{"@metadata":"beat"}', None),
+    (b'{"@metadata":["beat","x"]}', None),
+    (b'["@metadata",{"beat":"x"}]', None),
+    (b'{"@metadata"{"beat":"x"}}', None),
+    (b'{"x" "@metadata":{"beat":"x"}}', None),
+    (b'{,"@metadata":{"beat":"x"}}', None),
+    (b'{"x":1]"@metadata":{"beat":"x"}}', None),
+    (b'{"x\\":{"@metadata":{"beat":"x"}}', None),
+    (b'{"x":"', None),
+    (b'{"x":"\\', None),
+    (b"{", None),
+    (b"{}", None),
+    (b'"@metadata"', None),
+    (b"", None),
+    (b"\xff\xfe", None),
+]
+
+
+@both
+@pytest.mark.parametrize(("document", "topic"), TOPICS)
+def test_topics(kernel: ModuleType, document: bytes, topic: bytes | None) -> None:
+    assert kernel.find(document, BEAT) == topic
+
+
+@both
+def test_a_topic_is_looked_for_in_so_many_bytes_only(kernel: ModuleType) -> None:
+    document = b'{"m":"' + b"x" * 100 + b'","beat":"late"}'
+    lengths = column(len(document))
+    assert kernel.split(lengths, document, (b"beat",), len(document)) == [(1, b"late", True)]
+    assert kernel.split(lengths, document, (b"beat",), len(document) - 3) == [(1, None, True)]
+    assert kernel.split(lengths, document, (), 1000) == [(1, None, True)]
+    assert kernel.find(document, ()) is None
+
+
+@both
+def test_a_run_is_split_where_the_topic_or_the_look_changes(kernel: ModuleType) -> None:
+    documents = [b'{"t":"a"}', b'{"t":"a","x":1}', b'{"t":"b"}', b'{"t":""}', b"{}", b"", b"nonsense", b'{"t":"a"}']
+    lengths = column(*map(len, documents))
+    assert kernel.split(lengths, b"".join(documents), (b"t",), 4096) == [
+        (2, b"a", True),
+        (1, b"b", True),
+        (1, b"", True),
+        (1, None, True),
+        (2, None, False),
+        (1, b"a", True),
+    ]
+    assert kernel.split(b"", b"", (b"t",), 4096) == []
+
+
+@both
+@pytest.mark.parametrize(
+    ("document", "looks"),
+    [
+        (b"{}", True),
+        (b" [1] \n", True),
+        (b'"s"', True),
+        (b"true", True),
+        (b"false", True),
+        (b"null", True),
+        (b"-1.5", True),
+        (b"0", True),
+        (b"", False),
+        (b" \n", False),
+        (b'{"cut":', False),
+        (b"[1", False),
+        (b"plain text", False),
+        (b"-", False),
+        (b"}", False),
+        (b"\xff", False),
+    ],
+)
+def test_whether_a_document_looks_like_json(kernel: ModuleType, document: bytes, looks: bool) -> None:
+    assert kernel.split(column(len(document)), document, (), 0) == [(1, None, looks)]
+
+
+@both
+@pytest.mark.parametrize(("lengths", "payload"), [(b"123", b""), (column(1), b""), (column(1), b"ab")])
+def test_columns_that_do_not_add_up_cannot_be_split(kernel: ModuleType, lengths: bytes, payload: bytes) -> None:
+    with pytest.raises(ValueError, match="add up"):
+        kernel.split(lengths, payload, BEAT, 4096)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abé\\"), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(value=st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUES, max_size=3), indent=st.sampled_from([None, 1]))
+@settings(max_examples=200, deadline=None)
+def test_a_topic_is_what_json_itself_would_find(value: dict[str, object], indent: int | None) -> None:
+    document = json.dumps(value, indent=indent).encode()
+    inner = value.get("a")
+    wanted = inner.get("b") if isinstance(inner, dict) else None
+    found = (native or pure).find(document, (b"a", b"b"))
+    assert (None if found is None else json.loads(b'"' + found + b'"')) == (wanted if isinstance(wanted, str) else None)
+
+
+#: Frames that are good for the most part, with something wrong thrown in.
+PIECES = st.lists(
+    st.builds(
+        json_frame,
+        st.integers(0, 3) | st.sampled_from([0xFFFFFFFF, 0]),
+        st.binary(max_size=12) | st.sampled_from([b'{"t":"a"}', b'{"t":"b"}']),
+        st.sampled_from([b"2", b"2", b"2", b"1"]),
+    )
+    | st.binary(max_size=3),
+    max_size=8,
+).map(b"".join)
+
+
+@only_native
+@given(PIECES, st.integers(0, 12), st.integers(0, 30), st.integers(0, 9))
+@example(json_frame(1, b"x" * 20), 20, 0, 9)
+@settings(max_examples=300, deadline=None)
+def test_scans_are_the_same(data: bytes, largest: int, most: int, most_count: int) -> None:
+    wanted = pure.scan(data, 0, TWO, largest, most, most_count)
+    assert native.scan(data, 0, TWO, largest, most, most_count) == wanted
+    _, count, sequences, last, lengths, payload = wanted
+    if count and isinstance(sequences, int):
+        assert native.frames(TWO, sequences, lengths, payload) == data[: wanted[0]]
+        assert last == sequences + count - 1
+
+
+@only_native
+@given(
+    st.lists(st.text('{}[]":,\\ab ', max_size=30).map(str.encode) | st.binary(max_size=10), max_size=6),
+    st.sampled_from([(), (b"a",), (b"a", b"b"), (b"",)]),
+    st.integers(0, 40),
+)
+@settings(max_examples=500, deadline=None)
+def test_splits_are_the_same(documents: list[bytes], path: tuple[bytes, ...], most: int) -> None:
+    lengths, payload = column(*map(len, documents)), b"".join(documents)
+    wanted = pure.split(lengths, payload, path, most)
+    assert native.split(lengths, payload, path, most) == wanted
+    assert sum(count for count, *_ in wanted) == len(documents)
+    for document in documents:
+        assert native.find(document, path) == pure.find(document, path)
+
+
+@only_native
+def test_the_native_kernels_are_the_ones_that_run() -> None:
+    from fyrehose import kernels
+
+    assert not kernels.NATIVE or kernels.lumberjack is native
