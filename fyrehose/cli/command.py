@@ -26,7 +26,7 @@ class Group(click.Group):
             ctx.exit(error.exit_status)
 
 
-class Place(click.ParamType[tuple[str, int | None]]):
+class Place(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
     """``HOST:PORT``, ``[V6]:PORT``, or a host alone."""
 
     name = "host:port"
@@ -41,7 +41,7 @@ class Place(click.ParamType[tuple[str, int | None]]):
         return host.strip("[]") or "127.0.0.1", int(port) if colon else None
 
 
-class Duration(click.ParamType[float]):
+class Duration(click.ParamType):  # type: ignore[type-arg]
     """Seconds, or 250ms, 5m, 12h."""
 
     name = "duration"
@@ -53,7 +53,7 @@ class Duration(click.ParamType[float]):
             self.fail(f"{value!r} should be {wanted}", param, ctx)
 
 
-class Since(click.ParamType[int | None]):
+class Since(click.ParamType):  # type: ignore[type-arg]
     """The number to begin behind; None for what comes from now on."""
 
     name = "latest|start|seq"

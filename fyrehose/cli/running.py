@@ -11,8 +11,7 @@ from types import FrameType
 from typing import Any
 
 import click
-from twisted.internet import defer
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, globalLogBeginner
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -52,12 +51,18 @@ async def connected(reactor: Any, client: Any, timeout: float, where: object) ->
     :raises FyrehoseError: it could not, in ``timeout`` seconds
     """
     connecting: Deferred[Any] = client.connect()
+    patience = reactor.callLater(timeout, connecting.cancel)
     try:
-        await connecting.addTimeout(timeout, reactor)
-    except defer.TimeoutError as error:
-        raise FyrehoseError(f"{where} did not answer in {timeout:g} s; is it there, and reachable?") from error
+        await connecting
     except OSError as error:
         raise FyrehoseError(f"{where} cannot be reached: {error}") from error
+    except Exception as error:
+        if patience.active():
+            raise
+        raise FyrehoseError(f"{where} did not answer in {timeout:g} s; is it there, and reachable?") from error
+    finally:
+        if patience.active():
+            patience.cancel()
 
 
 def _start(reactor: Any, command: Command, ended: list[Any]) -> None:
@@ -65,7 +70,7 @@ def _start(reactor: Any, command: Command, ended: list[Any]) -> None:
     interrupted: list[int] = []
 
     def end(result: Any) -> None:
-        by_signal = isinstance(result, Failure) and result.check(CancelledError) and interrupted
+        by_signal = isinstance(result, Failure) and interrupted
         ended.append(128 + interrupted[0] if by_signal else result)
         reactor.stop()
 

@@ -1,0 +1,213 @@
+"""``fyrehose publish`` and ``fyrehose tail``, as people call them, against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
+ROOT = Path(__file__).parents[2]
+BOTH = ("--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "backbone=udp:0:interface=127.0.0.1")
+#: A tree of source files, and files that are no text at all.
+FILES = [
+    *sorted(str(path) for path in (ROOT / "fyrehose").rglob("*.py")),
+    *sorted(str(path) for path in (ROOT / "fyrehose").rglob("*.pyc"))[:40],
+]
+
+
+class Server:
+    """A server, and the commands that talk to it."""
+
+    def __init__(self, start: Any, *words: str) -> None:
+        self.start = start
+        self.running = start(*BOTH, *words)
+
+    def again(self, how: signal.Signals) -> None:
+        """End it, and start it anew where it was."""
+        ports = {name: self.running.port(name) for name in ("figg", "backbone")}
+        self.running.stop(how)
+        words = [word.replace(":0:", f":{ports.get(word.partition('=')[0], 0)}:") for word in BOTH]
+        self.running = self.start(*words)
+
+    def words(self, command: str, protocol: str, stream: str | None) -> list[str]:
+        place = f"127.0.0.1:{self.running.port(protocol)}"
+        words = [FYREHOSE, command, "--protocol", protocol, "--to" if command == "publish" else "--from", place]
+        return words if stream is None else [*words, "--stream", stream]
+
+    def publish(self, *words: str, protocol: str = "figg", stream: str | None = "backbone", data: bytes = b"") -> str:
+        """What it said on standard error; it has to succeed."""
+        command = [*self.words("publish", protocol, stream), *words]
+        ended = subprocess.run(command, input=data, capture_output=True, check=False, timeout=100)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout == b""
+        return ended.stderr.decode()
+
+    def tail(self, *words: str, protocol: str = "figg", stream: str | None = "backbone") -> bytes:
+        command = [*self.words("tail", protocol, stream), *words]
+        ended = subprocess.run(command, capture_output=True, check=False, timeout=100)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+
+@pytest.fixture
+def server(start: Any) -> Server:
+    return Server(start)
+
+
+def everything(server: Server, count: int, **how: Any) -> bytes:
+    """The stream from its start, its payloads end to end, by Figg and by the backbone: the same."""
+    words = ("--since", "start", "--count", str(count), "--format", "raw")
+    by_figg = server.tail(*words)
+    assert server.tail(*words, protocol="backbone", stream=None) == by_figg
+    return by_figg
+
+
+def test_a_log_by_figg_comes_out_by_both_before_and_after_a_restart_and_a_kill(server: Server, tmp_path: Path) -> None:
+    lines = Path("/var/log/dpkg.log")
+    data = lines.read_bytes() if lines.exists() else b"".join(b"line %d \xff\r\n" % n for n in range(5000))
+    log = tmp_path / "log.txt"
+    log.write_bytes(data)
+    messages = data.removesuffix(b"\n").split(b"\n")
+    said = server.publish("--file", str(log))
+    assert said.startswith(f"fyrehose: {len(messages)} messages (")
+    assert " published and acknowledged in " in said
+    expected = b"".join(messages)
+    assert everything(server, len(messages)) == expected
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        server.again(how)
+        assert everything(server, len(messages)) == expected
+
+
+def test_a_tree_of_files_each_a_message(server: Server) -> None:
+    fit = [path for path in FILES if Path(path).stat().st_size <= 65_498]
+    server.publish("--whole", *fit)
+    assert everything(server, len(fit)) == b"".join(Path(path).read_bytes() for path in fit)
+
+
+def test_a_file_that_the_backbone_could_not_carry(server: Server, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(5 << 20))
+    server.publish("--whole", str(large), stream="files")
+    assert server.tail("--since", "start", "--count", "1", "--format", "raw", stream="files") == large.read_bytes()
+
+
+def test_arguments_and_standard_input(server: Server) -> None:
+    server.publish("one", "wörld", "")
+    server.publish("two words", protocol="backbone", stream=None)
+    server.publish(data=b"from\nstandard input\n\xff")
+    assert (
+        server.tail("--since", "start", "--count", "7")
+        == b"one\nw\xc3\xb6rld\n\ntwo words\nfrom\nstandard input\n\xff\n"
+    )
+    assert server.tail("--since", "5", "--count", "1", protocol="backbone", stream=None) == b"from\n"
+
+
+def test_json(server: Server) -> None:
+    server.publish("text", data=b"")
+    server.publish(data=b"\xff\x00\n")
+    for protocol, stream in (("figg", "backbone"), ("backbone", None)):
+        words = ("--since", "start", "--count", "2", "--format", "json")
+        first, second = map(json.loads, server.tail(*words, protocol=protocol, stream=stream).splitlines())
+        assert (first["stream"], first["seq"], first["payload"]) == ("backbone", 1, "text")
+        assert (second["seq"], second["payload_base64"]) == (2, "/wA=")
+
+
+@pytest.mark.parametrize(("protocol", "stream"), [("figg", "backbone"), ("backbone", None)])
+def test_following_what_comes(server: Server, protocol: str, stream: str | None) -> None:
+    server.publish("before")
+    command = [*server.words("tail", protocol, stream), "--count", "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        # It follows from when it is attached, which nothing outside can see: so something is said until it is heard.
+        deadline = time.monotonic() + 60
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            server.publish("after")
+        assert process.stdout is not None
+        assert process.stdout.read() == b"after\nafter\nafter\n"
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("protocol", "stream"), [("figg", "backbone"), ("backbone", None)])
+def test_a_reader_that_has_seen_enough(server: Server, protocol: str, stream: str | None) -> None:
+    server.publish(data=b"".join(b"line %d\n" % n for n in range(5000)))
+    command = [*server.words("tail", protocol, stream), "--since", "start"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"line 0\n"
+        process.stdout.close()
+        server.publish("so that it writes again")
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0
+
+
+def test_ctrl_c_ends_it_quietly(server: Server) -> None:
+    server.publish("one")
+    for command in (
+        [*server.words("tail", "figg", "backbone"), "--since", "start"],
+        [*server.words("tail", "backbone", None), "--since", "start"],
+    ):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == b"one\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+            assert process.stderr.read() == b""
+
+
+def test_a_server_that_goes_and_comes_back_is_nothing_to_a_follower(server: Server) -> None:
+    server.publish("one")
+    command = [*server.words("tail", "figg", "backbone"), "--since", "start", "--count", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"one\n"
+        server.again(signal.SIGKILL)
+        server.publish("two")
+        assert process.stdout.readline() == b"two\n"
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("protocol", ["figg", "backbone"])
+@pytest.mark.parametrize("command", ["publish", "tail"])
+def test_a_server_that_is_not_there(command: str, protocol: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    words = [FYREHOSE, command, "--protocol", protocol, "--timeout", "2s", "--to" if command == "publish" else "--from"]
+    words += [
+        f"127.0.0.1:{port}",
+        *(["--stream", "s"] if protocol == "figg" else []),
+        *(["x"] if command == "publish" else []),
+    ]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("fyrehose: ")
+    assert ended.stderr.count("\n") == 1
+    assert f"127.0.0.1:{port}" in ended.stderr
+
+
+def test_a_message_that_the_stream_does_not_take_is_a_failure(server: Server, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes(70_000))
+    words = [*server.words("publish", "figg", "backbone"), "--timeout", "3s", "--whole", str(large)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert "1 message (70.0 kB) published, 0 acknowledged, 1 not" in ended.stderr
+
+
+def test_a_file_that_cannot_be_read(server: Server) -> None:
+    words = [*server.words("publish", "figg", "s"), "--file", "/nowhere"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (1, "fyrehose: /nowhere cannot be read: No such file or directory\n")
