@@ -114,7 +114,7 @@ class SessionProtocol(TwistedProtocol):
         if ITCPTransport.providedBy(transport):
             transport.setTcpNoDelay(True)
             transport.setTcpKeepAlive(True)
-        self._account = self.broker.budget.account(cast("Any", transport))
+        self._account = self.broker.budget.account(_Reading(self))
         transport.registerProducer(self, True)
         self.broker.counters.add(self.kit, "connections")
 
@@ -241,6 +241,11 @@ class SessionProtocol(TwistedProtocol):
         if not self._in_flight:
             self._hang_up()
 
+    def not_read(self) -> None:
+        """We did not read for a while: the peer has its time for the frame that is coming in again."""
+        if self._frame_since is not None:
+            self._frame_since = self.clock.seconds()
+
     # Inside.
 
     def _disconnected(self) -> bool:
@@ -296,7 +301,7 @@ class SessionProtocol(TwistedProtocol):
         if self._frame_since is None or self._closing:
             return
         if self._account is not None and self._account.paused:
-            self._frame_since = self.clock.seconds()
+            self.not_read()
         patience = self.settings.frame_timeout + self.session.expected / SLOWEST
         left = self._frame_since + patience - self.clock.seconds()
         if left > 0:
@@ -309,6 +314,20 @@ class SessionProtocol(TwistedProtocol):
         self.broker.counters.refuse(self.log, self.kit, "stalled-reader", self.peer)
         self._closing = True
         self.transport.abortConnection()
+
+
+@attrs.frozen
+class _Reading:
+    """The reading half of a connection, for its account."""
+
+    protocol: SessionProtocol
+
+    def pauseProducing(self) -> None:
+        self.protocol.transport.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        self.protocol.not_read()
+        self.protocol.transport.resumeProducing()
 
 
 class SessionFactory(Factory):

@@ -1,0 +1,140 @@
+"""The figg kernels: golden bytes, where a scan stops, and the native ones against the pure ones on the same inputs."""
+
+from __future__ import annotations
+
+from struct import pack
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fyrehose.kernels.pure import figg as pure
+
+try:
+    from fyrehose.kernels.native import figg as native
+except ImportError:
+    native = None
+
+KERNELS = [
+    pytest.param(pure, id="pure"),
+    pytest.param(
+        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
+    ),
+]
+both = pytest.mark.parametrize("kernel", KERNELS)
+only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
+
+PUBLISH, DATA = 5, 7
+MOST = 1 << 30
+
+
+def column(*lengths: int) -> bytes:
+    return pack(f"<{len(lengths)}I", *lengths)
+
+
+def frame(number: int, data: bytes, topic: bytes = b"t", kind: int = PUBLISH, version: int = 1) -> bytes:
+    payload = pack(">I", len(topic)) + topic + pack(">QI", number, len(data)) + data
+    return pack(">HHI", kind, version, len(payload)) + payload
+
+
+@both
+def test_golden_bytes(kernel: ModuleType) -> None:
+    encoded = kernel.frames(DATA, b"ab", 0x0102030405060708, column(1, 0), b"x")
+    assert encoded == bytes.fromhex(
+        "0007 0001 00000013 00000002 6162 0102030405060708 00000001 78"
+        "0007 0001 00000012 00000002 6162 0102030405060709 00000000"
+    )
+    end, topic, first, count, lengths, payload = kernel.scan(encoded, 0, DATA, MOST, MOST)
+    assert (end, topic, first, count) == (len(encoded), b"ab", 0x0102030405060708, 2)
+    assert (lengths, payload) == (column(1, 0), b"x")
+
+
+@both
+@pytest.mark.parametrize(
+    "other",
+    [
+        frame(3, b"data", kind=6),
+        frame(3, b"data", version=2),
+        frame(3, b"data", topic=b"u"),
+        frame(3, b"data", topic=b"tt"),
+        frame(4, b"data"),
+        frame(2, b"data"),
+        frame(3, b"data")[:-1],
+        frame(3, b"data")[:11],
+        b"",
+        frame(3, b"data" * 30),  # more than the largest
+        pack(">HHI", 5, 1, 21) + pack(">I", 1) + b"t" + pack(">QI", 3, 3) + b"data",  # shorter inside than outside
+        pack(">HHI", 5, 1, 21) + pack(">I", 1) + b"t" + pack(">QI", 3, 5) + b"data",
+        pack(">HHI", 5, 1, 20) + pack(">I", 0) + pack(">QI", 3, 4) + b"data",  # no topic
+        pack(">HHI", 5, 1, 5) + pack(">I", 0xFFFFFFFF) + b"t" + pack(">QI", 3, 4) + b"data",
+        pack(">HHI", 5, 1, 0xFFFFFFFF) + pack(">I", 1) + b"t" + pack(">QI", 3, 4) + b"data",
+        pack(">HHI", 5, 1, 0),
+    ],
+)
+def test_a_scan_stops_before_anything_else(kernel: ModuleType, other: bytes) -> None:
+    good = frame(1, b"one") + frame(2, b"")
+    assert kernel.scan(good + other, 0, PUBLISH, 100, MOST) == (len(good), b"t", 1, 2, column(3, 0), b"one")
+
+
+@both
+def test_a_run_is_bounded_but_never_empty(kernel: ModuleType) -> None:
+    many = b"".join(frame(i, b"x" * 100) for i in range(1, 11))
+    assert kernel.scan(many, 0, PUBLISH, MOST, 350)[3] == 3
+    assert kernel.scan(many, 0, PUBLISH, MOST, 1)[3] == 1
+
+
+@both
+def test_numbers_do_not_run_over(kernel: ModuleType) -> None:
+    last = (1 << 64) - 1
+    assert kernel.scan(frame(last, b"a") + frame(0, b"b"), 0, PUBLISH, MOST, MOST)[3] == 1
+    with pytest.raises(ValueError, match="cannot be framed"):
+        kernel.frames(DATA, b"t", last, column(1, 1), b"ab")
+
+
+@both
+@pytest.mark.parametrize(
+    ("topic", "lengths", "payload"),
+    [(b"", column(1), b"a"), (b"t" * 256, column(1), b"a"), (b"t", column(2), b"a"), (b"t", b"\1\0\0", b"a")],
+)
+def test_columns_that_do_not_fit_are_refused(kernel: ModuleType, topic: bytes, lengths: bytes, payload: bytes) -> None:
+    with pytest.raises(ValueError, match="cannot be framed"):
+        kernel.frames(DATA, topic, 1, lengths, payload)
+
+
+messages = st.lists(st.binary(max_size=40), max_size=12)
+
+
+@only_native
+@given(
+    topic=st.binary(min_size=1, max_size=8),
+    first=st.integers(0, (1 << 64) - 1),
+    data=messages,
+    cut=st.integers(0, 60),
+    flip=st.tuples(st.integers(0, 400), st.integers(0, 255)),
+    largest=st.sampled_from([5, 40, MOST]),
+    most=st.sampled_from([1, 60, MOST]),
+    start=st.integers(0, 3),
+)
+@settings(max_examples=600, deadline=None)
+def test_both_find_the_same(
+    topic: bytes, first: int, data: list[bytes], cut: int, flip: tuple[int, int], largest: int, most: int, start: int
+) -> None:
+    first = min(first, (1 << 64) - len(data))
+    wire = bytearray(b"#" * start + b"".join(frame(first + i, d, topic) for i, d in enumerate(data)))
+    wire = wire[: max(start, len(wire) - cut)]
+    if flip[0] < len(wire):
+        wire[flip[0]] ^= flip[1]
+    for buffer in (wire, bytes(wire)):
+        assert native.scan(buffer, start, PUBLISH, largest, most) == pure.scan(buffer, start, PUBLISH, largest, most)
+
+
+@only_native
+@given(topic=st.binary(min_size=1, max_size=255), first=st.integers(0, 1 << 63), data=messages)
+@settings(max_examples=200, deadline=None)
+def test_both_write_the_same(topic: bytes, first: int, data: list[bytes]) -> None:
+    lengths, payload = column(*map(len, data)), b"".join(data)
+    wire = b"".join(frame(first + i, d, topic, DATA) for i, d in enumerate(data))
+    for view in (bytes, memoryview, bytearray):
+        assert native.frames(DATA, topic, first, view(lengths), view(payload)) == wire
+        assert pure.frames(DATA, topic, first, view(lengths), view(payload)) == wire

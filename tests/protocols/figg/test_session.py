@@ -1,0 +1,201 @@
+"""Figg's sessions: events do not depend on how bytes are cut, and an offence is the last of them."""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fyrehose.errors import Broken
+from fyrehose.protocols.figg.frames import (
+    Ack,
+    Attach,
+    Attached,
+    Data,
+    DataRun,
+    Detach,
+    Detached,
+    Ping,
+    Pong,
+    Publish,
+    PublishRun,
+)
+from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
+from fyrehose.records import Run
+from fyrehose.testing import every_chunking, feed
+
+
+def singles(events: list[Any]) -> list[Any]:
+    """The events with every run taken apart: where runs end depends on how bytes are cut, their messages do not."""
+    flat = []
+    for event in events:
+        if isinstance(event, PublishRun | DataRun):
+            kind = Publish if isinstance(event, PublishRun) else Data
+            run = Run(stream="x", source="x", lengths=event.lengths, payload=event.payload)
+            for i, payload in enumerate(run.payloads()):
+                flat.append(kind(topic=event.topic, number=event.first + i, data=bytes(payload)))
+        elif isinstance(event, Broken):
+            flat.append(("broken", event.error.cause))
+        else:
+            flat.append(event)
+    return flat
+
+
+CLIENT_SAYS = [
+    Attach(topic="foo"),
+    Publish(topic="foo", number=1, data=b"one"),
+    Publish(topic="foo", number=2, data=b""),
+    Publish(topic="bar", number=3, data=b"three" * 9),
+    Publish(topic="bar", number=9, data=b"a gap in the numbers"),
+    Attach(topic="bar", offset=4),
+    Detach(topic="foo"),
+    Publish(topic="bar", number=1, data=b"and back"),
+]
+SERVER_SAYS = [
+    Attached(topic="foo", offset=0),
+    Data(topic="foo", number=1, data=b"one"),
+    Data(topic="foo", number=2, data=b"two"),
+    Data(topic="bar", number=3, data=b""),
+    Ack(number=17),
+    Pong(number=99),
+    Detached(topic="foo"),
+]
+
+
+@pytest.mark.parametrize(("make", "says"), [(FiggServerSession, CLIENT_SAYS), (FiggClientSession, SERVER_SAYS)])
+def test_every_chunking_gives_the_same(make: Any, says: list[Any]) -> None:
+    wire = b"".join(frame.serialize() for frame in says)
+    for chunks in every_chunking(wire):
+        session = make()
+        assert singles(feed(session, chunks)) == says
+        assert session.expected == 0
+
+
+def test_consecutive_messages_are_one_run() -> None:
+    wire = b"".join(Publish(topic="t", number=i, data=b"%d" % i).serialize() for i in range(1, 101))
+    (run,) = FiggServerSession().receive_data(wire)
+    assert isinstance(run, PublishRun)
+    assert (run.first, run.last, run.payload) == (1, 100, b"".join(b"%d" % i for i in range(1, 101)))
+
+
+def header(kind: int, size: int, version: int = 1) -> bytes:
+    return pack(">HHI", kind, version, size)
+
+
+OFFENCES = [
+    ("bad-type", header(0, 0)),
+    ("bad-type", header(10, 0)),
+    ("bad-type", header(0xFFFF, 0)),
+    ("bad-version", header(5, 20, 0)),
+    ("bad-version", header(5, 20, 2)),
+    ("bad-size", header(5, 0xFFFFFFFF)),
+    ("bad-size", header(5, (16 << 20) + 400)),
+    ("bad-size", header(5, 16)),
+    ("bad-size", header(3, 1 << 16)),
+    ("bad-size", header(8, 9) + bytes(9)),
+    ("bad-size", header(1, 3)),
+    ("bad-length", header(5, 20) + pack(">I", 1) + b"t" + pack(">QI", 1, 2) + b"abc"),
+    ("bad-length", header(5, 20) + pack(">I", 1) + b"t" + pack(">QI", 1, 4) + b"abc"),
+    ("bad-length", header(3, 8) + pack(">I", 3) + b"abcd"),
+    ("bad-topic", header(5, 20) + pack(">I", 1) + b"\xff" + pack(">QI", 1, 3) + b"abc"),
+    ("bad-topic", header(3, 5) + pack(">I", 1) + b"\xff"),
+]
+
+
+@pytest.mark.parametrize(("cause", "wire"), OFFENCES)
+def test_an_offence_is_the_last_event_and_what_came_before_it_counts(cause: str, wire: bytes) -> None:
+    before = [Publish(topic="t", number=7, data=b"kept"), Detach(topic="x")]
+    good = b"".join(frame.serialize() for frame in before)
+    for chunks in every_chunking(good + wire, sizes=(1, 3)):
+        session = FiggServerSession()
+        assert singles(feed(session, chunks)) == [*before, ("broken", cause)]
+        assert session.receive_data(good) == [], "nothing after it"
+
+
+@pytest.mark.parametrize("kind", [2, 4, 6, 7, 9])
+def test_what_only_a_server_says_is_an_offence_of_a_client(kind: int) -> None:
+    assert singles(FiggServerSession().receive_data(header(kind, 8))) == [("broken", "bad-type")]
+
+
+@pytest.mark.parametrize("kind", [1, 3, 5, 8])
+def test_what_only_a_client_says_is_an_offence_of_a_server(kind: int) -> None:
+    assert singles(FiggClientSession().receive_data(header(kind, 8))) == [("broken", "bad-type")]
+
+
+def test_every_type_and_every_version() -> None:
+    for kind in range(300):
+        for version in (0, 1, 2, 255, 65535):
+            events = FiggServerSession().receive_data(header(kind, 0, version))
+            assert len(events) == 1, "a payload of 0 bytes is right for none"
+            assert isinstance(events[0], Broken)
+
+
+def test_a_size_is_judged_by_the_header_alone() -> None:
+    session = FiggServerSession(max_payload=100)
+    assert singles(session.receive_data(header(5, 0xFFFFFFFF))) == [("broken", "bad-size")]
+    session = FiggServerSession(max_payload=100)
+    ok = Publish(topic="t", number=1, data=b"x" * 100).serialize()
+    assert len(session.receive_data(ok)) == 1
+    large = Publish(topic="t", number=1, data=b"x" * 101).serialize()
+    assert singles(session.receive_data(large)) == [("broken", "bad-size")]
+
+
+def test_expected_is_what_the_frame_takes() -> None:
+    session = FiggServerSession()
+    wire = Publish(topic="t", number=1, data=b"x" * 100_000).serialize()
+    seen = []
+    for at in (0, 4, 8, 50_000):
+        session.receive_data(wire[seen[-1][0] if seen else 0 : at])
+        seen.append((at, session.expected))
+    assert seen == [(0, 0), (4, 8), (8, len(wire)), (50_000, len(wire))]
+    assert len(session.receive_data(wire[50_000:])) == 1
+    assert session.expected == 0
+
+
+def test_pings_are_answered_in_order_and_are_no_events() -> None:
+    session = FiggServerSession()
+    assert session.receive_data(Ping(number=1).serialize() + Ping(number=2).serialize()) == []
+    assert b"".join(session.data_to_send()) == Pong(number=1).serialize() + Pong(number=2).serialize()
+    assert session.data_to_send() == []
+
+
+def test_an_ack_covers_those_that_were_not_written() -> None:
+    session = FiggServerSession()
+    for number in (1, 2, 3):
+        session.send_ack(number)
+    assert session.data_to_send() == [Ack(number=3).serialize()]
+    assert session.data_to_send() == []
+
+
+def test_eof_in_the_middle_of_a_frame_is_no_event() -> None:
+    session = FiggServerSession()
+    session.receive_data(Publish(topic="t", number=1, data=b"x").serialize()[:-1])
+    assert session.receive_eof() == []
+    assert session.expected == 0
+
+
+@given(st.lists(st.binary(max_size=200), max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_bytes_from_anywhere_never_raise_and_chunks_do_not_matter(chunks: list[bytes]) -> None:
+    cut, whole = FiggServerSession(), FiggServerSession()
+    assert singles(feed(cut, chunks)) == singles(whole.receive_data(b"".join(chunks)))
+
+
+frames = st.one_of(
+    st.builds(Publish, topic=st.sampled_from(["a", "b"]), number=st.integers(1, 5), data=st.binary(max_size=20)),
+    st.builds(Attach, topic=st.sampled_from(["a", "é"]), offset=st.none() | st.integers(0, 9)),
+    st.builds(Detach, topic=st.text("abc", min_size=1, max_size=5)),
+)
+
+
+@given(st.lists(frames, max_size=20), st.lists(st.integers(1, 60), max_size=10))
+@settings(max_examples=200, deadline=None)
+def test_frames_arrive_as_they_were_sent(sent: list[Any], cuts: list[int]) -> None:
+    wire, chunks = b"".join(frame.serialize() for frame in sent), []
+    for cut in cuts:
+        chunks.append(wire[:cut])
+        wire = wire[cut:]
+    assert singles(feed(FiggServerSession(), [*chunks, wire])) == sent

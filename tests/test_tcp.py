@@ -1,0 +1,415 @@
+"""The shell of the TCP protocols: limits, deadlines, slow readers, and closing in good order.
+
+With a toy protocol: a line is a message for the stream "s", "?" subscribes, "!" is against the rules, "#N" announces
+a frame of N bytes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.interfaces import IHalfCloseableProtocol
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.logger import Logger
+from zope.interface import implementer
+from zope.interface.verify import verifyObject
+
+from fyrehose.broker import Broker
+from fyrehose.errors import Broken, ConfigError, RemoteProtocolError
+from fyrehose.flow import Budget
+from fyrehose.interfaces import ISink, JournalState
+from fyrehose.records import Delivery, Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionFactory, SessionProtocol, TCPService, TCPSettings
+from fyrehose.testing import MemoryJournal
+
+
+class Session:
+    """Lines."""
+
+    def __init__(self) -> None:
+        self.buffer = b""
+        self.announced = 0
+        self.out: list[bytes] = []
+
+    @property
+    def expected(self) -> int:
+        return self.announced or len(self.buffer)
+
+    def receive_data(self, data: bytes) -> list[Any]:
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        events: list[Any] = []
+        self.announced = 0
+        for line in lines:
+            if line == b"!":
+                return [*events, Broken(error=RemoteProtocolError("rude", "a line said !"))]
+            if line.startswith(b"#"):
+                self.announced = int(line[1:])
+            elif line.startswith(b"echo"):
+                self.out.append(line[4:])
+            else:
+                events.append(line.decode())
+        return events
+
+    def receive_eof(self) -> list[Any]:
+        return []
+
+    def data_to_send(self) -> list[bytes]:
+        out, self.out = self.out, []
+        return out
+
+
+@implementer(ISink)
+class Toy(SessionProtocol):
+    kit: ClassVar[str] = "toy"
+    log: ClassVar[Logger] = Logger()
+    handlers: ClassVar[dict[type, str]] = {str: "line"}
+    session: Session
+
+    def line(self, text: str) -> None:
+        if text == "?":
+            self.attach(self.broker.subscribe("s", 0, self))
+        else:
+            run = Run.of("s", [text.encode()], source="toy", producer=self.address)
+            self.publish([run], partial(self.ok, text))
+
+    def ok(self, text: str, firsts: tuple[int, ...]) -> None:
+        self.session.out.append(f"ok {text}\n".encode())
+        self.flush()
+
+    def deliver(self, delivery: Delivery) -> None:
+        self.session.out.append(b"".join(bytes(p) + b"\n" for run in delivery.runs for p in run.payloads()))
+        self.flush()
+
+    def skipped(self, first: int, last: int) -> None:
+        raise AssertionError("nothing is skipped here")
+
+    def ended(self, reason: Exception) -> None:
+        self.finish()
+
+
+class Transport(StringTransport):
+    """A StringTransport as a socket is: it can be aborted, and tells its producer when it has too much."""
+
+    aborted = False
+    half_closed = False
+
+    def setTcpNoDelay(self, on: bool) -> None:
+        pass
+
+    setTcpKeepAlive = setTcpNoDelay
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+        self.disconnecting = True
+
+
+@attrs.define(eq=False)
+class Server:
+    """A factory, and a way to connect to it."""
+
+    journal: MemoryJournal
+    broker: Broker
+    clock: Clock
+    factory: SessionFactory
+
+    def connect(self, host: str = "10.0.0.1", port: int = 5000) -> tuple[Toy, Transport]:
+        address = IPv4Address("TCP", host, port)
+        protocol = self.factory.buildProtocol(address)
+        assert protocol is not None, "refused"
+        transport = Transport(peerAddress=address)
+        protocol.makeConnection(transport)
+        return protocol, transport  # type: ignore[return-value]
+
+    def lose(self, protocol: Toy) -> None:
+        from twisted.internet.error import ConnectionDone
+        from twisted.python.failure import Failure
+
+        protocol.connectionLost(Failure(ConnectionDone()))
+
+    def count(self, what: str) -> int:
+        return self.broker.counters.counts["toy", what]
+
+
+def make(auto: bool = True, budget: Budget | None = None, **settings: Any) -> Server:
+    journal, clock = MemoryJournal(auto=auto), Clock()
+    broker = Broker(clock, journal, Sequencer(), budget=budget or Budget())
+    broker.open()
+    chosen = TCPSettings(**settings)
+    factory = SessionFactory(lambda: Toy(Session(), broker, clock, chosen), "toy", Toy.log, broker, chosen)
+    return Server(journal, broker, clock, factory)
+
+
+@pytest.fixture(autouse=True)
+def _only_warnings(logged_errors: Any) -> None:
+    """Nothing here logs errors; the fixture of all tests sees to it."""
+
+
+def test_what_is_published_is_acknowledged_when_it_is_durable() -> None:
+    server = make(auto=False)
+    protocol, transport = server.connect()
+    protocol.dataReceived(b"one\ntwo\n")
+    assert transport.value() == b""
+    server.journal.commit()
+    assert transport.value() == b"ok one\nok two\n"
+    (run, _) = server.journal.read("s", 1, 100)
+    assert run.producer == "10.0.0.1:5000"
+
+
+def test_it_is_half_closeable() -> None:
+    server = make()
+    protocol, _ = server.connect()
+    assert verifyObject(IHalfCloseableProtocol, protocol)
+
+
+def test_a_peer_that_has_finished_sending_gets_its_acknowledgement_before_we_close() -> None:
+    server = make(auto=False)
+    protocol, transport = server.connect()
+    protocol.dataReceived(b"last words\n")
+    protocol.readConnectionLost()
+    assert not transport.disconnecting
+    server.journal.commit()
+    assert transport.value() == b"ok last words\n"
+    assert transport.disconnecting
+    protocol.writeConnectionLost()
+
+
+def test_an_offence_costs_its_sender_the_connection_and_nobody_else_anything() -> None:
+    server = make(auto=False)
+    rude, rude_transport = server.connect()
+    kind, kind_transport = server.connect(port=5001)
+    rude.dataReceived(b"before\n!\nafter\n")
+    kind.dataReceived(b"hello\n")
+    assert not rude_transport.disconnecting, "what it published before is still to be acknowledged"
+    server.journal.commit()
+    assert rude_transport.value() == b"ok before\n"
+    assert rude_transport.disconnecting
+    assert kind_transport.value() == b"ok hello\n"
+    assert not kind_transport.disconnecting
+    assert server.count("rude") == 1
+    assert [bytes(p) for run in server.journal.read("s", 1, 100) for p in run.payloads()] == [b"before", b"hello"]
+    rude.dataReceived(b"more\n")
+    assert server.journal.bounds("s") == (1, 2), "nothing more is taken"
+
+
+class TestLimits:
+    def test_connections(self) -> None:
+        server = make(max_connections=2)
+        first, _ = server.connect("10.0.0.1")
+        server.connect("10.0.0.2")
+        assert server.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 1)) is None
+        assert server.count("too-many-connections") == 1
+        server.lose(first)
+        server.connect("10.0.0.3")
+
+    def test_connections_from_one_host(self) -> None:
+        server = make(max_per_host=2)
+        first, _ = server.connect()
+        server.connect()
+        assert server.factory.buildProtocol(IPv4Address("TCP", "10.0.0.1", 1)) is None
+        assert server.count("too-many-connections-from-one-host") == 1
+        server.connect("10.0.0.2")
+        server.lose(first)
+        server.connect()
+
+    def test_a_frame_has_to_come_in_whole_in_time(self) -> None:
+        server = make(frame_timeout=30.0)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"tric")
+        for _ in range(6):
+            assert not transport.disconnecting
+            server.clock.advance(4.9)
+            protocol.dataReceived(b"k")
+        server.clock.advance(1)
+        assert transport.disconnecting
+        assert server.count("frame-timeout") == 1
+
+    def test_a_frame_that_makes_progress_is_no_old_one(self) -> None:
+        server = make(frame_timeout=30.0)
+        protocol, transport = server.connect()
+        for _ in range(20):
+            protocol.dataReceived(b"rest of a line\nbegin")
+            server.clock.advance(20)
+        assert not transport.disconnecting
+        protocol.dataReceived(b"\n")
+        server.clock.advance(1000)
+        assert not transport.disconnecting, "between frames there is no deadline"
+
+    def test_a_large_frame_has_more_time(self) -> None:
+        server = make(frame_timeout=30.0)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"#6553600\n")
+        server.clock.advance(31)
+        server.clock.advance(98)
+        assert not transport.disconnecting, "100 s at the slowest rate"
+        server.clock.advance(2)
+        assert transport.disconnecting
+
+    def test_while_we_do_not_read_the_deadline_waits(self) -> None:
+        server = make(budget=Budget(limit=100), frame_timeout=30.0)
+        big, _ = server.connect()
+        big.dataReceived(b"#90\n")
+        waiting, transport = server.connect(port=5001)
+        waiting.dataReceived(b"#50\n")
+        assert transport.producerState == "paused"
+        server.clock.advance(29)
+        big.dataReceived(b"\n")
+        assert transport.producerState == "producing"
+        server.clock.advance(20)
+        assert not transport.disconnecting
+
+
+class TestSlowReaders:
+    def test_a_reader_that_does_not_read_is_given_up(self) -> None:
+        server = make(stall_timeout=30.0)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"?\n")
+        protocol.pauseProducing()
+        server.clock.advance(29)
+        assert not transport.aborted
+        server.clock.advance(2)
+        assert transport.aborted
+        assert server.count("stalled-reader") == 1
+
+    def test_a_reader_that_reads_in_time_stays(self) -> None:
+        server = make(stall_timeout=30.0)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"?\n")
+        for _ in range(5):
+            protocol.pauseProducing()
+            server.clock.advance(29)
+            protocol.resumeProducing()
+        server.clock.advance(100)
+        assert not transport.disconnecting
+
+    def test_nothing_is_delivered_while_it_does_not_read(self) -> None:
+        server = make()
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"?\n")
+        server.clock.advance(0)
+        protocol.pauseProducing()
+        other, _ = server.connect(port=5001)
+        for i in range(100):
+            other.dataReceived(b"%d\n" % i)
+        server.clock.advance(1)
+        assert transport.value() == b""
+        protocol.resumeProducing()
+        server.clock.advance(0)
+        assert transport.value() == b"".join(b"%d\n" % i for i in range(100))
+
+    def test_a_peer_that_asks_and_does_not_read_is_not_answered_for_ever(self) -> None:
+        server = make()
+        protocol, transport = server.connect()
+        protocol.pauseProducing()
+        for _ in range(MOST_UNREAD // 60_000 + 2):
+            protocol.dataReceived(b"echo" + b"x" * 60_000 + b"\n")
+        assert transport.disconnecting
+        assert server.count("answers-unread") == 1
+        assert len(transport.value()) < MOST_UNREAD + 100_000
+
+
+class TestBudget:
+    def test_publishing_pauses_its_own_transport(self) -> None:
+        server = make(auto=False, budget=Budget(each=1000))
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"x" * 1000 + b"\n")
+        assert transport.producerState == "paused"
+        server.journal.commit()
+        assert transport.producerState == "producing"
+
+    def test_a_lost_connection_gives_back_what_it_announced(self) -> None:
+        server = make(budget=Budget(limit=100))
+        protocol, _ = server.connect()
+        protocol.dataReceived(b"#90\n")
+        assert server.broker.budget.used == 90
+        server.lose(protocol)
+        assert server.broker.budget.used == 0
+
+
+class TestClosing:
+    def test_a_full_disk_closes_publishers_after_a_while(self) -> None:
+        server = make(auto=False)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"no room for this\n")
+        server.journal.enter(JournalState.READ_ONLY, "full")
+        protocol.dataReceived(b"nor this\n")
+        server.clock.advance(FULL_GRACE - 1)
+        assert not transport.disconnecting, "else it would be back at once"
+        server.clock.advance(2)
+        assert transport.disconnecting
+        assert transport.value() == b""
+        assert server.count("ReadOnly") == 1
+
+    def test_stopping_does_not_wait_for_that(self) -> None:
+        server = make()
+        protocol, transport = server.connect()
+        server.journal.enter(JournalState.READ_ONLY, "full")
+        protocol.dataReceived(b"no room\n")
+        drained = server.factory.drain()
+        assert transport.disconnecting
+        server.lose(protocol)
+        assert drained.called
+
+    def test_a_refusal_closes_and_nothing_after_it_is_taken(self) -> None:
+        server = make()
+        server.broker.restrict("s", 3)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"abc\nabcd\nxyz\n")
+        assert transport.value() == b"ok abc\n"
+        assert transport.disconnecting
+        assert server.journal.bounds("s") == (1, 1)
+        assert server.count("PayloadTooLarge") == 1
+
+    def test_draining_waits_for_acknowledgements(self) -> None:
+        server = make(auto=False)
+        busy, busy_transport = server.connect()
+        idle, idle_transport = server.connect(port=5001)
+        busy.dataReceived(b"under way\n")
+        drained = server.factory.drain()
+        assert idle_transport.disconnecting
+        assert not busy_transport.disconnecting
+        server.journal.commit()
+        assert busy_transport.value() == b"ok under way\n"
+        assert busy_transport.disconnecting
+        assert not drained.called
+        server.lose(idle)
+        server.lose(busy)
+        assert drained.called
+
+    def test_who_does_not_let_go_is_cut_off(self) -> None:
+        server = make()
+        _, transport = server.connect()
+        server.factory.drain()
+        server.clock.advance(LINGER + 1)
+        assert transport.aborted
+
+    def test_a_producer_is_not_left_registered(self) -> None:
+        server = make()
+        protocol, transport = server.connect()
+        assert transport.producer is protocol
+        protocol.finish()
+        assert transport.producer is None, "else loseConnection would wait for it for ever"
+
+    def test_nothing_is_left_when_the_connection_is_lost(self) -> None:
+        server = make(auto=False)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"?\nmessage\npartial")
+        protocol.pauseProducing()
+        server.lose(protocol)
+        assert [call for call in server.clock.getDelayedCalls() if call.getTime() > 0] == []
+        server.journal.commit()
+        server.clock.advance(0)
+        assert transport.value() == b""
+        assert server.broker.budget.used == 0
+
+
+def test_an_endpoint_that_is_none() -> None:
+    server = make()
+    for endpoint in ("nonsense:1", "tcp", "tcp:http:x=y", "ssl:1"):
+        with pytest.raises(ConfigError, match="is not an endpoint"):
+            TCPService(server.clock, "toy", endpoint, server.factory)
