@@ -29,7 +29,6 @@ from fyrehose.protocols.backbone.client_session import (
     Confirmed,
     Event,
     Found,
-    Ignored,
     Options,
     Records,
     Unconfirmed,
@@ -203,8 +202,7 @@ class BackboneClient:
     # What the port calls.
 
     def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
-        if self._session is not None and not self._closed:
-            self._handle(self._session.receive_datagrams(data, segment, source, self.reactor.seconds()))
+        self._handle(self._running().receive_datagrams(data, segment, source, self.reactor.seconds()))
 
     def turn_over(self) -> None:
         self._flush()
@@ -251,13 +249,10 @@ class BackboneClient:
 
     def _tick(self) -> None:
         self._timer = None
-        session = self._session
-        if session is None or self._closed:
-            return
         if self._congested:
             self._arm(0.005)
             return
-        self._handle(session.tick(self.reactor.seconds()))
+        self._handle(self._running().tick(self.reactor.seconds()))
         self._flush()
 
     def _flush(self) -> None:
@@ -312,7 +307,7 @@ class BackboneClient:
             self.on_alive(True)
         elif isinstance(event, BackboneLost):
             self._gone()
-        elif isinstance(event, Ignored):
+        else:
             self.ignored[event.cause] = self.ignored.get(event.cause, 0) + 1
 
     def _gone(self) -> None:

@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IBroker, IProtocolKit
-from fyrehose.protocols.backbone.frames import Address
+from fyrehose.protocols.backbone.frames import MAX_DATA, Address
 from fyrehose.protocols.backbone.server import KIT, BackboneServer
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.udp import UDPPort, is_local
@@ -54,6 +54,8 @@ class BackboneService(Service):
         self._settings = settings
         self._random = random
         self._server: BackboneServer | None = None
+        # Now, and not when it starts: other doors may be open before this one is.
+        broker.restrict(settings.stream, MAX_DATA)
 
     def startService(self) -> Deferred[UDPPort]:
         """Bind; fires with the port, or fails with what keeps it from listening."""

@@ -22,7 +22,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.protocols.backbone.frames import MAX_DATA, Address
+from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.replays import Replays
 from fyrehose.protocols.backbone.session import Dropped, Pushed, Replay, ServerSession
 from fyrehose.protocols.backbone.settings import Settings
@@ -98,7 +98,6 @@ class BackboneServer:
         self._replaying: IDelayedCall | None = None
         self._stopped: Deferred[None] | None = None
         self._deadline: IDelayedCall | None = None
-        broker.restrict(settings.stream, MAX_DATA)
 
     def start(self, port: Port) -> None:
         """Serve at ``port``, which is bound."""
@@ -307,8 +306,7 @@ class BackboneServer:
 
     def _stop_now(self) -> None:
         stopped, self._stopped = self._stopped, None
-        if stopped is None:
-            return
+        assert stopped is not None
         for timer in (self._deadline, self._replaying):
             if timer is not None and timer.active():
                 timer.cancel()

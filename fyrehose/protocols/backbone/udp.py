@@ -280,8 +280,7 @@ class UDPPort:
             self._owner.congested()
         elif self._congested and not self._queue:
             self._congested = False
-            if self._socket is not None:
-                self._reactor.removeWriter(self)
+            self._reactor.removeWriter(self)
             self._owner.relieved()
 
     def _send_some(self, made: socket.socket, train: Train, destination: Address, sent: int) -> int:
@@ -336,10 +335,9 @@ class UDPPort:
         self._counters.refuse(log, self._kit, cause, "{}:{}".format(*destination))
 
     def _no_batching(self, error: OSError) -> None:
-        if self._batching:
-            self._batching = False
-            log.info(
-                "{kit}: the kernel refuses to batch datagrams ({error}): they go and come one by one",
-                kit=self._kit,
-                error=str(error),
-            )
+        self._batching = False
+        log.info(
+            "{kit}: the kernel refuses to batch datagrams ({error}): they go and come one by one",
+            kit=self._kit,
+            error=str(error),
+        )

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from fyrehose.broker import Broker
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import Options
-from fyrehose.protocols.backbone.frames import Address, Frame, decode
+from fyrehose.protocols.backbone.frames import MAX_DATA, Address, Frame, decode
 from fyrehose.protocols.backbone.server import BackboneServer
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.trains import Train
@@ -141,6 +141,7 @@ class World:
         self.broker = Broker(self.clock, self.journal, Sequencer(), **self.journal_settings)
         self.broker.open()
         self.broker.counters.seconds = self.clock.seconds
+        self.broker.restrict(self.settings.stream, MAX_DATA)
         self.server = BackboneServer(self.clock, self.broker, self.settings, Random(3), lambda host: False)
         self.port = SimPort(self.network, self.server, self.address)
         self.port.listen()

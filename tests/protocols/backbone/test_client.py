@@ -240,6 +240,20 @@ def test_closing_from_within_a_callback(make_world: Make) -> None:
     assert world.network.ports.keys() == {world.address}
 
 
+def test_closing_when_the_window_has_room(make_world: Make) -> None:
+    world = make_world(auto=False)
+    client = connected(world, world.client(1, window=1))
+    published = client.publish(b"x")
+    ready, other = client.ready(), client.ready()
+    ready.addCallback(lambda _: client.close())
+    world.run(0.1)
+    world.journal.commit()
+    world.run(0.1)
+    assert outcome(published) == 1
+    assert isinstance(outcome(other), Closed)
+    assert world.network.ports.keys() == {world.address}
+
+
 def test_a_congested_port_holds_pushes_back(make_world: Make) -> None:
     world = make_world()
     client = connected(world, world.client(1))
@@ -288,7 +302,8 @@ def test_names_are_resolved_and_a_client_connects_once(make_world: Make) -> None
         world.network.log.clear()
 
 
-def test_a_client_that_was_closed_while_its_name_was_looked_up(make_world: Make) -> None:
+@pytest.mark.parametrize("answer", ["10.0.0.1", OSError("no such name")])
+def test_a_client_that_was_closed_while_its_name_was_looked_up(make_world: Make, answer: Any) -> None:
     world = make_world()
     found: Deferred[str] = Deferred()
 
@@ -299,7 +314,7 @@ def test_a_client_that_was_closed_while_its_name_was_looked_up(make_world: Make)
     client = BackboneClient(Resolving(), "slow.example", 2323, open_port=world.network.open)
     done = client.connect()
     client.close()
-    found.callback("10.0.0.1")
+    found.callback(answer) if isinstance(answer, str) else found.errback(answer)
     assert isinstance(outcome(done), Closed)
     assert world.network.log == []
 

@@ -16,8 +16,10 @@ from fyrehose.broker import Broker
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
 from fyrehose.protocols.backbone import udp
+from fyrehose.protocols.backbone.frames import MAX_DATA
 from fyrehose.protocols.backbone.kit import kit, parse_endpoint
 from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
@@ -94,6 +96,15 @@ def test_threat_it_does_not_listen_beyond_loopback_unless_somebody_is_allowed(en
     with pytest.raises(ConfigError, match=r"say who may with --option backbone\.allow"):
         kit.make_service(SilentReactor(), broker, endpoint, Settings())
     kit.make_service(SilentReactor(), broker, endpoint, Settings(allow=(ip_network("192.0.2.0/24"),)))
+
+
+def test_another_door_cannot_publish_what_no_datagram_holds(broker: Broker) -> None:
+    kit.make_service(SilentReactor(), broker, kit.default_endpoint, Settings(stream="news"))
+    failures: list[Any] = []
+    broker.publish([Run.of("news", [bytes(MAX_DATA + 1)], source="figg")]).addErrback(failures.append)
+    assert "takes payloads of 65498 bytes" in str(failures[0].value)
+    broker.publish([Run.of("news", [bytes(MAX_DATA)], source="figg")])
+    assert broker.bounds("news") == (1, 1)
 
 
 def test_it_listens_when_it_starts_and_lets_go_when_it_stops(broker: Broker) -> None:

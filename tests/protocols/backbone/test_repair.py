@@ -123,6 +123,14 @@ def test_more_gaps_than_requests_share_requests() -> None:
     assert repair._grouped([Gap(1, 1, 0.0)], 0) == []
 
 
+def test_a_gap_that_a_request_cannot_reach_has_its_turn_later() -> None:
+    order = Repair(0, reorder=0.0, probe=1e9)
+    feed(order, (9_000, 9_000), (20_000, 20_000), (30_000, 30_000))
+    assert order.due(0.0, 1) == [(1, 29_999)]
+    assert order.due(0.0, 1) == [(20_001, 29_999)]
+    assert order.due(0.0, 1) == []
+
+
 def test_the_end_is_asked_for_when_it_is_quiet() -> None:
     order = Repair(probe=1.0)
     assert order.next_due() is None

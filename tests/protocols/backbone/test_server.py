@@ -85,15 +85,6 @@ def test_what_came_by_another_door_is_delivered(make_world: Make) -> None:
     assert delivers(world.network.sent_to(CLIENT)) == [(1, b"a"), (2, b"b")]
 
 
-def test_another_door_cannot_publish_what_no_datagram_holds(make_world: Make) -> None:
-    world = make_world()
-    failures: list[Any] = []
-    world.broker.publish([Run.of("backbone", [bytes(MAX_DATA + 1)], source="figg")]).addErrback(failures.append)
-    assert "takes payloads of 65498 bytes" in str(failures[0].value)
-    world.broker.publish([Run.of("backbone", [bytes(MAX_DATA)], source="figg")])
-    assert world.broker.bounds("backbone") == (1, 1)
-
-
 def test_no_packet_to_a_client_that_was_silent_for_more_than_five_seconds(make_world: Make) -> None:
     world = make_world()
     world.send(keep_alive())
@@ -302,7 +293,35 @@ def test_a_congested_port_pauses_the_subscription_and_replays_and_loses_nothing(
     )
 
 
+def test_replays_stop_as_soon_as_the_port_is_congested(make_world: Make) -> None:
+    world = make_world()
+    world.send(Push(data=b"1"), Push(data=b"2"))
+    for client in (CLIENT, OTHER):
+        request = Request(address=client, first=1, last=2).encode()
+        world.server.datagrams_received(memoryview(request), len(request), client)
+    world.port.full = True
+    world.run(0.1)
+    assert world.port.waiting == 1
+    world.port.relieve()
+    world.run(0.1)
+    for client in (CLIENT, OTHER):
+        assert delivers(world.network.sent_to(client)) == [(1, b"1"), (2, b"2")]
+
+
 # Stopping.
+
+
+def test_stopping_waits_for_a_delivery_that_has_not_had_its_turn(make_world: Make) -> None:
+    world = make_world()
+    world.send(keep_alive())
+    world.server._subscription.pauseProducing()
+    world.send(Push(data=b"x"))
+    stopped = world.server.stop()
+    assert not stopped.called
+    world.server._subscription.resumeProducing()
+    world.clock.advance(0)
+    assert stopped.called
+    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"x")]
 
 
 def test_stopping_waits_for_what_was_accepted(make_world: Make) -> None:

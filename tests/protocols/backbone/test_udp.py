@@ -342,7 +342,8 @@ def drops(n: int) -> tuple[int, int, bytes]:
 
 def test_what_comes_in_is_handed_over_with_its_segment() -> None:
     bench = Bench()
-    bench.socket.incoming = [(b"abcabc", [gro(3)], THERE), (b"abcd", [], AWAY), (b"", [], AWAY)]
+    other = (socket.SOL_IP, 1, b"1234")
+    bench.socket.incoming = [(b"abcabc", [other, gro(3)], THERE), (b"abcd", [], AWAY), (b"", [], AWAY)]
     bench.port.doRead()
     assert bench.owner.received == [(b"abcabc", 3, THERE), (b"abcd", 4, AWAY), (b"", 1, AWAY)]
     assert bench.owner.turns == 1

@@ -1,0 +1,114 @@
+"""The backbone's ends of ``fyrehose publish`` and ``fyrehose tail``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from zope.interface.verify import verifyObject
+
+from fyrehose.errors import ConfigError
+from fyrehose.interfaces import IClients, ITailer
+from fyrehose.protocols.backbone import cli
+from fyrehose.protocols.backbone.client import BackboneClient
+from fyrehose.protocols.backbone.frames import Push
+from fyrehose.records import Run
+
+
+@pytest.fixture
+def world(make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server; whatever the module makes is a client on its network."""
+    world = make_world()
+    made = partial(BackboneClient, bind=("10.0.1.1", 5000), open_port=world.network.open)
+    monkeypatch.setattr(cli, "BackboneClient", made)
+    return world
+
+
+class Reader:
+    def __init__(self, world: Any, after: int | None) -> None:
+        self.payloads: list[bytes] = []
+        self.lost: list[tuple[int, int]] = []
+        self.tailer = cli.tailer(world.clock, *world.address, None, after, self.take, self.lose)
+
+    def take(self, run: Run) -> None:
+        self.payloads += map(bytes, run.payloads())
+
+    def lose(self, first: int, last: int) -> None:
+        self.lost.append((first, last))
+
+
+def fired(deferred: Deferred[Any]) -> bool:
+    """Whether it has; a failure is none."""
+    if deferred.called:
+        deferred.addErrback(lambda why: pytest.fail(str(why.value)))
+    return deferred.called
+
+
+def test_the_module_is_what_the_command_line_wants(world: Any) -> None:
+    assert verifyObject(IClients, cli)
+    assert verifyObject(ITailer, Reader(world, None).tailer)
+    assert cli.default_port == 2323
+
+
+def test_publish(world: Any) -> None:
+    publisher = cli.publisher(world.clock, *world.address, None, 5)
+    connected = publisher.connect()
+    world.run(0.1)
+    assert fired(connected)
+    published = [publisher.publish(b"%d" % i) for i in range(10)]
+    world.run(0.5)
+    assert all(map(fired, published))
+    assert world.payloads() == [b"%d" % i for i in range(10)]
+    assert fired(publisher.close())
+
+
+def test_tail_from_the_start_with_a_pause(world: Any) -> None:
+    world.send(Push(data=b"1"), Push(data=b"2"))
+    reader = Reader(world, 0)
+    assert not reader.tailer.connect().called
+    world.run(1)
+    assert reader.payloads == [b"1", b"2"]
+    reader.tailer.pause()
+    reader.tailer.pause()
+    world.send(Push(data=b"3"))
+    world.run(1)
+    assert reader.payloads == [b"1", b"2"]
+    reader.tailer.resume()
+    world.send(Push(data=b"4"))
+    world.run(2)
+    assert reader.payloads == [b"1", b"2", b"3", b"4"]
+    assert fired(reader.tailer.close())
+    assert reader.lost == []
+
+
+def test_a_tail_that_paused_before_anything_came_begins_where_it_was_told(world: Any) -> None:
+    world.send(Push(data=b"1"))
+    reader = Reader(world, 0)
+    reader.tailer.connect().addErrback(lambda why: None)
+    reader.tailer.pause()
+    assert fired(reader.tailer.close())
+    reader.tailer.resume()
+    world.run(1)
+    assert reader.payloads == [b"1"]
+    reader.tailer.close()
+
+
+def test_a_server_that_has_gone_while_the_tail_paused(world: Any, logged_errors: Any) -> None:
+    reader = Reader(world, None)
+    reader.tailer.connect()
+    world.run(0.1)
+    reader.tailer.pause()
+    world.server.stop()
+    reader.tailer.resume()
+    world.run(6)
+    assert "no backbone" in logged_errors.take()[0]["why"]
+
+
+@pytest.mark.parametrize("make", [cli.publisher, partial(cli.tailer, after=0, take=print, lost=print)])
+def test_the_stream_is_the_servers_to_name(make: Any) -> None:
+    settings = {"window": 1} if make is cli.publisher else {}
+    with pytest.raises(ConfigError, match="leave --stream out"):
+        make(None, "127.0.0.1", 2323, "news", **settings)
