@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
+TWISTD = Path(sys.executable).with_name("twistd")
 LINES = "lines.kit=tcp:0:interface=127.0.0.1"
 
 
@@ -63,6 +65,11 @@ def test_a_start_says_what_listens_where_and_a_stop_is_a_success(start: Any) -> 
     assert server.errors == ""
     assert "stopping: SIGTERM" in server.log
     assert not server.directory.joinpath("twistd.pid").exists()
+
+
+def test_twistd_finds_it_wherever_it_is_called(tmp_path: Path) -> None:
+    said = subprocess.run([TWISTD, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "fyrehose         A messaging server: many doors, one durable journal." in said.stdout
 
 
 def test_without_a_word_every_kit_is_served(start: Any, tmp_path: Path) -> None:

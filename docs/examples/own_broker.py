@@ -1,0 +1,84 @@
+"""Depth two, our shell and your broker: Figg clients talk to a program that keeps messages its own way.
+
+    twistd -ny docs/examples/own_broker.py
+
+This one keeps the last messages of each stream in memory, and nothing on disk: ``publish`` promises no more than that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from twisted.application.service import Application, IService
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, succeed
+from zope.interface import implementer
+
+from fyrehose.counters import Counters
+from fyrehose.fanout import Cursor, Fanout
+from fyrehose.flow import Budget
+from fyrehose.interfaces import IBroker, ISink
+from fyrehose.protocols.figg.server import Settings, make_factory
+from fyrehose.records import Run
+from fyrehose.tcp import TCPService
+
+
+@implementer(IBroker)
+@attrs.define(eq=False)
+class LastMessages:
+    """The last ``keep`` runs of each stream.
+
+    :ivar clock: gives the reactor its turn while much is delivered
+    """
+
+    clock: Any
+    keep: int = 1000
+    counters: Counters = attrs.field(factory=Counters)
+    budget: Budget = attrs.field(factory=Budget)
+    _streams: dict[str, deque[Run]] = attrs.field(factory=dict, init=False)
+    _fanout: Fanout = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._fanout = Fanout(self.clock, self.read)
+
+    def publish(self, runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
+        firsts = []
+        for run in runs:
+            first = self.bounds(run.stream)[1] + 1
+            firsts.append(first)
+            kept = self._streams.setdefault(run.stream, deque(maxlen=self.keep))
+            kept.append(run.numbered(first, int(self.clock.seconds() * 1_000_000)))
+        self._fanout.durable({run.stream for run in runs})
+        return succeed(tuple(firsts))
+
+    def subscribe(self, stream: str, after: int | None, sink: ISink) -> Cursor:
+        oldest, last = self.bounds(stream)
+        position = last if after is None else min(max(after, oldest - 1), last)
+        return Cursor(stream, position, sink, self._fanout)
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        runs = self._streams.get(stream)
+        return (runs[0].first_seq, runs[-1].last_seq) if runs else (1, 0)
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        for run in self._streams.get(stream, ()):
+            if run.last_seq >= start:
+                rest = run.slice(max(0, start - run.first_seq), len(run))
+                return (rest.slice(0, rest.fitting(max_bytes)),)
+        return ()
+
+    def restrict(self, stream: str, max_payload: int) -> None:
+        raise NotImplementedError("no kit that this program uses asks for it")
+
+
+def make_service(reactor: Any, endpoint: str) -> TCPService:
+    """Figg at ``endpoint``."""
+    factory = make_factory(LastMessages(reactor), reactor, Settings(max_connections=100))
+    return TCPService(reactor, "figg", endpoint, factory)
+
+
+application = Application("last messages")
+make_service(reactor, "tcp:8119:interface=127.0.0.1").setServiceParent(IService(application))

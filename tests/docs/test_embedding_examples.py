@@ -1,0 +1,130 @@
+"""The programs of docs/embedding.md do what the page says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint
+from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
+from zope.interface.verify import verifyObject
+
+from fyrehose.interfaces import IBroker, ISink
+from fyrehose.protocols.figg.client import FiggClient
+from fyrehose.protocols.figg.session import FiggClientSession
+from fyrehose.records import Run
+from fyrehose.service import Fyrehose
+from fyrehose.testing import MemoryJournal, RecordingSink, every_chunking
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Imports an example by its name."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    imported: list[str] = []
+
+    def load(name: str) -> Any:
+        imported.append(name)
+        return import_module(name)
+
+    yield load
+    for name in imported:
+        del sys.modules[name]
+
+
+def figg(*messages: bytes, topic: str = "t") -> bytes:
+    session = FiggClientSession()
+    run = Run.of(topic, messages, source="test")
+    session.send_publish(topic, 1, run.lengths, run.payload)
+    return b"".join(session.data_to_send())
+
+
+def test_a_codec_alone(example: Any) -> None:
+    codec = example("codec")
+    data = figg(b"one", b"", b"two") + figg(b"three", topic="u")
+    for chunks in every_chunking(data, sizes=(1, 7, 64)):
+        assert list(codec.published(chunks)) == [("t", b"one"), ("t", b""), ("t", b"two"), ("u", b"three")]
+
+
+def test_a_codec_and_a_peer_that_breaks_the_protocol(example: Any) -> None:
+    published = example("codec").published([figg(b"one") + b"\xff" * 20])
+    assert next(published) == ("t", b"one")
+    with pytest.raises(ValueError, match="-"):
+        next(published)
+
+
+def test_a_broker_of_ones_own(example: Any) -> None:
+    broker = example("own_broker").LastMessages(Clock(), keep=2)
+    assert verifyObject(IBroker, broker)
+    for n in range(4):
+        broker.publish([Run.of("s", [b"%d" % n], source="test")])
+    assert broker.bounds("s") == (3, 4)
+    sink = RecordingSink()
+    broker.subscribe("s", 0, sink).resumeProducing()
+    broker.clock.advance(0)
+    assert sink.payloads == [b"2", b"3"]
+    assert broker.bounds("none") == (1, 0)
+
+
+@pytest.mark.live
+@pytest_twisted.ensureDeferred
+async def test_a_broker_of_ones_own_behind_figg(example: Any) -> None:
+    service = example("own_broker").make_service(reactor, "tcp:0:interface=127.0.0.1")
+    port = await service.startService()
+    client = FiggClient(reactor, TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port))
+    got: Deferred[bytes] = Deferred()
+    client.subscribe("t", lambda data: got.callback(bytes(data.payload)), 0)
+    await client.connect()
+    await client.publish("t", b"hello")
+    assert await got == b"hello"
+    await client.close()
+    await service.stopService()
+
+
+class Shop:
+    """The shop of the example, over a journal in memory."""
+
+    def __init__(self, module: Any, journal: MemoryJournal) -> None:
+        self.journal, self.reactor = journal, MemoryReactorClock()
+        self.fyrehose: Fyrehose = module.make_service(self.reactor, journal, "tcp:8119:interface=127.0.0.1")
+        self.fyrehose.startService()
+        self.reactor.advance(0)
+
+    def sells(self, *orders: bytes) -> None:
+        self.fyrehose.broker.publish([Run.of("orders", orders, source="test")])
+        self.journal.commit()
+        self.reactor.advance(0)
+        self.journal.commit()
+        self.reactor.advance(0)
+
+    def says(self) -> dict[str, int]:
+        run = self.fyrehose.broker.read("totals", self.fyrehose.broker.bounds("totals")[1], 1)[0]
+        said: dict[str, int] = json.loads(bytes(run.payload))
+        return said
+
+
+def test_the_whole_pipeline(example: Any, log_lines: list[str]) -> None:
+    module = example("application")
+    shop = Shop(module, MemoryJournal(auto=False))
+    assert verifyObject(ISink, module.Shop(shop.fyrehose.broker))
+    assert shop.reactor.tcpServers[0][0] == 8119
+    shop.sells(b"250", b"199")
+    shop.sells(b"free", b"1")
+    assert shop.says() == {"total": 450, "orders": 4}
+    assert "no order: b'free'" in log_lines
+    assert shop.fyrehose.stopService().called
+    again = Shop(module, shop.journal)
+    again.sells(b"50")
+    assert again.says() == {"total": 500, "orders": 5}
+    assert again.fyrehose.stopService().called
