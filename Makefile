@@ -24,7 +24,8 @@ $(BIN)/python:
 # A kernel that does not compile any more must not be served by its last build.
 .venv/run.stamp: $(BIN)/python $(PACKAGING) $(KERNELS)
 	@rm -f fyrehose/kernels/native/*.so
-	$(BIN)/python -m pip install --quiet --editable .
+	@# The event bus needs pyzmq; where there is none for this machine, everything else is served.
+	$(BIN)/python -m pip install --quiet --editable '.[eventbus]' || $(BIN)/python -m pip install --quiet --editable .
 	@$(BIN)/python -m fyrehose.kernels
 	@touch $@
 
