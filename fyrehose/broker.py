@@ -27,7 +27,10 @@ from fyrehose.interfaces import (
     ISubscription,
     JournalState,
 )
-from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
+
+#: No server may be told to hold more: a segment begins with all their numbers, in one batch.
+MAX_STREAMS = 200_000
 
 
 @implementer(IBroker, IJournalObserver)
@@ -45,7 +48,7 @@ class Broker:
     sequencer: ISequencer
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
-    max_streams: int = attrs.field(default=100_000, kw_only=True)
+    max_streams: int = attrs.field(default=100_000, kw_only=True, validator=attrs.validators.le(MAX_STREAMS))
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
     _fanout: Fanout = attrs.field(init=False)
     _largest: dict[str, int] = attrs.field(factory=dict, init=False)
@@ -60,6 +63,7 @@ class Broker:
 
     def _opened(self, ends: Mapping[str, int]) -> Mapping[str, int]:
         self.sequencer.restore(ends, self.journal.floor)
+        self._fanout = Fanout(self.clock, self.journal.read)
         self._largest = {stream: self._restricted.get(stream, MAX_PAYLOAD) for stream in ends}
         return ends
 
@@ -72,12 +76,19 @@ class Broker:
         return result
 
     def publish(self, runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
+        new: list[str] = []
         try:
-            for run in runs:
-                self._check(run)
             self._check_open()
+            for run in runs:
+                self._check(run, new)
+            if (room := sum(run.room for run in runs)) > MAX_PUBLISH:
+                raise PayloadTooLarge(
+                    f"{room} bytes at once are too many, {MAX_PUBLISH} are the most: publish less at a time"
+                )
             firsts = self.sequencer.reserve([(run.stream, len(run)) for run in runs])
         except PublishError as refusal:
+            for stream in new:
+                del self._largest[stream]
             return fail(refusal)
         durable: Deferred[None] = self.journal.append(runs, firsts)
         return durable.addCallback(lambda _: firsts)
@@ -104,8 +115,10 @@ class Broker:
         self._fanout.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        # What was appended and not durable has failed: its numbers were never seen outside.
-        self.sequencer.restore(self.journal.ends(), self.journal.floor)
+        # What was appended and not durable has failed: its numbers were never seen outside, nor its streams made.
+        ends = self.journal.ends()
+        self.sequencer.restore(ends, self.journal.floor)
+        self._largest = {stream: largest for stream, largest in self._largest.items() if stream in ends}
         self.watch(state, reason)
 
     def _check_open(self) -> None:
@@ -115,10 +128,11 @@ class Broker:
         if state is not JournalState.WRITABLE:
             raise Closed(f"the journal is {state.value}")
 
-    def _check(self, run: Run) -> None:
+    def _check(self, run: Run, new: list[str]) -> None:
         largest = self._largest.get(run.stream)
         if largest is None:
             largest = self._admit(run.stream)
+            new.append(run.stream)
         if len(run.payload) > largest and max(run.sizes) > largest:
             raise PayloadTooLarge(
                 f"stream {run.stream!r} takes payloads of {largest} bytes at the most, not {max(run.sizes)}"

@@ -26,6 +26,7 @@ from typing import Any
 import attrs
 
 from fyrehose import kits
+from fyrehose.broker import MAX_STREAMS
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
 from fyrehose.journal.settings import JournalSettings
@@ -37,11 +38,18 @@ SCOPES = ("journal", "server")
 Options = dict[str, dict[str, Any]]
 
 
+def _streams(text: str) -> int:
+    number = count(text)
+    if not 1 <= number <= MAX_STREAMS:
+        raise ValueError(f"a number from 1 to {MAX_STREAMS}")
+    return number
+
+
 @attrs.frozen(kw_only=True)
 class ServerSettings:
     """What concerns all doors together."""
 
-    max_streams: int = option(100_000, count, "streams that the server may hold")
+    max_streams: int = option(100_000, _streams, "streams that the server may hold")
     memory: int = option(512 << 20, size, "what all connections may have sent in that is not durable yet")
     memory_per_connection: int = option(8 << 20, size, "the same for one connection, before it is read no further")
 

@@ -30,6 +30,8 @@ TURN = 256 << 10
 ROUND = 4 << 20
 #: What is kept of the latest deliveries, for those who come to the same place a little later, in bytes of payload.
 SHARED = 4 << 20
+#: How many of them: each may keep alive the batch that it is a small part of.
+SHARED_COUNT = 256
 
 
 @implementer(ISubscription)
@@ -73,6 +75,8 @@ class Fanout:
     _next_round: IDelayedCall | None = attrs.field(default=None, init=False)
     _recent: OrderedDict[tuple[str, int], Delivery] = attrs.field(factory=OrderedDict, init=False)
     _recent_size: int = attrs.field(default=0, init=False)
+    #: why there is nothing more to come
+    _ended: Exception | None = attrs.field(default=None, init=False)
 
     def durable(self, streams: Iterable[str]) -> None:
         """These streams grew: whoever waits at their end goes on."""
@@ -84,6 +88,9 @@ class Fanout:
     def ready(self, cursor: Cursor) -> None:
         """``cursor`` wants to go on."""
         if cursor.placed or cursor.stopped:
+            return
+        if self._ended is not None:
+            self._end(cursor, self._ended)
             return
         cursor.placed = True
         self._queue.append(cursor)
@@ -98,7 +105,8 @@ class Fanout:
                 del self._waiting[cursor.stream]
 
     def close(self, reason: Exception) -> None:
-        """Nothing more will be durable: every subscription ends."""
+        """Nothing more will be durable: every subscription ends, one that is paused when it is resumed."""
+        self._ended = reason
         if self._next_round is not None:
             self._next_round.cancel()
             self._next_round = None
@@ -138,6 +146,10 @@ class Fanout:
             log.error("subscriber of stream {stream!r} ended: {damage}", stream=cursor.stream, damage=str(damage))
             self._end(cursor, damage)
             return 0
+        except Exception as failure:  # whatever it is, it is this cursor's alone
+            log.failure("reading stream {stream!r} failed; a subscription to it ends", stream=cursor.stream)
+            self._end(cursor, failure)
+            return 0
         if delivery is None:
             cursor.placed = True
             self._waiting.setdefault(cursor.stream, set()).add(cursor)
@@ -167,7 +179,7 @@ class Fanout:
             return None
         delivery = self._recent[stream, start] = Delivery(runs)
         self._recent_size += delivery.size
-        while self._recent_size > SHARED:
+        while self._recent_size > SHARED or len(self._recent) > SHARED_COUNT:
             self._recent_size -= self._recent.popitem(last=False)[1].size
         return delivery
 

@@ -35,6 +35,12 @@ LAST_SEQ = (1 << 48) - 1
 MAX_NAME = 255
 #: The largest payload of one record, by any door, in bytes.
 MAX_PAYLOAD = 16 << 20
+#: The most that is published at once, in bytes as :attr:`Run.room` counts them.
+MAX_PUBLISH = 60 << 20
+
+#: What a run takes besides its columns and names, in bytes, and a character of a name, if it cannot be encoded.
+_AROUND = 64
+_CHARACTER = 6
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -89,7 +95,20 @@ class Run:
     @property
     def size(self) -> int:
         """What its columns hold, in bytes: what budgets count."""
-        return len(self.payload) + len(self.lengths)
+        size = len(self.payload) + len(self.lengths)
+        for column in (self.producer_seq, self.event_ids, self.event_times):
+            if column is not None and not isinstance(column, int):
+                size += len(column)
+        return size
+
+    @property
+    def room(self) -> int:
+        """What it takes in the journal, in bytes, at the most: its columns, its names, and what goes with them."""
+        names = len(self.stream) + len(self.source)
+        for name in (self.producer, self.topic, self.content_type):
+            if name is not None:
+                names += len(name)
+        return self.size + _AROUND + _CHARACTER * names
 
     @property
     def sizes(self) -> Sequence[int]:

@@ -73,3 +73,49 @@ def test_too_many_streams() -> None:
     broker.publish(drafts(b"a", stream="one"))
     broker.publish(drafts(b"a", stream="two")).addErrback(failure.append)
     assert failure[0].check(TooManyStreams)
+
+
+def refused(deferred) -> Exception:  # type: ignore[no-untyped-def]
+    failures: list = []  # type: ignore[type-arg]
+    deferred.addErrback(failures.append)
+    assert failures, "it should have been refused"
+    return failures[0].value
+
+
+def test_streams_that_were_never_made_are_not_counted() -> None:
+    """Otherwise whoever publishes rubbish, or while the disk is full, would use up all the streams there may be."""
+    broker, journal, _ = make(auto=False, max_streams=3)
+    mixed = [*drafts(b"a", stream="one"), *drafts(b"b", stream="")]
+    assert isinstance(refused(broker.publish(mixed)), InvalidName)
+    waiting = broker.publish(drafts(b"lost", stream="two"))
+    journal.enter(JournalState.READ_ONLY, "full")
+    assert isinstance(refused(waiting), ReadOnly)
+    for i in range(10):
+        assert isinstance(refused(broker.publish(drafts(b"x", stream=f"while full {i}"))), ReadOnly)
+    journal.enter(JournalState.WRITABLE, "room")
+    for name in ("three", "four", "five"):
+        broker.publish(drafts(b"x", stream=name))
+    journal.commit()
+    assert isinstance(refused(broker.publish(drafts(b"x", stream="six"))), TooManyStreams)
+
+
+def test_a_stream_is_still_restricted_after_its_first_publish_failed() -> None:
+    broker, journal, _ = make(auto=False)
+    broker.restrict("s", 3)
+    refused_later = broker.publish(drafts(b"ok"))
+    journal.enter(JournalState.READ_ONLY, "full")
+    refused(refused_later)
+    journal.enter(JournalState.WRITABLE, "room")
+    assert isinstance(refused(broker.publish(drafts(b"toolong"))), PayloadTooLarge)
+
+
+def test_more_at_once_than_a_batch_can_hold_is_refused_before_it_has_numbers() -> None:
+    broker, _, _ = make()
+    runs = drafts(b"x" * (16 << 20)) * 4
+    assert isinstance(refused(broker.publish(runs)), PayloadTooLarge)
+    assert broker.publish(drafts(b"small")).result == (1,)
+
+
+def test_more_streams_than_fit_into_the_beginning_of_a_segment() -> None:
+    with pytest.raises(ValueError, match="200000"):
+        make(max_streams=200_001)

@@ -12,7 +12,7 @@ from zope.interface.verify import verifyObject
 
 from fyrehose.broker import Broker
 from fyrehose.errors import Closed, JournalCorrupt
-from fyrehose.fanout import ROUND, SHARED, TURN, Cursor, Fanout
+from fyrehose.fanout import ROUND, SHARED, SHARED_COUNT, TURN, Cursor, Fanout
 from fyrehose.interfaces import ISubscription
 from fyrehose.records import Delivery, Run
 from fyrehose.sequencer import Sequencer
@@ -335,3 +335,53 @@ def test_whatever_happens_everybody_gets_everything_once_and_in_order(steps: lis
         assert seqs == list(range(start + 1, start + 1 + len(seqs)))
         assert subscription.position == start + len(seqs)
         assert subscription.stopped or subscription.position == last
+
+
+class TestTrouble:
+    """Reading fails for one, and for nobody else."""
+
+    @pytest.mark.parametrize(
+        "error", [OSError(5, "Input/output error"), JournalCorrupt("damaged"), ValueError("a bug")]
+    )
+    def test_acknowledgements_and_other_subscribers_go_on(
+        self, server: Server, logged_errors, error: Exception
+    ) -> None:
+        fine, _ = server.subscribe(stream="fine")
+        bad, _ = server.subscribe(stream="bad")
+        server.settle()
+        read = server.broker._fanout.read
+
+        def fail(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+            if stream == "bad":
+                raise error
+            return read(stream, start, max_bytes)
+
+        server.broker._fanout.read = fail
+        runs = [Run.of(stream, [b"x"], source="test") for stream in ("bad", "fine")]
+        published = server.broker.publish(runs)
+        server.settle()
+        assert published.result == (1, 1)
+        assert fine.payloads == [b"x"]
+        assert bad.reason is error
+        assert logged_errors.take()
+
+
+def test_one_that_was_paused_when_it_closed_is_told_when_it_resumes(server: Server) -> None:
+    sink = RecordingSink()
+    subscription = server.broker.subscribe("s", 0, sink)
+    server.publish(b"x")
+    server.broker.close()
+    assert sink.reason is None
+    subscription.resumeProducing()
+    assert isinstance(sink.reason, Closed)
+    assert not sink.deliveries
+    assert not server.clock.getDelayedCalls()
+
+
+def test_small_deliveries_do_not_pile_up(server: Server) -> None:
+    for i in range(1000):
+        server.publish(b"x", stream=f"s{i}")
+        server.subscribe(0, stream=f"s{i}")
+        server.settle()
+    assert len(server.broker._fanout._recent) <= SHARED_COUNT
+    assert server.broker._fanout._recent_size == sum(d.size for d in server.broker._fanout._recent.values())

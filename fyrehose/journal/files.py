@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fyrehose.errors import JournalError, JournalLocked
 
+#: What is copied at once, in bytes.
+PIECE = 4 << 20
 #: No room, or no right to write: reading can go on, and writing when that has changed.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
@@ -72,12 +75,21 @@ class Files:
         stat = os.statvfs(directory)
         return 0 if stat.f_flag & os.ST_RDONLY else stat.f_bavail * stat.f_frsize
 
-    def store(self, path: Path, data: bytes) -> None:
-        """``path`` holds exactly ``data`` from now on, or what it held before."""
+    def pieces(self, fd: int, start: int, stop: int) -> Iterator[bytes]:
+        """What lies between the offsets ``start`` and ``stop``, in pieces that end where the file does."""
+        while start < stop and (piece := self.read(fd, min(PIECE, stop - start), start)):
+            yield piece
+            start += len(piece)
+
+    def store(self, path: Path, data: bytes | Iterable[bytes]) -> None:
+        """``path`` holds exactly ``data``, or its pieces, from now on; or what it held before."""
         temporary = path.with_name(path.name + ".new")
         fd = self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            self.write(fd, data, 0)
+            at = 0
+            for piece in (data,) if isinstance(data, bytes) else data:
+                self.write(fd, piece, at)
+                at += len(piece)
             self.sync(fd)
         finally:
             self.close(fd)

@@ -41,7 +41,7 @@ from fyrehose.records import Buffer, Run
 VERSION = 1
 #: The body of a batch, in bytes: what a group commit is cut into, unless a single append is larger.
 BATCH = 4 << 20
-#: No body is larger: the largest append (a frame, and a read with it) fits well.
+#: No body is larger: it holds a batch, or one append that is larger (see records.MAX_PUBLISH).
 MAX_BODY = 64 << 20
 
 SEGMENT_MAGIC = b"FYREHOSE"

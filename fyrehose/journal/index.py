@@ -1,20 +1,24 @@
 """Where the records of a stream are in a segment: a cache, made again from the segment when it is missing or wrong.
 
-The index is sparse: a stream has an entry for the first of its batches, and then for the first that is 64 KiB or more
-behind the last entry.  So its size is bounded by that of the segment, and a reader scans little.
+The index is sparse: a stream has a pair (first number, position) for the first of its batches, and then for the first
+that is 64 KiB or more behind the last pair.  So its size is bounded by that of the segment, and a reader scans little.
 
-    file      magic "FYREINDX" | base u64 | end u64 | counts u32 u32 | CRC32C of what follows u32 | 0 u32 |
-              before | streams
-    before    entries (journal/format.py): the last number of each stream before this segment
-    streams   stream entry (first = count of pairs, last = last number) | first seqs u64 x count | positions u64 x count
+    file      header 48 | stream 24 ... | names end to end | 0..7 | pairs u64 u64 ...
+    header    magic "FYREIDX2" | base | end | floor | streams u32 | size of the names u32 | CRC32C of the rest u32 | 0
+    stream    end of its name u32 | end of its pairs u32 | its last number before this segment | the same in it, or 0
+
+Streams are sorted by their names, so one is found in the bytes as they are: a journal of a hundred thousand streams
+and a thousand segments is not unpacked to find one record.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from struct import Struct
+from typing import Protocol
 
 import attrs
 from crc32c import crc32c
@@ -23,25 +27,41 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.records import Buffer
 
-#: Two entries of a stream are at least so far apart, in bytes.
+#: Two pairs of a stream are at least so far apart, in bytes.
 SPACING = 64 << 10
 
-_MAGIC = b"FYREINDX"
-_HEADER = Struct("<8sQQIIII")
+_MAGIC = b"FYREIDX2"
+_HEADER = Struct("<8sQQQIIII")
+_STREAM = Struct("<IIQQ")
+_PAIR = Struct("<QQ")
 
 
-@attrs.define(eq=False)
-class StreamIndex:
-    """One stream in one segment."""
+class Index(Protocol):
+    """What a reader asks of a segment, sealed or not.
 
-    last: int = 0
-    firsts: array[int] = attrs.field(factory=lambda: array("Q"))
-    positions: array[int] = attrs.field(factory=lambda: array("Q"))
+    Positions are those of batches; between ``find`` and where ``following`` gives None is everything of the stream.
+    """
+
+    @property
+    def end(self) -> int:
+        """The position up to which the segment is covered."""
+
+    def last_before(self, stream: str) -> int:
+        """The last number of ``stream`` before this segment."""
+
+    def last(self, stream: str) -> int:
+        """The last number of ``stream`` that is in this segment; 0 if none is."""
+
+    def find(self, stream: str, seq: int) -> int | None:
+        """A position from which to look for ``seq`` or what follows it; None when nothing of it is in this segment."""
+
+    def following(self, stream: str, position: int) -> int | None:
+        """The position from ``position`` on where there may be more of ``stream``; None when there is no more."""
 
 
 @attrs.define(eq=False)
 class SegmentIndex:
-    """All streams of one segment.
+    """All streams of one segment, while it is written or scanned.
 
     :ivar before: the last number of each stream when the segment began
     :ivar floor: the same for every stream that is not in ``before``
@@ -52,7 +72,8 @@ class SegmentIndex:
     end: int = 0
     floor: int = 0
     before: dict[str, int] = attrs.field(factory=dict)
-    streams: dict[str, StreamIndex] = attrs.field(factory=dict)
+    #: of each stream its last number, then its pairs: one array, because there may be a hundred thousand of them
+    _streams: dict[str, array[int]] = attrs.field(factory=dict)
 
     @classmethod
     def scan(cls, reader: SegmentReader, stop: int) -> SegmentIndex:
@@ -84,54 +105,129 @@ class SegmentIndex:
 
     def add_run(self, position: int, stream: str, first: int, last: int) -> None:
         """Records ``first`` to ``last`` of ``stream`` are in the batch at ``position``."""
-        of = self.streams.get(stream)
+        of = self._streams.get(stream)
         if of is None:
-            of = self.streams[stream] = StreamIndex()
-        of.last = last
-        if not of.positions or position - of.positions[-1] >= SPACING:
-            of.firsts.append(first)
-            of.positions.append(position)
+            self._streams[stream] = array("Q", (last, first, position))
+            return
+        of[0] = last
+        if position - of[-1] >= SPACING:
+            of.extend((first, position))
 
     def last_before(self, stream: str) -> int:
-        """The last number of ``stream`` before this segment."""
         return self.before.get(stream, self.floor)
 
+    def last(self, stream: str) -> int:
+        of = self._streams.get(stream)
+        return 0 if of is None else of[0]
+
     def find(self, stream: str, seq: int) -> int | None:
-        """A position from which to look for ``seq`` or what follows it; None when nothing of it is in this segment."""
-        of = self.streams.get(stream)
-        if of is None or of.last < seq:
+        of = self._streams.get(stream)
+        if of is None or of[0] < seq:
             return None
-        return of.positions[max(0, bisect_right(of.firsts, seq) - 1)]
+        at = bisect_right(range(len(of) // 2), seq, key=lambda i: of[2 * i + 1])
+        return of[max(at, 1) * 2]
+
+    def following(self, stream: str, position: int) -> int | None:
+        of = self._streams[stream]
+        at = bisect_right(range(len(of) // 2), position, key=lambda i: of[2 * i + 2])
+        if position - of[2 * at] < SPACING:
+            return position
+        return of[2 * at + 2] if 2 * at + 2 < len(of) else None
 
     def pack(self) -> bytes:
         """What the index file holds."""
-        pieces = []
-        for stream, last in [*self.before.items(), ("", self.floor)]:
-            pieces.append(fmt.Entry(stream, 0, last).pack())
-        for stream, of in self.streams.items():
-            pieces += fmt.Entry(stream, len(of.firsts), of.last).pack(), of.firsts.tobytes(), of.positions.tobytes()
-        body = b"".join(pieces)
-        counts = len(self.before) + 1, len(self.streams)
-        return _HEADER.pack(_MAGIC, self.base, self.end, *counts, crc32c(body), 0) + body
+        names = {stream.encode(): stream for stream in chain(self.before, self._streams)}
+        table, blob, pairs = bytearray(), [], []
+        name_end = pairs_end = 0
+        for name in sorted(names):
+            stream = names[name]
+            of = self._streams.get(stream, _NOTHING)
+            blob.append(name)
+            pairs.append(of[1:].tobytes())
+            name_end += len(name)
+            pairs_end += len(of) // 2
+            table += _STREAM.pack(name_end, pairs_end, self.last_before(stream), of[0])
+        rest = b"".join((table, *blob, bytes(-name_end % 8), *pairs))
+        return _HEADER.pack(_MAGIC, self.base, self.end, self.floor, len(names), name_end, crc32c(rest), 0) + rest
+
+
+_NOTHING = array("Q", (0,))
+
+
+@attrs.frozen(eq=False, slots=True)
+class PackedIndex:
+    """The same, as an index file holds it: nothing is unpacked but what is asked for."""
+
+    data: bytes
+    end: int
+    floor: int
+    _streams: int
+    _names: int  #: where they begin
+    _pairs: int  #: where they begin
 
     @classmethod
-    def unpack(cls, data: bytes, base: int, end: int) -> SegmentIndex | None:
+    def unpack(cls, data: bytes, base: int, end: int) -> PackedIndex | None:
         """The index in ``data``; None if it is not that of the segment from ``base`` to ``end``."""
         if len(data) < _HEADER.size:
             return None
-        magic, its_base, its_end, befores, streams, crc, _ = _HEADER.unpack_from(data)
-        if (magic, its_base, its_end) != (_MAGIC, base, end) or crc32c(data[_HEADER.size :]) != crc:
+        magic, its_base, its_end, floor, streams, names_size, crc, _ = _HEADER.unpack_from(data)
+        if (magic, its_base, its_end) != (_MAGIC, base, end) or crc32c(memoryview(data)[_HEADER.size :]) != crc:
             return None
-        index = cls(base, end)
-        at = _HEADER.size
-        for _ in range(befores):
-            entry, at = fmt.Entry.unpack(data, at)
-            index.set_before([entry])
-        for _ in range(streams):
-            entry, at = fmt.Entry.unpack(data, at)
-            of = index.streams[entry.stream] = StreamIndex(entry.last)
-            count = entry.first
-            of.firsts.frombytes(data[at : at + 8 * count])
-            of.positions.frombytes(data[at + 8 * count : at + 16 * count])
-            at += 16 * count
-        return index
+        names = _HEADER.size + streams * _STREAM.size
+        return cls(data, end, floor, streams, names, names + names_size + -names_size % 8)
+
+    def last_before(self, stream: str) -> int:
+        at = self._at(stream)
+        return self.floor if at is None else int(_STREAM.unpack_from(self.data, at)[2])
+
+    def last(self, stream: str) -> int:
+        at = self._at(stream)
+        return 0 if at is None else int(_STREAM.unpack_from(self.data, at)[3])
+
+    def find(self, stream: str, seq: int) -> int | None:
+        at = self._at(stream)
+        if at is None or _STREAM.unpack_from(self.data, at)[3] < max(seq, 1):
+            return None
+        first, stop = self._range(at)
+        found = bisect_right(range(first, stop), seq, key=lambda i: self._pair(i)[0]) + first
+        return self._pair(max(found - 1, first))[1]
+
+    def following(self, stream: str, position: int) -> int | None:
+        at = self._at(stream)
+        assert at is not None, "only a stream that was found goes on"
+        first, stop = self._range(at)
+        found = bisect_right(range(first, stop), position, key=lambda i: self._pair(i)[1]) + first
+        if position - self._pair(found - 1)[1] < SPACING:
+            return position
+        return self._pair(found)[1] if found < stop else None
+
+    def streams(self) -> Iterator[str]:
+        """The streams that have records in this segment, sorted by the bytes of their names."""
+        for i in range(self._streams):
+            if _STREAM.unpack_from(self.data, _HEADER.size + i * _STREAM.size)[3]:
+                yield self._name(i).decode()
+
+    def pairs(self, stream: str) -> list[tuple[int, int]]:
+        """Of a stream that has records here: first numbers, and the positions of the batches that begin with them."""
+        at = self._at(stream)
+        return [] if at is None else [self._pair(i) for i in range(*self._range(at))]
+
+    def _at(self, stream: str) -> int | None:
+        """Where the stream's entry is in the data."""
+        name = stream.encode()
+        at = bisect_left(range(self._streams), name, key=self._name)
+        return _HEADER.size + at * _STREAM.size if at < self._streams and self._name(at) == name else None
+
+    def _name(self, i: int) -> bytes:
+        at = _HEADER.size + i * _STREAM.size
+        begin = _STREAM.unpack_from(self.data, at - _STREAM.size)[0] if i else 0
+        return self.data[self._names + begin : self._names + _STREAM.unpack_from(self.data, at)[0]]
+
+    def _range(self, at: int) -> tuple[int, int]:
+        """The first pair of the entry at ``at``, and the one behind its last."""
+        begin = _STREAM.unpack_from(self.data, at - _STREAM.size)[1] if at > _HEADER.size else 0
+        return begin, _STREAM.unpack_from(self.data, at)[1]
+
+    def _pair(self, i: int) -> tuple[int, int]:
+        first, position = _PAIR.unpack_from(self.data, self._pairs + i * _PAIR.size)
+        return first, position

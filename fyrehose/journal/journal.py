@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -20,11 +20,11 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, JournalFull, PublishError, ReadOnly
+from fyrehose.errors import Closed, JournalError, JournalFailed, JournalFull, JournalLocked, PublishError, ReadOnly
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.files import Files, lock
+from fyrehose.journal.files import NO_ROOM, Files, lock
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
@@ -32,10 +32,11 @@ from fyrehose.journal.retention import expired
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.worker import ThreadWorker, Worker
-from fyrehose.journal.writer import Committed, NoRoom, Rolled, Writer
+from fyrehose.journal.writer import Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.records import Run
 
 log = Logger()
+T = TypeVar("T")
 
 #: What one commit takes of what is pending, in bytes: so that a sync never has too much to do.
 COMMIT = 16 << 20
@@ -52,7 +53,8 @@ def wall_clock() -> int:
 class _Append:
     """One call of append, until it is durable."""
 
-    runs: list[Run]
+    runs: Sequence[Run]
+    first_seqs: Sequence[int]
     size: int
     done: Deferred[None] = attrs.field(factory=Deferred)
 
@@ -88,39 +90,68 @@ class FileJournal:
     _lock: int = attrs.field(default=-1, init=False)
     _looking: LoopingCall | None = attrs.field(default=None, init=False)
     _sync_later: IDelayedCall | None = attrs.field(default=None, init=False)
+    _worker: Worker | None = attrs.field(default=None, init=False)
+    _opening: bool = attrs.field(default=False, init=False)
+    _closers: list[Deferred[None]] = attrs.field(factory=list, init=False)
+    #: what was said last about retention that does not work
+    _retention_trouble: str = attrs.field(default="", init=False)
     #: a change of state that the observer is told when everything that was accepted is settled
     _announcement: str | None = attrs.field(default=None, init=False)
     _idle: Deferred[None] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._store = Store(self.directory, self.files)
+        self._store = Store(self.directory, self.files, self._store_index)
 
     # Opening.
 
     def open(self, observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
+        if self._worker is not None:
+            return fail(JournalLocked(f"the journal {self.directory} is open already, in this very process"))
         self._observer = observer
-        if self.worker is None:
-            self.worker = ThreadWorker(self.reactor.callFromThread, "fyrehose journal")
-        return self.worker.call(self._recover).addCallbacks(self._opened, self._not_opened)
+        self._opening = True
+        self._worker = self.worker or ThreadWorker(self.reactor.callFromThread, "fyrehose journal")
+        opened = self._worker.call(self._recover).addCallbacks(self._opened, self._not_opened)
+        return opened.addBoth(self._settled_open)
+
+    def _settled_open(self, result: Any) -> Any:
+        self._opening = False
+        if self._closers:
+            self._begin_close()
+        return result
 
     def _recover(self) -> Writer:
         """In the thread."""
         self._lock = lock(self.directory)
+        try:
+            return self._start_writing(self._look_at_what_is_there())
+        except (NoRoom, OSError) as error:
+            full = isinstance(error, NoRoom) or error.errno in NO_ROOM
+            kind, hint = (
+                (JournalFull, "make room") if full else (JournalError, "check the disk, and whose files these are")
+            )
+            raise kind(
+                f"the journal {self.directory} cannot be opened: {error}; {hint}, or use another --data-dir"
+            ) from error
+        except SyncFailed as error:
+            raise JournalFailed(f"the journal {self.directory} cannot be opened, its disk failed: {error}") from error
+
+    def _look_at_what_is_there(self) -> Recovered:
         lost = set_aside(self.directory, self.files) if self.settings.quarantine else None
         found = recover(self.directory, self.files, self.settings.verify)
         if lost is not None:
             found.notes += lost.notes
             found.gaps += lost.gaps(found.ends)
         self.report = found
+        return found
+
+    def _start_writing(self, found: Recovered) -> Writer:
         sync_each = self.settings.durability.mode == "batch"
         writer = Writer(self.directory, found, self.settings.segment_size, sync_each, self.files)
         try:
             writer.open(self.now())
-        except NoRoom as error:
+        except Exception:
             writer.close(in_order=False)
-            raise JournalFull(
-                f"the journal {self.directory} cannot be opened: {error}; make room, or use another --data-dir"
-            ) from error
+            raise
         return writer
 
     def _opened(self, writer: Writer) -> Mapping[str, int]:
@@ -144,10 +175,7 @@ class FileJournal:
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         if self.state is not JournalState.WRITABLE:
             return fail(self._refusal())
-        if not self._pending:
-            self._time = max(self._time, self.now())
-        numbered = [run.numbered(first, self._time) for run, first in zip(runs, first_seqs, strict=True)]
-        append = _Append(numbered, sum(run.size for run in numbered))
+        append = _Append(runs, first_seqs, sum(run.room for run in runs))
         self._pending.append(append)
         if not self._committing:
             self._commit()
@@ -160,19 +188,27 @@ class FileJournal:
             size += self._pending[taken].size
             taken += 1
         self._committing, self._pending = self._pending[:taken], self._pending[taken:]
+        clock = self.now()
+        self._time = max(self._time, clock)
         batches: list[list[Run]] = []
         filled = fmt.BATCH
         for append in self._committing:
-            if filled >= fmt.BATCH:
+            if filled + append.size > fmt.BATCH:
                 batches.append([])
                 filled = 0
-            batches[-1] += append.runs
+            batches[-1] += map(self._number, append.runs, append.first_seqs)
             filled += append.size
-        accepted, clock = self._committing[0].runs[0].time, self.now()
-        assert self.worker is not None
-        written = self.worker.call(lambda: self._writer.commit(batches, accepted, clock))
+        accepted = self._time
+        written = self._call(lambda: self._writer.commit(batches, accepted, clock))
         written.addCallbacks(self._committed, self._broke)
         written.addErrback(lambda f: log.failure("an observer of the journal failed", f))
+
+    def _number(self, run: Run, first_seq: int) -> Run:
+        return run.numbered(first_seq, self._time)
+
+    def _call(self, job: Callable[[], T]) -> Deferred[T]:
+        assert self._worker is not None, "the journal is open"
+        return self._worker.call(job)
 
     def _committed(self, committed: Committed) -> None:
         if self.state is JournalState.FAILED:
@@ -196,17 +232,23 @@ class FileJournal:
 
     def _rolled(self, rolled: Rolled) -> None:
         sealed = self._store.roll(rolled.sealed, SegmentIndex(rolled.base, rolled.base, self.floor, rolled.before))
-        path, packed = scan.index_path_of(self.directory, sealed.base), sealed.pack()
-        assert self.worker is not None
-        self.worker.call(lambda: self.files.store(path, packed)).addErrback(
-            lambda f: log.warn("{path} was not written and will be made again: {why}", path=path, why=f.value)
-        )
+        path = scan.index_path_of(self.directory, sealed.base)
+        self._call(sealed.pack).addCallback(self._packed, sealed.base, path)
         self._retain()
+
+    def _packed(self, packed: bytes, base: int, path: Path) -> None:
+        self._store.packed(base, packed)
+        self._store_index(path, packed)
+
+    def _store_index(self, path: Path, packed: bytes) -> None:
+        if self._worker is not None:
+            self._call(lambda: self.files.store(path, packed)).addErrback(
+                lambda f: log.warn("{path} was not written and will be made again: {why}", path=path, why=f.value)
+            )
 
     def _sync(self) -> None:
         self._sync_later = None
-        assert self.worker is not None
-        self.worker.call(self._writer.sync).addErrback(self._broke)
+        self._call(self._writer.sync).addErrback(self._broke)
 
     # Trouble.
 
@@ -216,6 +258,7 @@ class FileJournal:
             return
         self.state = JournalState.READ_ONLY if failure.check(NoRoom) else JournalState.FAILED
         if self.state is JournalState.FAILED:
+            self._cancel_sync()
             log.critical("the journal failed", log_failure=failure)
         self._announcement = f"the disk of {self.directory} says: {failure.getErrorMessage()}"
         dead, self._committing, self._pending = [*self._committing, *self._pending], [], []
@@ -241,17 +284,21 @@ class FileJournal:
 
     def _look(self) -> None:
         """Once a second: is there room, and is everything still to be kept?"""
-        free, least = self.files.free(self.directory), self.settings.min_free
+        least = self.settings.min_free
+        try:
+            free = self.files.free(self.directory)
+        except OSError as error:
+            log.warn("how much room the disk has cannot be told, so none is assumed: {why}", why=error.strerror)
+            free = -1
         if self.state is JournalState.WRITABLE and free < least:
             # What was accepted is still committed: that is what the room is kept for.
             self.state = JournalState.READ_ONLY
             self._announcement = (
-                f"the disk of {self.directory} has {free >> 20} MiB left of the {least >> 20} to be kept"
+                f"the disk of {self.directory} has {max(0, free) >> 20} MiB left of the {least >> 20} to be kept"
             )
             self._settle()
         elif self.state is JournalState.READ_ONLY and free > least + least // 10:
-            assert self.worker is not None
-            self.worker.call(self._writer.make_room).addCallbacks(self._writable, self._still_full)
+            self._call(self._writer.make_room).addCallbacks(self._writable, self._still_full)
         self._retain()
 
     def _writable(self, _: None) -> None:
@@ -265,11 +312,17 @@ class FileJournal:
             self._broke(failure)
 
     def _retain(self) -> None:
-        for _ in range(expired(self._store, self.settings, self.now())):
+        try:
+            count = expired(self._store, self.settings, self.now())
+        except JournalError as error:
+            if str(error) != self._retention_trouble:
+                log.error("nothing is deleted: {why}", why=str(error))
+            self._retention_trouble = str(error)
+            return
+        for _ in range(count):
             path = self._store.drop_oldest()
             log.info("{path} is not kept any more", path=path)
-            assert self.worker is not None
-            self.worker.call(lambda path=path: self._delete(path)).addErrback(  # type: ignore[misc]
+            self._call(lambda path=path: self._delete(path)).addErrback(  # type: ignore[misc]
                 lambda f: log.failure("a segment that is not kept was not deleted", f)
             )
 
@@ -296,31 +349,55 @@ class FileJournal:
     # Closing.
 
     def close(self) -> Deferred[None]:
-        if self._looking is None:
+        if self._worker is None:
             return succeed(None)
-        if self._looking.running:
+        closed: Deferred[None] = Deferred()
+        self._closers.append(closed)
+        if len(self._closers) == 1 and not self._opening:
+            self._begin_close()
+        return closed
+
+    def _begin_close(self) -> None:
+        if self._worker is None:  # it did not open
+            self._closed(None)
+            return
+        if self._looking is not None and self._looking.running:
             self._looking.stop()
-        if self._sync_later is not None:
-            self._sync_later.cancel()
-            self._sync_later = None
+        self._cancel_sync()
         in_order = self.state is not JournalState.FAILED
         if in_order:
             self.state = JournalState.CLOSED
         self._idle = Deferred()
-        closed = self._idle.addCallback(lambda _: self._close(in_order))
+        self._idle.addCallback(lambda _: self._close(in_order)).addCallback(self._closed)
         self._settle()
-        return closed
+
+    def _cancel_sync(self) -> None:
+        if self._sync_later is not None:
+            self._sync_later.cancel()
+            self._sync_later = None
 
     def _close(self, in_order: bool) -> Deferred[None]:
-        assert self.worker is not None
-        self._looking = None
-        closed = self.worker.call(lambda: self._writer.close(in_order))
-        closed.addErrback(lambda f: log.warn("the journal was not closed in order: {why}", why=f.getErrorMessage()))
-        return closed.addCallback(lambda _: self._unlock())
+        # A commit that failed in between is a reason not to say that everything is in order.
+        closed = self._call(lambda: self._writer.close(in_order and self.state is not JournalState.FAILED))
+        return closed.addErrback(self._not_in_order).addCallback(lambda _: self._unlock())
+
+    def _not_in_order(self, failure: Failure) -> None:
+        if failure.check(NoRoom):
+            log.warn("the journal was not closed in order: {why}", why=failure.getErrorMessage())
+        else:
+            self._broke(failure)
+
+    def _closed(self, _: None) -> None:
+        closers, self._closers = self._closers, []
+        for closed in closers:
+            closed.callback(None)
 
     def _unlock(self) -> None:
-        assert self.worker is not None
-        self.worker.stop()
+        assert self._worker is not None
+        self._worker.stop()
+        self._worker = self._looking = None
+        if self.state is not JournalState.FAILED:
+            self.state = JournalState.CLOSED
         self._store.close()
         if self._lock >= 0:
             self.files.close(self._lock)

@@ -18,7 +18,7 @@ import attrs
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.recovery import durable_beyond, next_batch
+from fyrehose.journal.recovery import behind, durable_beyond, next_batch
 from fyrehose.records import Buffer
 
 #: A record takes this much at least, in bytes: its length.
@@ -198,21 +198,23 @@ def _note(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey
 
 def _next_whole(reader: scan.SegmentReader, position: int, stop: int) -> int:
     """Where the next batch begins that is not damaged; ``stop`` if there is none."""
-    while (position := next_batch(reader, position + 8, stop)) < stop:
+    position = behind(reader, position, stop)
+    while (position := next_batch(reader, position, stop)) < stop:
         try:
             reader.batch(position)
         except fmt.Damage:
-            continue
-        break
+            position += 8
+        else:
+            break
     return position
 
 
 def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
     """Copy the range aside and put batches of its length in its place; a line that says so."""
-    aside = damage.path.with_name(f"quarantine-{damage.start:016x}.bytes")
+    aside = _free_name(damage.path.with_name(f"quarantine-{damage.start:016x}.bytes"))
     fd = files.open(damage.path, os.O_RDWR)
     try:
-        files.store(aside, files.read(fd, damage.stop - damage.start, damage.start - damage.base))
+        files.store(aside, files.pieces(fd, damage.start - damage.base, damage.stop - damage.base))
         for position, data in _fillers(damage, survey):
             files.write(fd, data, position - damage.base)
         files.sync(fd)
@@ -225,6 +227,15 @@ def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
         f"{damage.stop - damage.start} damaged bytes of {damage.path.name} ({damage.reason}) were set aside in "
         f"{aside.name}; lost for certain: {lost or 'nothing that others tell of'}{more}"
     )
+
+
+def _free_name(path: Path) -> Path:
+    """``path``, or one like it: what was set aside before, by a start that did not come to its end, is worth more."""
+    tried, number = path, 1
+    while tried.exists():
+        number += 1
+        tried = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return tried
 
 
 def _fillers(damage: _Range, survey: _Survey) -> Iterator[tuple[int, bytes]]:

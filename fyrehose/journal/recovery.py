@@ -23,12 +23,10 @@ import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import PIECE, Files
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.scan import Segment, SegmentReader, read_mark, segments
 from fyrehose.records import Buffer
-
-_PIECE = 4 << 20
 
 
 @attrs.define(kw_only=True)
@@ -59,11 +57,13 @@ class Recovered:
     def saw(self, header: fmt.BatchHeader, body: Buffer) -> None:
         """The next batch of the last segment."""
         assert self.index is not None
-        self.index.add(header, body)
         if header.kind is fmt.Kind.RECORDS:
             for run in fmt.runs(body, header.time):
+                self.index.add_run(header.position, run.stream, run.first_seq, run.last_seq)
                 self.ends[run.stream] = run.last_seq
+            self.index.end = header.end
         else:
+            self.index.add(header, body)
             self._saw_entries(header.kind, fmt.entries(body, header.parts))
         self.closed = header.kind is fmt.Kind.CLOSED
         if self.closed:
@@ -134,31 +134,54 @@ def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorr
 def durable_beyond(reader: SegmentReader, position: int, stop: int) -> int:
     """What the batches behind damage at ``position`` say was durable when they were written; 0 if there are none."""
     durable = 0
-    while (position := next_batch(reader, position + 8, stop)) < stop:
-        header = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
-        durable = max(durable, header.durable)
+    position = behind(reader, position, stop)
+    while (position := next_batch(reader, position, stop)) < stop:
+        durable = max(durable, _header(reader, position).durable)
+        try:
+            position = reader.batch(position)[0].end
+        except fmt.Damage:
+            position += 8
     return durable
+
+
+def behind(reader: SegmentReader, position: int, stop: int) -> int:
+    """Where to look for the next batch when the one at ``position``, where the one before ended, is damaged.
+
+    If its header is whole it says where: what looks like batches before that are its payloads.
+    """
+    if _is_header(reader, position):
+        return min(_header(reader, position).end, stop)
+    return min(position + 8, stop)
 
 
 def next_batch(reader: SegmentReader, position: int, stop: int) -> int:
     """The first position from ``position`` on where a batch's header is whole; ``stop`` if there is none."""
+    if position < stop and _is_header(reader, position):
+        return position  # mostly they follow on each other
     while position < stop:
-        piece = bytes(reader.read(position, min(_PIECE, stop - position)))
+        piece = bytes(reader.read(position, min(PIECE, stop - position)))
         at = piece.find(fmt.BATCH_MAGIC)
         while at >= 0:
-            if (position + at) % 8 == 0:
-                try:
-                    fmt.BatchHeader.unpack(reader.read(position + at, fmt.BATCH_HEADER.size), position + at)
-                except fmt.Damage:
-                    pass  # bytes that look like one
-                else:
-                    return position + at
+            if (position + at) % 8 == 0 and _is_header(reader, position + at):
+                return position + at
             at = piece.find(fmt.BATCH_MAGIC, at + 1)
         # A header may lie across two pieces; it begins at a multiple of 8, so its magic does not.
         position += len(piece)
         if not piece:
             break
     return stop
+
+
+def _header(reader: SegmentReader, position: int) -> fmt.BatchHeader:
+    return fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
+
+
+def _is_header(reader: SegmentReader, position: int) -> bool:
+    try:
+        _header(reader, position)
+    except fmt.Damage:
+        return False
+    return True
 
 
 def _check_sealed(segment: Segment, next_base: int) -> int:
@@ -209,36 +232,45 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: int, files: File
         reader.close()
     if recovered.position < recovered.durable:
         raise damaged(segment.path, recovered.position, segment.base, "the end of the log is missing")
-    if not recovered.closed:
+    if recovered.durable < recovered.position or not recovered.closed:
         _write_again(segment, recovered, files)
 
 
 def _cut_off(segment: Segment, reader: SegmentReader, recovered: Recovered, files: Files) -> None:
     """Keep what is behind the last whole batch aside, and cut it off; nothing to do where it is only allocated."""
     at = recovered.position
-    tail = bytes(reader.read(at, segment.end - at)).rstrip(b"\0")
-    if not tail:
+    stop = _last_byte(reader, at, segment.end)
+    if stop == at:
         return
     aside = segment.path.with_name(f"torn-{at:016x}.bytes")
-    files.store(aside, tail)
     fd = files.open(segment.path, os.O_RDWR)
     try:
+        files.store(aside, files.pieces(fd, at - segment.base, stop - segment.base))
         files.truncate(fd, at - segment.base)
         files.sync(fd)
     finally:
         files.close(fd)
     recovered.notes.append(
-        f"{len(tail)} bytes of a batch that was being written (never acknowledged) were cut off; {aside.name} has them"
+        f"{stop - at} bytes of a batch that was being written (never acknowledged) were cut off; {aside.name} has them"
     )
 
 
+def _last_byte(reader: SegmentReader, start: int, stop: int) -> int:
+    """The position behind the last byte from ``start`` on that is not zero; ``start`` if all of them are."""
+    last = start
+    while start < stop and (piece := bytes(reader.read(start, min(PIECE, stop - start)))):
+        start += len(piece)
+        if used := len(piece.rstrip(b"\0")):
+            last = start - len(piece) + used
+    return last
+
+
 def _write_again(segment: Segment, recovered: Recovered, files: Files) -> None:
-    begin = max(recovered.durable, segment.base)
+    begin = max(recovered.durable, segment.base) - segment.base
     fd = files.open(segment.path, os.O_RDWR)
     try:
-        while begin < recovered.position:
-            piece = files.read(fd, min(_PIECE, recovered.position - begin), begin - segment.base)
-            files.write(fd, piece, begin - segment.base)
+        for piece in files.pieces(fd, begin, recovered.position - segment.base):
+            files.write(fd, piece, begin)
             begin += len(piece)
         files.sync(fd)
     finally:

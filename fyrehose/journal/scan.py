@@ -8,6 +8,7 @@ Knows no Twisted and no server: recovery, the running journal, the offline tools
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
@@ -25,6 +26,9 @@ MARK_NAME = "MARK"
 _MARK = Struct("<QI")  # durable mark, CRC32C of it
 #: What is read ahead, in bytes: a large piece costs hardly more than a small one.
 AHEAD = 256 << 10
+#: More than this a reader does not keep for its next call, in bytes: many of them are open at once.
+KEPT = 4 << 20
+_NAME = re.compile(r"[0-9a-f]{16}\.segment")
 
 
 @attrs.frozen(slots=True)
@@ -58,11 +62,13 @@ def segments(directory: Path) -> list[Segment]:
     """The segments of a journal, in the order of their positions."""
     found = []
     for path in directory.glob("*" + SUFFIX):
-        try:
-            base = int(path.stem, 16)
-        except ValueError:
+        if not _NAME.fullmatch(path.name):
             continue
-        found.append(Segment(path, base, path.stat().st_size))
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            continue  # retention was faster than we are
+        found.append(Segment(path, int(path.stem, 16), size))
     return sorted(found, key=lambda segment: segment.base)
 
 
@@ -89,12 +95,14 @@ class SegmentReader:
     """An open segment; it goes on reading a file that retention has deleted.
 
     :ivar limit: nothing from this position on is read ahead, because it may still be written
+    :ivar ahead: how much is, in bytes
     """
 
     path: Path
     base: int
     files: Files = attrs.field(factory=Files)
     limit: int = 1 << 63
+    ahead: int = AHEAD
     _fd: int = attrs.field(init=False)
     _ahead: tuple[int, bytes] = attrs.field(default=(0, b""), init=False)
 
@@ -141,7 +149,7 @@ class SegmentReader:
         at, data = self._ahead
         if not at <= position <= position + size <= at + len(data):
             at = position
-            data = self.files.read(self._fd, max(size, min(AHEAD, self.limit - position)), position - self.base)
-            self._ahead = at, data
+            data = self.files.read(self._fd, max(size, min(self.ahead, self.limit - position)), position - self.base)
+            self._ahead = (at, data) if len(data) <= KEPT else (0, b"")
         begin = position - at
         return memoryview(data)[begin : begin + size]

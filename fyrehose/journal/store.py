@@ -5,9 +5,9 @@ in: a stream, a number      out: runs that were checked
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -16,35 +16,58 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.index import SegmentIndex
+from fyrehose.journal.index import Index, PackedIndex, SegmentIndex
 from fyrehose.journal.recovery import damaged
 from fyrehose.records import Run
 
 #: What batches are kept in memory, in bytes: those that were written last are what live subscribers ask for.
 CACHE = 32 << 20
-#: How many sealed segments are kept open, with their indexes.
-OPEN = 64
+#: What a run in memory takes besides its bytes, about, in bytes: a journal of single small messages is mostly that.
+RUN_COST = 1 << 10
+#: What indexes of sealed segments are kept, in bytes: one of a hundred thousand streams has several MB.
+INDEXES = 64 << 20
+#: How many sealed segments are kept open; the process keeps 64 descriptors from connections for all of its own.
+OPEN = 32
+#: What one read looks through before it is content with what it has found, in bytes.
+ENOUGH = 4 * scan.AHEAD
 
 
 @attrs.frozen(slots=True)
 class Batch:
-    """A batch in memory."""
+    """A batch in memory.
+
+    :ivar size: what it takes there, in bytes
+    """
 
     end: int
     streams: dict[str, list[Run]]
     size: int
 
+    @classmethod
+    def of(cls, header: fmt.BatchHeader, runs: Sequence[Run]) -> Batch:
+        streams: dict[str, list[Run]] = {}
+        for run in runs:
+            streams.setdefault(run.stream, []).append(run)
+        return cls(header.end, streams, header.length + RUN_COST * (1 + len(runs)))
+
 
 @attrs.define(eq=False)
 class Store:
-    """The segments of one journal, as the reactor's thread sees them: up to what was committed last."""
+    """The segments of one journal, as the reactor's thread sees them: up to what was committed last.
+
+    :ivar remade: is told of an index that was missing: where its file belongs, and what it holds
+    """
 
     directory: Path
     files: Files
+    remade: Callable[[Path, bytes], object] = lambda path, packed: None
     _bases: list[int] = attrs.field(factory=list, init=False)
     _sealed_ends: dict[int, int] = attrs.field(factory=dict, init=False)
     _active: SegmentIndex = attrs.field(factory=lambda: SegmentIndex(0), init=False)
-    _indexes: OrderedDict[int, SegmentIndex] = attrs.field(factory=OrderedDict, init=False)
+    _indexes: OrderedDict[int, PackedIndex] = attrs.field(factory=OrderedDict, init=False)
+    _indexed: int = attrs.field(default=0, init=False)
+    #: of segments that were sealed just now, until their indexes are packed
+    _fresh: dict[int, SegmentIndex] = attrs.field(factory=dict, init=False)
     _readers: OrderedDict[int, scan.SegmentReader] = attrs.field(factory=OrderedDict, init=False)
     _cache: OrderedDict[int, Batch] = attrs.field(factory=OrderedDict, init=False)
     _cached: int = attrs.field(default=0, init=False)
@@ -66,34 +89,36 @@ class Store:
         self._active = active
 
     def close(self) -> None:
+        """Let go of everything; nothing is found any more."""
         for reader in self._readers.values():
             reader.close()
-        self._readers.clear()
-        self._indexes.clear()
-        self._cache.clear()
-        self._cached = 0
+        for kept in (self._readers, self._indexes, self._fresh, self._cache, self._sealed_ends):
+            kept.clear()
+        self._bases, self._active = [], SegmentIndex(0)
+        self._cached = self._indexed = 0
 
     def roll(self, sealed: tuple[int, int], active: SegmentIndex) -> SegmentIndex:
-        """The active segment is sealed, and ``active`` follows; the index of the former."""
+        """The active segment is sealed, and ``active`` follows; the index of the former, to be packed."""
         base, end = sealed
-        old = self._active
+        old = self._fresh[base] = self._active
         old.end = end
-        self._indexes[base] = old
         self._sealed_ends[base] = end
         self._bases.append(active.base)
         self._active = active
-        if reader := self._readers.get(base):
-            reader.limit = end
         return old
 
+    def packed(self, base: int, data: bytes) -> None:
+        """The index of a segment that was sealed is packed now."""
+        fresh = self._fresh.pop(base, None)
+        if fresh is not None and base in self._sealed_ends:
+            self._keep_index(base, PackedIndex.unpack(data, base, fresh.end))
+
     def wrote(self, header: fmt.BatchHeader, runs: list[Run]) -> None:
-        """A batch was written to the active segment; its records carry their numbers, and its time from now on."""
-        streams: dict[str, list[Run]] = {}
+        """A batch was written to the active segment; its records carry their numbers and its time."""
         for run in runs:
             self._active.add_run(header.position, run.stream, run.first_seq, run.last_seq)
-            streams.setdefault(run.stream, []).append(run)
         self._active.end = header.end
-        self._keep(header.position, Batch(header.end, streams, header.length))
+        self._keep(header.position, Batch.of(header, runs))
 
     def before(self, base: int, stream: str) -> int:
         """The last number of ``stream`` before the segment at ``base``.
@@ -112,78 +137,102 @@ class Store:
         :raises JournalCorrupt: its header is damaged
         """
         after = self._bases[self._bases.index(base) + 1]
-        reader = self._reader(after)
+        path = scan.path_of(self.directory, after)
         try:
-            return reader.header().created
-        except fmt.Damage as damage:
-            raise damaged(reader.path, after, after, damage) from damage
+            return self._reader(after).header().created
+        except (fmt.Damage, OSError) as damage:
+            raise damaged(path, after, after, damage) from damage
 
     def drop_oldest(self) -> Path:
         """Forget the oldest sealed segment; its file, which the caller deletes."""
         base = self._bases.pop(0)
         del self._sealed_ends[base]
-        self._indexes.pop(base, None)
+        self._fresh.pop(base, None)
+        if index := self._indexes.pop(base, None):
+            self._indexed -= len(index.data)
         if reader := self._readers.pop(base, None):
             reader.close()
         return scan.path_of(self.directory, base)
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        """Records of ``stream`` from ``start`` on, or from the next that there is.
+        """Records of ``stream`` from ``start`` on, or from the next that there is; of one segment only.
 
-        :raises JournalCorrupt: a batch on the way is damaged
+        :raises JournalCorrupt: a batch on the way is damaged, or cannot be read
         """
+        for base in self._segments(stream, start):
+            try:
+                found = self._read(base, stream, start, max_bytes)
+            except JournalCorrupt as error:
+                raise JournalCorrupt(f"{error} (wanted: stream {stream!r} from {start})") from error
+            if found:
+                return tuple(found)
+        return ()
+
+    def _segments(self, stream: str, start: int) -> Iterator[int]:
+        """The segments in which ``start``, or what follows it, can be: mostly one."""
+        if not self._bases:
+            return
+        last = len(self._bases) - 1
+        if self._active.last_before(stream) < start:
+            yield self._bases[last]
+            return
+
+        def before(base: int) -> int:
+            return self.before(base, stream)
+
+        # The last segment that began before start was given out: it has it, or nobody has.
+        at = max(0, bisect_left(self._bases, start, key=before) - 1)
+        yield self._bases[at]
+        while at < last:
+            # Then the last of those that began with the same number behind it: it has the next, if there is one.
+            at = bisect_right(self._bases, before(self._bases[at + 1]), lo=at + 1, key=before) - 1
+            yield self._bases[at]
+
+    def _read(self, base: int, stream: str, start: int, max_bytes: int) -> list[Run]:
         found: list[Run] = []
         scanned = 0
-        for batch in self._batches(stream, start):
+        for batch in self._batches(base, stream, start):
             for run in batch.streams.get(stream, ()):
                 if run.last_seq < start:
                     continue
                 part = run.slice(max(0, start - run.first_seq), len(run))
                 count = part.fitting(max_bytes)
                 if found and part.sizes[0] > max_bytes:
-                    return tuple(found)
+                    return found
                 found.append(part.slice(0, count))
                 max_bytes -= len(found[-1].payload)
                 if count < len(part):
-                    return tuple(found)
+                    return found
             scanned += batch.size
-            if found and (max_bytes <= 0 or scanned > 4 * scan.AHEAD):
+            if found and (max_bytes <= 0 or scanned > ENOUGH):
                 break
-        return tuple(found)
+        return found
 
-    def _batches(self, stream: str, start: int) -> Iterator[Batch]:
-        """Batches from the one that may have ``start`` on, across segments."""
-        if self._active.last_before(stream) < start:
-            at = len(self._bases) - 1
-        else:
-            # The last segment that began before start was given out: it has it, or nobody has.
-            at = max(0, bisect_left(self._bases, start, key=lambda base: self.before(base, stream)) - 1)
-        for base in self._bases[at:]:
-            index = self._index(base)
-            position = index.find(stream, start)
-            if position is None:
-                continue
-            while position < index.end:
-                batch = self._batch(base, position, stream, start)
-                yield batch
-                position = batch.end
+    def _batches(self, base: int, stream: str, start: int) -> Iterator[Batch]:
+        """Batches of a segment, from the one that may have ``start`` to the last that has anything of the stream."""
+        index = self._index(base)
+        position, last = index.find(stream, start), index.last(stream)
+        while position is not None and position < index.end:
+            batch = self._batch(base, position)
+            yield batch
+            of = batch.streams.get(stream)
+            if of and of[-1].last_seq >= last:
+                return
+            position = index.following(stream, batch.end)
 
-    def _batch(self, base: int, position: int, stream: str, start: int) -> Batch:
+    def _batch(self, base: int, position: int) -> Batch:
         batch = self._cache.get(position)
         if batch is not None:
             self._cache.move_to_end(position)
             return batch
-        reader = self._reader(base)
         try:
-            header, body = reader.batch(position)
-            streams: dict[str, list[Run]] = {}
-            if header.kind is fmt.Kind.RECORDS:
-                for run in fmt.runs(body, header.time):
-                    streams.setdefault(run.stream, []).append(run)
-        except fmt.Damage as damage:
-            error = damaged(reader.path, position, base, damage)
-            raise JournalCorrupt(f"{error} (wanted: stream {stream!r} from {start})") from damage
-        return self._keep(position, Batch(header.end, streams, header.length))
+            header, body = self._reader(base).batch(position)
+            if 2 * len(body) < scan.AHEAD:
+                body = memoryview(bytes(body))  # or a small batch would keep alive all that was read ahead with it
+            runs = fmt.runs(body, header.time) if header.kind is fmt.Kind.RECORDS else []
+        except (fmt.Damage, OSError) as damage:
+            raise damaged(scan.path_of(self.directory, base), position, base, damage) from damage
+        return self._keep(position, Batch.of(header, runs))
 
     def _keep(self, position: int, batch: Batch) -> Batch:
         self._cache[position] = batch
@@ -204,29 +253,37 @@ class Store:
         reader.limit = self._sealed_ends.get(base, self._active.end)
         return reader
 
-    def _index(self, base: int) -> SegmentIndex:
+    def _index(self, base: int) -> Index:
         if base == self._active.base:
             return self._active
+        if fresh := self._fresh.get(base):
+            return fresh
         index = self._indexes.get(base)
         if index is None:
-            index = self._indexes[base] = self._load_index(base)
-            if len(self._indexes) > OPEN:
-                self._indexes.popitem(last=False)
-        else:
-            self._indexes.move_to_end(base)
+            return self._keep_index(base, self._load_index(base))
+        self._indexes.move_to_end(base)
         return index
 
-    def _load_index(self, base: int) -> SegmentIndex:
+    def _keep_index(self, base: int, index: PackedIndex | None) -> PackedIndex:
+        assert index is not None, "what was packed for this segment is its index"
+        self._indexes[base] = index
+        self._indexed += len(index.data)
+        while self._indexed > INDEXES and len(self._indexes) > 1:
+            self._indexed -= len(self._indexes.popitem(last=False)[1].data)
+        return index
+
+    def _load_index(self, base: int) -> PackedIndex | None:
         end = self._sealed_ends[base]
         path = scan.index_path_of(self.directory, base)
         try:
-            stored = SegmentIndex.unpack(path.read_bytes(), base, end)
-        except FileNotFoundError:
-            stored = None
+            stored = PackedIndex.unpack(path.read_bytes(), base, end)
+        except OSError:
+            stored = None  # it is only a cache
         if stored is not None:
             return stored
-        reader = self._reader(base)
         try:
-            return SegmentIndex.scan(reader, end)
-        except fmt.Damage as damage:
-            raise damaged(reader.path, base, base, damage) from damage
+            packed = SegmentIndex.scan(self._reader(base), end).pack()
+        except (fmt.Damage, OSError) as damage:
+            raise damaged(scan.path_of(self.directory, base), base, base, damage) from damage
+        self.remade(path, packed)
+        return PackedIndex.unpack(packed, base, end)

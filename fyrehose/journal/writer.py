@@ -18,12 +18,10 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.recovery import Recovered
-from fyrehose.records import Run
+from fyrehose.records import LAST_SEQ, Run
 
 #: How many numbers of a stream are set aside at once where a number may be given out before it is on disk.
 RESERVE = 1 << 20
-#: What a run takes besides its columns, at the most, in bytes: to judge whether a commit fits before it is encoded.
-_RUN_OVERHEAD = 2048
 
 
 class NoRoom(Exception):
@@ -95,6 +93,8 @@ class Writer:
     _mark_fd: int = attrs.field(default=-1, init=False)
     _start: int = attrs.field(default=0, init=False)  #: behind what the segment begins with
     _rolled: Rolled | None = attrs.field(default=None, init=False)  #: not reported yet
+    #: why nothing may be written or synced any more
+    _failure: SyncFailed | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         found = self.recovered
@@ -129,7 +129,9 @@ class Writer:
         """Allocate the rest of the segment.
 
         :raises NoRoom: there is none
+        :raises SyncFailed: the disk could not be relied on before
         """
+        self._check()
         left = self.segment_size - (self.position - self.base)
         if left > 0:
             try:
@@ -143,8 +145,9 @@ class Writer:
         :raises NoRoom: nothing was written, and the same can be tried again
         :raises SyncFailed: the disk cannot be relied on any more; so with any other OSError
         """
+        self._check()
         self.time, self._clock = max(self.time, time), clock
-        size = sum(run.size + _RUN_OVERHEAD for runs in batches for run in runs)
+        size = sum(run.room for runs in batches for run in runs) + len(batches) * fmt.BATCH_HEADER.size
         try:
             if self.position - self.base + size > self.segment_size and self.position > self._start:
                 self._roll()
@@ -184,6 +187,7 @@ class Writer:
 
         :raises SyncFailed: it is not, and never will be for certain
         """
+        self._check()
         if self.durable < self.position:
             self._sync(self._fd)
             self.durable = self.position
@@ -194,7 +198,16 @@ class Writer:
         try:
             self.files.sync(fd)
         except OSError as error:
-            raise SyncFailed(f"{error.strerror}, on syncing the segment at position {self.base}") from error
+            raise self._failed(f"{error.strerror}, on syncing the segment at position {self.base}") from error
+
+    def _failed(self, reason: str) -> SyncFailed:
+        self._failure = SyncFailed(reason)
+        return self._failure
+
+    def _check(self) -> None:
+        """What was under way when a sync failed comes to nothing: the next sync would succeed, and prove nothing."""
+        if self._failure is not None:
+            raise self._failure
 
     def close(self, in_order: bool) -> None:
         """Let go of the files; ``in_order`` says so in the log first.
@@ -204,6 +217,7 @@ class Writer:
         """
         try:
             if in_order:
+                self._check()
                 try:
                     self._control(fmt.Kind.CLOSED, [])
                 except OSError as error:
@@ -261,14 +275,15 @@ class Writer:
                 self.files.truncate(sealing, base - self.base)
                 self._sync(sealing)
             self.files.rename(temporary, path)
-        except OSError:
+        except (OSError, SyncFailed):
             self.files.close(fd)
             self.files.unlink(temporary)
             raise
         try:
             self.files.sync_directory(self.directory)
         except OSError as error:
-            raise SyncFailed(f"{error.strerror}, on syncing the journal's directory") from error
+            self.files.close(fd)
+            raise self._failed(f"{error.strerror}, on syncing the journal's directory") from error
         self._fd, self.base = fd, base
         self.position = self.durable = self._start = end
         self._chain = chain
@@ -287,7 +302,7 @@ class Writer:
     def _reserve(self, batches: Sequence[Sequence[Run]]) -> None:
         """Set numbers aside on disk before the first of them is given out."""
         short = {
-            run.stream: fmt.Entry(run.stream, run.last_seq + RESERVE, 0)
+            run.stream: fmt.Entry(run.stream, min(run.last_seq + RESERVE, LAST_SEQ), 0)
             for runs in batches
             for run in runs
             if run.last_seq > self._reserved.get(run.stream, 0)

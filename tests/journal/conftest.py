@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.worker import InlineWorker
+from fyrehose.journal.worker import InlineWorker, Worker
 from fyrehose.records import Record, Run
 
 
@@ -68,6 +69,8 @@ class Bench:
         if self.journal._looking is not None and self.journal._looking.running:
             self.journal._looking.stop()
         self.journal._unlock()
+        for fd in (self.journal._writer._fd, self.journal._writer._mark_fd):
+            os.close(fd)
 
 
 Opener = Callable[..., Bench]
@@ -78,11 +81,21 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
     """Opens the journal of this test, again and again if need be."""
     benches: list[Bench] = []
 
-    def open_it(files: Files | None = None, now: Callable[[], int] = lambda: 1_000_000, **settings: Any) -> Bench:
+    def open_it(
+        files: Files | None = None,
+        now: Callable[[], int] = lambda: 1_000_000,
+        worker: Worker | None = None,
+        **settings: Any,
+    ) -> Bench:
         clock, observer = Clock(), Observer()
         settings = {"min_free": 0, "segment_size": 1 << 20} | settings
         journal = FileJournal(
-            clock, tmp_path / "j", JournalSettings(**settings), files=files or Files(), now=now, worker=InlineWorker()
+            clock,
+            tmp_path / "j",
+            JournalSettings(**settings),
+            files=files or Files(),
+            now=now,
+            worker=worker or InlineWorker(),
         )
         opened: list[Any] = []
         journal.open(observer).addBoth(opened.append)

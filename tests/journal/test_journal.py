@@ -6,10 +6,18 @@ import errno
 from pathlib import Path
 
 import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from zope.interface import implementer
 
-from fyrehose.errors import Closed, JournalFailed, JournalFull, JournalLocked, ReadOnly
-from fyrehose.interfaces import JournalState
+from fyrehose.errors import Closed, JournalError, JournalFailed, JournalFull, JournalLocked, ReadOnly
+from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.journal import COMMIT, FileJournal
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.settings import durability as parse_durability
 from fyrehose.records import Run
 from fyrehose.testing.files import FaultyFiles
 
@@ -42,7 +50,7 @@ def test_records_come_back_as_they_went_in(open_journal) -> None:
 def test_everything_that_waits_shares_the_next_commit(open_journal) -> None:
     bench = open_journal()
     calls = []
-    bench.journal.worker.call = lambda job: calls.append(job) or __import__("twisted").internet.defer.Deferred()
+    bench.journal.worker.call = lambda job: calls.append(job) or Deferred()
     for i in range(5):
         bench.append(b"%d" % i)
     assert len(calls) == 1
@@ -231,9 +239,7 @@ class TestFailStop:
 class TestUnsynced:
     @pytest.mark.parametrize("mode", ["never", "interval"])
     def test_numbers_are_not_given_out_twice_after_a_crash(self, open_journal, mode: str) -> None:
-        from fyrehose.journal.settings import durability
-
-        settings = {"durability": durability("never" if mode == "never" else "interval:50")}
+        settings = {"durability": parse_durability("never" if mode == "never" else "interval:50")}
         bench = open_journal(**settings)
         bench.append(b"a")
         bench.crash()
@@ -247,10 +253,8 @@ class TestUnsynced:
         assert bench.next["s"] == first + 1, "after a clean stop numbers follow on"
 
     def test_interval_syncs_later(self, open_journal) -> None:
-        from fyrehose.journal.settings import durability
-
         files = FaultyFiles()
-        bench = open_journal(files=files, durability=durability("interval:50"))
+        bench = open_journal(files=files, durability=parse_durability("interval:50"))
         bench.append(b"a")
         syncs = files.calls["sync"]
         assert bench.append(b"b").called
@@ -318,8 +322,6 @@ def test_close_commits_what_was_accepted(open_journal) -> None:
     inline = bench.journal.worker.call
 
     def hold(job):  # type: ignore[no-untyped-def]
-        from twisted.internet.defer import Deferred
-
         done: Deferred = Deferred()  # type: ignore[type-arg]
         held.append((job, done))
         return done
@@ -347,8 +349,261 @@ def test_two_runs_of_one_append_are_one_batch(open_journal) -> None:
 
 
 def test_closing_what_was_never_open(tmp_path: Path) -> None:
-    from twisted.internet.task import Clock
-
-    from fyrehose.journal.journal import FileJournal
-
     assert FileJournal(Clock(), tmp_path).close().called
+
+
+@implementer(IJournalObserver)
+class RecordingObserver:
+    def __init__(self) -> None:
+        self.states: list = []  # type: ignore[type-arg]
+
+    def durable(self, ends) -> None:  # type: ignore[no-untyped-def]
+        pass
+
+    def state_changed(self, state, reason) -> None:  # type: ignore[no-untyped-def]
+        self.states.append(state)
+
+
+class Held:
+    """A worker that does its jobs when it is told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list = []  # type: ignore[type-arg]
+        self.hold = False
+        self.stopped = False
+
+    def call(self, job):  # type: ignore[no-untyped-def]
+        done: Deferred = Deferred()  # type: ignore[type-arg]
+        self.jobs.append((job, done))
+        if not self.hold:
+            self.do()
+        return done
+
+    def do(self, count: int = 1 << 30) -> None:
+        while self.jobs and count:
+            job, done = self.jobs.pop(0)
+            count -= 1
+            try:
+                result = job()
+            except Exception:
+                done.errback(Failure())
+            else:
+                done.callback(result)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class TestOverload:
+    """More comes in than the disk takes."""
+
+    def test_time_goes_on(self, open_journal) -> None:
+        """Appends that wait for a commit after the next one are not stamped with the time of the first that waited."""
+        now = [1_000_000]
+        worker = Held()
+        bench = open_journal(now=lambda: now[0], worker=worker)
+        worker.hold = True
+        for _ in range(20):
+            now[0] += 1_000_000
+            bench.append(b"x" * (COMMIT // 2))
+            if len(bench.journal._pending) > 4:
+                worker.do(1)
+        worker.hold = False
+        worker.do()
+        times = [record.time for record in bench.records()]
+        assert times == sorted(times)
+        assert times[-1] > 15_000_000
+        bench.close()
+        bench = open_journal(now=lambda: now[0])
+        assert [record.time for record in bench.records()] == times, "the same as it was served before"
+
+    def test_no_batch_is_larger_than_can_be_read(self, open_journal) -> None:
+        """Many small appends with long names weigh more than their payloads."""
+        worker = Held()
+        bench = open_journal(worker=worker)
+        worker.hold = True
+        names = {"producer": "p" * 255, "topic": "\N{SNOWMAN}" * 255, "content_type": "t" * 255}
+        for _ in range(9000):
+            bench.append(b"x", **names)
+        worker.hold = False
+        worker.do()
+        found = scan.segments(bench.directory)
+        sizes = []
+        for segment in found:
+            reader = scan.SegmentReader(segment.path, segment.base)
+            stop = bench.journal._writer.position if segment is found[-1] else segment.end
+            sizes += [header.length for header, _ in reader.batches(segment.base + 64, stop)]
+            reader.close()
+        assert sum(sizes) > 2 * fmt.BATCH
+        assert max(sizes) <= fmt.BATCH
+        assert len(bench.payloads()) == 9000
+
+    def test_columns_count(self, open_journal) -> None:
+        worker = Held()
+        bench = open_journal(worker=worker)
+        worker.hold = True
+        for _ in range(30):
+            bench.append(*[b""] * 10_000, event_ids=bytes(160_000), event_times=bytes(80_000))
+        sent = bench.journal._pending[0].size
+        assert sent > 10_000 * (4 + 16 + 8)
+        worker.hold = False
+        worker.do()
+        assert len(bench.records()) == 300_000
+
+
+class TestClosing:
+    def test_twice_at_once(self, open_journal) -> None:
+        worker = Held()
+        bench = open_journal(worker=worker)
+        worker.hold = True
+        appended = bench.append(b"a")
+        first, second = bench.journal.close(), bench.journal.close()
+        worker.hold = False
+        worker.do()
+        assert appended.called
+        assert first.called
+        assert second.called
+        assert bench.journal.close().called, "and once more"
+
+    def test_while_it_is_still_opening(self, open_journal, tmp_path: Path) -> None:
+        worker = Held()
+        worker.hold = True
+        journal = FileJournal(Clock(), tmp_path / "j", JournalSettings(min_free=0), worker=worker)
+        opened = journal.open(RecordingObserver())
+        closed = journal.close()
+        assert not closed.called
+        worker.hold = False
+        worker.do()
+        assert opened.called
+        assert closed.called
+        assert journal.state is JournalState.CLOSED
+        assert worker.stopped
+        open_journal()
+
+    def test_while_it_fails_to_open(self, tmp_path: Path) -> None:
+        worker = Held()
+        worker.hold = True
+        (tmp_path / "j").write_bytes(b"not a directory")
+        journal = FileJournal(Clock(), tmp_path / "j", worker=worker)
+        opened = journal.open(RecordingObserver())
+        closed = journal.close()
+        worker.hold = False
+        worker.do()
+        assert isinstance(failed(opened), JournalError)
+        assert closed.called
+
+    def test_it_can_be_opened_again(self, open_journal) -> None:
+        bench = open_journal()
+        bench.append(b"a")
+        bench.close()
+        reopened: list = []  # type: ignore[type-arg]
+        bench.journal.open(bench.observer).addCallback(reopened.append)
+        assert reopened == [{"s": 1}]
+        bench.append(b"b")
+        assert bench.payloads() == [b"a", b"b"]
+
+    def test_opening_it_twice_leaves_the_first_as_it_is(self, open_journal) -> None:
+        bench = open_journal()
+        assert isinstance(failed(bench.journal.open(bench.observer)), JournalLocked)
+        assert bench.append(b"a").called
+        with pytest.raises(JournalLocked):
+            open_journal()
+
+    @pytest.mark.parametrize("durability", ["batch", "never"])
+    def test_a_sync_that_fails_at_the_very_end_is_said(self, open_journal, logged_errors, durability: str) -> None:
+        files = FaultyFiles()
+        bench = open_journal(files=files, durability=parse_durability(durability))
+        bench.append(b"a")
+        files.name, files.nth = "sync", files.calls["sync"] + 1
+        bench.close()
+        assert bench.journal.state is JournalState.FAILED
+        assert bench.observer.states[-1][0] is JournalState.FAILED
+        assert logged_errors.take()
+
+    def test_what_was_closed_in_order_but_perhaps_not_synced_is_written_again(
+        self, open_journal, logged_errors
+    ) -> None:
+        files = FaultyFiles()
+        bench = open_journal(files=files, durability=parse_durability("never"))
+        bench.append(b"a")
+        files.name, files.nth = "sync", files.calls["sync"] + 1
+        bench.close()
+        logged_errors.take()
+        again = FaultyFiles()
+        bench = open_journal(files=again)
+        assert again.log.index("write") < again.log.index("sync"), "the page cache is not believed"
+        assert bench.payloads() == [b"a"]
+
+
+class TestOpening:
+    @pytest.mark.parametrize(
+        ("name", "error", "kind", "status"),
+        [
+            ("sync", errno.EIO, JournalFailed, 4),
+            ("open", errno.EACCES, JournalError, 1),
+            ("allocate", errno.EDQUOT, JournalFull, 6),
+            ("rename", errno.EIO, JournalError, 1),
+        ],
+    )
+    def test_what_the_disk_says_is_told_in_a_sentence(
+        self, open_journal, name: str, error: int, kind: type[JournalError], status: int
+    ) -> None:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        with pytest.raises(kind, match="cannot be opened") as refused:
+            open_journal(files=FaultyFiles(name=name, nth=1, error=error))
+        assert refused.type is kind
+        assert refused.value.exit_status == status
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        open_journal()
+
+
+def test_a_sync_that_is_due_after_a_failed_one_is_not_done(open_journal, logged_errors) -> None:
+    files, worker = FaultyFiles(), Held()
+    bench = open_journal(files=files, durability=parse_durability("interval:50"), worker=worker)
+    bench.append(b"a")
+    mark = scan.read_mark(bench.directory)
+    files.name, files.nth = "sync", files.calls["sync"] + 1
+    worker.hold = True
+    bench.clock.advance(0.05)
+    late = bench.append(b"b")
+    sync, commit = worker.jobs
+    worker.jobs = [commit]
+    worker.do()  # as if the commit had been told first
+    assert late.called
+    worker.jobs = [sync]
+    worker.hold = False
+    worker.do()
+    assert bench.journal.state is JournalState.FAILED
+    bench.clock.advance(1)
+    assert scan.read_mark(bench.directory) == mark
+    assert logged_errors.take()
+
+
+class TestWatching:
+    def test_goes_on_when_the_disk_does_not_answer(self, open_journal, monkeypatch) -> None:
+        files = FaultyFiles()
+        bench = open_journal(files=files, min_free=1 << 20)
+
+        def free(directory: Path) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(files, "free", free)
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.READ_ONLY
+        monkeypatch.undo()
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.WRITABLE
+
+    def test_goes_on_when_a_segment_is_damaged(self, open_journal, logged_errors) -> None:
+        files = FaultyFiles()
+        bench = open_journal(files=files, segment_size=4096, keep_age=1.0, min_free=1 << 20)
+        for _ in range(3):
+            bench.append(b"x" * 3000)
+        scan.segments(bench.directory)[1].path.write_bytes(b"")
+        bench.journal._store._readers.clear()
+        for _ in range(5):
+            bench.clock.advance(1)
+        assert len(logged_errors.take()) == 1, "said once"
+        files.room = 0
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.READ_ONLY

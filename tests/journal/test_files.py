@@ -1,0 +1,85 @@
+"""The system calls, and the lock."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fyrehose.errors import JournalError, JournalLocked
+from fyrehose.journal.files import PIECE, Files, lock
+
+
+@pytest.mark.parametrize("data", [b"", b"abc", [b"ab", b"", b"c" * 10]])
+def test_storing_replaces_whole_files(tmp_path: Path, data: bytes | list[bytes]) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"what it held before, which is longer than what follows")
+    Files().store(path, data)
+    assert path.read_bytes() == (data if isinstance(data, bytes) else b"".join(data))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_storing_that_fails_changes_nothing(tmp_path: Path) -> None:
+    def pieces():  # type: ignore[no-untyped-def]
+        yield b"some"
+        raise OSError(errno.EIO, "no more")
+
+    path = tmp_path / "f"
+    path.write_bytes(b"before")
+    with pytest.raises(OSError, match="no more"):
+        Files().store(path, pieces())
+    assert path.read_bytes() == b"before"
+
+
+def test_pieces_are_all_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(os.urandom(1000) * 9000)
+    fd = Files().open(path, os.O_RDONLY)
+    pieces = list(Files().pieces(fd, 7, 1 << 30))
+    os.close(fd)
+    assert b"".join(pieces) == path.read_bytes()[7:]
+    assert max(map(len, pieces)) == PIECE
+
+
+def test_a_write_that_writes_nothing_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda *args: 0)
+    with pytest.raises(OSError, match="No space") as error:
+        Files().write(0, b"x", 0)
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
+    fd = Files().open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    Files().write(fd, b"0123456789", 2)
+    os.close(fd)
+    assert (tmp_path / "f").read_bytes() == b"\0\0" + b"0123456789"
+
+
+def test_the_lock_says_who_has_it_and_is_free_after_a_kill(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from fyrehose.journal.files import lock\n"
+        f"lock(Path({str(tmp_path)!r})); print('has it', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "has it\n"
+        with pytest.raises(JournalLocked, match=f"pid {holder.pid}") as refused:
+            lock(tmp_path)
+        assert refused.value.exit_status == 5
+        holder.kill()
+        holder.wait()
+    os.close(lock(tmp_path))
+
+
+def test_a_place_where_no_journal_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(JournalError, match="cannot be used"):
+        lock(tmp_path / "file" / "journal")

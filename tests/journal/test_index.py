@@ -1,0 +1,101 @@
+"""The index: packed or not it says the same, and whoever follows it misses nothing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fyrehose.journal import format as fmt
+from fyrehose.journal.index import SPACING, Index, PackedIndex, SegmentIndex
+
+BASE, STREAMS = 4096, ("a", "ab", "b", "é", "z" * 255)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[SegmentIndex, dict[str, list[tuple[int, int, int]]]]:
+    """An index, and what it was told: of each stream the (position, first, last) of its batches."""
+    index = SegmentIndex(BASE, floor=draw(st.integers(0, 3)))
+    told: dict[str, list[tuple[int, int, int]]] = {}
+    index.set_before(
+        [fmt.Entry(stream, 0, draw(st.integers(0, 9))) for stream in draw(st.sets(st.sampled_from(STREAMS)))]
+    )
+    position = BASE
+    for _ in range(draw(st.integers(0, 25))):
+        for stream in draw(st.sets(st.sampled_from(STREAMS), min_size=1)):
+            first = (told[stream][-1][2] if stream in told else index.last_before(stream)) + draw(st.integers(1, 3))
+            last = first + draw(st.integers(0, 4))
+            index.add_run(position, stream, first, last)
+            told.setdefault(stream, []).append((position, first, last))
+        position += draw(st.sampled_from([8, 1000, SPACING - 8, SPACING, SPACING + 8, 5 * SPACING]))
+    index.end = position
+    return index, told
+
+
+def both(index: SegmentIndex) -> tuple[Index, Index]:
+    packed = PackedIndex.unpack(index.pack(), BASE, index.end)
+    assert packed is not None
+    return index, packed
+
+
+@given(histories())
+@settings(max_examples=150, deadline=None)
+def test_following_it_misses_nothing(history: tuple[SegmentIndex, dict[str, list[tuple[int, int, int]]]]) -> None:
+    whole, told = history
+    ends = sorted({at for batches in told.values() for at, _, _ in batches} | {whole.end})
+    behind = dict(pairwise(ends))
+    for index in both(whole):
+        for stream in (*STREAMS, "nobody", ""):
+            batches = told.get(stream, [])
+            assert index.last_before(stream) == whole.last_before(stream)
+            assert index.last(stream) == (batches[-1][2] if batches else 0)
+            for seq in range(index.last(stream) + 3):
+                wanted = [at for at, _, last in batches if last >= seq]
+                position = index.find(stream, seq)
+                if not wanted:
+                    assert position is None
+                    continue
+                assert position is not None
+                assert position <= wanted[0]
+                seen = []
+                while position is not None and position < index.end:
+                    seen.append(position)
+                    position = index.following(stream, behind[position])
+                assert set(wanted) <= set(seen)
+
+
+def test_it_jumps_over_what_is_of_others() -> None:
+    index = SegmentIndex(0)
+    for i in range(1000):
+        index.add_run(64 + 1024 * i, "busy", i + 1, i + 1)
+    index.add_run(64 + 1024 * 1000, "rare", 1, 1)
+    index.add_run(64 + 1024 * 5000, "rare", 2, 2)
+    index.end = 64 + 1024 * 5001
+    for each in (index, PackedIndex.unpack(index.pack(), 0, index.end)):
+        assert each is not None
+        assert each.find("rare", 1) == 64 + 1024 * 1000
+        assert each.following("rare", 64 + 1024 * 1064) == 64 + 1024 * 5000
+        assert each.following("rare", 64 + 1024 * 5065) is None
+
+
+@pytest.mark.parametrize("change", ["cut", "flipped", "base", "end", "empty", "magic"])
+def test_one_that_is_wrong_is_none(change: str) -> None:
+    index = SegmentIndex(BASE, end=9000)
+    index.add_run(5000, "s", 1, 2)
+    data = bytearray(index.pack())
+    base, end = BASE, 9000
+    if change == "cut":
+        del data[-3:]
+    elif change == "flipped":
+        data[60] ^= 1
+    elif change == "base":
+        base += 8
+    elif change == "end":
+        end += 8
+    elif change == "empty":
+        data.clear()
+    else:
+        data[0] ^= 1
+    assert PackedIndex.unpack(bytes(data), base, end) is None

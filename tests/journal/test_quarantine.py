@@ -1,0 +1,149 @@
+"""Quarantine beyond what test_recovery.py says of it: large ranges, interrupted starts, forged payloads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal import quarantine, recovery, scan
+from fyrehose.journal.files import Files
+from fyrehose.journal.recovery import recover
+from fyrehose.records import Run
+
+
+def patch(bench, position: int, data: bytes) -> None:  # type: ignore[no-untyped-def]
+    """Damage the log at ``position``."""
+    segment = [s for s in scan.segments(bench.directory) if s.base <= position][-1]
+    fd = os.open(segment.path, os.O_RDWR)
+    os.pwrite(fd, data, position - segment.base)
+    os.close(fd)
+
+
+def forged(position: int, durable: int, stream: str = "forged") -> bytes:
+    """What looks like a batch at ``position``: its checksums are right, for it brings along what they begin with."""
+    run = Run.of(stream, [b"never published"], source="t").numbered(1, 1)
+    return fmt.batch(fmt.Kind.RECORDS, [run], position=position, durable=durable, time=1, clock=1, chain=0x12345678)[1]
+
+
+def payload_at(bench) -> int:  # type: ignore[no-untyped-def]
+    """Where the payload of the next single append will lie in the log."""
+    _, data = fmt.batch(
+        fmt.Kind.RECORDS,
+        [Run.of("s", [b"MARKER"], source="test").numbered(1, 1)],
+        position=0,
+        durable=0,
+        time=0,
+        clock=0,
+        chain=0,
+    )
+    return int(bench.journal._writer.position) + data.index(b"MARKER")
+
+
+class TestForgedBatches:
+    """A payload may be made to look like a batch by somebody who knows how long the log is."""
+
+    def test_in_a_torn_tail_it_is_not_believed(self, open_journal) -> None:
+        bench = open_journal()
+        bench.append(b"kept")
+        durable = scan.read_mark(bench.directory)
+        at = payload_at(bench)
+        bench.append(forged(at, durable=at) + b"torn" * 10)
+        end = bench.journal._writer.position
+        bench.crash()
+        patch(bench, end - 8, b"\xff")
+        (bench.directory / "MARK").write_bytes(scan.pack_mark(durable))
+        bench = open_journal()
+        assert bench.payloads() == [b"kept"]
+        assert "forged" not in bench.journal.ends()
+
+    def test_in_a_damaged_range_it_is_not_served(self, open_journal) -> None:
+        bench = open_journal()
+        bench.append(b"kept")
+        at = payload_at(bench)
+        bench.append(forged(at, durable=0) + b"damaged" * 10)
+        end = bench.journal._writer.position
+        bench.append(b"behind it")
+        bench.close()
+        patch(bench, end - 8, b"\xff")
+        with pytest.raises(JournalCorrupt):
+            open_journal()
+        bench = open_journal(quarantine=True)
+        assert [(r.seq, r.payload) for r in bench.records()] == [(1, b"kept"), (3, b"behind it")]
+        assert "forged" not in bench.journal.ends()
+
+
+def test_looking_behind_damage_takes_one_walk(open_journal, monkeypatch) -> None:
+    """Thousands of small batches behind the damage: each is looked at once, not searched for in all that follows."""
+    bench = open_journal(segment_size=4 << 20)
+    for i in range(3000):
+        bench.append(b"%d" % i)
+    bench.crash()
+    read = []
+    reader_read = scan.SegmentReader.read
+
+    def count(self: scan.SegmentReader, position: int, size: int) -> memoryview:
+        read.append(size)
+        return reader_read(self, position, size)
+
+    monkeypatch.setattr(scan.SegmentReader, "read", count)
+    patch(bench, 300, b"\xff")
+    with pytest.raises(JournalCorrupt):
+        recover(bench.directory, Files())
+    assert sum(read) < 10 * (4 << 20)
+
+
+def test_a_large_range_is_set_aside_in_pieces(open_journal, monkeypatch) -> None:
+    bench = open_journal(segment_size=1 << 20)
+    for i in range(400):
+        bench.append(b"%03d" % i + b"." * 10_000)
+    bench.close()
+    found = scan.segments(bench.directory)
+    lost = sum(segment.size for segment in found[1:4])
+    for segment in found[1:4]:
+        segment.path.unlink()
+    sizes = []
+    monkeypatch.setattr("fyrehose.journal.files.PIECE", 100_000)
+    read = Files.read
+
+    def count(self: Files, fd: int, size: int, offset: int) -> bytes:
+        sizes.append(size)
+        return read(self, fd, size, offset)
+
+    monkeypatch.setattr(Files, "read", count)
+    bench = open_journal(segment_size=1 << 20, quarantine=True, verify=0)
+    (aside,) = bench.directory.glob("quarantine-*.bytes")
+    assert aside.stat().st_size == lost
+    assert max(sizes) <= recovery.PIECE, "the range was never in memory as a whole"
+    records = bench.records()
+    assert all(record.payload.startswith(b"%03d" % (record.seq - 1)) for record in records)
+    assert 0 < 400 - len(records) < 400
+
+
+def test_what_was_set_aside_before_is_kept(open_journal, monkeypatch) -> None:
+    """A start that was killed after it had begun to replace the range: the next sets aside what it finds, besides."""
+    bench = open_journal()
+    for i in range(10):
+        bench.append(b"%d" % i)
+    bench.close()
+    patch(bench, 400, b"damage")
+    fillers = quarantine._fillers
+
+    def killed(*args: object) -> Iterator[tuple[int, bytes]]:
+        for position, data in fillers(*args):  # type: ignore[arg-type]
+            yield position, data[:20]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(quarantine, "_fillers", killed)
+    with pytest.raises(KeyboardInterrupt):
+        quarantine.set_aside(bench.directory, Files())
+    monkeypatch.undo()
+    (first,) = bench.directory.glob("quarantine-*.bytes")
+    original = first.read_bytes()
+    assert b"damage" in original
+    bench = open_journal(quarantine=True)
+    assert first.read_bytes() == original
+    assert len(list(bench.directory.glob("quarantine-*.bytes"))) == 2

@@ -1,0 +1,109 @@
+"""Finding and reading segments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+
+
+def test_only_segments_are_segments(tmp_path: Path) -> None:
+    for name in ("0000000000000000.segment", "0000000000000400.segment"):
+        (tmp_path / name).write_bytes(b"x" * 1024)
+    for name in (
+        "0.segment",
+        "-000000000000001.segment",
+        "00000000000004_0.segment",
+        "x.segment",
+        "0000000000000800.new",
+    ):
+        (tmp_path / name).write_bytes(b"y")
+    found = scan.segments(tmp_path)
+    assert [(s.base, s.end) for s in found] == [(0, 1024), (1024, 2048)]
+    assert [s.path for s in found] == [scan.path_of(tmp_path, 0), scan.path_of(tmp_path, 1024)]
+
+
+def test_one_that_retention_deletes_meanwhile_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for base in (0, 64):
+        scan.path_of(tmp_path, base).write_bytes(bytes(64))
+    stat = Path.stat
+
+    def vanish(self: Path, **kwargs: Any) -> Any:
+        if self.name.startswith("0000000000000000"):
+            raise FileNotFoundError
+        return stat(self, **kwargs)
+
+    monkeypatch.setattr(Path, "stat", vanish)
+    assert [s.base for s in scan.segments(tmp_path)] == [64]
+
+
+@pytest.mark.parametrize(("data", "mark"), [(None, 0), (b"", 0), (b"\0" * 12, 0), (scan.pack_mark(77), 77)])
+def test_the_mark(tmp_path: Path, data: bytes | None, mark: int) -> None:
+    if data is not None:
+        (tmp_path / "MARK").write_bytes(data)
+    assert scan.read_mark(tmp_path) == mark
+
+
+def test_a_flipped_mark_is_none(tmp_path: Path) -> None:
+    good = scan.pack_mark(1 << 40)
+    for bit in range(8 * len(good)):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "MARK").write_bytes(bad)
+        assert scan.read_mark(tmp_path) == 0
+
+
+def test_a_reader_keeps_no_more_than_it_should(tmp_path: Path) -> None:
+    path = scan.path_of(tmp_path, 0)
+    path.write_bytes(bytes(scan.KEPT + 4096))
+    reader = scan.SegmentReader(path, 0)
+    assert len(reader.read(0, scan.KEPT + 1)) == scan.KEPT + 1
+    assert len(reader._ahead[1]) == 0
+    assert len(reader.read(64, 100)) == 100
+    assert len(reader._ahead[1]) == scan.AHEAD
+    assert bytes(reader.read(scan.KEPT + 4000, 100)) == bytes(96), "fewer only at the end"
+    reader.close()
+
+
+def test_nothing_that_may_still_be_written_is_read_ahead(tmp_path: Path) -> None:
+    path = scan.path_of(tmp_path, 0)
+    path.write_bytes(b"old" * 100)
+    reader = scan.SegmentReader(path, 0, limit=100)
+    assert len(reader.read(0, 64)) == 64
+    path.write_bytes(b"new" * 100)
+    assert bytes(reader.read(99, 3)) == b"new", "from the file, not from memory"
+    reader.close()
+
+
+def test_a_segment_under_another_name(tmp_path: Path) -> None:
+    path = scan.path_of(tmp_path, 64)
+    path.write_bytes(fmt.SegmentHeader(0, 1, 0).pack())
+    reader = scan.SegmentReader(path, 64)
+    with pytest.raises(fmt.Damage, match="begins at position 0"):
+        reader.header()
+    reader.close()
+
+
+def test_a_batch_that_continues_from_another(tmp_path: Path) -> None:
+    start, data = fmt.SegmentHeader(0, 1, 0).pack(), b""
+    for chain in (0, 12345):
+        _, encoded = fmt.batch(
+            fmt.Kind.CLOSED, [], position=64 + len(data), durable=0, time=0, clock=0, chain=chain, fill=80
+        )
+        data += encoded
+    scan.path_of(tmp_path, 0).write_bytes(start + data)
+    reader = scan.SegmentReader(scan.path_of(tmp_path, 0), 0)
+    assert len(list(reader.batches(64, 64 + len(data)))) == 2, "behind what was mended anything may come"
+    reader.close()
+    plain = b""
+    for chain in (0, 12345):
+        plain += fmt.batch(fmt.Kind.CLOSED, [], position=64 + len(plain), durable=0, time=0, clock=0, chain=chain)[1]
+    scan.path_of(tmp_path, 0).write_bytes(start + plain)
+    reader = scan.SegmentReader(scan.path_of(tmp_path, 0), 0)
+    with pytest.raises(fmt.Damage, match="does not continue"):
+        list(reader.batches(64, 64 + len(plain)))
+    reader.close()

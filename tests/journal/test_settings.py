@@ -1,0 +1,36 @@
+"""What an operator can say of the journal."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.journal.settings import Durability, JournalSettings, durability
+from fyrehose.settings import build
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("batch", Durability("batch")),
+        ("never", Durability("never")),
+        ("interval:50", Durability("interval", 0.05)),
+        ("interval:1500ms", Durability("interval", 1.5)),
+    ],
+)
+def test_durability(text: str, meant: Durability) -> None:
+    assert durability(text) == meant
+    assert durability(str(meant)) == meant
+
+
+@pytest.mark.parametrize("text", ["", "always", "interval", "interval:", "interval:0", "interval:-5", "interval:5s"])
+def test_what_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="batch, never, or interval:MS"):
+        durability(text)
+
+
+def test_the_defaults_are_the_safe_ones() -> None:
+    settings = build(JournalSettings, "journal", {})
+    assert settings == JournalSettings()
+    assert settings.durability.mode == "batch"
+    assert not settings.quarantine
+    assert settings.keep_bytes == settings.keep_age == 0

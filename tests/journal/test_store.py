@@ -1,0 +1,149 @@
+"""The reading end: little is read to find much, little is kept, and what cannot be read is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import scan
+from fyrehose.journal import store as stores
+from fyrehose.journal.index import PackedIndex
+from fyrehose.records import Run
+from fyrehose.testing.files import FaultyFiles
+
+SMALL = 8192
+
+
+def fill(bench, count: int, size: int = 500, stream: str = "busy") -> None:  # type: ignore[no-untyped-def]
+    for i in range(count):
+        bench.append(b"%06d" % i + b"." * size, stream=stream)
+
+
+def test_a_stream_that_is_rare_costs_no_walk_through_all_segments(open_journal, monkeypatch) -> None:
+    bench = open_journal(segment_size=SMALL)
+    bench.append(b"first", stream="rare")
+    fill(bench, 1500)
+    bench.append(b"second", stream="rare")
+    fill(bench, 100)
+    bench.close()
+    bench = open_journal(segment_size=SMALL, verify=0)
+    segments = len(scan.segments(bench.directory))
+    assert segments > 100
+    loaded = []
+    load = stores.Store._load_index
+    monkeypatch.setattr(stores.Store, "_load_index", lambda self, base: loaded.append(base) or load(self, base))
+    assert bench.payloads("rare") == [b"first", b"second"]
+    assert len(loaded) < 25
+
+
+def test_what_follows_a_gap_is_found_without_a_walk(open_journal, monkeypatch) -> None:
+    bench = open_journal(segment_size=SMALL)
+    bench.append(b"before", stream="rare")
+    fill(bench, 10)
+    bench.next["rare"] = 50  # numbers that are in no batch, as a quarantine leaves them
+    bench.append(b"after", stream="rare")
+    fill(bench, 1000)
+    bench.append(b"last", stream="rare")
+    bench.close()
+    bench = open_journal(segment_size=SMALL, verify=0)
+    loaded = []
+    load = stores.Store._load_index
+    monkeypatch.setattr(stores.Store, "_load_index", lambda self, base: loaded.append(base) or load(self, base))
+    assert [r.seq for r in bench.records("rare", 7)] == [50, 51]
+    assert len(loaded) < 25
+
+
+def test_a_small_batch_keeps_alive_no_more_than_itself(open_journal) -> None:
+    bench = open_journal(segment_size=16 << 20)
+    fill(bench, 300)
+    bench.crash()
+    bench = open_journal(segment_size=16 << 20)
+    for seq in range(1, 300, 7):
+        (run,) = bench.journal.read("busy", seq, 1)
+        assert len(memoryview(run.payload).obj) < 4096
+
+
+def test_the_cache_counts_what_batches_cost(open_journal) -> None:
+    bench = open_journal()
+    for i in range(100):
+        bench.append(b"", stream=f"s{i}")
+    store = bench.journal._store
+    assert store._cached >= 100 * 2 * stores.RUN_COST
+    assert store._cached == sum(batch.size for batch in store._cache.values())
+
+
+def test_caches_are_bounded(open_journal, monkeypatch) -> None:
+    monkeypatch.setattr(stores, "CACHE", 50_000)
+    monkeypatch.setattr(stores, "INDEXES", 5000)
+    monkeypatch.setattr(stores, "OPEN", 3)
+    bench = open_journal(segment_size=4096)
+    fill(bench, 400)
+    store = bench.journal._store
+    assert len(bench.payloads("busy")) == 400
+    assert store._cached <= 50_000
+    assert store._indexed <= 5000
+    assert store._indexed == sum(len(index.data) for index in store._indexes.values())
+    assert len(store._readers) == 3
+    assert not store._fresh
+
+
+def test_an_index_that_was_missing_is_written_again(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    fill(bench, 50)
+    bench.close()
+    indexes = sorted(bench.directory.glob("*.index"))
+    before = [path.read_bytes() for path in indexes]
+    for path in indexes:
+        path.unlink()
+    bench = open_journal(segment_size=4096)
+    assert len(bench.payloads("busy")) == 50
+    assert [path.read_bytes() for path in indexes] == before
+    assert PackedIndex.unpack(before[0], 0, scan.segments(bench.directory)[0].end)
+
+
+@pytest.mark.parametrize("trouble", ["gone", "unreadable", "cut"])
+def test_a_segment_that_cannot_be_read_is_damage_and_says_where(
+    open_journal, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = open_journal(segment_size=4096)
+    fill(bench, 50)
+    bench.close()
+    files = FaultyFiles()
+    bench = open_journal(segment_size=4096, files=files)
+    path = scan.segments(bench.directory)[0].path
+    if trouble == "gone":
+        path.unlink()
+    elif trouble == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+    else:
+
+        def refuse(fd: int, size: int, offset: int) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(files, "read", refuse)
+    with pytest.raises(JournalCorrupt, match="wanted: stream 'busy' from 1") as error:
+        bench.journal.read("busy", 1, 1000)
+    assert path.name in str(error.value)
+    if trouble != "unreadable":
+        assert bench.journal.read("busy", 45, 1000), "what is elsewhere is read all the same"
+
+
+def test_nothing_is_found_in_a_journal_that_was_closed(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    fill(bench, 50)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    bench.close()
+    closed = len(list(Path("/proc/self/fd").iterdir()))
+    assert closed < before
+    assert bench.journal.read("busy", 1, 1000) == ()
+    assert len(list(Path("/proc/self/fd").iterdir())) == closed
+
+
+def test_one_read_stays_within_a_segment_and_the_next_goes_on(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    fill(bench, 20)
+    first: tuple[Run, ...] = bench.journal.read("busy", 1, 1 << 20)
+    assert 1 < first[-1].last_seq < 20
+    assert bench.payloads("busy") == [b"%06d" % i + b"." * 500 for i in range(20)]

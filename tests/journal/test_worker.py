@@ -1,0 +1,42 @@
+"""The thread that blocks: in order, and no failure gets lost."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from fyrehose.journal.worker import InlineWorker, ThreadWorker
+
+
+@pytest.mark.parametrize("kind", ["thread", "inline"])
+def test_jobs_are_done_in_order_and_tell_what_came_of_them(kind: str) -> None:
+    answers: SimpleQueue[Any] = SimpleQueue()
+    worker = InlineWorker() if kind == "inline" else ThreadWorker(lambda f, x: answers.put((f, x)), "test")
+    did: list[int] = []
+    said: list[Any] = []
+
+    def job(i: int) -> int:
+        did.append(i)
+        if i % 10 == 3:
+            raise OSError(i, "no")
+        return i
+
+    for i in range(30):
+        worker.call(lambda i=i: job(i)).addCallbacks(said.append, lambda f: said.append(f.value.errno))
+    worker.stop()
+    while not answers.empty():
+        call, argument = answers.get()
+        call(argument)
+    assert did == said == list(range(30))
+
+
+def test_stopping_waits_for_what_was_taken() -> None:
+    held, answers = threading.Event(), []
+    worker = ThreadWorker(lambda f, x: answers.append(x), "test")
+    worker.call(held.wait)
+    threading.Timer(0.05, held.set).start()
+    worker.stop()
+    assert answers == [True]

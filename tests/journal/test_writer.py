@@ -1,0 +1,98 @@
+"""The writing end: after a sync that failed it does nothing any more, whatever is asked of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fyrehose.journal import scan
+from fyrehose.journal.recovery import Recovered, recover
+from fyrehose.journal.writer import RESERVE, NoRoom, SyncFailed, Writer
+from fyrehose.records import LAST_SEQ, Run
+from fyrehose.testing.files import FaultyFiles
+
+
+def writer(directory: Path, files: FaultyFiles, sync_each: bool = False, segment_size: int = 1 << 16) -> Writer:
+    made = Writer(directory, recover(directory, files), segment_size, sync_each, files)
+    made.open(1)
+    return made
+
+
+def numbered(first: int, *payloads: bytes, stream: str = "s") -> list[list[Run]]:
+    return [[Run.of(stream, payloads, source="t").numbered(first, 1)]]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("sync_each", [True, False])
+def test_what_was_under_way_when_a_sync_failed_comes_to_nothing(tmp_path: Path, sync_each: bool) -> None:
+    """The kernel reports a lost page once: the next sync succeeds, and would make the mark a lie."""
+    files = FaultyFiles()
+    of = writer(tmp_path, files, sync_each)
+    of.commit(numbered(1, b"kept"), 1, 1)
+    of.sync()
+    mark = scan.read_mark(tmp_path)
+    files.name, files.nth = "sync", files.calls["sync"] + 1
+
+    def commit() -> None:
+        of.commit(numbered(2, b"lost"), 1, 1)
+        of.sync()
+
+    with pytest.raises(SyncFailed):
+        commit()
+    syncs, writes = files.calls["sync"], files.calls["write"]
+    for job in (of.sync, of.make_room, lambda: of.commit(numbered(3, b"x" * 70_000), 1, 1), lambda: of.close(True)):
+        with pytest.raises(SyncFailed):
+            job()
+    assert (files.calls["sync"], files.calls["write"]) == (syncs, writes)
+    assert scan.read_mark(tmp_path) == mark
+
+
+@pytest.mark.parametrize(("name", "error"), [("rename", OSError), ("sync_directory", SyncFailed), ("sync", SyncFailed)])
+def test_a_segment_that_could_not_be_begun_leaves_no_descriptor(tmp_path: Path, name: str, error: type) -> None:
+    files = FaultyFiles()
+    before = descriptors()
+    of = writer(tmp_path, files, sync_each=True)
+    of.commit(numbered(1, b"x"), 1, 1)
+    files.name, files.nth = name, files.calls[name] + 1
+    with pytest.raises((error, NoRoom)):
+        of.commit(numbered(2, b"y" * 70_000), 1, 1)
+    of.close(in_order=False)
+    assert descriptors() == before
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_numbers_are_set_aside_up_to_the_last_and_no_further(tmp_path: Path) -> None:
+    of = writer(tmp_path, FaultyFiles())
+    of.commit(numbered(1, b"x", stream="new"), 1, 1)
+    of.commit(numbered(LAST_SEQ - 3, b"x"), 1, 1)
+    of.close(in_order=False)
+    found = recover(tmp_path, FaultyFiles())
+    assert {gap.stream: (gap.first, gap.last) for gap in found.gaps} == {
+        "new": (2, RESERVE + 1),
+        "s": (LAST_SEQ - 2, LAST_SEQ),
+    }
+
+
+def test_a_commit_is_whole_in_one_segment(tmp_path: Path) -> None:
+    of = writer(tmp_path, FaultyFiles(), segment_size=4096)
+    of.commit(numbered(1, b"x" * 3000), 1, 1)
+    batches = [*numbered(2, b"y" * 3000), *numbered(3, b"z" * 3000)]
+    committed = of.commit(batches, 1, 1)
+    assert committed.rolled is not None
+    assert {header.position >= committed.rolled.base for header, _ in committed.batches} == {True}
+    of.close(in_order=True)
+    assert scan.path_of(tmp_path, committed.rolled.base).stat().st_size == of.position - of.base
+    assert recover(tmp_path, FaultyFiles()).closed
+
+
+def test_a_new_journal_begins_with_its_numbers(tmp_path: Path) -> None:
+    of = Writer(tmp_path, Recovered(), 4096, True, FaultyFiles())
+    of.open(5)
+    assert of.base == 0
+    assert of.durable == of.position > 64
+    assert scan.read_mark(tmp_path) == of.position
+    of.close(in_order=True)
