@@ -141,6 +141,7 @@ def publish(
 @click.option("--stream", metavar="NAME", help="What to follow (the backbone has one only).")
 @click.option("--since", type=Since(), default="latest", show_default=True, help="Where to begin.")
 @click.option("--count", type=click.IntRange(1), help="End after so many messages.")
+@click.option("--idle", type=Duration(), help="End when nothing has come for so long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
 @click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
 def tail(
@@ -149,6 +150,7 @@ def tail(
     stream: str | None,
     since: int | None,
     count: int | None,
+    idle: float | None,
     form: str,
     timeout: float,
 ) -> None:
@@ -159,7 +161,7 @@ def tail(
 
     \b
         fyrehose tail --stream log
-        fyrehose tail --stream log --since start --count 10
+        fyrehose tail --stream log --since start --idle 1s | wc -l
         fyrehose tail --protocol backbone --format json | jq .seq
     """
     from fyrehose.cli import formats, running, tailing
@@ -172,6 +174,7 @@ def tail(
             lambda take, lost: at.tailer(reactor, stream, since, take, lost),
             formats.FORMATS[form],
             count,
+            idle,
             timeout,
             at,
         )

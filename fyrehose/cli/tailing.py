@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import click
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
 from fyrehose.cli.formats import Format
@@ -83,14 +84,17 @@ async def tail(
     make_tailer: Callable[[Take, Lost], Any],
     form: Format,
     count: int | None,
+    idle: float | None,
     timeout: float,
     where: object,
 ) -> int:
-    """Write what the tailer hands out until ``count`` messages are written, the reader leaves, or Ctrl-C; 0.
+    """Write what the tailer hands out until ``count`` messages are written, nothing has come for ``idle`` seconds, the
+    reader leaves, or Ctrl-C; 0.
 
     :raises FyrehoseError: the server is not there, or standard output cannot be written
     """
     left = count
+    waiting: IDelayedCall | None = None
 
     def take(run: Run) -> None:
         nonlocal left
@@ -100,6 +104,8 @@ async def tail(
             run = run.slice(0, left)
             left -= len(run)
         output.write(form(run))
+        if waiting is not None and idle is not None:
+            waiting.reset(idle)
         if left == 0:
             output.end()
 
@@ -107,9 +113,13 @@ async def tail(
     output = Output(worker(reactor).call, tailer)
     try:
         await connected(reactor, tailer, timeout, where)
+        if idle is not None and not output.ended.called:
+            waiting = reactor.callLater(idle, output.end)
         await output.ended
         await output.drained()
     finally:
+        if waiting is not None and waiting.active():
+            waiting.cancel()
         tailer.close().addErrback(lambda failure: failure.trap(Exception))
     return 0
 

@@ -45,14 +45,14 @@ class Follower:
 
     tailer: Tailer
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int | None = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int | None = None, idle: float | None = None) -> None:
         self.clock = Clock()
         self.jobs: list[tuple[Callable[[], None], Deferred[None]]] = []
         self.written: list[bytes] = []
         self.outcome: list[Any] = []
         monkeypatch.setattr(tailing, "worker", lambda reactor: self)
         monkeypatch.setattr(tailing, "_write", lambda fd, data: self.written.append(data))
-        self.deferred = Deferred.fromCoroutine(tail(self.clock, self.make, text, count, 5.0, "figg at h:1"))
+        self.deferred = Deferred.fromCoroutine(tail(self.clock, self.make, text, count, idle, 5.0, "figg at h:1"))
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
     def make(self, take: Any, lost: Any) -> Tailer:
@@ -117,6 +117,29 @@ def test_it_ends_after_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert follower.written == [b"a\nb\n", b"c\n"]
     assert not follower.jobs
     assert follower.tailer.told[-1] == "close"
+
+
+def test_it_ends_when_nothing_has_come_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, idle=2)
+    follower.clock.advance(3)
+    follower.tailer.connecting.callback(None)
+    follower.clock.advance(1.9)
+    follower.records(b"a")
+    follower.write()
+    follower.clock.advance(1.9)
+    assert not follower.outcome
+    follower.clock.advance(0.1)
+    assert follower.outcome == [0]
+    assert not follower.clock.getDelayedCalls()
+
+
+def test_ending_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, count=1, idle=2)
+    follower.tailer.connecting.callback(None)
+    follower.records(b"a")
+    follower.write()
+    assert follower.outcome == [0]
+    assert not follower.clock.getDelayedCalls()
 
 
 def test_records_may_come_before_it_knows_that_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
