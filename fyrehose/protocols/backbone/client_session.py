@@ -49,6 +49,10 @@ LOST = 5.0
 TOKENS = 5
 #: REQUESTs a second: fewer than the 10 that a server takes.
 REQUESTS = 8
+#: When the backbone was lost and is found again, new pushes wait until what was missed has come, as far as that can be
+#: known: until nothing new has come for HOLD seconds, but no longer than MOST_HOLD.
+HOLD = 0.25
+MOST_HOLD = 2.0
 #: How soon to look again when there is more to ask for than may be asked, in seconds.
 SOON = 0.05
 
@@ -57,7 +61,8 @@ SOON = 0.05
 class Options:
     """What a client is.
 
-    :ivar after: begin with what follows this number (0: from the start); None: with what comes first
+    :ivar after: begin with what follows this number (0: from the start); None: with what comes first.  Such a client
+        cannot publish: an old record of the same bytes would confirm the push
     :ivar subscribe: whether to be sent DELIVERs; without them no push can be confirmed
     :ivar store: bytes to keep for others that miss them; 0: be no journal
     :ivar window: pushes on their way at a time
@@ -144,6 +149,7 @@ class ClientSession:
         self._heard = now
         self._found = False
         self._lost = False
+        self._hold = self._hold_limit = now
         self._to_send: list[tuple[Train, Address]] = []
 
     # In.
@@ -188,7 +194,9 @@ class ClientSession:
         if repair is not None:
             # What is due already waits for the rate of requests.
             times.append(repair if repair > now else now + SOON)
-        pushes = self._pushes.next_due(now, self._found)
+        if self._hold > now:
+            times.append(self._hold)
+        pushes = self._pushes.next_due(now, self._found and self._hold <= now)
         if pushes is not None:
             times.append(pushes)
         return min(times)
@@ -198,12 +206,14 @@ class ClientSession:
     def push(self, payload: bytes, handle: Any) -> None:
         """Publish ``payload`` at the next :meth:`tick`; an event tells what becomes of ``handle``.
 
-        :raises LocalProtocolError: it does not fit into a datagram, or nobody would see its DELIVER
+        :raises LocalProtocolError: it does not fit into a datagram, or its DELIVER would not be known for sure
         """
         if len(payload) > MAX_DATA:
             raise LocalProtocolError(f"{len(payload)} bytes do not fit into a datagram; {MAX_DATA} do")
         if not self._options.subscribe:
             raise LocalProtocolError("a client that does not subscribe cannot see its pushes confirmed")
+        if self._options.after is not None:
+            raise LocalProtocolError("a client that catches up cannot publish: old records would confirm; use another")
         self._pushes.add(payload, handle)
 
     def data_to_send(self) -> list[tuple[Train, Address]]:
@@ -262,7 +272,9 @@ class ClientSession:
             self._store.add(part)
             events.extend(Confirmed(handle=push.handle, seq=seq) for push, seq in self._pushes.delivered(part))
         events.extend(Records(run=part) for part in ready)
-        if new and self._found:
+        if new:
+            if self._hold > now:
+                self._hold = min(now + HOLD, self._hold_limit)
             self._push_now(now)
 
     def _control(self, events: list[Event], datagram: memoryview, source: Address, now: float) -> None:
@@ -285,6 +297,8 @@ class ClientSession:
         self._tokens.remove(ack.token)
         self._heard = now
         if not self._found:
+            if self._lost:
+                self._hold, self._hold_limit = now + HOLD, now + MOST_HOLD
             self._found, self._lost = True, False
             events.append(Found())
             self._repair.restart(now)
@@ -322,6 +336,8 @@ class ClientSession:
             self._to_send.append((single(frame.encode()), self._server))
 
     def _push_now(self, now: float) -> None:
+        if not self._found or self._hold > now:
+            return
         payloads = self._pushes.take(self._repair.highest, now)
         if payloads:
             self._to_send.extend((train, self._server) for train in encode_pushes(payloads))

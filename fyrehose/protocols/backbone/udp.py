@@ -35,8 +35,9 @@ UDP_SEGMENT = 103
 UDP_GRO = 104
 SO_RXQ_OVFL = 40
 
-#: Datagrams that are read before others have their turn.
+#: Datagrams that are read before others have their turn, and their bytes: what one turn publishes is bounded, too.
 READ_TURN = 256
+READ_BYTES = 1 << 20
 #: Calls of sendmsg before others have their turn.
 SEND_TURN = 128
 #: Datagrams that answer one client (ACK, FORWARD) are dropped when so many trains wait.
@@ -233,8 +234,8 @@ class UDPPort:
                 self._no_batching(error)
 
     def _read(self) -> None:
-        left = READ_TURN
-        while left > 0 and self._socket is not None:
+        left, room = READ_TURN, READ_BYTES
+        while left > 0 and room > 0 and self._socket is not None:
             try:
                 size, ancillary, _, source = self._socket.recvmsg_into([self._buffer], self._ancillary)
             except OSError as error:
@@ -252,6 +253,7 @@ class UDPPort:
                     self._count_drops(_U32.unpack(value[:4])[0])
             segment = max(segment, 1)
             left -= max(1, -(-size // segment))
+            room -= size
             self._owner.datagrams_received(self._buffer[:size], segment, source)
 
     def _count_drops(self, drops: int) -> None:

@@ -333,7 +333,42 @@ def test_the_window_opens_as_pushes_come_back() -> None:
     assert [frame for frame, _ in bench.sent()] == [Push(data=b"2")]
 
 
+def test_after_a_loss_new_pushes_wait_for_what_was_missed() -> None:
+    """Else an old record of the same bytes, which was missed, would confirm a new push."""
+    bench = joined(timeout=60.0)
+    bench.receive(Deliver(seq=1, data=b"1"))
+    assert BackboneLost() in [event for _ in range(60) for event in bench.tick(0.1)]
+    bench.session.push(b"same", "new")
+    keep_alive = [frame for frame, _ in bench.sent() if isinstance(frame, KeepAlive)][-1]
+    assert bench.receive(KeepAliveAck(token=keep_alive.token)) == [Found()]
+    for seq in range(2, 12):
+        bench.tick(0.125)
+        assert Confirmed(handle="new", seq=seq) not in bench.receive(Deliver(seq=seq, data=b"same"), source=PEER)
+    assert bench.session.next_due(bench.now) <= bench.now + 0.25
+    assert Push(data=b"same") not in [frame for frame, _ in bench.sent()]
+    bench.tick(0.25)
+    assert Push(data=b"same") in [frame for frame, _ in bench.sent()]
+    assert Confirmed(handle="new", seq=12) in bench.receive(Deliver(seq=12, data=b"same"))
+
+
+def test_new_pushes_do_not_wait_for_ever_while_others_are_busy() -> None:
+    bench = joined(timeout=60.0)
+    bench.receive(Deliver(seq=1, data=b"1"))
+    for _ in range(60):
+        bench.tick(0.1)
+    bench.session.push(b"x", "x")
+    keep_alive = [frame for frame, _ in bench.sent() if isinstance(frame, KeepAlive)][-1]
+    bench.receive(KeepAliveAck(token=keep_alive.token))
+    for seq in range(2, 18):
+        assert Push(data=b"x") not in [frame for frame, _ in bench.sent()]
+        bench.tick(0.125)
+        bench.receive(Deliver(seq=seq, data=b"busy"))
+    assert Push(data=b"x") in [frame for frame, _ in bench.sent()]
+
+
 def test_pushes_that_cannot_be() -> None:
+    with pytest.raises(LocalProtocolError, match="old records would confirm"):
+        joined(after=0).session.push(b"a", "a")
     with pytest.raises(LocalProtocolError, match="65499 bytes do not fit"):
         joined().session.push(bytes(MAX_DATA + 1), "a")
     with pytest.raises(LocalProtocolError, match="does not subscribe"):

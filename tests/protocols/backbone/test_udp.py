@@ -358,6 +358,10 @@ def test_threat_a_flood_leaves_others_their_turn() -> None:
     bench.socket.incoming = [(b"xy" * 64, [gro(2)], THERE)] * 1_000
     bench.port.doRead()
     assert len(bench.owner.received) == 4
+    bench = Bench()
+    bench.socket.incoming = [(bytes(65_507), [], THERE)] * 1_000
+    bench.port.doRead()
+    assert len(bench.owner.received) == 17  # a mebibyte, and no more than one datagram beyond
 
 
 def test_what_the_kernel_drops_is_counted() -> None:
