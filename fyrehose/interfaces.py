@@ -93,8 +93,8 @@ class IJournal(Interface):
         """The last number of each stream that may leave."""
 
     def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        """Records of ``stream`` from number ``start`` on, as many as ``max_bytes`` of payload have room for but at least
-        one; fewer where finding more would take long.
+        """Records of ``stream`` from number ``start`` on, as many as ``max_bytes`` of payload have room for but at
+        least one; fewer where finding more would take long.
 
         Never beyond what may leave; empty at the end.  Where ``start`` is no longer kept, or was lost and set aside,
         the first record that follows comes first: its number says so.

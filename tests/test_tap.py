@@ -239,6 +239,8 @@ def test_connections_are_no_more_than_there_are_descriptors_for(
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
     assert limits == [468, 5]
     assert server.notes == [
-        "lines.kit takes 468 connections at the most, not 10000: "
-        "the system allows 1000 file descriptors (see ulimit -n)"
+        (
+            "lines.kit takes 468 connections at the most, not 10000: "
+            "the system allows 1000 file descriptors (see ulimit -n)"
+        )
     ]
