@@ -29,7 +29,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import Broken, Closed, LocalProtocolError
-from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Pong
+from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Pong, PublishRun
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.protocols.figg.window import Window
 from fyrehose.records import Buffer, Run
@@ -38,12 +38,14 @@ log = Logger()
 
 #: How often a PING goes out, in seconds; with two unanswered the connection is given up.
 PING_INTERVAL = 2.0
+#: A connection that ends sooner than this, in seconds, has failed: who turns us away is not asked at once again.
+SHORT = 2.0
 
 
 def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> float:
     """How long to wait before the next try, in seconds, after ``attempt`` tries have failed: 0, 1, 2, 4 ... 30, each
     20 % more or less."""
-    return min(2.0 ** (attempt - 1), 30.0) * (0.8 + 0.4 * randomness()) if attempt else 0.0
+    return min(2.0 ** min(attempt - 1, 10), 30.0) * (0.8 + 0.4 * randomness()) if attempt else 0.0
 
 
 @attrs.define(eq=False)
@@ -84,6 +86,8 @@ class FiggClient:
     _detaching: set[str] = attrs.field(factory=set, init=False)
     _service: ClientService | None = attrs.field(default=None, init=False)
     _connection: _Connection | None = attrs.field(default=None, init=False)
+    _since: float = attrs.field(default=0.0, init=False)
+    _short: int = attrs.field(default=0, init=False)  #: how many connections in a row were
     _paused: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
@@ -96,7 +100,7 @@ class FiggClient:
         """Connect, and stay connected until :meth:`close`; fires when it is the first time, however long that takes."""
         if self._service is not None or self._closed:
             raise LocalProtocolError("a client connects once")
-        self._service = ClientService(self.endpoint, _Factory(self), retryPolicy=self.retry, clock=self.clock)
+        self._service = ClientService(self.endpoint, _Factory(self), retryPolicy=self._delay, clock=self.clock)
         self._service.startService()
         connected: Deferred[Any] = self._service.whenConnected()
         return connected.addCallbacks(lambda _: None, lambda _: Failure(Closed("the client was closed")))
@@ -176,8 +180,13 @@ class FiggClient:
 
     # What a connection calls.
 
+    def _delay(self, attempt: int) -> float:
+        # ClientService counts the connection that was lost as the first attempt that has failed.
+        return self.retry(attempt - 1 + self._short)
+
     def _made(self, connection: _Connection) -> None:
         self._connection = connection
+        self._since = self.clock.seconds()
         session = connection.session
         for subscription in self._subscriptions.values():
             subscription.attached = False
@@ -185,7 +194,7 @@ class FiggClient:
         for topic in self._detaching:
             session.send_detach(topic)
         for first, run in self._window.to_send_again():
-            session.send_publish(run.stream, first, run.lengths, run.payload)
+            session.send_publish(_published(first, run))
         self._send_waiting()
         connection.flush()
         if self._paused:
@@ -195,6 +204,7 @@ class FiggClient:
     def _lost(self, connection: _Connection) -> None:
         if self._connection is connection:
             self._connection = None
+            self._short = self._short + 1 if self.clock.seconds() - self._since < SHORT else 0
             self.on_state(False)
 
     @singledispatchmethod
@@ -241,8 +251,12 @@ class FiggClient:
         if self._connection is None:
             return
         for first, run in self._window.to_send():
-            self._connection.session.send_publish(run.stream, first, run.lengths, run.payload)
+            self._connection.session.send_publish(_published(first, run))
         self._connection.flush_soon()
+
+
+def _published(first: int, run: Run) -> PublishRun:
+    return PublishRun(topic=run.stream, first=first, lengths=run.lengths, payload=run.payload)
 
 
 class _Connection(Protocol):

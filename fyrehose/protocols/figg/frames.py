@@ -13,6 +13,7 @@ The fields fill the payload exactly.  Topics are 1 to 255 bytes of UTF-8, becaus
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from enum import IntEnum
 from struct import Struct
 from typing import ClassVar, Self
@@ -142,7 +143,7 @@ class Fields:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Frame:
+class Frame(ABC):
     """What all frames have; each is an event of a session as it is."""
 
     type: ClassVar[FrameType]
@@ -166,11 +167,11 @@ class Frame:
         return HEADER.pack(self.type, VERSION, len(payload)) + payload
 
     @classmethod
-    def _from(cls, fields: Fields) -> Self:
-        raise NotImplementedError
+    @abstractmethod
+    def _from(cls, fields: Fields) -> Self: ...
 
-    def _payload(self) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _payload(self) -> bytes: ...
 
 
 def _sized(data: bytes) -> bytes:
@@ -315,35 +316,40 @@ class Pong(_NumberFrame):
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class PublishRun:
-    """PUBLISHes of one topic with consecutive ``seq_num``s, as columns (see :mod:`fyrehose.records`)."""
+class MessageRun:
+    """Messages of one topic with consecutive numbers, as columns (see :mod:`fyrehose.records`)."""
+
+    type: ClassVar[FrameType]
 
     topic: str
     first: int
     lengths: Buffer
     payload: Buffer
 
-    @property
-    def last(self) -> int:
-        return self.first + len(self.lengths) // 4 - 1
-
-
-@attrs.frozen(kw_only=True, slots=True)
-class DataRun:
-    """DATAs of one topic with consecutive offsets, as columns (see :mod:`fyrehose.records`)."""
-
-    topic: str
-    first: int
-    lengths: Buffer
-    payload: Buffer
+    def __len__(self) -> int:
+        return len(self.lengths) // 4
 
     @property
     def last(self) -> int:
-        return self.first + len(self.lengths) // 4 - 1
+        return self.first + len(self) - 1
 
     def serialize(self) -> bytes:
         """The frames, end to end."""
-        return kernel.frames(FrameType.DATA, encode_topic(self.topic), self.first, self.lengths, self.payload)
+        return kernel.frames(self.type, encode_topic(self.topic), self.first, self.lengths, self.payload)
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class PublishRun(MessageRun):
+    """PUBLISHes; the numbers are their ``seq_num``."""
+
+    type = FrameType.PUBLISH
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class DataRun(MessageRun):
+    """DATAs; the numbers are their ``offset``."""
+
+    type = FrameType.DATA
 
 
 FRAMES: dict[FrameType, type[Frame]] = {

@@ -16,9 +16,8 @@ from zope.interface import implementer
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.kernels import figg as kernel
-from fyrehose.protocols.figg.frames import Attach, Detach, FrameType, PublishRun
-from fyrehose.protocols.figg.session import FiggServerSession
+from fyrehose.protocols.figg.frames import Attach, Detach, Ping, PublishRun
+from fyrehose.protocols.figg.session import FiggServerSession, encode_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Run
 from fyrehose.settings import count, option, size
 from fyrehose.tcp import SessionFactory, SessionProtocol, TCPSettings
@@ -36,13 +35,6 @@ class Settings(TCPSettings):
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:
             raise ValueError(f"max_payload is 1 to {MAX_PAYLOAD} bytes")
-
-
-def encode_data(runs: tuple[Run, ...]) -> bytes:
-    """The DATA frames of ``runs``: to be handed to :meth:`fyrehose.records.Delivery.encoded`."""
-    return b"".join(
-        kernel.frames(FrameType.DATA, run.stream.encode(), run.first_seq, run.lengths, run.payload) for run in runs
-    )
 
 
 @implementer(ISink)
@@ -71,7 +63,12 @@ class FiggProtocol(SessionProtocol):
 
     kit: ClassVar[str] = KIT
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {PublishRun: "published", Attach: "attached", Detach: "detached"}
+    handlers: ClassVar[dict[type, str]] = {
+        PublishRun: "published",
+        Attach: "attached",
+        Detach: "detached",
+        Ping: "pinged",
+    }
 
     session: FiggServerSession
     settings: Settings
@@ -113,6 +110,10 @@ class FiggProtocol(SessionProtocol):
         if attachment is not None:
             self.detach(attachment.subscription)
         self.session.send_detached(event.topic)
+
+    def pinged(self, event: Ping) -> None:
+        """Alive."""
+        self.session.send_pong(event.number)
 
     def connectionLost(self, reason: Any = None) -> None:
         if self._ack_due is not None:

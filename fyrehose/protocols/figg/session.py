@@ -1,197 +1,242 @@
-"""Figg's sessions: bytes in, events out, and the other way; no sockets, no clock.
+"""Figg without I/O (figg.md, "Protocol").
 
-    server    in: ATTACH DETACH PUBLISH PING        out: ATTACHED DETACHED ACK DATA PONG
-    client    the other way round
+    in: receive_data(bytes), receive_eof()  -> events: frames, and runs of PUBLISH or DATA as columns
+    out: send_*()                           -> data_to_send()
 
-Messages come as runs (PublishRun, DataRun), as long as a read has them; everything else frame by frame.  A peer's
-offence ends the session with one last event, Broken; what came before it in the same read counts.
+Whatever a peer sends, nothing is raised: the last event is ``Broken``, and the events before it count.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
-
-import attrs
 
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.kernels import figg as kernel
-from fyrehose.protocols.figg import frames
 from fyrehose.protocols.figg.frames import (
+    CLIENT_FRAMES,
     FRAMES,
     HEADER,
+    SERVER_FRAMES,
     VERSION,
+    Ack,
+    Attach,
+    Attached,
+    Data,
     DataRun,
+    Detach,
+    Detached,
     Frame,
     FrameType,
+    MessageRun,
+    Ping,
+    Pong,
+    Publish,
     PublishRun,
     decode_topic,
-    encode_topic,
 )
-from fyrehose.records import MAX_PAYLOAD, Buffer
+from fyrehose.records import MAX_PAYLOAD, Run
 
-Event = Frame | PublishRun | DataRun | Broken
+#: The most data of one run, in bytes, so that a large read does not become one large write to the disk.
+MAX_RUN = 1 << 20
 
-#: What one run holds, in bytes of payload: a run is published, budgeted and encoded as a whole.
-RUN = 1 << 20
+Event = Frame | MessageRun | Broken
 
 
-@attrs.define(eq=False)
-class _Receiver:
-    """The half that both sides share: frames out of bytes.
+class _Session:
+    """What both sides have: framing, limits, and what waits to be sent."""
 
-    :ivar max_payload: the largest message, in bytes
-    """
+    #: the frames that the other side may send
+    _accepted: ClassVar[frozenset[FrameType]]
+    #: the frame that comes in runs, and the event that such a run is
+    _message: ClassVar[type[Frame]]
+    _run: ClassVar[type[MessageRun]]
 
-    #: the type of the frames that come in runs
-    messages: ClassVar[FrameType]
-    run: ClassVar[type[PublishRun] | type[DataRun]]
-    allowed: ClassVar[frozenset[FrameType]]
+    def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
+        self.max_payload = max_payload
+        self._buffer = bytearray()
+        self._needed = 0  # the size of the frame at the start of the buffer, as far as it is known
+        self._broken = False
+        self._out: list[bytes] = []
 
-    max_payload: int = MAX_PAYLOAD
-    expected: int = attrs.field(default=0, init=False)
-    _buffer: bytearray = attrs.field(factory=bytearray, init=False)
-    _out: list[bytes] = attrs.field(factory=list, init=False)
-    _broken: bool = attrs.field(default=False, init=False)
+    @property
+    def expected(self) -> int:
+        """The size of the frame that is coming in, in bytes, as far as it is known; 0 between frames."""
+        return self._needed
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """The events that ``data`` completes; nothing more after Broken."""
+        """What ``data`` completes, in order; nothing after ``Broken``."""
         if self._broken:
             return []
         source: bytes | bytearray = data
         if self._buffer:
             self._buffer += data
             source = self._buffer
+            if len(source) < self._needed:
+                return []
         events: list[Event] = []
+        end = 0
         try:
-            at = self._receive(source, events)
+            end = self._parse(source, events)
         except RemoteProtocolError as error:
-            self._broken = True
+            events.append(self._break(error))
+        if self._broken:
             self._buffer.clear()
-            self.expected = 0
-            return [*events, Broken(error=error)]
-        if source is data:
-            self._buffer += data[at:]
+        elif source is self._buffer:
+            del self._buffer[:end]
         else:
-            del self._buffer[:at]
+            self._buffer += data[end:]
         return events
 
     def receive_eof(self) -> list[Event]:
-        """The peer sends nothing more; what it had begun is forgotten."""
-        self._buffer.clear()
-        self.expected = 0
-        return []
+        """The peer has finished sending."""
+        if self._broken or not self._needed:
+            return []
+        return [self._break(RemoteProtocolError("truncated-frame", "the connection ended within a frame"))]
 
     def data_to_send(self) -> list[bytes]:
-        """What is to be written, once."""
+        """What is to be written now; once."""
         out, self._out = self._out, []
         return out
 
-    def _receive(self, source: bytes | bytearray, events: list[Event]) -> int:
-        """Append the events of whole frames; where the first frame begins that is not whole."""
-        at = 0
-        while True:
-            end, topic, first, count, lengths, payload = kernel.scan(source, at, self.messages, self.max_payload, RUN)
-            if count:
-                events.append(self.run(topic=decode_topic(topic), first=first, lengths=lengths, payload=payload))
-                at = end
-                continue
-            frame, end = self._frame(source, at)
-            if frame is None:
-                return at
-            at = end
-            event = self._took(frame)
-            if event is not None:
-                events.append(event)
+    def _break(self, error: RemoteProtocolError) -> Broken:
+        self._broken = True
+        self._needed = 0
+        return Broken(error=error)
 
-    def _took(self, frame: Frame) -> Event | None:
-        """What a frame is to the program; None if the session has dealt with it."""
-        return frame
+    def _parse(self, source: bytes | bytearray, events: list[Event]) -> int:
+        """Turn whole frames into events; return where the first that is not whole begins."""
+        position, end = 0, len(source)
+        self._needed = HEADER.size
+        while end - position >= HEADER.size:
+            kind = self._judge(source, position)
+            if end - position < self._needed:
+                return position
+            if kind is self._run.type:
+                position = self._take_run(source, position, events)
+            else:
+                begin, position = position + HEADER.size, position + self._needed
+                events.append(FRAMES[kind].parse(bytes(source[begin:position])))
+            self._needed = HEADER.size
+        if position == end:
+            self._needed = 0
+        return position
 
-    def _frame(self, source: bytes | bytearray, at: int) -> tuple[Frame | None, int]:
-        """One frame and its end; None if it is not all there."""
-        if len(source) - at < HEADER.size:
-            self.expected = HEADER.size if len(source) > at else 0
-            return None, at
-        number, version, size = HEADER.unpack_from(source, at)
-        # Everything that can be judged by the header is judged by it: nothing is waited for that cannot be right.
+    def _judge(self, source: bytes | bytearray, position: int) -> FrameType:
+        """The type of the frame at ``position``; its size is in ``_needed`` then.
+
+        :raises RemoteProtocolError: what the header alone says is not allowed
+        """
+        number, version, size = HEADER.unpack_from(source, position)
         if version != VERSION:
-            raise RemoteProtocolError("bad-version", f"{version} is not {VERSION}")
-        if number not in self.allowed:
-            raise RemoteProtocolError("bad-type", f"{number} is not a frame that this side takes")
-        kind = FRAMES[FrameType(number)]
-        least, most = kind.sizes
-        if number == self.messages:
-            most += self.max_payload
-        if not least <= size <= most:
-            raise RemoteProtocolError(
-                "bad-size", f"a payload of {size} bytes for a {kind.__name__} of {least} to {most}"
-            )
-        end = at + HEADER.size + size
-        if end > len(source):
-            self.expected = HEADER.size + size
-            return None, at
-        frame = kind.parse(bytes(source[at + HEADER.size : end]))
-        if isinstance(frame, frames.Publish | frames.Data) and len(frame.data) > self.max_payload:
-            raise RemoteProtocolError("bad-size", f"a message of {len(frame.data)} bytes")
-        return frame, end
+            raise RemoteProtocolError("wrong-version", f"{version}")
+        if number not in FRAMES:
+            raise RemoteProtocolError("unknown-type", f"{number}")
+        kind = FrameType(number)
+        if kind not in self._accepted:
+            raise RemoteProtocolError("wrong-direction", f"{kind.name} is not for this side to receive")
+        smallest, largest = FRAMES[kind].sizes
+        if kind is self._run.type:
+            largest += self.max_payload
+        if size > largest:
+            raise RemoteProtocolError("frame-too-large", f"{kind.name} of {size} bytes, more than {largest}")
+        if size < smallest:
+            raise RemoteProtocolError("bad-length", f"{kind.name} of {size} bytes, fewer than {smallest}")
+        self._needed = HEADER.size + size
+        return kind
+
+    def _take_run(self, source: bytes | bytearray, position: int, events: list[Event]) -> int:
+        kind = self._run.type
+        end, topic, first, count, lengths, payload = kernel.scan(source, position, kind, self.max_payload, MAX_RUN)
+        if not count:
+            # The kernel takes every frame that is well-formed; the parser says what is wrong with this one.
+            self._message.parse(bytes(source[position + HEADER.size : position + self._needed]))
+            raise RemoteProtocolError("frame-too-large", f"{kind.name} with more than {self.max_payload} bytes of data")
+        events.append(self._run(topic=decode_topic(topic), first=first, lengths=lengths, payload=payload))
+        return end
 
 
-@attrs.define(eq=False)
-class FiggServerSession(_Receiver):
-    """The server's side of one connection; PINGs are answered by the session itself."""
+class FiggServerSession(_Session):
+    """The server's side of one connection.
 
-    messages = FrameType.PUBLISH
-    run = PublishRun
-    allowed = frames.CLIENT_FRAMES
+    Events: Attach, Detach, Ping, PublishRun, Broken.
 
-    _ack: int | None = attrs.field(default=None, init=False)
+    :param max_payload: the largest data of a PUBLISH, in bytes
+    """
+
+    _accepted = CLIENT_FRAMES
+    _message, _run = Publish, PublishRun
+
+    def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
+        super().__init__(max_payload)
+        self._acks: list[int] = []
 
     def send_attached(self, topic: str, offset: int) -> None:
-        self._out.append(frames.Attached(topic=topic, offset=offset).serialize())
+        """``topic`` is subscribed; what follows ``offset`` comes next."""
+        self._out.append(Attached(topic=topic, offset=offset).serialize())
 
     def send_detached(self, topic: str) -> None:
-        self._out.append(frames.Detached(topic=topic).serialize())
+        """Nothing more of ``topic`` comes."""
+        self._out.append(Detached(topic=topic).serialize())
 
-    def send_ack(self, number: int) -> None:
-        """Everything up to ``number`` is processed.  An ACK that has not been written is replaced by the next."""
-        self._ack = number
+    def send_ack(self, seq_num: int) -> None:
+        """Everything up to the PUBLISH of ``seq_num`` is durable.
 
-    def send_data(self, encoded: bytes) -> None:
-        """DATA frames, as :func:`encode_data` makes them."""
-        self._out.append(encoded)
+        One ACK goes out for all that is acknowledged between two calls of :meth:`data_to_send`, except where the
+        numbers went back: the ACK of a lower number does not cover a higher one.
+        """
+        if self._acks and seq_num >= self._acks[-1]:
+            self._acks[-1] = seq_num
+        else:
+            self._acks.append(seq_num)
+
+    def send_data(self, frames: bytes) -> None:
+        """Frames that :func:`encode_data` made, the same bytes for every subscriber."""
+        self._out.append(frames)
+
+    def send_pong(self, number: int) -> None:
+        """Answer the PING of ``number``."""
+        self._out.append(Pong(number=number).serialize())
 
     def data_to_send(self) -> list[bytes]:
         out = super().data_to_send()
-        if self._ack is not None:
-            out.append(frames.Ack(number=self._ack).serialize())
-            self._ack = None
+        if self._acks:
+            out.extend(Ack(number=seq_num).serialize() for seq_num in self._acks)
+            self._acks.clear()
         return out
 
-    def _took(self, frame: Frame) -> Event | None:
-        if isinstance(frame, frames.Ping):
-            self._out.append(frames.Pong(number=frame.number).serialize())
-            return None
-        return frame
+
+def encode_data(runs: Sequence[Run]) -> bytes:
+    """The DATA frames of records: their stream is the topic, their numbers are the offsets."""
+    return b"".join(
+        DataRun(topic=run.stream, first=run.first_seq, lengths=run.lengths, payload=run.payload).serialize()
+        for run in runs
+    )
 
 
-@attrs.define(eq=False)
-class FiggClientSession(_Receiver):
-    """The client's side of one connection."""
+class FiggClientSession(_Session):
+    """The client's side of one connection.
 
-    messages = FrameType.DATA
-    run = DataRun
-    allowed = frames.SERVER_FRAMES
+    Events: Attached, Detached, Ack, Pong, DataRun, Broken.
+
+    :param max_payload: the largest data of a DATA, in bytes
+    """
+
+    _accepted = SERVER_FRAMES
+    _message, _run = Data, DataRun
 
     def send_attach(self, topic: str, offset: int | None) -> None:
-        """Subscribe behind ``offset``; None: from now on."""
-        self._out.append(frames.Attach(topic=topic, offset=offset).serialize())
+        """Subscribe to what follows ``offset``, or to what is published from now on."""
+        self._out.append(Attach(topic=topic, offset=offset).serialize())
 
     def send_detach(self, topic: str) -> None:
-        self._out.append(frames.Detach(topic=topic).serialize())
+        """Unsubscribe."""
+        self._out.append(Detach(topic=topic).serialize())
 
-    def send_publish(self, topic: str, first: int, lengths: Buffer, payload: Buffer) -> None:
-        """Messages with the numbers ``first``, ``first + 1`` and so on, as columns."""
-        self._out.append(kernel.frames(FrameType.PUBLISH, encode_topic(topic), first, lengths, payload))
+    def send_publish(self, run: PublishRun) -> None:
+        """Publish a run."""
+        self._out.append(run.serialize())
 
     def send_ping(self, number: int) -> None:
-        self._out.append(frames.Ping(number=number).serialize())
+        """Ask for a sign of life."""
+        self._out.append(Ping(number=number).serialize())

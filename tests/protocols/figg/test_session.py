@@ -18,7 +18,6 @@ from fyrehose.protocols.figg.frames import (
     DataRun,
     Detach,
     Detached,
-    Ping,
     Pong,
     Publish,
     PublishRun,
@@ -86,17 +85,17 @@ def header(kind: int, size: int, version: int = 1) -> bytes:
 
 
 OFFENCES = [
-    ("bad-type", header(0, 0)),
-    ("bad-type", header(10, 0)),
-    ("bad-type", header(0xFFFF, 0)),
-    ("bad-version", header(5, 20, 0)),
-    ("bad-version", header(5, 20, 2)),
-    ("bad-size", header(5, 0xFFFFFFFF)),
-    ("bad-size", header(5, (16 << 20) + 400)),
-    ("bad-size", header(5, 16)),
-    ("bad-size", header(3, 1 << 16)),
-    ("bad-size", header(8, 9) + bytes(9)),
-    ("bad-size", header(1, 3)),
+    ("unknown-type", header(0, 0)),
+    ("unknown-type", header(10, 0)),
+    ("unknown-type", header(0xFFFF, 0)),
+    ("wrong-version", header(5, 20, 0)),
+    ("wrong-version", header(5, 20, 2)),
+    ("frame-too-large", header(5, 0xFFFFFFFF)),
+    ("frame-too-large", header(5, (16 << 20) + 400)),
+    ("bad-length", header(5, 16)),
+    ("frame-too-large", header(3, 1 << 16)),
+    ("frame-too-large", header(8, 9) + bytes(9)),
+    ("bad-length", header(1, 3)),
     ("bad-length", header(5, 20) + pack(">I", 1) + b"t" + pack(">QI", 1, 2) + b"abc"),
     ("bad-length", header(5, 20) + pack(">I", 1) + b"t" + pack(">QI", 1, 4) + b"abc"),
     ("bad-length", header(3, 8) + pack(">I", 3) + b"abcd"),
@@ -117,12 +116,12 @@ def test_an_offence_is_the_last_event_and_what_came_before_it_counts(cause: str,
 
 @pytest.mark.parametrize("kind", [2, 4, 6, 7, 9])
 def test_what_only_a_server_says_is_an_offence_of_a_client(kind: int) -> None:
-    assert singles(FiggServerSession().receive_data(header(kind, 8))) == [("broken", "bad-type")]
+    assert singles(FiggServerSession().receive_data(header(kind, 8))) == [("broken", "wrong-direction")]
 
 
 @pytest.mark.parametrize("kind", [1, 3, 5, 8])
 def test_what_only_a_client_says_is_an_offence_of_a_server(kind: int) -> None:
-    assert singles(FiggClientSession().receive_data(header(kind, 8))) == [("broken", "bad-type")]
+    assert singles(FiggClientSession().receive_data(header(kind, 8))) == [("broken", "wrong-direction")]
 
 
 def test_every_type_and_every_version() -> None:
@@ -135,12 +134,12 @@ def test_every_type_and_every_version() -> None:
 
 def test_a_size_is_judged_by_the_header_alone() -> None:
     session = FiggServerSession(max_payload=100)
-    assert singles(session.receive_data(header(5, 0xFFFFFFFF))) == [("broken", "bad-size")]
+    assert singles(session.receive_data(header(5, 0xFFFFFFFF))) == [("broken", "frame-too-large")]
     session = FiggServerSession(max_payload=100)
     ok = Publish(topic="t", number=1, data=b"x" * 100).serialize()
     assert len(session.receive_data(ok)) == 1
     large = Publish(topic="t", number=1, data=b"x" * 101).serialize()
-    assert singles(session.receive_data(large)) == [("broken", "bad-size")]
+    assert singles(session.receive_data(large)) == [("broken", "frame-too-large")]
 
 
 def test_expected_is_what_the_frame_takes() -> None:
@@ -155,13 +154,6 @@ def test_expected_is_what_the_frame_takes() -> None:
     assert session.expected == 0
 
 
-def test_pings_are_answered_in_order_and_are_no_events() -> None:
-    session = FiggServerSession()
-    assert session.receive_data(Ping(number=1).serialize() + Ping(number=2).serialize()) == []
-    assert b"".join(session.data_to_send()) == Pong(number=1).serialize() + Pong(number=2).serialize()
-    assert session.data_to_send() == []
-
-
 def test_an_ack_covers_those_that_were_not_written() -> None:
     session = FiggServerSession()
     for number in (1, 2, 3):
@@ -170,11 +162,18 @@ def test_an_ack_covers_those_that_were_not_written() -> None:
     assert session.data_to_send() == []
 
 
-def test_eof_in_the_middle_of_a_frame_is_no_event() -> None:
+def test_an_ack_of_a_lower_number_does_not_cover_a_higher_one() -> None:
+    session = FiggServerSession()
+    for number in (7, 9, 2, 3):
+        session.send_ack(number)
+    assert session.data_to_send() == [Ack(number=9).serialize(), Ack(number=3).serialize()]
+
+
+def test_eof_in_the_middle_of_a_frame_is_an_offence() -> None:
     session = FiggServerSession()
     session.receive_data(Publish(topic="t", number=1, data=b"x").serialize()[:-1])
-    assert session.receive_eof() == []
-    assert session.expected == 0
+    assert singles(session.receive_eof()) == [("broken", "truncated-frame")]
+    assert FiggServerSession().receive_eof() == []
 
 
 @given(st.lists(st.binary(max_size=200), max_size=8))

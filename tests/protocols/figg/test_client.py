@@ -1,0 +1,328 @@
+"""Figg's client: what it sends again, what it drops, when it gives a connection up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectError, ConnectionDone
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose.protocols.figg.client import PING_INTERVAL, FiggClient, backoff
+from fyrehose.protocols.figg.frames import (
+    Ack,
+    Attach,
+    Attached,
+    Data,
+    DataRun,
+    Detach,
+    Detached,
+    Ping,
+    Pong,
+    Publish,
+    PublishRun,
+)
+from fyrehose.protocols.figg.session import FiggServerSession
+from fyrehose.records import Run
+
+
+class Transport(StringTransport):
+    aborted = False
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.define(eq=False)
+class Endpoint:
+    """Connects when the test says so."""
+
+    attempts: list[tuple[Any, Deferred[Any]]] = attrs.field(factory=list)
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        made: Deferred[Any] = Deferred()
+        self.attempts.append((factory, made))
+        return made
+
+
+@attrs.define(eq=False)
+class Bench:
+    client: FiggClient
+    clock: Clock
+    endpoint: Endpoint
+    states: list[bool]
+    got: list[tuple[int, bytes]] = attrs.field(factory=list)
+    protocol: Any = None
+    transport: Any = None
+    session: Any = None
+
+    def accept(self) -> None:
+        """The server takes the connection that the client tries to make."""
+        factory, made = self.endpoint.attempts.pop(0)
+        self.protocol, self.transport, self.session = factory.buildProtocol(None), Transport(), FiggServerSession()
+        self.protocol.makeConnection(self.transport)
+        made.callback(self.protocol)
+
+    def refuse(self) -> None:
+        _, made = self.endpoint.attempts.pop(0)
+        made.errback(Failure(ConnectError()))
+
+    def cut(self, after: float = 3.0) -> None:
+        """The connection ends, after so many seconds."""
+        if after and not self.transport.disconnecting:
+            self.clock.advance(after / 2)
+            self.say(Pong(number=1))
+            self.clock.advance(after / 2)
+        self.protocol.connectionLost(Failure(ConnectionDone()))
+
+    def said(self) -> list[Any]:
+        """What the client has said; runs taken apart, PINGs left out."""
+        self.clock.advance(0)
+        wire = self.transport.value()
+        self.transport.clear()
+        events: list[Any] = []
+        for event in self.session.receive_data(wire):
+            if isinstance(event, PublishRun):
+                run = Run(stream="x", source="x", lengths=event.lengths, payload=event.payload)
+                events += [
+                    Publish(topic=event.topic, number=event.first + i, data=bytes(p))
+                    for i, p in enumerate(run.payloads())
+                ]
+            else:
+                events.append(event)
+        return events
+
+    def pings(self) -> int:
+        wire = self.transport.value()
+        self.transport.clear()
+        return wire.count(Ping(number=0).serialize()[:8])
+
+    def say(self, *frames: Any) -> None:
+        self.protocol.dataReceived(b"".join(frame.serialize() for frame in frames))
+
+    def take(self, data: DataRun) -> None:
+        run = Run(stream="x", source="x", lengths=data.lengths, payload=data.payload)
+        self.got += [(data.first + i, bytes(p)) for i, p in enumerate(run.payloads())]
+
+
+def make(**settings: Any) -> Bench:
+    clock, endpoint, states = Clock(), Endpoint(), []
+    client = FiggClient(clock, endpoint, on_state=states.append, retry=lambda n: float(n), **settings)
+    return Bench(client, clock, endpoint, states)
+
+
+def connected(**settings: Any) -> Bench:
+    bench = make(**settings)
+    made = bench.client.connect()
+    bench.accept()
+    assert made.called
+    return bench
+
+
+def data(number: int, payload: bytes = b"x", topic: str = "t") -> Data:
+    return Data(topic=topic, number=number, data=payload)
+
+
+def test_publish_and_know() -> None:
+    bench = connected()
+    first, second = bench.client.publish("t", b"a"), bench.client.publish("t", b"b")
+    assert bench.said() == [Publish(topic="t", number=1, data=b"a"), Publish(topic="t", number=2, data=b"b")]
+    bench.say(Ack(number=1))
+    assert first.called
+    assert not second.called
+    bench.say(Ack(number=2))
+    assert second.called
+
+
+def test_the_window_slides() -> None:
+    bench = connected(window=2)
+    done = [bench.client.publish("t", b"%d" % i) for i in range(5)]
+    assert len(bench.said()) == 2
+    ready = bench.client.ready()
+    bench.say(Ack(number=2))
+    assert [event.number for event in bench.said()] == [3, 4]
+    assert not ready.called
+    bench.say(Ack(number=5))
+    bench.said()
+    bench.say(Ack(number=5))
+    assert all(d.called for d in done)
+    assert ready.called
+    assert bench.client.flush().called
+
+
+def test_what_was_published_before_the_connection_goes_when_it_is_made() -> None:
+    bench = make()
+    bench.client.connect()
+    bench.client.publish("t", b"early")
+    bench.client.subscribe("u", bench.take, offset=3)
+    bench.accept()
+    assert bench.said() == [Attach(topic="u", offset=3), Publish(topic="t", number=1, data=b"early")]
+
+
+def test_a_new_connection_resends_in_the_order_of_the_text() -> None:
+    bench = connected(window=3)
+    bench.client.subscribe("kept", bench.take)
+    bench.client.subscribe("left", bench.take)
+    bench.say(Attached(topic="kept", offset=7), Attached(topic="left", offset=0), data(8, topic="kept"))
+    bench.client.unsubscribe("left")
+    for i in range(5):
+        bench.client.publish("t", b"%d" % i)
+    bench.said()
+    bench.say(Ack(number=1))
+    bench.said()
+    bench.cut()
+    bench.clock.advance(0)
+    bench.accept()
+    assert bench.said() == [
+        Attach(topic="kept", offset=8),
+        Detach(topic="left"),
+        *(Publish(topic="t", number=n, data=b"%d" % (n - 1)) for n in (2, 3, 4)),
+    ]
+    bench.say(Detached(topic="left"))
+    bench.cut()
+    bench.clock.advance(0)
+    bench.accept()
+    assert Detach(topic="left") not in bench.said(), "it has been answered"
+    assert bench.states == [True, False, True, False, True]
+
+
+def test_attaching_again_before_the_answer_resends_the_same_offset() -> None:
+    bench = connected()
+    bench.client.subscribe("t", bench.take, offset=5)
+    bench.client.subscribe("now", bench.take)
+    bench.cut()
+    bench.clock.advance(0)
+    bench.accept()
+    assert bench.said() == [Attach(topic="t", offset=5), Attach(topic="now")]
+
+
+def test_what_comes_twice_is_handed_out_once() -> None:
+    bench = connected()
+    bench.client.subscribe("t", bench.take, offset=0)
+    bench.say(Attached(topic="t", offset=0), data(1, b"a"), data(2, b"b"))
+    bench.say(data(1, b"a"), data(2, b"b"), data(3, b"c"))
+    assert bench.got == [(1, b"a"), (2, b"b"), (3, b"c")]
+
+
+def test_data_before_attached_is_of_an_older_subscription() -> None:
+    bench = connected()
+    bench.client.subscribe("t", bench.take, offset=0)
+    bench.say(data(9, b"old"), Attached(topic="t", offset=0), data(1, b"new"))
+    assert bench.got == [(1, b"new")]
+
+
+def test_an_offset_that_has_expired_is_told() -> None:
+    bench = connected()
+    began: list[tuple[int, int | None]] = []
+    bench.client.subscribe("t", bench.take, 3, lambda at, asked: began.append((at, asked)))
+    bench.say(Attached(topic="t", offset=10))
+    assert began == [(10, 3)]
+
+
+def test_offsets_are_opaque() -> None:
+    """Another server's offsets need not be consecutive."""
+    bench = connected()
+    bench.client.subscribe("t", bench.take, offset=0)
+    bench.say(Attached(topic="t", offset=0), data(37, b"a"), data(74, b"b"))
+    assert bench.got == [(37, b"a"), (74, b"b")]
+
+
+def test_two_unanswered_pings_end_the_connection() -> None:
+    bench = connected()
+    for _ in range(3):
+        bench.clock.advance(PING_INTERVAL)
+        assert bench.pings() == 1
+        bench.say(Pong(number=1))
+    bench.clock.advance(PING_INTERVAL)
+    bench.clock.advance(PING_INTERVAL)
+    assert not bench.transport.aborted
+    bench.clock.advance(PING_INTERVAL)
+    assert bench.transport.aborted
+
+
+def test_a_server_that_breaks_the_rules_is_left() -> None:
+    bench = connected()
+    bench.protocol.dataReceived(b"\0\5\0\1\0\0\0\0")
+    assert bench.transport.aborted
+
+
+def test_it_tries_for_ever_with_the_strategy_that_it_was_given() -> None:
+    bench = make()
+    made = bench.client.connect()
+    bench.refuse()
+    bench.clock.advance(0)
+    bench.refuse()
+    for tries in range(1, 6):
+        assert not bench.endpoint.attempts
+        bench.clock.advance(tries)
+        bench.refuse()
+    assert not made.called
+    bench.clock.advance(6)
+    bench.accept()
+    assert made.called
+
+
+def test_a_server_that_turns_us_away_is_not_asked_at_once_again() -> None:
+    bench = connected()
+    for delay in (1, 2, 3):
+        bench.cut(after=0)
+        bench.clock.advance(delay - 0.1)
+        assert not bench.endpoint.attempts
+        bench.clock.advance(0.2)
+        bench.accept()
+    bench.cut()
+    bench.clock.advance(0)
+    bench.accept()
+
+
+def test_backoff() -> None:
+    assert backoff(0) == 0
+    assert [backoff(n, lambda: 0.5) for n in range(1, 9)] == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert backoff(3, lambda: 0.0) == pytest.approx(3.2)
+    assert backoff(3, lambda: 1.0) == pytest.approx(4.8)
+    assert backoff(10_000, lambda: 0.5) == 30
+
+
+def test_closing() -> None:
+    bench = connected()
+    failures: list[Any] = []
+    bench.client.publish("t", b"not acknowledged").addErrback(failures.append)
+    closed = bench.client.close()
+    assert failures[0].check(Closed)
+    assert bench.transport.disconnecting
+    bench.cut()
+    assert closed.called
+    with pytest.raises(LocalProtocolError):
+        bench.client.publish("t", b"after")
+    with pytest.raises(LocalProtocolError):
+        bench.client.connect()
+    assert bench.clock.getDelayedCalls() == []
+
+
+def test_closing_what_never_connected() -> None:
+    assert FiggClient(Clock(), Endpoint()).close().called
+    bench = make()
+    failures: list[Any] = []
+    bench.client.connect().addErrback(failures.append)
+    bench.client.close()
+    assert failures[0].check(Closed)
+
+
+def test_pausing_holds_over_connections() -> None:
+    bench = connected()
+    bench.client.pause()
+    assert bench.transport.producerState == "paused"
+    bench.cut()
+    bench.clock.advance(0)
+    bench.accept()
+    assert bench.transport.producerState == "paused"
+    bench.client.resume()
+    assert bench.transport.producerState == "producing"

@@ -1,0 +1,413 @@
+"""Figg's server: every row of its threats, and what subscribers and publishers are promised."""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+
+from fyrehose.broker import Broker
+from fyrehose.errors import ConfigError, JournalCorrupt
+from fyrehose.fanout import TURN
+from fyrehose.protocols.figg.frames import (
+    Ack,
+    Attach,
+    Attached,
+    Data,
+    DataRun,
+    Detach,
+    Detached,
+    Ping,
+    Pong,
+    Publish,
+)
+from fyrehose.protocols.figg.server import Settings, make_factory
+from fyrehose.protocols.figg.session import FiggClientSession
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.settings import build
+from fyrehose.testing import MemoryJournal
+
+
+class Transport(StringTransport):
+    aborted = False
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+
+    def setTcpNoDelay(self, on: bool) -> None:
+        pass
+
+    setTcpKeepAlive = setTcpNoDelay
+
+
+@attrs.define(eq=False)
+class Peer:
+    """A client by hand."""
+
+    server: Server
+    protocol: Any
+    transport: Transport
+    session: FiggClientSession = attrs.field(factory=FiggClientSession)
+
+    def say(self, *frames: Any) -> None:
+        self.protocol.dataReceived(b"".join(frame.serialize() for frame in frames))
+
+    def hear(self) -> list[Any]:
+        """What the server has said since the last call; runs taken apart."""
+        self.server.clock.advance(0)
+        self.server.clock.advance(0)
+        said = self.transport.value()
+        self.transport.clear()
+        events: list[Any] = []
+        for event in self.session.receive_data(said):
+            if isinstance(event, DataRun):
+                run = Run(stream="x", source="x", lengths=event.lengths, payload=event.payload)
+                events += [
+                    Data(topic=event.topic, number=event.first + i, data=bytes(p)) for i, p in enumerate(run.payloads())
+                ]
+            else:
+                events.append(event)
+        return events
+
+    def leave(self) -> None:
+        self.protocol.connectionLost(Failure(ConnectionDone()))
+
+
+@attrs.define(eq=False)
+class Server:
+    journal: MemoryJournal
+    broker: Broker
+    clock: Clock
+    factory: Any
+
+    def connect(self, port: int = 5000) -> Peer:
+        address = IPv4Address("TCP", "127.0.0.1", port)
+        protocol, transport = self.factory.buildProtocol(address), Transport(peerAddress=address)
+        protocol.makeConnection(transport)
+        return Peer(self, protocol, transport)
+
+    def stored(self, stream: str = "t") -> list[bytes]:
+        found, start = [], 1
+        while runs := self.journal.read(stream, start, 1 << 20):
+            found += [bytes(p) for run in runs for p in run.payloads()]
+            start = runs[-1].last_seq + 1
+        return found
+
+    def count(self, what: str) -> int:
+        return self.broker.counters.counts["figg", what]
+
+
+def make(auto: bool = True, **settings: Any) -> Server:
+    journal, clock = MemoryJournal(auto=auto), Clock()
+    broker = Broker(clock, journal, Sequencer())
+    broker.open()
+    return Server(journal, broker, clock, make_factory(broker, clock, Settings(**settings)))
+
+
+def publish(number: int, data: bytes = b"x", topic: str = "t") -> Publish:
+    return Publish(topic=topic, number=number, data=data)
+
+
+def data(number: int, payload: bytes = b"x", topic: str = "t") -> Data:
+    return Data(topic=topic, number=number, data=payload)
+
+
+class TestPublish:
+    def test_an_ack_means_durable(self) -> None:
+        server = make(auto=False)
+        peer = server.connect()
+        peer.say(publish(1), publish(2))
+        assert peer.hear() == []
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=2)]
+
+    def test_one_ack_covers_what_one_commit_made_durable(self) -> None:
+        server = make(auto=False)
+        peer = server.connect()
+        for number in range(1, 6):
+            peer.say(publish(number))
+            peer.say(publish(number, topic="other"))
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=5)]
+
+    def test_who_published_it_and_as_what_is_in_the_record(self) -> None:
+        server = make()
+        server.connect(port=777).say(publish(41, b"a"), publish(42, b"b"))
+        (run,) = server.journal.read("t", 1, 100)
+        assert (run.source, run.producer, run.producer_seq) == ("figg", "127.0.0.1:777", 41)
+
+    def test_threat_seq_num_goes_backwards_or_jumps(self) -> None:
+        server = make()
+        peer = server.connect()
+        heard = []
+        for number in (7, 3, 3, (1 << 64) - 1, 1):
+            peer.say(publish(number, b"%d" % number))
+            heard += peer.hear()
+        assert heard == [Ack(number=n) for n in (7, 3, 3, (1 << 64) - 1, 1)]
+        assert len(server.stored()) == 5, "nothing is taken for a double"
+
+    def test_threat_duplicate_on_reconnect(self) -> None:
+        """Cut after the journal, before the ACK: the client sends it again, and it is there twice, never not at all."""
+        server = make(auto=False)
+        peer = server.connect()
+        peer.say(publish(1, b"once"))
+        server.journal.commit()
+        peer.leave()
+        again = server.connect()
+        again.say(publish(1, b"once"))
+        server.journal.commit()
+        assert again.hear() == [Ack(number=1)]
+        assert server.stored() == [b"once", b"once"]
+
+    @pytest.mark.parametrize("window", [1, 10_000])
+    def test_every_payload_comes_back_unchanged_whatever_the_window(self, window: int) -> None:
+        server = make()
+        reader, writer = server.connect(), server.connect()
+        reader.say(Attach(topic="t"))
+        assert reader.hear() == [Attached(topic="t", offset=0)]
+        payloads = [bytes([i % 256]) * (i % 300) for i in range(1000 if window == 1 else 20_000)]
+        got: list[bytes] = []
+        for start in range(0, len(payloads), window):
+            part = payloads[start : start + window]
+            wire = b"".join(publish(start + i + 1, p).serialize() for i, p in enumerate(part))
+            for at in range(0, len(wire), 65_536):
+                writer.protocol.dataReceived(wire[at : at + 65_536])
+            assert writer.hear()[-1] == Ack(number=start + len(part))
+            while heard := reader.hear():
+                got += [event.data for event in heard]
+        assert got == payloads
+
+
+class TestAttach:
+    def test_from_now_on(self) -> None:
+        server = make()
+        server.connect().say(publish(1), publish(2))
+        peer = server.connect()
+        peer.say(Attach(topic="t"))
+        assert peer.hear() == [Attached(topic="t", offset=2)]
+        server.connect().say(publish(1, b"new"))
+        assert peer.hear() == [data(3, b"new")]
+
+    @pytest.mark.parametrize("flags", [0x8000, 0x0001])
+    def test_from_an_offset_by_either_flag(self, flags: int) -> None:
+        server = make()
+        server.connect().say(*(publish(i, b"%d" % i) for i in range(1, 6)))
+        peer = server.connect()
+        payload = pack(">HI", flags, 1) + b"t" + pack(">Q", 3)
+        peer.protocol.dataReceived(pack(">HHI", 1, 1, len(payload)) + payload)
+        assert peer.hear() == [Attached(topic="t", offset=3), data(4, b"4"), data(5, b"5")]
+
+    def test_attached_comes_before_any_data(self) -> None:
+        server = make()
+        peer = server.connect()
+        peer.say(publish(1), Attach(topic="t", offset=0), publish(2))
+        heard = [event for event in peer.hear() if not isinstance(event, Ack)]
+        assert heard == [Attached(topic="t", offset=0), data(1), data(2)]
+
+    def test_threat_same_topic_attached_twice(self) -> None:
+        server = make()
+        server.connect().say(*(publish(i, b"%d" % i) for i in range(1, 4)))
+        peer = server.connect()
+        peer.say(Attach(topic="t", offset=0), Attach(topic="t", offset=2))
+        assert peer.hear() == [Attached(topic="t", offset=0), Attached(topic="t", offset=2), data(3, b"3")]
+        server.connect().say(publish(1, b"4"))
+        assert peer.hear() == [data(4, b"4")], "once, not twice"
+        peer.say(Attach(topic="t", offset=1))
+        assert [event.number for event in peer.hear()[1:]] == [2, 3, 4]
+
+    @pytest.mark.parametrize("offset", [4, 1 << 32, (1 << 64) - 1])
+    def test_threat_offset_in_the_future(self, offset: int) -> None:
+        server = make()
+        server.connect().say(*(publish(i) for i in range(1, 4)))
+        peer = server.connect()
+        peer.say(Attach(topic="t", offset=offset))
+        assert peer.hear() == [Attached(topic="t", offset=3)]
+
+    def test_threat_offset_expired(self) -> None:
+        server = make()
+        for i in range(1, 6):
+            server.connect().say(publish(i, b"%d" % i))
+        server.journal.forget("t", 4)
+        peer = server.connect()
+        peer.say(Attach(topic="t", offset=1))
+        assert peer.hear() == [Attached(topic="t", offset=3), data(4, b"4"), data(5, b"5")]
+
+    def test_detach(self) -> None:
+        server = make()
+        peer = server.connect()
+        peer.say(Attach(topic="t"), Detach(topic="t"), Detach(topic="never attached"))
+        assert peer.hear() == [
+            Attached(topic="t", offset=0),
+            Detached(topic="t"),
+            Detached(topic="never attached"),
+        ]
+        server.connect().say(publish(1))
+        assert peer.hear() == []
+
+    def test_threat_subscriptions_per_connection(self) -> None:
+        server = make(max_subscriptions=3)
+        peer = server.connect()
+        peer.say(*(Attach(topic=f"t{i}") for i in range(3)), Detach(topic="t0"), Attach(topic="t9"))
+        peer.say(Attach(topic="t1"))
+        assert not peer.transport.disconnecting
+        peer.say(Attach(topic="one more"))
+        assert peer.transport.disconnecting
+        assert server.count("too-many-subscriptions") == 1
+
+    def test_threat_unbounded_topics(self) -> None:
+        """An ATTACH to a topic that nobody publishes to makes nothing that outlives the connection."""
+        server = make()
+        for start in range(0, 3000, 1000):
+            peer = server.connect()
+            peer.say(*(Attach(topic=f"topic {start + i}") for i in range(1000)))
+            peer.hear()
+            peer.leave()
+        assert server.journal.ends() == {}
+        assert server.broker._largest == {}
+        assert server.broker._fanout._waiting == {}
+
+
+class TestOffences:
+    @pytest.mark.parametrize(
+        ("cause", "wire"),
+        [
+            ("frame-too-large", pack(">HHI", 5, 1, 0xFFFFFFFF)),
+            ("bad-length", pack(">HHI", 5, 1, 3)),
+            ("unknown-type", pack(">HHI", 99, 1, 0)),
+            ("wrong-direction", pack(">HHI", 7, 1, 30)),
+            ("wrong-version", pack(">HHI", 5, 2, 30)),
+            ("bad-length", pack(">HHII", 5, 1, 20, 1) + b"t" + pack(">QI", 1, 2) + b"abc"),
+            ("bad-length", pack(">HHII", 5, 1, 20, 1) + b"t" + pack(">QI", 1, 4) + b"abc"),
+            ("bad-topic", pack(">HHII", 5, 1, 19, 0) + pack(">QI", 1, 3) + b"abcd"),
+        ],
+    )
+    def test_a_malformed_frame_costs_its_sender_the_connection_and_nothing_else(self, cause: str, wire: bytes) -> None:
+        server = make()
+        bad, good, reader = server.connect(), server.connect(), server.connect()
+        reader.say(Attach(topic="t"))
+        bad.say(publish(1, b"before"))
+        bad.protocol.dataReceived(wire)
+        assert bad.transport.disconnecting
+        assert server.count(cause) == 1
+        good.say(publish(1, b"after"))
+        assert good.hear() == [Ack(number=1)]
+        assert [event.data for event in reader.hear()[1:]] == [b"before", b"after"]
+
+    def test_threat_4_gib_announced_allocates_nothing(self) -> None:
+        server = make()
+        peer = server.connect()
+        peer.protocol.dataReceived(pack(">HHI", 5, 1, 0xFFFFFFFF))
+        assert peer.transport.disconnecting
+        assert server.broker.budget.used == 0
+
+    def test_a_large_frame_counts_from_when_it_is_announced(self) -> None:
+        server = make()
+        peer = server.connect()
+        peer.protocol.dataReceived(pack(">HHI", 5, 1, 16 << 20))
+        assert server.broker.budget.used == (16 << 20) + 8
+        peer.leave()
+        assert server.broker.budget.used == 0
+
+    def test_bytes_one_at_a_time(self) -> None:
+        server = make()
+        peer = server.connect()
+        wire = publish(1, b"slowly").serialize() + Attach(topic="t", offset=0).serialize()
+        for i in range(len(wire)):
+            peer.protocol.dataReceived(wire[i : i + 1])
+        assert peer.hear() == [Ack(number=1), Attached(topic="t", offset=0), data(1, b"slowly")]
+
+    def test_pings(self) -> None:
+        server = make()
+        peer = server.connect()
+        peer.say(Ping(number=123), Ping(number=(1 << 64) - 1))
+        assert peer.hear() == [Pong(number=123), Pong(number=(1 << 64) - 1)]
+
+
+class TestOthers:
+    """One subscriber's doings change nothing for the others."""
+
+    def test_leaving_stopping_and_resuming_from_the_start(self) -> None:
+        server = make()
+        steady, leaver, sleeper = server.connect(), server.connect(), server.connect()
+        writer = server.connect()
+        for peer in (steady, leaver, sleeper):
+            peer.say(Attach(topic="t"))
+            peer.hear()
+        writer.say(publish(1, b"1"))
+        sleeper.protocol.pauseProducing()
+        writer.say(publish(2, b"2"))
+        leaver.leave()
+        writer.say(publish(3, b"3"))
+        late = server.connect()
+        late.say(Attach(topic="t", offset=0))
+        writer.say(publish(4, b"4"))
+        assert steady.hear() == [data(i, b"%d" % i) for i in range(1, 5)]
+        assert late.hear() == [Attached(topic="t", offset=0), *(data(i, b"%d" % i) for i in range(1, 5))]
+        assert sleeper.hear() == [data(1, b"1")]
+        sleeper.protocol.resumeProducing()
+        assert sleeper.hear() == [data(i, b"%d" % i) for i in range(2, 5)]
+
+    def test_threat_slow_subscriber(self) -> None:
+        """A reader that never reads holds one turn's delivery, however much is published."""
+        server = make()
+        slow, fast, writer = server.connect(), server.connect(), server.connect()
+        for peer in (slow, fast):
+            peer.say(Attach(topic="t"))
+            peer.hear()
+        got = 0
+        for i in range(100):
+            writer.say(publish(i + 1, bytes(100_000)))
+            if len(slow.transport.value()) > 65_536:
+                slow.protocol.pauseProducing()  # as a real transport does
+            got += len(fast.hear())
+        assert got == 100
+        assert len(slow.transport.value()) <= TURN + 200_000
+        server.clock.advance(60)
+        assert slow.transport.aborted
+
+    def test_a_damaged_journal_ends_those_who_read_it(self, logged_errors: Any) -> None:
+        server = make()
+        reader, writer = server.connect(), server.connect()
+        reader.say(Attach(topic="t"))
+        reader.hear()
+
+        def damaged(*_: Any) -> None:
+            raise JournalCorrupt("damaged")
+
+        server.broker._fanout.read = damaged  # type: ignore[assignment]
+        writer.say(publish(1))
+        assert writer.hear() == [Ack(number=1)]
+        reader.hear()
+        assert reader.transport.disconnecting
+        assert logged_errors.take()
+
+    def test_deliveries_are_encoded_once(self, monkeypatch: Any) -> None:
+        from fyrehose.protocols.figg import frames as module
+
+        server = make()
+        readers = [server.connect() for _ in range(16)]
+        for reader in readers:
+            reader.say(Attach(topic="t"))
+            reader.hear()
+        encoded = []
+        real = module.kernel.frames
+        monkeypatch.setattr(module.kernel, "frames", lambda *args: encoded.append(args) or real(*args))
+        server.connect().say(publish(1, b"a"), publish(2, b"b"))
+        assert all(len(reader.hear()) == 2 for reader in readers)
+        assert len(encoded) == 1
+
+
+def test_settings() -> None:
+    assert build(Settings, "figg", {"max-payload": "1MiB", "max_per_host": 5}) == Settings(
+        max_payload=1 << 20, max_per_host=5
+    )
+    with pytest.raises(ConfigError, match="max_payload is 1 to"):
+        build(Settings, "figg", {"max_payload": "17MiB"})

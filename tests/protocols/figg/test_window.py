@@ -1,0 +1,124 @@
+"""The sliding window: what is sent, sent again, and acknowledged, in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose.protocols.figg.window import Window
+from fyrehose.records import Run
+
+
+def run(*payloads: bytes) -> Run:
+    return Run.of("t", payloads, source="figg")
+
+
+def sent(window: Window) -> list[tuple[int, int]]:
+    return [(first, len(part)) for first, part in window.to_send()]
+
+
+def test_numbers_go_on_and_the_window_holds_back() -> None:
+    window = Window(messages=2, most=1000)
+    first, second, third = window.add(run(b"a")), window.add(run(b"b")), window.add(run(b"c"))
+    assert sent(window) == [(1, 1), (2, 1)]
+    window.acknowledged(1)
+    assert first.called
+    assert not second.called
+    assert sent(window) == [(3, 1)]
+    window.acknowledged(3)
+    assert second.called
+    assert third.called
+    assert window.empty
+
+
+def test_what_was_published_together_is_sent_together_and_acknowledged_in_parts() -> None:
+    window = Window(messages=2, most=1000)
+    done = window.add(run(b"a", b"bb", b"ccc"))
+    assert sent(window) == [(1, 3)]
+    window.acknowledged(2)
+    assert not done.called
+    ((first, rest),) = window.to_send_again()
+    assert (first, list(map(bytes, rest.payloads()))) == (3, [b"ccc"])
+    window.acknowledged(3)
+    assert done.called
+    assert window._held == 0
+
+
+def test_an_old_ack_changes_nothing() -> None:
+    window = Window(messages=5, most=1000)
+    window.add(run(b"a"))
+    sent(window)
+    window.acknowledged(1)
+    window.acknowledged(0)
+    window.acknowledged(1)
+    assert window.empty
+
+
+def test_ready_and_flush() -> None:
+    window = Window(messages=1, most=1000)
+    assert window.when_room().called
+    window.add(run(b"a"))
+    sent(window)
+    ready, flushed = window.when_room(), window.when_empty()
+    assert not ready.called
+    window.acknowledged(1)
+    assert ready.called
+    assert flushed.called
+
+
+def test_more_than_it_may_hold_is_refused() -> None:
+    window = Window(messages=1, most=100)
+    window.add(run(b"x" * 200))
+    with pytest.raises(LocalProtocolError, match=r"wait for ready\(\)"):
+        window.add(run(b"y"))
+
+
+def test_nothing_published_is_acknowledged_at_once() -> None:
+    window = Window(messages=1, most=100)
+    assert window.add(run()).called
+    assert window.empty
+
+
+def test_failing_tells_everybody() -> None:
+    window = Window(messages=1, most=1000)
+    failures: list[Any] = []
+    for deferred in (window.add(run(b"a")), window.add(run(b"b"))):
+        deferred.addErrback(failures.append)
+    sent(window)
+    for deferred in (window.when_room(), window.when_empty()):
+        deferred.addErrback(failures.append)
+    window.fail(Closed("over"))
+    assert len(failures) == 4
+    assert window.empty
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.one_of(st.tuples(st.just("add"), st.integers(0, 4)), st.tuples(st.just("ack"), st.integers(0, 30)))),
+)
+@settings(max_examples=200, deadline=None)
+def test_against_a_model(messages: int, steps: list[tuple[str, int]]) -> None:
+    """Every message is sent once, in order; what is sent again is exactly what is not acknowledged."""
+    window = Window(messages=messages, most=1 << 20)
+    wire: list[bytes] = []
+    added: list[bytes] = []
+    acked = 0
+    for what, value in steps:
+        if what == "add":
+            batch = [b"%d" % (len(added) + i) for i in range(value)]
+            added += batch
+            window.add(run(*batch))
+        else:
+            acked = max(acked, min(value, len(wire)))
+            window.acknowledged(acked)
+        for first, part in window.to_send():
+            assert first == len(wire) + 1
+            wire += map(bytes, part.payloads())
+        again = [bytes(p) for _, part in window.to_send_again() for p in part.payloads()]
+        assert again == wire[acked:]
+        assert wire == added[: len(wire)]
+        assert window.empty == (acked == len(added))
