@@ -1,0 +1,329 @@
+"""The reader's side of one connection, from bytes to events and acknowledgements: no sockets, no clock.
+
+    in:  bytes that the transport read, how much has become durable, and that time has passed
+    out: EventRun (columns) and Broken; and A frames for the writer
+
+Work comes in turns, so that nobody holds the reactor up: a turn takes so many bytes or events, and ``more_work`` says
+that there is more, which :meth:`LumberjackServerSession.go_on` does.  Only that inflates, and ``needs`` says beforehand
+what it may come to, so that whoever calls it can see to the memory first.  While there is more work, read nothing more.
+
+    data -> buffer -> frames -> columns -> EventRun
+               |         ^
+               C -> inflated, checked
+
+A writer's offence ends the session with one last event, Broken.  What came before it counts, but a window of which a
+part came in the compressed frame that was wrong is never acknowledged.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import ClassVar
+
+import attrs
+
+from fyrehose.errors import Broken, RemoteProtocolError
+from fyrehose.kernels import lumberjack as kernel
+from fyrehose.protocols.lumberjack.columns import Columns
+from fyrehose.protocols.lumberjack.frames import (
+    DIGITS,
+    LONG,
+    MAX_FRAME,
+    SHORT,
+    WRITER_FRAMES,
+    Ack,
+    EventRun,
+    Fields,
+    FrameType,
+    digit,
+    pairs_of,
+)
+from fyrehose.protocols.lumberjack.inflate import InflateLimits, Inflation
+from fyrehose.protocols.lumberjack.windows import Windows
+
+Event = EventRun | Broken
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What a session takes.
+
+    :ivar max_frame: the largest document, D frame and compressed frame, in bytes
+    :ivar inflate: what a compressed frame may come to
+    :ivar turn_bytes: what a turn takes, in bytes
+    :ivar turn_events: and in frames
+    :ivar max_windows: how many windows may be unacknowledged before the session waits
+    :ivar topic: where the topic of an event is: the keys that lead to it; none: events have no topic
+    :ivar topic_bytes: in how much of an event it is looked for
+    """
+
+    max_frame: int = MAX_FRAME
+    inflate: InflateLimits = InflateLimits()
+    turn_bytes: int = 256 << 10
+    turn_events: int = 500
+    max_windows: int = 1_000
+    topic: tuple[bytes, ...] = (b"@metadata", b"beat")
+    topic_bytes: int = 4 << 10
+
+
+@attrs.define(eq=False)
+class LumberjackServerSession:
+    """What a reader knows of one writer.
+
+    :ivar expected: the size of the frame that is coming in, as far as it is known; 0 between frames
+    :ivar frames: how many whole frames came in
+    """
+
+    #: what takes a frame that begins at a position: where the next one begins, or the same position if it is not whole
+    takers: ClassVar[dict[FrameType, str]] = {
+        FrameType.JSON: "_take_json",
+        FrameType.DATA: "_take_data",
+        FrameType.WINDOW: "_take_window",
+        FrameType.COMPRESSED: "_take_compressed",
+    }
+
+    limits: Limits = Limits()
+    expected: int = attrs.field(default=0, init=False)
+    frames: int = attrs.field(default=0, init=False)
+    _buffer: bytearray = attrs.field(factory=bytearray, init=False)
+    _inflation: Inflation | None = attrs.field(default=None, init=False)
+    _fields: Fields | None = attrs.field(default=None, init=False)
+    _windows: Windows = attrs.field(factory=Windows, init=False)
+    _columns: Columns = attrs.field(init=False)
+    _out: list[bytes] = attrs.field(factory=list, init=False)
+    _bytes: int = attrs.field(default=0, init=False)
+    _events: int = attrs.field(default=0, init=False)
+    _more: bool = attrs.field(default=False, init=False)
+    _broken: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._columns = Columns(self.limits.topic, self.limits.topic_bytes)
+
+    # What comes in.
+
+    def receive_data(self, data: bytes) -> list[Event]:
+        """The events that ``data`` completes, as far as a turn goes; nothing after Broken.
+
+        While there is work left, ``data`` is only kept.
+        """
+        if self._broken:
+            return []
+        self._buffer += data
+        return [] if self.more_work else self._turn(0)
+
+    def go_on(self, granted: int) -> list[Event]:
+        """The events of another turn, which inflates what comes to ``granted`` bytes at the most."""
+        return [] if self._broken else self._turn(granted)
+
+    def receive_eof(self) -> list[Event]:
+        """The writer has finished sending; a frame that it had begun is forgotten."""
+        self._buffer.clear()
+        self.expected = 0
+        return []
+
+    @property
+    def more_work(self) -> bool:
+        """Whether something that came in waits for :meth:`go_on`."""
+        return self._more and not self._broken
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many windows are unacknowledged that :meth:`go_on` does nothing."""
+        return len(self._windows) >= self.limits.max_windows
+
+    @property
+    def needs(self) -> int:
+        """What :meth:`go_on` may inflate, in bytes, before it has anything to show; 0 where it does not inflate."""
+        inflation = self._inflation
+        return 0 if inflation is None or inflation.done else inflation.most
+
+    @property
+    def held(self) -> int:
+        """What waits for :meth:`go_on`, and what that may hold until it is done, in bytes."""
+        return (len(self._buffer) if self._more else 0) + (0 if self._inflation is None else self._inflation.held)
+
+    @property
+    def version(self) -> int:
+        """The writer's, by its last frame; 0 before the first."""
+        return self._windows.version
+
+    # What goes out.
+
+    def durable(self, count: int) -> None:
+        """The ``count`` oldest events are durable: what may be acknowledged now, is."""
+        self._windows.durable(count)
+        self._send(self._windows.acks())
+
+    def keep_alive(self) -> None:
+        """A writer of version 2 has waited for long: say how far we are, or that we live."""
+        self._send(self._windows.alive())
+
+    def acknowledge_part(self) -> None:
+        """Acknowledge to a writer of version 2 what is durable of a window that is not."""
+        self._send(self._windows.partial())
+
+    def acknowledge_idle(self) -> None:
+        """Acknowledge to a writer of version 1, which has fallen silent in mid-window, what it has sent."""
+        self._send(self._windows.idle())
+
+    @property
+    def idle_due(self) -> bool:
+        """Whether :meth:`acknowledge_idle` would say something."""
+        return self._windows.idle_due and not self.expected and not self._more
+
+    @property
+    def waits(self) -> bool:
+        """Whether the writer waits for an acknowledgement of something that it has sent."""
+        return self._windows.waits
+
+    def data_to_send(self) -> list[bytes]:
+        """What is to be written, once."""
+        out, self._out = self._out, []
+        return out
+
+    # Inside.
+
+    def _send(self, acks: list[Ack]) -> None:
+        if acks:
+            self._out.append(b"".join(ack.serialize() for ack in acks))
+
+    def _turn(self, granted: int) -> list[Event]:
+        self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
+        self._more = False
+        self.expected = 0
+        broken: list[Event] = []
+        try:
+            self._work(granted)
+        except RemoteProtocolError as error:
+            self._broken = True
+            self._buffer.clear()
+            self._inflation = self._fields = None
+            self.expected = 0
+            broken.append(Broken(error=error))
+        self._send(self._windows.acks())
+        return [*self._columns.take(), *broken]
+
+    @property
+    def _spent(self) -> bool:
+        return self._bytes <= 0 or self._events <= 0 or self.crowded
+
+    def _work(self, granted: int) -> None:
+        at = 0
+        while True:
+            inflation = self._inflation
+            if inflation is None:
+                at = self._take(self._buffer, at, None)
+                if self._inflation is None:
+                    break
+            elif self._spent or (not inflation.begun and inflation.most > granted):
+                self._more = True
+                break
+            elif not inflation.done:
+                self._bytes -= inflation.inflate(self._bytes)
+            else:
+                self._take_inner(inflation)
+        del self._buffer[:at]
+
+    def _take_inner(self, inflation: Inflation) -> None:
+        inflation.at = self._take(inflation.data, inflation.at, inflation)
+        if len(self._windows.unsealed) > self.limits.max_windows:
+            raise RemoteProtocolError("too-many-windows", "in one compressed frame")
+        if inflation.at == len(inflation.data):
+            self._inflation = None
+            self._windows.seal()
+        elif not self._spent:
+            raise RemoteProtocolError("partial-frame", "a compressed frame ends within a frame")
+
+    def _take(self, source: bytearray, at: int, inside: Inflation | None) -> int:
+        """Take frames until the turn is over, a compressed one begins, or one is not whole; where that one begins."""
+        end = len(source)
+        while at < end and self._inflation is inside:
+            if self._spent:
+                self._more = True
+                break
+            version = DIGITS.get(source[at])
+            if version is None:
+                raise RemoteProtocolError("bad-version", f"{source[at]:#04x}")
+            if end - at == 1:
+                self.expected = SHORT.size
+                break
+            kind = source[at + 1]
+            if kind not in WRITER_FRAMES:
+                raise RemoteProtocolError("bad-type", f"{kind:#04x}")
+            if kind != FrameType.WINDOW or inside is not None:
+                self._check_version(version)
+            before, left = at, self._events
+            at = getattr(self, self.takers[FrameType(kind)])(source, at, version)
+            if at == before:
+                break
+            self.expected = 0
+            self.frames += left - self._events
+        return at
+
+    def _check_version(self, version: int) -> None:
+        """A window has one version; the next may have another."""
+        if self._windows.version not in (0, version):
+            raise RemoteProtocolError("mixed-versions")
+        self._windows.version = version
+
+    def _take_json(self, source: bytearray, at: int, version: int) -> int:
+        most = min(self._windows.room, self._events)
+        end, count, sequences, last, lengths, payload = kernel.scan(
+            source, at, digit(version), self.limits.max_frame, self._bytes, most
+        )
+        if not count:
+            return self._end(source, at, LONG, 3)
+        self._columns.add_json(count, sequences, lengths, payload)
+        self._windows.receive(count, last, self._inflation is None)
+        self._spend(end - at, count)
+        return end
+
+    def _take_data(self, source: bytearray, at: int, version: int) -> int:
+        fields = self._fields or Fields(self.limits.max_frame)
+        end = fields.advance(source, at, len(source), final=self._inflation is not None)
+        if not fields.whole:
+            self._fields = fields
+            self.expected = end - at
+            return at
+        self._fields = None
+        sequence = SHORT.unpack_from(source, at)[2]
+        body = bytes(memoryview(source)[at + SHORT.size : end])
+        self._columns.add_pairs(sequence, body, pairs_of(body))
+        self._windows.receive(1, sequence, self._inflation is None)
+        self._spend(end - at, 1)
+        return end
+
+    def _take_window(self, source: bytearray, at: int, version: int) -> int:
+        if len(source) - at < SHORT.size:
+            self.expected = SHORT.size
+            return at
+        self._windows.announce(version, SHORT.unpack_from(source, at)[2], self._inflation is None)
+        self._spend(SHORT.size, 1)
+        return at + SHORT.size
+
+    def _take_compressed(self, source: bytearray, at: int, version: int) -> int:
+        if self._inflation is not None:
+            raise RemoteProtocolError("nested-compression")
+        end = self._end(source, at, SHORT, 2)
+        if end > at:
+            self._spend(0, 1)
+        if end - at > SHORT.size:
+            payload = bytes(memoryview(source)[at + SHORT.size : end])
+            self._inflation = Inflation(payload, self.limits.inflate.most(len(payload)))
+        return end
+
+    def _end(self, source: bytearray, at: int, header: Struct, field: int) -> int:
+        """The end of a frame whose header's ``field`` is its length, which is judged; ``at`` if it is not whole."""
+        available = len(source) - at
+        self.expected = header.size
+        if available < header.size:
+            return at
+        length: int = header.unpack_from(source, at)[field]
+        if length > self.limits.max_frame:
+            raise RemoteProtocolError("frame-too-large", f"{length} bytes")
+        self.expected += length
+        return at if available < self.expected else at + self.expected
+
+    def _spend(self, size: int, count: int) -> None:
+        self._bytes -= size
+        self._events -= count
