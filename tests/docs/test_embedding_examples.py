@@ -20,6 +20,7 @@ from zope.interface.verify import verifyObject
 
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.protocols.figg.client import FiggClient
+from fyrehose.protocols.figg.frames import PublishRun
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.records import Run
 from fyrehose.service import Fyrehose
@@ -46,7 +47,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def figg(*messages: bytes, topic: str = "t") -> bytes:
     session = FiggClientSession()
     run = Run.of(topic, messages, source="test")
-    session.send_publish(topic, 1, run.lengths, run.payload)
+    session.send_publish(PublishRun(topic=topic, first=1, lengths=run.lengths, payload=run.payload))
     return b"".join(session.data_to_send())
 
 
