@@ -83,6 +83,7 @@ class SessionProtocol(TwistedProtocol):
 
     factory: Any  #: the SessionFactory
     transport: Any  #: ITCPTransport and IConsumer; Twisted types it as less
+    reading: Reading  #: to be paused by whoever has to, once each
     peer = "?"  #: the peer's host, for limits and log lines
     address = "?"  #: the peer's host and port
 
@@ -94,11 +95,12 @@ class SessionProtocol(TwistedProtocol):
         self._account: Account | None = None
         self._subscriptions: set[ISubscription] = set()
         self._write_paused = False
-        self._written = 0  #: since the transport last had nothing to write, in bytes
+        self._written = 0  #: what the peer has to read before the transport goes on, at the most, in bytes
         self._unread = 0  #: of that, answers to a peer that does not read
         self._in_flight = 0
         self._closing = False
         self._frame_since: float | None = None
+        self._frame_got = 0  #: what came in since then, in bytes
         self._frame_timer: IDelayedCall | None = None
         self._stall_timer: IDelayedCall | None = None
         self._grace_timer: IDelayedCall | None = None
@@ -111,23 +113,18 @@ class SessionProtocol(TwistedProtocol):
         peer = transport.getPeer()
         port = getattr(peer, "port", None)
         self.address = self.peer if port is None else f"{self.peer}:{port}"
-        if ITCPTransport.providedBy(transport):
+        if ITCPTransport.providedBy(transport) and port is not None:  # Twisted's UNIX transports say that they are TCP
             transport.setTcpNoDelay(True)
             transport.setTcpKeepAlive(True)
-        self._account = self.broker.budget.account(_Reading(self))
+        self.reading = Reading(self)
+        self._account = self.broker.budget.account(self.reading)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.kit, "connections")
 
     def dataReceived(self, data: bytes) -> None:
-        if self._closing:
-            return
-        events = self.session.receive_data(data)
-        for event in events:
-            self._handle(event)
-        if self._account is not None:
-            self._account.expect(self.session.expected)
-        self._watch_frame(bool(events))
-        self._answer()
+        if not self._closing:
+            self._frame_got += len(data)
+            self.received(self.session.receive_data(data))
 
     def readConnectionLost(self) -> None:
         """The peer has finished sending: it still gets its acknowledgements (half-close)."""
@@ -173,6 +170,15 @@ class SessionProtocol(TwistedProtocol):
 
     # What a protocol calls.
 
+    def received(self, events: Sequence[object]) -> None:
+        """Deal with what the session made of bytes: those that just came, or some that it had kept."""
+        for event in events:
+            self._handle(event)
+        if self._account is not None:
+            self._account.expect(self.session.expected)
+        self._watch_frame(bool(events))
+        self._answer()
+
     def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
         """Publish, and call ``acknowledge`` with the first numbers when it is durable; else close.
 
@@ -191,10 +197,16 @@ class SessionProtocol(TwistedProtocol):
         def settle(result: object) -> None:
             self._in_flight -= 1
             account.release(size)
+            self.settled()
             if self._closing and not self._in_flight and self._grace_timer is None and not self._disconnected():
                 self._hang_up()
 
-        self.broker.publish(runs).addCallback(durable).addErrback(self._refused).addBoth(settle)
+        self.broker.publish(runs).addCallback(durable).addErrback(self._refused).addErrback(self._failed).addBoth(
+            settle
+        )
+
+    def settled(self) -> None:
+        """A publish was acknowledged or refused, and is not held any more: for protocols that wait for that."""
 
     def attach(self, subscription: ISubscription) -> None:
         """Let ``subscription`` deliver as fast as the peer reads."""
@@ -212,7 +224,8 @@ class SessionProtocol(TwistedProtocol):
         data = self.session.data_to_send()
         if not data or self._disconnected():
             return
-        self._written += sum(map(len, data))
+        # While it is not paused the transport has next to nothing left of what was written before.
+        self._written = sum(map(len, data)) + (self._written if self._write_paused else 0)
         self.transport.writeSequence(data)
 
     def _answer(self) -> None:
@@ -276,9 +289,17 @@ class SessionProtocol(TwistedProtocol):
         if isinstance(error, ReadOnly):
             # Without an acknowledgement it will come back, and should not do so at once.
             self._grace_timer = self.clock.callLater(FULL_GRACE, self._grace_over)
+            self.reading.pauseProducing()
         self._closing = True
         for subscription in list(self._subscriptions):
             self.detach(subscription)
+
+    def _failed(self, failure: Failure) -> None:
+        """A bug of ours: what became of the publish is not known, so nothing is said about it."""
+        self.log.failure("{kit}: a publish of {peer} failed", failure, kit=self.kit, peer=self.peer)
+        self._closing = True
+        if not self._disconnected():
+            self.transport.abortConnection()
 
     def _grace_over(self) -> None:
         self._grace_timer = None
@@ -293,6 +314,7 @@ class SessionProtocol(TwistedProtocol):
     def _watch_frame(self, progress: bool) -> None:
         if not self.session.expected or progress or self._frame_since is None:
             self._frame_since = self.clock.seconds() if self.session.expected else None
+            self._frame_got = 0
         if self._frame_since is not None and self._frame_timer is None:
             self._frame_timer = self.clock.callLater(self.settings.frame_timeout, self._check_frame)
 
@@ -302,7 +324,8 @@ class SessionProtocol(TwistedProtocol):
             return
         if self._account is not None and self._account.paused:
             self.not_read()
-        patience = self.settings.frame_timeout + self.session.expected / SLOWEST
+        # By what came in and not by what was announced: announcing is cheap, and others wait for what it takes.
+        patience = self.settings.frame_timeout + self._frame_got / SLOWEST
         left = self._frame_since + patience - self.clock.seconds()
         if left > 0:
             self._frame_timer = self.clock.callLater(left, self._check_frame)
@@ -316,18 +339,24 @@ class SessionProtocol(TwistedProtocol):
         self.transport.abortConnection()
 
 
-@attrs.frozen
-class _Reading:
-    """The reading half of a connection, for its account."""
+@attrs.define(eq=False)
+class Reading:
+    """The reading half of a connection, which several may pause: it reads when none of them wants it paused."""
 
     protocol: SessionProtocol
+    _pauses: int = attrs.field(default=0, init=False)
 
     def pauseProducing(self) -> None:
-        self.protocol.transport.pauseProducing()
+        self._pauses += 1
+        if self._pauses == 1:
+            self.protocol.transport.pauseProducing()
 
     def resumeProducing(self) -> None:
-        self.protocol.not_read()
-        self.protocol.transport.resumeProducing()
+        """Whoever paused it takes that back."""
+        self._pauses -= 1
+        if not self._pauses:
+            self.protocol.not_read()
+            self.protocol.transport.resumeProducing()
 
 
 class SessionFactory(Factory):
@@ -391,11 +420,15 @@ class SessionFactory(Factory):
 class TCPService(Service):
     """Listens at an endpoint string as long as it runs.
 
+    :param around: what listens in the place of ``factory``, and hands the connections on to it: TLS
     :raises ConfigError: from the constructor, where the endpoint string cannot be used
     """
 
-    def __init__(self, reactor: Any, kit: str, endpoint: str, factory: SessionFactory) -> None:
+    def __init__(
+        self, reactor: Any, kit: str, endpoint: str, factory: SessionFactory, around: Factory | None = None
+    ) -> None:
         self.factory = factory
+        self._listener = factory if around is None else around
         self._port: IListeningPort | None = None
         try:
             self._endpoint = serverFromString(reactor, endpoint)
@@ -405,7 +438,7 @@ class TCPService(Service):
     def startService(self) -> Deferred[IListeningPort]:
         """Listen; fires with the port, or fails with what keeps it from listening."""
         Service.startService(self)
-        return cast("Deferred[IListeningPort]", self._endpoint.listen(self.factory)).addCallback(self._listening)
+        return cast("Deferred[IListeningPort]", self._endpoint.listen(self._listener)).addCallback(self._listening)
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
         self._port = port

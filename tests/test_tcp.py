@@ -14,8 +14,9 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import Logger
+from twisted.protocols.policies import WrappingFactory
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
@@ -240,15 +241,23 @@ class TestLimits:
         server.clock.advance(1000)
         assert not transport.disconnecting, "between frames there is no deadline"
 
-    def test_a_large_frame_has_more_time(self) -> None:
+    def test_a_large_frame_has_more_time_for_what_came_in(self) -> None:
+        server = make(frame_timeout=30.0)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"#6553600\n")
+        protocol.dataReceived(b"x" * 655_360)
+        server.clock.advance(39)
+        assert not transport.disconnecting, "10 s more at the slowest rate"
+        server.clock.advance(2)
+        assert transport.disconnecting
+
+    def test_announcing_a_large_frame_gives_no_time(self) -> None:
         server = make(frame_timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"#6553600\n")
         server.clock.advance(31)
-        server.clock.advance(98)
-        assert not transport.disconnecting, "100 s at the slowest rate"
-        server.clock.advance(2)
         assert transport.disconnecting
+        assert server.count("frame-timeout") == 1
 
     def test_while_we_do_not_read_the_deadline_waits(self) -> None:
         server = make(budget=Budget(limit=100), frame_timeout=30.0)
@@ -275,6 +284,15 @@ class TestSlowReaders:
         server.clock.advance(2)
         assert transport.aborted
         assert server.count("stalled-reader") == 1
+
+    def test_what_it_read_long_ago_gives_no_patience(self) -> None:
+        server = make(stall_timeout=30.0)
+        protocol, transport = server.connect()
+        for _ in range(100):
+            protocol.dataReceived(b"echo" + b"x" * 65_536 + b"\n")
+        protocol.pauseProducing()
+        server.clock.advance(32)
+        assert transport.aborted
 
     def test_a_reader_that_reads_in_time_stays(self) -> None:
         server = make(stall_timeout=30.0)
@@ -345,6 +363,23 @@ class TestClosing:
         assert transport.value() == b""
         assert server.count("ReadOnly") == 1
 
+    def test_while_the_disk_is_full_nothing_is_read_from_publishers(self) -> None:
+        server = make(auto=False)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"no room for this\n")
+        server.journal.enter(JournalState.READ_ONLY, "full")
+        assert transport.producerState == "paused"
+
+    def test_our_own_failure_is_logged_and_acknowledges_nothing(self, logged_errors: Any) -> None:
+        server = make(auto=False)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"message\n")
+        protocol.session.out = None  # type: ignore[assignment]
+        server.journal.commit()
+        assert transport.aborted
+        assert len(logged_errors.take()) == 1
+        assert server.broker.budget.used == 0
+
     def test_stopping_does_not_wait_for_that(self) -> None:
         server = make()
         protocol, transport = server.connect()
@@ -413,3 +448,51 @@ def test_an_endpoint_that_is_none() -> None:
     for endpoint in ("nonsense:1", "tcp", "tcp:http:x=y", "ssl:1"):
         with pytest.raises(ConfigError, match="is not an endpoint"):
             TCPService(server.clock, "toy", endpoint, server.factory)
+
+
+def test_what_listens_in_the_place_of_a_factory_hands_its_connections_on() -> None:
+    server, reactor = make(), MemoryReactorClock()
+    around = WrappingFactory(server.factory)
+    service = TCPService(reactor, "toy", "tcp:0:interface=127.0.0.1", server.factory, around)
+    assert service.factory is server.factory
+    service.startService()
+    assert reactor.tcpServers[0][1] is around
+    service.stopService()
+
+
+def test_it_reads_when_nobody_wants_it_paused() -> None:
+    server = make(budget=Budget(each=4))
+    protocol, transport = server.connect()
+    protocol.reading.pauseProducing()
+    protocol.dataReceived(b"more than its share\n")
+    assert transport.producerState == "paused"
+    server = make(auto=False, budget=Budget(each=4))
+    protocol, transport = server.connect()
+    protocol.dataReceived(b"more than its share\n")
+    protocol.reading.pauseProducing()
+    server.journal.commit()
+    assert transport.producerState == "paused", "the budget has let go, the other has not"
+    protocol.reading.resumeProducing()
+    assert transport.producerState == "producing"
+
+
+def test_a_protocol_hears_when_what_it_published_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    monkeypatch.setattr(Toy, "settled", lambda self: heard.append(self.broker.budget.used))
+    server = make(auto=False)
+    protocol, _ = server.connect()
+    protocol.dataReceived(b"message\n")
+    assert heard == []
+    server.journal.commit()
+    assert heard == [0], "what it held is released by then"
+    protocol.dataReceived(b"message\n")
+    server.journal.enter(JournalState.READ_ONLY, "no room")
+    assert heard == [0, 0]
+    server.lose(protocol)
+
+
+def test_what_a_session_had_kept_is_dealt_with_like_what_came_in() -> None:
+    server = make()
+    protocol, transport = server.connect()
+    protocol.received(["kept"])
+    assert transport.value() == b"ok kept\n"
