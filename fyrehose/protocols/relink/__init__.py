@@ -1,0 +1,1 @@
+"""Relink: links that outlive their connections, with acknowledged and transactional channels."""

@@ -1,0 +1,183 @@
+"""From bytes to packets, however they were cut.
+
+    in: bytes that the reactor read      out: packets, in order; RemoteProtocolError at the first that is none
+
+Every length is judged as soon as its own bytes are there: nothing is collected for a packet that will be refused.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import attrs
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.protocols.relink.frames import (
+    LARGE,
+    LONG,
+    NUMBER,
+    TYPES,
+    Ack,
+    Acknowledgement,
+    Format,
+    General,
+    GeneralPacket,
+    Message,
+    Op,
+    Operation,
+    Packet,
+    aligned,
+)
+from fyrehose.protocols.relink.limits import Limits
+
+_GENERAL = {kind: GeneralPacket(kind=kind) for kind in General}
+_FORMATS = {form.value: form for form in Format}
+_OPS = tuple(Op)
+_ACKS = tuple(Ack)
+#: The struct code of an id of each size.
+_ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+#: Why a type that must not be sent was refused: the name of the counter.
+_UNKNOWN = {
+    Format.OPERATION: "operation-unknown",
+    Format.ACKNOWLEDGEMENT: "acknowledgement-unknown",
+    Format.SEQUENCE_OPERATION: "operation-unknown",
+    Format.SEQUENCE_ACKNOWLEDGEMENT: "acknowledgement-unknown",
+}
+
+
+class _MoreNeeded(Exception):  # not an error: it says how many bytes the packet has at the least
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+@attrs.define(eq=False)
+class Decoder:
+    """Takes packets out of a buffer.
+
+    :ivar sender_size: the size of the peer's channel ids (those of its messages), in bytes
+    :ivar receiver_size: the size of ours (those of its acknowledgements), in bytes
+    """
+
+    sender_size: int
+    receiver_size: int
+    limits: Limits = attrs.field(factory=Limits)
+    buffer: bytearray = attrs.field(factory=bytearray)
+    _at: int = attrs.field(default=0, init=False)
+    #: what the packet at ``_at`` has at the least, in bytes
+    _needed: int = attrs.field(default=2, init=False)
+
+    @property
+    def expected(self) -> int:
+        """The size of the packet that is coming in, in bytes, as far as it is known; 0 between packets."""
+        return max(self._needed, 8) if len(self.buffer) > self._at else 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether another call of :meth:`next_packet` may give a packet without more bytes."""
+        return len(self.buffer) - self._at >= self._needed
+
+    def feed(self, data: bytes) -> None:
+        """More bytes."""
+        if self._at:
+            del self.buffer[: self._at]
+            self._at = 0
+        self.buffer += data
+
+    def next_packet(self) -> Packet | None:
+        """The next packet; None when it is not all there.
+
+        :raises RemoteProtocolError: it is none that may be sent, or over a limit
+        """
+        while len(self.buffer) - self._at >= self._needed:
+            try:
+                packet, end = self._packet(self._at)
+            except _MoreNeeded as more:
+                self._needed = more.size
+                continue
+            self._at = end
+            self._needed = 2
+            return packet
+        return None
+
+    def _require(self, size: int) -> None:
+        if len(self.buffer) - self._at < size:
+            raise _MoreNeeded(size)
+
+    def _packet(self, at: int) -> tuple[Packet, int]:
+        """The packet at ``at`` and where it ends."""
+        first = self.buffer[at]
+        kind = first >> 5
+        if not first & 1:
+            if kind >= len(General):
+                raise RemoteProtocolError("general-unknown", f"type {kind}")
+            self._require(8)
+            return _GENERAL[General(kind)], at + 8
+        form = _FORMATS.get(first >> 2 & 7)
+        if form is None:
+            raise RemoteProtocolError("format-unknown", f"format {first >> 2 & 7}")
+        if kind >= TYPES[form]:
+            raise RemoteProtocolError(_UNKNOWN[form], f"type {kind} of format {form}")
+        multicast = bool(first & 2)
+        ids, place = self._channels(at, self.receiver_size if form & 1 else self.sender_size, multicast)
+        if form is Format.MESSAGE:
+            return self._message(at, ids, place, multicast, kind)
+        number = None
+        if form & 2:
+            place = (place + 3 & ~3) + NUMBER.size
+        size = aligned(place)
+        self._require(size)
+        if form & 2:
+            number = NUMBER.unpack_from(self.buffer, at + place - NUMBER.size)[0]
+        channels = self._ids(at, *ids)
+        if form & 1:
+            packet: Packet = Acknowledgement(kind=_ACKS[kind], channels=channels, number=number, multicast=multicast)
+        else:
+            packet = Operation(kind=_OPS[kind], channels=channels, number=number, multicast=multicast)
+        return packet, at + size
+
+    def _channels(self, at: int, id_size: int, multicast: bool) -> tuple[tuple[int, int, int], int]:
+        """Where the ids are (their place, count and size), and what they end at, from the packet's first byte."""
+        if not multicast:
+            return (2, 1, id_size), 2 + id_size
+        self._require(8)
+        count = NUMBER.unpack_from(self.buffer, at + 4)[0]
+        if count > self.limits.targets:
+            raise RemoteProtocolError("too-many-targets", f"{count} channels in one packet")
+        return (8, count, id_size), 8 + count * id_size
+
+    def _ids(self, at: int, place: int, count: int, id_size: int) -> tuple[int, ...]:
+        if not id_size:
+            return (0,) * count
+        ids: tuple[int, ...] = Struct(f"<{count}{_ID_CODES[id_size]}").unpack_from(self.buffer, at + place)
+        return ids
+
+    def _message(
+        self, at: int, ids: tuple[int, int, int], place: int, multicast: bool, flags: int
+    ) -> tuple[Message, int]:
+        place += place & 1
+        if flags & LONG:
+            self._require(place + NUMBER.size)
+            count = NUMBER.unpack_from(self.buffer, at + place)[0]
+            place += NUMBER.size
+        else:
+            count = self.buffer[at + 1]
+        if count > self.limits.parts:
+            raise RemoteProtocolError("too-many-parts", f"{count} parts in one message")
+        width, code = (8, "Q") if flags & LARGE else (2, "H")
+        if flags & LARGE:
+            place = aligned(place)
+        self._require(place + width * count)
+        sizes = Struct(f"<{count}{code}").unpack_from(self.buffer, at + place)
+        place = aligned(place + width * count)
+        whole = sum(map(aligned, sizes))
+        if whole + (0 if count == 1 else 4 + 4 * count) > self.limits.message_size:
+            raise RemoteProtocolError("message-too-large", f"{whole} bytes in {count} parts")
+        self._require(place + whole)
+        parts = []
+        begin = at + place
+        with memoryview(self.buffer) as view:
+            for size in sizes:
+                parts.append(bytes(view[begin : begin + size]))
+                begin += aligned(size)
+        return Message(channels=self._ids(at, *ids), parts=tuple(parts), multicast=multicast), begin

@@ -1,0 +1,164 @@
+"""Relink's handshake (relink.md, "1. Handshake"): who says what, half-duplex, before the first packet.
+
+connector   version u8 | pad 7
+listener    version u8 | pad 7
+connector   name length u8 | name | connector's id size u8 | listener's id size u8 | flags u8 | pad to 8 |
+            old epoch u64 | old link id u64
+listener    epoch u64 | link id u64
+
+in: a buffer -> how much of it is needed, or what it says      out: ``serialize()``
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import attrs
+
+from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.protocols.relink.frames import ID_SIZES, aligned
+
+#: The only version there is.
+VERSION = 0
+#: Link ids are within [1, 2^63[; zero stands for none.
+MAX_LINK_ID = (1 << 63) - 1
+
+_VERSION = Struct(
+    "<"
+    "B"  # version
+    "7x"  # padding
+)
+_REPLY = Struct(
+    "<"
+    "Q"  # epoch, microseconds since 1970 UTC
+    "Q"  # link id
+)
+#: The fixed fields behind the name, and the name's length before it.
+_FIXED = 1 + 3
+#: Bits of the flags.
+CONNECTOR_TRANSACTIONS, LISTENER_TRANSACTIONS, REQUIRE_LINK = 1, 2, 4
+
+VERSION_SIZE = _VERSION.size
+REPLY_SIZE = _REPLY.size
+
+
+def _link_id(instance: object, attribute: object, value: int) -> None:
+    if not 0 <= value <= MAX_LINK_ID:
+        raise LocalProtocolError(f"{value} is no link id")
+
+
+def _id_size(instance: object, attribute: object, value: int) -> None:
+    if value not in ID_SIZES:
+        raise LocalProtocolError(f"channel ids have 0, 1, 2, 4 or 8 bytes, not {value}")
+
+
+def _endpoint(instance: object, attribute: object, value: str) -> None:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        size = 256
+    if size > 255:
+        raise LocalProtocolError(f"an endpoint name has 255 bytes of UTF-8 at the most: {value[:80]!r}")
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Terms:
+    """What the peers have to agree on, and what a link is bound to."""
+
+    endpoint: str = attrs.field(validator=_endpoint)
+    connector_size: int = attrs.field(default=0, validator=_id_size)
+    listener_size: int = attrs.field(default=0, validator=_id_size)
+    connector_transactions: bool = False
+    listener_transactions: bool = False
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Hello:
+    """The connector's second transmission."""
+
+    terms: Terms
+    require: bool = False
+    epoch: int = 0
+    link_id: int = attrs.field(default=0, validator=_link_id)
+
+    def serialize(self) -> bytes:
+        """The bytes after the versions."""
+        terms = self.terms
+        name = terms.endpoint.encode()
+        flags = (
+            CONNECTOR_TRANSACTIONS * terms.connector_transactions
+            | LISTENER_TRANSACTIONS * terms.listener_transactions
+            | REQUIRE_LINK * self.require
+        )
+        head = bytes([len(name)]) + name + bytes([terms.connector_size, terms.listener_size, flags])
+        return head + bytes(-len(head) & 7) + _REPLY.pack(self.epoch, self.link_id)
+
+
+def pack_version(version: int) -> bytes:
+    """The first transmission of either peer."""
+    return _VERSION.pack(version)
+
+
+def pack_reply(epoch: int, link_id: int) -> bytes:
+    """The listener's second transmission."""
+    return _REPLY.pack(epoch, link_id)
+
+
+def unpack_version(buffer: bytearray) -> int:
+    """The version that the first :data:`VERSION_SIZE` bytes say."""
+    return buffer[0]
+
+
+def unpack_reply(buffer: bytearray) -> tuple[int, int]:
+    """The epoch and the link id that the first :data:`REPLY_SIZE` bytes say.
+
+    :raises RemoteProtocolError: that is no link id
+    """
+    epoch, link_id = _REPLY.unpack_from(buffer)
+    if link_id > MAX_LINK_ID:
+        raise RemoteProtocolError("bad-link-id", "the listener's link id is not below 2^63")
+    return epoch, link_id
+
+
+def hello_size(buffer: bytearray) -> int:
+    """How long the hello at the start of ``buffer`` is at the least; what is known of it is judged.
+
+    :raises RemoteProtocolError: an id size is none, or the name is not UTF-8
+    """
+    if not buffer:
+        return 1
+    end = 1 + buffer[0]
+    for place in (end, end + 1):
+        if len(buffer) > place and buffer[place] not in ID_SIZES:
+            raise RemoteProtocolError("bad-id-size", f"channel ids of {buffer[place]} bytes")
+    if len(buffer) >= end:
+        _text(buffer[1:end])
+    return aligned(buffer[0] + _FIXED) + _REPLY.size
+
+
+def unpack_hello(buffer: bytearray) -> Hello:
+    """The hello at the start of ``buffer``, which is all there.
+
+    :raises RemoteProtocolError: that is no link id
+    """
+    size = hello_size(buffer)
+    end = 1 + buffer[0]
+    flags = buffer[end + 2]
+    epoch, link_id = _REPLY.unpack_from(buffer, size - _REPLY.size)
+    if link_id > MAX_LINK_ID:
+        raise RemoteProtocolError("bad-link-id", "the connector's link id is not below 2^63")
+    terms = Terms(
+        endpoint=_text(buffer[1:end]),
+        connector_size=buffer[end],
+        listener_size=buffer[end + 1],
+        connector_transactions=bool(flags & CONNECTOR_TRANSACTIONS),
+        listener_transactions=bool(flags & LISTENER_TRANSACTIONS),
+    )
+    return Hello(terms=terms, require=bool(flags & REQUIRE_LINK), epoch=epoch, link_id=link_id)
+
+
+def _text(name: bytearray) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise RemoteProtocolError("endpoint-not-utf-8") from None

@@ -1,0 +1,122 @@
+"""The rules of RELINK.md, taken away one at a time from the code that runs: each has to be missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from relink_sides import Violation
+
+from fyrehose.protocols.relink.frames import Ack, Acknowledgement, Op, Operation
+from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.numbers import nearest
+from fyrehose.protocols.relink.receiving import ReceiveChannel
+from fyrehose.protocols.relink.sending import SendChannel
+
+
+def _no_rollbacks_again(self: SendChannel) -> Any:
+    run: tuple[Op, int] | None = None
+    for seq in range(self.base, self.dec + 1):
+        message = self.message(seq)
+        if message.decision is Op.COMMIT and message.result is None:
+            run = (Op.COMMIT, seq)
+    if run is not None:
+        yield self._numbered(*run)
+
+
+_settle = ReceiveChannel.settle
+_decision = SendChannel.decision
+
+
+def _consumed_first(self: ReceiveChannel, through: int) -> Any:
+    packets, freed = _settle(self, through)
+    return packets[::-1], freed
+
+
+def _results_forgotten(self: ReceiveChannel, through: int) -> Any:
+    packets, freed = _settle(self, through)
+    self.forget_results(through)
+    return packets, freed
+
+
+def _barrier_skipped(self: Link, channel: ReceiveChannel) -> None:
+    if channel.exhausted and self.attached:
+        self.receiving = dict(self.receiving)  # somebody may be looking through it
+        self._drop(channel.id)
+        self._emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel.id,)), self.peer_size)
+
+
+def _always_plain(self: SendChannel, op: Op, first: int, last: int) -> Operation:
+    packet = _decision(self, op, first, last)
+    return Operation(kind=op, channels=packet.channels) if first == last and op is Op.COMMIT else packet
+
+
+def _barrier_and_close_anytime() -> Any:
+    return [
+        patch.object(Link, "_barrier", _barrier_skipped),
+        patch.object(Link, "drained", staticmethod(lambda c: True)),
+    ]
+
+
+class Letter:
+    """Watches that a reading of 2.3.1 to the letter, with a cursor for each type of packet, means the same messages."""
+
+    def __init__(self) -> None:
+        self.cursors: dict[Any, int] = {}
+        self.decided, self.acknowledged = Link._decided, Link._acknowledged
+
+    def note(self, link: Any, channel: Any, kind: Any, number: int | None, meant: int) -> None:
+        last = self.cursors.get((channel, kind), link.origin - 1)
+        if number is None and last + 1 != meant:
+            raise Violation(f"to the letter a plain {kind!r} means message {last + 1}, not {meant}")
+        self.cursors[channel, kind] = max(last, meant)
+
+    def patches(self) -> Any:
+        letter = self
+
+        def decided(link: Any, channel: ReceiveChannel, packet: Operation) -> Any:
+            meant = channel.dec + 1 if packet.number is None else nearest(packet.number, channel.dec)
+            letter.note(link, channel, packet.kind, packet.number, meant)
+            return letter.decided(link, channel, packet)
+
+        def acknowledged(link: Any, channel: SendChannel, kind: Ack, number: int | None) -> Any:
+            if kind is not Ack.CLOSED:
+                letter.note(link, channel, kind, number, meant_by(channel, kind, number))
+            return letter.acknowledged(link, channel, kind, number)
+
+        return [patch.object(Link, "_decided", decided), patch.object(Link, "_acknowledged", acknowledged)]
+
+
+def meant_by(channel: SendChannel, kind: Ack, number: int | None) -> int:
+    """The message that an acknowledgement means, as we read it."""
+    cursor = {Ack.RECEIVED: channel.recv, Ack.CONSUMED: channel.base - 1}.get(kind, channel.settled)
+    if number is not None:
+        return nearest(number, cursor)
+    cursor += 1
+    if kind in (Ack.COMMITTED, Ack.UNCOMMITTED):
+        while cursor <= channel.dec and channel.message(cursor).decision is Op.ROLLBACK:
+            cursor += 1
+    return cursor
+
+
+#: rule -> what takes it away
+RULES: dict[str, Any] = {
+    "rollback-resend": lambda: [patch.object(SendChannel, "resend_decisions", _no_rollbacks_again)],
+    "fence": list,  # the owner's duty: Side.on_asked leaves it out
+    "retention": lambda: [patch.object(ReceiveChannel, "settle", _results_forgotten)],
+    "order": lambda: [patch.object(ReceiveChannel, "settle", _consumed_first)],
+    "barrier": _barrier_and_close_anytime,
+    "explicit": lambda: [patch.object(SendChannel, "decision", _always_plain), *Letter().patches()],
+    "letter": lambda: Letter().patches(),
+}
+
+
+@contextmanager
+def without(rule: str | None) -> Iterator[frozenset[str]]:
+    """The code without ``rule``; "letter" is no rule but a stricter reader."""
+    with ExitStack() as stack:
+        for patched in RULES[rule]() if rule else ():
+            stack.enter_context(patched)
+        yield frozenset({rule} if rule else ())

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Random schedules of two Relink sessions over a network that breaks; see relink_world.py.
+
+    relink_schedules.py [--count N] [--seed S] [--jobs J] [--without RULE] [--losses]
+
+Prints how many schedules broke what must be true; the status is 1 if any did, and with --without if none did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import relink_rules
+import relink_world
+
+#: Schedules that one process takes at a time.
+SHARE = 500
+
+
+def share(first: int, count: int, rule: str | None, losses: bool) -> tuple[list[tuple[int, str]], list[int]]:
+    """Run schedules ``first`` to ``first + count - 1``: those that failed and why, and what was counted."""
+    failed = []
+    counts = [0] * 6
+    with relink_rules.without(rule) as broken:
+        for seed in range(first, first + count):
+            try:
+                world = relink_world.run(seed, broken, losses)
+            except Exception as error:  # without a rule anything may happen; with all of them it is reported as well
+                failed.append((seed, f"{type(error).__name__}: {error}"))
+                continue
+            messages = sum(map(len, world.sent.values()))
+            found = (messages, world.cuts, world.resumes, world.crashes, world.lost_links, world.ends)
+            counts = [a + b for a, b in zip(counts, found, strict=True)]
+    return failed, counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--without", choices=sorted(relink_rules.RULES))
+    parser.add_argument("--losses", action="store_true", help="links are lost now and then")
+    args = parser.parse_args()
+    os.nice(10)
+    began = time.monotonic()
+    firsts = range(args.seed, args.seed + args.count, SHARE)
+    sizes = [min(SHARE, args.seed + args.count - first) for first in firsts]
+    failed: list[tuple[int, str]] = []
+    totals = [0] * 6
+    with ProcessPoolExecutor(args.jobs) as pool:
+        rules, losses = [args.without] * len(sizes), [args.losses] * len(sizes)
+        for bad, counts in pool.map(share, firsts, sizes, rules, losses):
+            failed += bad
+            totals = [a + b for a, b in zip(totals, counts, strict=True)]
+    messages, cuts, resumes, crashes, lost, ends = totals
+    print(
+        f"{args.without or 'all rules'}{', links lost' if args.losses else ''}: {args.count} schedules, "
+        f"{messages} messages, {cuts} cuts, {resumes} resumes, {crashes} crashes, {lost} links lost, "
+        f"{ends} one-sided ends, {len(failed)} violations, {args.count / (time.monotonic() - began):.0f} schedules/s"
+    )
+    for seed, why in failed[:3]:
+        print(f"   seed {seed}: {why}")
+    expected = args.without not in (None, "letter")
+    return int(bool(failed) != expected)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""One of the two peers of relink_world.py: its link, its connections, and the application above them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from fyrehose.errors import Broken
+from fyrehose.protocols.relink import events, snapshot
+from fyrehose.protocols.relink.frames import Ack, Op
+from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.receiving import ReceiveChannel
+from fyrehose.protocols.relink.sending import SendChannel
+from fyrehose.protocols.relink.tables import Sending
+
+if TYPE_CHECKING:
+    from relink_world import World
+
+CHANNELS = (0, 1)
+
+
+class Violation(Exception):
+    """What must never be."""
+
+
+class WorldLink(Link):
+    """A link whose numbers begin anywhere, so that some wrap at 2^32, and that may read acknowledgements literally."""
+
+    origin = 0
+
+    def channel(self, channel: int) -> SendChannel:
+        new = channel not in self.sending
+        found = super().channel(channel)
+        if new:
+            found.next = found.base = self.origin
+            found.recv = found.dec = found.settled = self.origin - 1
+        return found
+
+    def _open(self, channel: int) -> ReceiveChannel:
+        found = super()._open(channel)
+        found.next = self.origin
+        found.dec = found.done = found.consumed = found.told = self.origin - 1
+        return found
+
+
+class Connection:
+    """Bytes under way, and who believes that it lives."""
+
+    def __init__(self) -> None:
+        self.to = {"A": bytearray(), "B": bytearray()}
+        self.up = {"A": True, "B": True}
+
+
+class Side:
+    """One peer: its link, its connections, and the application above them."""
+
+    def __init__(self, name: str, world: World, durable: bool) -> None:
+        self.name, self.world, self.durable = name, world, durable
+        self.other: Side
+        self.link: Link | None = None
+        self.session: Any = None
+        self.connection: Connection | None = None
+        self.stale: list[tuple[Any, Connection]] = []
+        self.inbox: dict[int, deque[tuple[int, bytes, bool]]] = {}
+        self.flying: deque[tuple[list[tuple[Any, bytes, Any]], bytes, Any]] = deque()
+        self.saved: bytes | None = None
+        self.leaving = False
+        self.done = False
+        self.produced: dict[int, list[bytes]] = {}
+
+    # The application as a sender.
+
+    @property
+    def sends_from_journal(self) -> bool:
+        return self.link is not None and not self.link.kept
+
+    def send(self, channels: list[int]) -> None:
+        link, world = self.link, self.world
+        if link is None or link.over:
+            return
+        if self.sends_from_journal:
+            self.produce()
+            return
+        for channel in set(channels):
+            if channel not in link.sending and self.leaving:
+                return
+            if link.channel(channel).room < channels.count(channel):
+                return
+        keys = [(self.name, channel, world.incarnation(self, channel)) for channel in channels]
+        seqs, ahead = [], {}
+        for channel in channels:
+            seqs.append(link.channel(channel).next + ahead.setdefault(channel, 0))
+            ahead[channel] += 1
+        payload = repr((keys, seqs)).encode()
+        rnd = world.rnd
+        parts = (payload, *(b"x" * rnd.randrange(20) for _ in range(rnd.randrange(3))))
+        if link.send(channels, parts) != tuple(seqs):
+            raise Violation("the numbers are others than expected")
+        for key in keys:
+            world.sent.setdefault(key, []).append(payload)
+
+    def produce(self) -> None:
+        """A server's stream: what it sends can be made again."""
+        link, world = self.link, self.world
+        assert link is not None
+        if self.leaving and 0 not in link.sending:
+            return
+        channel = link.channel(0)
+        key = (self.name, 0, 0)
+        made = self.produced.setdefault(0, [])
+        if not link.may_send or channel.room < 1 or channel.unsure:
+            return
+        if channel.next - world.origin == len(made):
+            if self.leaving:
+                return
+            payload = repr(([key], [channel.next])).encode()
+            made.append(payload)
+            world.sent.setdefault(key, []).append(payload)
+        link.send([0], (made[channel.next - world.origin],))
+
+    def decide(self, channel: int, all_of_it: bool = False) -> None:
+        link, rnd = self.link, self.world.rnd
+        found = link.sending.get(channel) if link is not None else None
+        if link is None or found is None or not found.undecided or found.mode is not Sending.OPEN:
+            return
+        op = Op.COMMIT if rnd.random() < 0.6 else Op.ROLLBACK
+        count = found.undecided if all_of_it else rnd.randint(1, found.undecided)
+        first, last = link.decide(channel, op, found.dec + count)
+        for seq in range(first, last + 1):
+            self.world.decided[self.world.key(self, channel), seq] = op
+
+    def close(self, channel: int) -> None:
+        link = self.link
+        found = link.sending.get(channel) if link is not None else None
+        if link is None or found is None or found.mode is not Sending.OPEN or found.undecided:
+            return
+        if not found.kept:
+            all_sent = found.next - self.world.origin == len(self.produced.get(0, ()))
+            if not self.leaving or not link.may_send or not all_sent:
+                return  # a server closes its stream's channel when its reader leaves
+        link.close(channel)
+
+    # The application as a receiver.
+
+    def process(self, channel: int) -> None:
+        """Finish the oldest few messages."""
+        link, rnd, world = self.link, self.world.rnd, self.world
+        box = self.inbox.get(channel)
+        if link is None or not box:
+            return
+        seq, payload, commit = box.popleft()
+        result = None
+        if link.peer_transactions and commit:
+            result = Ack.COMMITTED if rnd.random() < 0.7 else Ack.UNCOMMITTED
+        effects = []
+        key = world.key_in(payload, channel, seq)
+        if result is not Ack.UNCOMMITTED and (commit or not link.peer_transactions):
+            effects.append((key, payload, None))
+        if result is not None:
+            effects.append((key, payload, (seq, result)))
+        link.stage(channel, seq, result)
+        self.fly(effects, ("settle", channel, seq))
+
+    def fly(self, effects: list[tuple[Any, bytes, Any]], then: Any) -> None:
+        assert self.link is not None
+        self.flying.append((effects, snapshot.save(self.link) if self.durable else b"", then))
+        if not self.durable:
+            self.land()
+
+    def land(self) -> None:
+        """The oldest write is durable."""
+        if not self.flying:
+            return
+        effects, saved, (what, channel, seq) = self.flying.popleft()
+        for key, payload, result in effects:
+            if result is None:
+                self.world.delivered.setdefault(key, []).append((seq, payload))
+            else:
+                self.world.result[key, result[0]] = result[1]
+        if self.durable and not self.leaving:
+            self.saved = saved
+        assert self.link is not None
+        if what == "settle":
+            self.link.settle(channel, seq)
+        else:
+            self.take(self.link.forget(channel))
+
+    # Events.
+
+    def take(self, found: list[Any]) -> None:
+        for event in found:
+            getattr(self, f"on_{type(event).__name__.lower()}")(event)
+
+    def on_asked(self, event: events.Asked) -> None:
+        world, hello = self.world, event.hello
+        if hello.terms != world.terms:
+            raise Violation("other terms arrived than were sent")
+        while self.flying:
+            self.land()
+        known = self.link is not None and hello.link_id == self.link.id and hello.epoch == world.epoch
+        if known:
+            for session, _ in self.stale:
+                if "fence" not in world.broken:
+                    session.fenced()  # L4
+            assert self.link is not None
+            if self.link.attached:
+                self.link.detach()  # only where the rule was taken away
+            if self.durable:
+                self.inbox.clear()
+            self.take(self.session.accept(self.link, resumed=True))
+            return
+        if self.link is not None:
+            self.lose(self.link)
+        self.link = world.new_link(self, world.epoch, world.next_id())
+        if self.durable:
+            self.link.channel(0)  # what is not in the snapshot would begin again
+            self.saved = snapshot.save(self.link)
+        self.take(self.session.accept(self.link, resumed=False))
+
+    def on_linked(self, event: events.Linked) -> None:
+        if event.lost is not None:
+            old = event.lost
+            if self.leaving and old.shutdown_said and not old.sending:
+                self.done = True  # the listener had come to the good end before
+                self.world.ends += 1
+                return
+            self.lose(old)
+        if self.link is not event.link:
+            self.link = event.link
+            self.inbox.clear()
+
+    def lose(self, link: Link) -> None:
+        """Say what nobody knows."""
+        self.world.was_lost = True
+        self.inbox.clear()
+        for unknown in link.unknown():
+            self.world.reported.add((self.world.key(self, unknown.channel), unknown.seq))
+        for channel in link.sending:
+            self.world.next_incarnation(self, channel)
+
+    def on_refused(self, event: events.Refused) -> None:
+        raise Violation("refused without having required anything")
+
+    def on_resumed(self, event: events.Resumed) -> None:
+        self.world.resumes += 1
+
+    def on_received(self, event: events.Received) -> None:
+        self.inbox.setdefault(event.channel, deque()).append((event.seq, event.parts[0], True))
+
+    def on_decided(self, event: events.Decided) -> None:
+        box = self.inbox.setdefault(event.channel, deque())
+        for seq, parts in enumerate(event.messages, event.first):
+            box.append((seq, parts[0], event.commit))
+
+    def on_resulted(self, event: events.Resulted) -> None:
+        key = self.world.key(self, event.channel)
+        for seq in range(event.first, event.last + 1):
+            if (key, seq) in self.world.known:
+                raise Violation("a result was told twice")
+            self.world.known[key, seq] = event.result
+
+    def on_consumed(self, event: events.Consumed) -> None:
+        if event.last < event.first:
+            raise Violation("nothing was consumed")
+
+    def on_rewound(self, event: events.Rewound) -> None:
+        if event.next - self.world.origin > len(self.produced.get(0, ())):
+            raise Violation("acknowledged what was never sent")
+
+    def on_closed(self, event: events.Closed) -> None:
+        self.world.next_incarnation(self, event.channel)
+
+    def on_finished(self, event: events.Finished) -> None:
+        assert self.link is not None
+        if not self.link.receiving[event.channel].leaving:
+            self.link.leave(event.channel)
+            self.fly([], ("forget", event.channel, 0))
+
+    def on_peershutdown(self, event: events.PeerShutdown) -> None:
+        if not self.leaving:
+            raise Violation("shutdown before anybody wanted it")
+
+    def on_ended(self, event: events.Ended) -> None:
+        self.done = True
+
+    def on_broken(self, event: Broken) -> None:
+        raise Violation(f"{self.name} says that {self.other.name} broke a rule: {event.error}")
