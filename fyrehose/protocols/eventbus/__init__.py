@@ -1,0 +1,1 @@
+"""The event bus: publish and subscribe over ZeroMQ (event-bus.md)."""

@@ -1,0 +1,101 @@
+"""From the PUBs of one turn to runs: as few as can be, and every client's events in the order in which it sent them.
+
+A PUB joins an earlier run of its kind - same topic, producer and form of labels - unless the same client has an event
+in a run behind that one.  Events of different clients have no order before they are numbered, so a thousand producers
+whose events come mixed make a thousand runs and not one an event.
+
+in: add(routing id, frames)      out: build() -> runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import pack
+
+import attrs
+
+from fyrehose.protocols.eventbus.frames import check_event
+from fyrehose.protocols.eventbus.labels import read_labels
+from fyrehose.records import Run
+
+#: What a run costs besides its columns, and an event besides its data, in bytes: a guess on the safe side.
+RUN_OVERHEAD = 1 << 10
+EVENT_OVERHEAD = 64
+
+_Kind = tuple[str, str, str, bool, bool]
+
+
+@attrs.define(eq=False)
+class _Columns:
+    """A run that grows."""
+
+    kind: _Kind
+    data: list[bytes] = attrs.field(factory=list, init=False)
+    event_ids: list[bytes] = attrs.field(factory=list, init=False)
+    event_times: list[int] = attrs.field(factory=list, init=False)
+
+    def run(self, stream: str, source: str) -> Run:
+        topic, producer, content_type, identified, timed = self.kind
+        return Run.of(
+            stream,
+            self.data,
+            source=source,
+            topic=topic,
+            producer=producer,
+            content_type=content_type,
+            event_ids=b"".join(self.event_ids) if identified else None,
+            event_times=pack(f"<{len(self.event_times)}q", *self.event_times) if timed else None,
+        )
+
+
+@attrs.define(eq=False)
+class Drafts:
+    """The events of one turn.
+
+    :ivar size: what they take, in bytes
+    """
+
+    stream: str
+    source: str
+    size: int = attrs.field(default=0, init=False)
+    count: int = attrs.field(default=0, init=False)
+    _columns: list[_Columns] = attrs.field(factory=list, init=False)
+    _latest: dict[_Kind, int] = attrs.field(factory=dict, init=False)
+    _reached: dict[bytes, int] = attrs.field(factory=dict, init=False)
+
+    def add(self, identity: bytes, frames: Sequence[bytes]) -> None:
+        """The PUB ``frames`` of the client ``identity``.
+
+        :raises RemoteProtocolError: they are no event
+        """
+        topic = check_event(frames)
+        labels = read_labels(frames[2], frames[3], frames[4])
+        data = frames[5]
+        kind = (
+            topic,
+            labels.producer,
+            labels.content_type,
+            labels.event_id is not None,
+            labels.event_time is not None,
+        )
+        at = self._latest.get(kind, -1)
+        if at < 0 or at < self._reached.get(identity, -1):
+            at = self._latest[kind] = len(self._columns)
+            self._columns.append(_Columns(kind))
+            self.size += RUN_OVERHEAD
+        self._reached[identity] = at
+        columns = self._columns[at]
+        columns.data.append(data)
+        if labels.event_id is not None:
+            columns.event_ids.append(labels.event_id)
+        if labels.event_time is not None:
+            columns.event_times.append(labels.event_time)
+        self.size += len(data) + EVENT_OVERHEAD
+        self.count += 1
+
+    def build(self) -> list[Run]:
+        """Everything that was added, as runs; empty again after that."""
+        runs = [columns.run(self.stream, self.source) for columns in self._columns]
+        self._columns, self._latest, self._reached = [], {}, {}
+        self.size = self.count = 0
+        return runs

@@ -1,0 +1,52 @@
+"""From runs to the frames that clients get.
+
+in: runs of records      out: the six frames of each event
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import pack
+
+from fyrehose.protocols.eventbus.frames import Dialect, pack_sequence
+from fyrehose.protocols.eventbus.labels import Written
+from fyrehose.records import Buffer, Run
+
+#: What the bus calls itself: its kit, and the source of what came by it.
+KIT = "eventbus"
+
+Frames = tuple[Buffer, ...]
+
+
+def event_frames(run: Run, dialect: Dialect) -> Iterator[Frames]:
+    """Topic, sequence, producer, timestamp, UUID and data of each record of ``run``.
+
+    What came by another door is no msgpack, so its payload goes out as one object of msgpack: bytes.
+    """
+    written = Written(run, KIT)
+    topic = (run.topic or "").encode()
+    producer, timestamp, uuid = written.producer, written.timestamp, written.uuid
+    first = run.first_seq
+    for row, payload in enumerate(run.payloads()):
+        data: Buffer = msgpack_bytes(payload) if written.foreign else payload
+        yield topic, pack_sequence(first + row, dialect), producer, timestamp(row), uuid(row), data
+
+
+def msgpack_bytes(payload: Buffer) -> bytes:
+    """``payload`` as msgpack's type bin (8, 16 or 32)."""
+    size = len(payload)
+    if size < 1 << 8:
+        head = pack(">BB", 0xC4, size)
+    elif size < 1 << 16:
+        head = pack(">BH", 0xC5, size)
+    else:
+        head = pack(">BI", 0xC6, size)
+    return head + payload
+
+
+def unpacked(data: bytes) -> bytes:
+    """What :func:`msgpack_bytes` packed; ``data`` as it is where it is anything else."""
+    size = {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(data[0] if data else 0, 0)
+    if size and int.from_bytes(data[1:size], "big") == len(data) - size and len(data) >= size:
+        return data[size:]
+    return data

@@ -1,0 +1,207 @@
+"""The labels of an event - producer, timestamp, UUID - between what travels and the columns of a run.
+
+Columns are numbers, and what travels is text, so a number must say all that the text said.  The usual forms do:
+
+    timestamp   2024-05-01T10:20:30.123Z              event_times    microseconds; the usual form has 3 digits and Z
+    uuid        7d444840-9dc0-11d1-b245-5ffdce74fad2  event_ids      16 bytes; the usual form is lower case
+    producer    UTF-8                                 producer
+
+and such a run's content type is ``application/msgpack``.  Where a label was written in another way, a parameter of the
+content type says in which, so that it goes out again byte for byte as it came in:
+
+    ; time=6+02:00          6 digits and this offset; events of one form share a run
+    ; uuid-case=upper       upper case
+    ; timestamp="..."       neither number nor form would give it back: the label itself, as it is ...
+    ; timestamp-base64=...  ... or, where it has other than printable ASCII, in base64 (the same for uuid)
+    ; producer=percent      it is not UTF-8: the column has it with %XX for each byte that is not plain ASCII
+
+in: labels as bytes, 64 at the most      out: what a run holds; and the way back
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from functools import lru_cache
+from hashlib import sha256
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+from uuid import UUID
+
+import attrs
+
+from fyrehose.records import Run
+
+CONTENT_TYPE = "application/msgpack"
+
+#: A form of timestamps: how many digits behind the second, and what follows them.
+Form = str
+USUAL_TIME: Form = "3Z"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMESTAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.(\d{1,6}))?(Z|[+-]\d\d:\d\d|)", re.ASCII)
+_PARAMETER = re.compile(r'; ([a-z0-9-]+)=(?:"([^"]*)"|([^;"]*))')
+_PRINTABLE = re.compile(rb"[ !#-\[\]-~]*")
+
+#: From a row of a run to a label.
+Label = Callable[[int], bytes]
+
+
+@attrs.frozen(slots=True)
+class Labels:
+    """What a run holds of an event's labels."""
+
+    producer: str
+    content_type: str
+    event_id: bytes | None
+    event_time: int | None
+
+
+def read_labels(producer: bytes, timestamp: bytes, uuid: bytes) -> Labels:
+    """Labels of up to 64 bytes each as columns and constants; :class:`Written` has them back as they were."""
+    time, time_note = _read_time(timestamp)
+    event_id, uuid_note = _read_uuid(uuid)
+    name, name_note = _read_producer(producer)
+    notes = time_note + uuid_note + name_note
+    return Labels(name, CONTENT_TYPE + notes if notes else CONTENT_TYPE, event_id, time)
+
+
+class Written:
+    """The labels of a run's events as they travel.
+
+    What came by another door has the name of that door as its producer, the time when it was accepted, and a UUID that
+    is made of its stream and number, the same for ever.
+
+    :param own: what the event bus calls itself as a source
+    """
+
+    def __init__(self, run: Run, own: str) -> None:
+        self.foreign = run.source != own
+        if self.foreign:
+            self.producer = run.source.encode()
+            accepted = write_time(run.time, USUAL_TIME)
+            self.timestamp: Label = lambda row: accepted
+            self.uuid: Label = lambda row: derived_uuid(run.stream, run.first_seq + row)
+            return
+        notes = _notes(run.content_type or "")
+        producer = run.producer or ""
+        self.producer = unquote_to_bytes(producer) if notes.get("producer") == "percent" else producer.encode()
+        self.timestamp = _verbatim(notes, "timestamp") or _times(run, notes.get("time", USUAL_TIME))
+        self.uuid = _verbatim(notes, "uuid") or _uuids(run, notes.get("uuid-case") == "upper")
+
+
+def derived_uuid(stream: str, seq: int) -> bytes:
+    """The UUID of a record that came without one."""
+    digest = sha256(f"{stream}\0{seq}".encode()).digest()
+    return str(UUID(bytes=digest[:16], version=4)).encode()
+
+
+def write_time(micros: int, form: Form) -> bytes:
+    """The timestamp of ``micros`` since 1970 UTC, in ``form``; digits that the form lacks are cut off."""
+    digits, zone = int(form[0]), form[1:]
+    second, fraction = divmod(micros, 1_000_000)
+    text = _second(second, zone)
+    if digits:
+        text += b"." + (b"%06d" % fraction)[:digits]
+    return text + zone.encode()
+
+
+@lru_cache(1024)
+def _second(second: int, zone: str) -> bytes:
+    moment = (_EPOCH + timedelta(seconds=second)).astimezone(_zone(zone))
+    return moment.replace(tzinfo=None).isoformat().encode()
+
+
+@lru_cache(64)
+def _zone(zone: str) -> timezone:
+    if zone in ("", "Z"):
+        return UTC
+    offset = timedelta(hours=int(zone[1:3]), minutes=int(zone[4:6]))
+    return timezone(-offset if zone[0] == "-" else offset)
+
+
+@lru_cache(1024)
+def _seconds(text: bytes, zone: str) -> int:
+    moment = datetime.fromisoformat(text.decode()).replace(tzinfo=_zone(zone))
+    return (moment - _EPOCH) // timedelta(seconds=1)
+
+
+def _read_time(timestamp: bytes) -> tuple[int | None, str]:
+    match = _TIMESTAMP.fullmatch(timestamp)
+    if match is None:
+        return None, _note("timestamp", timestamp)
+    digits, zone = match[1] or b"", match[2].decode()
+    form = f"{len(digits)}{zone}"
+    try:
+        micros = _seconds(timestamp[:19], zone) * 1_000_000 + int(digits.ljust(6, b"0"))
+        same = write_time(micros, form) == timestamp
+    except (ValueError, OverflowError):  # the 30th of February, or a second before the year 1 in UTC
+        return None, _note("timestamp", timestamp)
+    if not same:
+        return micros, _note("timestamp", timestamp)
+    return micros, "" if form == USUAL_TIME else f"; time={form}"
+
+
+def _read_uuid(uuid: bytes) -> tuple[bytes | None, str]:
+    try:
+        event_id = bytes.fromhex(uuid.replace(b"-", b"").decode("ascii"))
+    except ValueError:
+        return None, _note("uuid", uuid)
+    if len(event_id) != 16:
+        return None, _note("uuid", uuid)
+    usual = write_uuid(event_id)
+    if usual == uuid:
+        return event_id, ""
+    return event_id, "; uuid-case=upper" if usual.upper() == uuid else _note("uuid", uuid)
+
+
+def write_uuid(event_id: bytes) -> bytes:
+    """16 bytes as the text of a UUID."""
+    text = event_id.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}".encode()
+
+
+def _read_producer(producer: bytes) -> tuple[str, str]:
+    try:
+        return producer.decode(), ""
+    except UnicodeDecodeError:
+        return quote_from_bytes(producer, safe=""), "; producer=percent"
+
+
+def _note(name: str, label: bytes) -> str:
+    if _PRINTABLE.fullmatch(label):
+        return f'; {name}="{label.decode()}"'
+    return f"; {name}-base64={urlsafe_b64encode(label).decode().rstrip('=')}"
+
+
+@lru_cache(1024)
+def _notes(content_type: str) -> dict[str, str]:
+    return {name: quoted or plain for name, quoted, plain in _PARAMETER.findall(content_type)}
+
+
+def _verbatim(notes: dict[str, str], name: str) -> Label | None:
+    encoded = notes.get(f"{name}-base64")
+    if encoded is not None:
+        label = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    elif name in notes:
+        label = notes[name].encode()
+    else:
+        return None
+    return lambda row: label
+
+
+def _times(run: Run, form: Form) -> Label:
+    if run.event_times is None:
+        return lambda row: b""
+    times = memoryview(run.event_times).cast("q")
+    return lambda row: write_time(times[row], form)
+
+
+def _uuids(run: Run, upper: bool) -> Label:
+    if run.event_ids is None:
+        return lambda row: b""
+    ids = memoryview(run.event_ids)
+    if upper:
+        return lambda row: write_uuid(bytes(ids[16 * row : 16 * row + 16])).upper()
+    return lambda row: write_uuid(bytes(ids[16 * row : 16 * row + 16]))

@@ -1,0 +1,373 @@
+"""The server of the event bus: three ports outside, a session inside, the broker behind it.
+
+    COLLECTOR  -> session -> drafts of a turn -> broker.publish
+    SNAPSHOT   -> session -> snapshots -> broker.read, a piece at a time -> SYNC ... SYNCEND -> SNAPSHOT
+    broker.subscribe -> deliver -> BROADCAST -> PUBLISHER, whose subscribers are ZeroMQ's business
+
+A PUB is never answered: its BROADCAST is the acknowledgement, and that comes from the subscription alone, so it is of
+a durable record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Protocol, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.errors import FyrehoseError, InvalidName, JournalCorrupt, PayloadTooLarge, ReadOnly
+from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.protocols.eventbus.encoding import KIT, Frames, event_frames
+from fyrehose.protocols.eventbus.session import Batch, Refused, ServerSession
+from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.snapshots import Snapshot
+from fyrehose.protocols.eventbus.zmqport import Full, Gone
+from fyrehose.records import Buffer, Delivery
+
+log = Logger()
+
+#: Drops that are everyday life: counted, not worth a line.
+QUIET = frozenset({"duplicate", "snapshot-left", "snapshot-replaced"})
+#: What goes out in one turn, of broadcasts and of snapshots each: events, and bytes of data.
+EVENTS_TURN = 500
+BYTES_TURN = 256 << 10
+#: What is read of the journal for a snapshot at a time, in bytes.
+PIECE = 64 << 10
+#: A piece that has nothing for its client counts as so many events of a turn.
+PIECE_COST = 50
+#: How long snapshots wait that all have to wait, when nothing else wakes them, in seconds.
+SNAPSHOT_WAIT = 0.1
+#: How long nothing is read after the disk was found to be full, in seconds.
+FULL_WAIT = 5.0
+#: How long stopping goes on reading what clients have sent, in seconds.
+LAST_CALL = 1.0
+#: How long stopping waits for what was accepted to be durable and broadcast, in seconds.
+PATIENCE = 10.0
+
+
+class Port(Protocol):
+    """What the server asks of :class:`fyrehose.protocols.eventbus.zmqport.ZMQPort`."""
+
+    def start(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def poke(self) -> None: ...
+
+    def take_in(self) -> None: ...
+
+    def drained(self) -> bool: ...
+
+    def send(self, frames: Sequence[Buffer]) -> None: ...
+
+
+@implementer(ISink)
+class EventBusServer:
+    """Owner of the ports, sink of the stream."""
+
+    def __init__(self, clock: IReactorTime, broker: IBroker, settings: Settings) -> None:
+        self._clock = clock
+        self._broker = broker
+        self._settings = settings
+        self._session = ServerSession(settings)
+        self._account = broker.budget.account(self)
+        self._crowded = False
+        self._in_flight = 0
+        self._published = 0
+        self._kept: list[Batch] = []
+        self._retrying: IDelayedCall | None = None
+        self._subscription: ISubscription | None = None
+        self._outgoing: Iterator[Frames] | None = None
+        self._pumping: IDelayedCall | None = None
+        self._serving: IDelayedCall | None = None
+        self._stopping = False
+        self._stopped: Deferred[None] | None = None
+        self._heard_all = False
+        self._deadlines: list[IDelayedCall] = []
+
+    def start(self, snapshot: Port, publisher: Port, collector: Port) -> None:
+        """Serve at these ports, which are bound."""
+        self._snapshot, self._publisher, self._collector = snapshot, publisher, collector
+        self._subscription = self._broker.subscribe(self._settings.stream, None, self)
+        self._subscription.resumeProducing()
+        for port in (snapshot, publisher, collector):
+            port.start()
+
+    def stop(self) -> Deferred[None]:
+        """Take nothing more in than has come already; fires when that is durable and was broadcast, or took too long.
+
+        The past is not finished: clients ask again.
+        """
+        self._stopping = True
+        stopped: Deferred[None] = Deferred()
+        self._stopped = stopped
+        self._session.snapshots.clear()
+        self._deadlines = [
+            self._clock.callLater(LAST_CALL, self._heard_enough),
+            self._clock.callLater(PATIENCE, self._stop_now),
+        ]
+        self._snapshot.pause()
+        self._collector.poke()
+        self._collector_idle()
+        return stopped
+
+    # What the budget calls: the reading half of COLLECTOR.
+
+    def pauseProducing(self) -> None:
+        self._crowded = True
+        self._switch()
+
+    def resumeProducing(self) -> None:
+        self._crowded = False
+        self._switch()
+
+    # What the ports call.
+
+    def pub_received(self, message: list[bytes], count: int) -> None:
+        """A message that came to COLLECTOR."""
+        refused = self._session.receive_pub(message, count, self._clock.seconds())
+        if refused is not None:
+            self._drop(refused)
+
+    def pubs_over(self) -> None:
+        """COLLECTOR's turn is over: all that came in it is published at once."""
+        batch = self._session.take()
+        if batch is not None:
+            counters = self._broker.counters
+            counters.add(KIT, "pubs", batch.count)
+            counters.add(KIT, "pub-bytes", batch.size)
+            self._account.hold(batch.size)
+            self._publish(batch)
+        self._collector_idle()
+
+    def request_received(self, message: list[bytes], count: int) -> None:
+        """A message that came to SNAPSHOT."""
+        answer = self._session.receive_request(message, count, self._clock.seconds())
+        if isinstance(answer, Refused):
+            self._drop(answer)
+            return
+        self._broker.counters.add(KIT, "snapshots")
+        if answer.again:
+            self._count_drop("snapshot-replaced", answer.identity)
+        # A client subscribes before it asks; that it did must be known before the end of its snapshot is.
+        self._publisher.take_in()
+
+    def requests_over(self) -> None:
+        """SNAPSHOT's turn is over; it may also take more than before."""
+        if len(self._session.snapshots):
+            self._serve_soon(0)
+
+    # What the broker calls: durable records of the stream.
+
+    def deliver(self, delivery: Delivery) -> None:
+        assert self._subscription is not None
+        self._subscription.pauseProducing()
+        dialect = self._settings.sequence
+        self._outgoing = chain.from_iterable(event_frames(run, dialect) for run in delivery.runs)
+        self._pump()
+
+    def skipped(self, first: int, last: int) -> None:
+        """They are gone; sequences need not follow on."""
+        self._broker.counters.add(KIT, "skipped", last - first + 1)
+
+    def ended(self, reason: Exception) -> None:
+        self._subscription = None
+        log.error("{kit}: nothing more is broadcast: {reason}", kit=KIT, reason=str(reason))
+        self._check_stopped()
+
+    # Publishing.
+
+    def _publish(self, batch: Batch) -> None:
+        self._in_flight += 1
+
+        def durable(firsts: tuple[int, ...]) -> None:
+            self._published = max(self._published, firsts[-1] + len(batch.runs[-1]) - 1)
+            self._settle(batch)
+
+        def refused(failure: Failure) -> None:
+            failure.trap(FyrehoseError)
+            self._refused(batch, cast("FyrehoseError", failure.value))
+
+        self._broker.publish(batch.runs).addCallbacks(durable, refused)
+
+    def _settle(self, batch: Batch) -> None:
+        self._in_flight -= 1
+        self._account.release(batch.size)
+        self._check_stopped()
+
+    def _refused(self, batch: Batch, error: FyrehoseError) -> None:
+        if isinstance(error, ReadOnly) and not self._stopping:
+            # Nobody sends it again: keep it, read no further, and try until there is room.
+            self._in_flight -= 1
+            self._broker.counters.refuse(log, KIT, "ReadOnly", f"{batch.count} events", str(error))
+            self._kept.append(batch)
+            if self._retrying is None:
+                self._retrying = self._clock.callLater(FULL_WAIT, self._retry)
+            self._switch()
+        elif isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:
+            # One that cannot be taken must not take others with it.
+            self._in_flight -= 1
+            self._account.release(batch.size)
+            for part in _parts(batch):
+                self._account.hold(part.size)
+                self._publish(part)
+        else:
+            self._broker.counters.refuse(log, KIT, type(error).__name__, f"{batch.count} events", str(error))
+            self._session.failed(batch)
+            self._settle(batch)
+
+    def _retry(self) -> None:
+        self._retrying = None
+        kept, self._kept = self._kept, []
+        for batch in kept:
+            self._publish(batch)
+        self._switch()
+
+    def _switch(self) -> None:
+        if self._crowded or self._kept or self._heard_all:
+            self._collector.pause()
+        else:
+            self._collector.start()
+
+    # Broadcasting.
+
+    def _pump(self) -> None:
+        """Some of what was delivered; the rest when others have had their turn."""
+        self._pumping = None
+        outgoing, publisher = self._outgoing, self._publisher
+        assert outgoing is not None
+        publisher.take_in()
+        sent = size = 0
+        for frames in outgoing:
+            publisher.send(frames)
+            sent += 1
+            size += len(frames[-1])
+            if sent >= EVENTS_TURN or size >= BYTES_TURN:
+                self._pumping = self._clock.callLater(0, self._pump)
+                break
+        self._broker.counters.add(KIT, "broadcasts", sent)
+        if self._pumping is None:
+            self._outgoing = None
+            if self._subscription is not None:
+                self._subscription.resumeProducing()
+            self._check_stopped()
+
+    # The past.
+
+    def _serve_soon(self, delay: float) -> None:
+        serving = self._serving
+        if serving is None:
+            self._serving = self._clock.callLater(delay, self._serve)
+        elif serving.getTime() > self._clock.seconds() + delay:
+            serving.reset(delay)
+
+    def _serve(self) -> None:
+        """Each snapshot in its turn, until the turn is over."""
+        self._serving = None
+        snapshots = self._session.snapshots
+        now = self._clock.seconds()
+        snapshots.admit(self._broker.bounds(self._settings.stream)[1], now)
+        left = EVENTS_TURN
+        for snapshot in snapshots.in_turn():
+            left = self._send_some(snapshot, left, now)
+            if left <= 0:
+                break
+        if len(snapshots):
+            self._serve_soon(0 if left < EVENTS_TURN else SNAPSHOT_WAIT)
+
+    def _send_some(self, snapshot: Snapshot, left: int, now: float) -> int:
+        """Messages of ``snapshot``, ``left`` at the most; how many are left then."""
+        sent = size = 0
+        envelope: Frames = (snapshot.identity, b"") if snapshot.delimiter else (snapshot.identity,)
+        try:
+            while left > 0 and size < BYTES_TURN and not snapshot.ended:
+                message = snapshot.peek()
+                if message is None:
+                    snapshot.feed(self._broker.read(self._settings.stream, snapshot.next, PIECE), now)
+                    if snapshot.peek() is None:
+                        left -= PIECE_COST
+                    continue
+                self._snapshot.send((*envelope, *message))
+                snapshot.sent(now)
+                size += len(message[-1])
+                sent += 1
+                left -= 1
+        except Full:
+            self._check_stalled(snapshot, now)
+        except Gone:
+            self._cancel(snapshot, "snapshot-left")
+        except JournalCorrupt as damage:
+            self._cancel(snapshot, "journal-corrupt", str(damage))
+        self._broker.counters.add(KIT, "syncs", sent)
+        if snapshot.ended:
+            self._session.snapshots.forget(snapshot)
+        return left
+
+    def _check_stalled(self, snapshot: Snapshot, now: float) -> None:
+        if now - snapshot.moved > self._settings.stall_timeout:
+            self._cancel(snapshot, "snapshot-stalled")
+
+    def _cancel(self, snapshot: Snapshot, cause: str, detail: str = "") -> None:
+        self._session.snapshots.forget(snapshot)
+        self._count_drop(cause, snapshot.identity, detail)
+
+    # Drops.
+
+    def _drop(self, refused: Refused) -> None:
+        error = refused.error
+        self._count_drop(error.cause, refused.identity, str(error).removeprefix(error.cause).removeprefix(": "))
+
+    def _count_drop(self, cause: str, identity: bytes, detail: str = "") -> None:
+        if cause in QUIET:
+            self._broker.counters.add(KIT, cause)
+        else:
+            self._broker.counters.refuse(log, KIT, cause, f"client {identity[:16].hex()}", detail)
+
+    # Stopping.
+
+    def _collector_idle(self) -> None:
+        if self._stopping and not self._heard_all and self._collector.drained():
+            self._heard_enough()
+
+    def _heard_enough(self) -> None:
+        if not self._heard_all:
+            self._heard_all = True
+            self._switch()
+            self._check_stopped()
+
+    def _check_stopped(self) -> None:
+        if self._stopped is None or not self._heard_all or self._in_flight or self._outgoing is not None:
+            return
+        if self._subscription is None or self._subscription.position >= self._published:
+            self._stop_now()
+
+    def _stop_now(self) -> None:
+        stopped, self._stopped = self._stopped, None
+        if stopped is None:
+            return
+        self._heard_all = True
+        self._switch()
+        for timer in (*self._deadlines, self._retrying, self._pumping, self._serving):
+            if timer is not None and timer.active():
+                timer.cancel()
+        if self._subscription is not None:
+            self._subscription.stopProducing()
+            self._subscription = None
+        for batch in self._kept:
+            self._broker.counters.refuse(log, KIT, "not-published-at-stop", f"{batch.count} events")
+        self._account.close()
+        stopped.callback(None)
+
+
+def _parts(batch: Batch) -> list[Batch]:
+    """``batch`` in smaller ones: its runs, or the events of its only run."""
+    runs = batch.runs
+    if len(runs) == 1:
+        runs = [runs[0].slice(row, row + 1) for row in range(len(runs[0]))]
+    # Their UUIDs stay known: what is refused for good would be refused again.
+    return [Batch(runs=[run], size=run.size, count=len(run)) for run in runs]

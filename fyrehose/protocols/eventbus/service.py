@@ -1,0 +1,219 @@
+"""The event bus as a service: a ZeroMQ context, three ports in a row, and a door that says who may connect.
+
+in: where to listen, settings      out: what listens; stopped in order, and never waiting for a peer
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import zmq
+from twisted.application.service import Service
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort
+from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from fyrehose.interfaces import IBroker
+from fyrehose.protocols.eventbus.encoding import KIT
+from fyrehose.protocols.eventbus.server import EventBusServer
+from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.sockets import Context, Keys, Socket, address, load_clients, make_socket
+from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAIN, Door
+from fyrehose.protocols.eventbus.zmqport import ACCEPTED, DISCONNECTED, HighWater, Monitor, ZMQPort
+
+log = Logger()
+
+#: What may wait for one subscriber: events, and bytes.  Beyond that ZeroMQ drops its events, and it has to ask again.
+BROADCASTS_WAITING = 10_000
+BROADCAST_MEMORY = 32 << 20
+#: What may wait for the client of a snapshot; beyond that the snapshot waits.
+SYNCS_WAITING = 1_000
+SYNC_MEMORY = 8 << 20
+#: What may wait to be read of one publisher; beyond that it waits.
+PUBS_WAITING = 1_000
+PUB_MEMORY = 16 << 20
+#: Requests that may wait to be read of one client, and the largest: 64 subtrees of 255 bytes and their separators.
+REQUESTS_WAITING = 16
+REQUEST_SIZE = 32 << 10
+#: The largest subscription.
+SUBSCRIPTION_SIZE = 4 << 10
+#: How long what was sent has to leave after the end, in milliseconds.
+LINGER = 1_000
+#: How often three free ports in a row are looked for.
+ATTEMPTS = 50
+
+
+@implementer(IListeningPort)
+class Listening:
+    """What has been bound, for the line that says so."""
+
+    def __init__(self, service: EventBusService, host: str, port: int) -> None:
+        self.service = service
+        self.host = host
+        self.port = port
+
+    def startListening(self) -> None:
+        """It listens already."""
+
+    def stopListening(self) -> Deferred[None]:
+        """Stop the service."""
+        return self.service.stopService()
+
+    def getHost(self) -> IPv4Address | IPv6Address:
+        """The address of SNAPSHOT; PUBLISHER and COLLECTOR are the two ports behind it."""
+        return (IPv6Address if ":" in self.host else IPv4Address)("TCP", self.host, self.port)
+
+
+class EventBusService(Service):
+    """Serves one stream at three ports as long as it runs.
+
+    :raises ConfigError: from the constructor: the keys cannot be read
+    """
+
+    def __init__(self, reactor: Any, broker: IBroker, host: str, port: int, settings: Settings) -> None:
+        self._reactor = reactor
+        self._broker = broker
+        self._host = host
+        self._first = port
+        self._settings = settings
+        self._keys = Keys.load(settings.server_key) if settings.server_key else None
+        clients = None
+        if self._keys is not None and settings.client_keys != "any":
+            clients = load_clients(settings.client_keys)
+        self._door = Door(allow=settings.allow, clients=clients, curve=self._keys is not None)
+        self._context: Context | None = None
+        self._server: EventBusServer | None = None
+        self._ports: list[ZMQPort] = []
+        self._monitors: list[Monitor] = []
+        self._connections = 0
+
+    def startService(self) -> Deferred[Listening]:
+        """Bind; fires with what listens, or fails with what keeps it from listening."""
+        Service.startService(self)
+        self._context = zmq.Context()
+        self._connections = 0
+        # The door first: nobody is let in while nobody answers there.
+        asked = self._context.socket(zmq.REP)
+        asked.bind(ADDRESS)
+        door = ZMQPort(self._reactor, asked)
+        door.receive = partial(self._asked, door)
+        self._ports = [door]
+        sockets = self._make_sockets(self._context)
+        try:
+            port = self._bind(sockets)
+        except zmq.ZMQError as error:
+            for socket in sockets:
+                socket.close(0)
+            wrong = OSError(error.errno, os.strerror(error.errno or 0))
+            return self._close().addCallback(lambda _: fail(CannotListenError(self._host, self._first, wrong)))
+        self._serve(*sockets)
+        return succeed(Listening(self, self._host, port))
+
+    def stopService(self) -> Deferred[None]:
+        """Take nothing more in; fires when what came in is durable and was broadcast, and the ports are closed."""
+        Service.stopService(self)
+        server, self._server = self._server, None
+        if server is None:
+            return succeed(None)
+        return server.stop().addCallback(lambda _: self._close())
+
+    def _make_sockets(self, context: Context) -> tuple[Socket, Socket, Socket]:
+        payload = self._settings.max_payload
+        snapshot = make_socket(context, zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
+        publisher = make_socket(
+            context, zmq.PUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING
+        )
+        collector = make_socket(context, zmq.ROUTER, largest=payload, received=PUBS_WAITING, sent=1)
+        for socket in (snapshot, publisher, collector):
+            socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+            if ":" in self._host:
+                socket.setsockopt(zmq.IPV6, 1)
+            if self._keys is not None:
+                socket.curve_server = True
+                socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
+        return snapshot, publisher, collector
+
+    def _bind(self, sockets: tuple[Socket, Socket, Socket]) -> int:
+        """Bind three ports in a row; the first."""
+        if self._first:
+            for port, socket in enumerate(sockets, self._first):
+                socket.bind(address(self._host, port))
+            return self._first
+        for left in reversed(range(ATTEMPTS)):
+            sockets[0].bind(address(self._host, "*"))
+            first = int(sockets[0].getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+            bound = [first]
+            try:
+                for port, socket in enumerate(sockets[1:], first + 1):
+                    socket.bind(address(self._host, port))
+                    bound.append(port)
+                return first
+            except zmq.ZMQError:
+                for port, socket in zip(bound, sockets, strict=False):
+                    socket.unbind(address(self._host, port))
+                if not left:
+                    raise
+        raise AssertionError("one attempt at least is made")
+
+    def _serve(self, snapshot: Socket, publisher: Socket, collector: Socket) -> None:
+        context, reactor = self._context, self._reactor
+        assert context is not None
+        server = self._server = EventBusServer(reactor, self._broker, self._settings)
+        requests = ZMQPort(
+            reactor,
+            snapshot,
+            server.request_received,
+            server.requests_over,
+            send_mark=HighWater(snapshot, zmq.SNDHWM, SYNCS_WAITING, SYNC_MEMORY),
+        )
+        broadcasts = ZMQPort(
+            reactor,
+            publisher,
+            send_mark=HighWater(publisher, zmq.SNDHWM, BROADCASTS_WAITING, BROADCAST_MEMORY),
+        )
+        pubs = ZMQPort(
+            reactor,
+            collector,
+            server.pub_received,
+            server.pubs_over,
+            receive_mark=HighWater(collector, zmq.RCVHWM, PUBS_WAITING, PUB_MEMORY),
+        )
+        self._ports[0].start()
+        self._ports += [requests, broadcasts, pubs]
+        self._monitors = [
+            Monitor(reactor, context, socket, ACCEPTED | DISCONNECTED, self._connection)
+            for socket in (snapshot, publisher, collector)
+        ]
+        server.start(requests, broadcasts, pubs)
+
+    def _connection(self, event: int, value: int) -> None:
+        if event == ACCEPTED:
+            self._connections += 1
+            self._broker.counters.add(KIT, "connections")
+        else:
+            self._connections -= 1
+
+    def _asked(self, door: ZMQPort, question: list[bytes], count: int) -> None:
+        """ZeroMQ asks whether a connection may be."""
+        answer = self._door.answer(question, full=self._connections > self._settings.max_connections)
+        if answer.cause is not None:
+            self._broker.counters.refuse(log, KIT, answer.cause, answer.address)
+        door.send(answer.frames)
+
+    def _close(self) -> Deferred[None]:
+        monitors, self._monitors = self._monitors, []
+        ports, self._ports = self._ports, []
+        context, self._context = self._context, None
+        for monitor in monitors:
+            monitor.close()
+        for port in ports:
+            port.close(LINGER)
+        assert context is not None
+        # It waits for what was sent to leave, LINGER at the most; nothing else has to wait for that.
+        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), context.term)

@@ -1,0 +1,292 @@
+"""ZeroMQ sockets on Twisted's reactor: our own small descriptor over the socket's FD.
+
+    doRead   recv until nothing is left or the turn is over -> receive(frames) ... -> turn_over()
+    send     frames -> the socket; raises Full or Gone; nothing waits here
+
+The FD does not say "there is a message": it becomes readable when the socket has been told something, and *any* call on
+the socket, a send too, takes that in and makes the FD silent again.  So what a send may have swallowed is looked for by
+another turn, and a turn that ends before the socket is empty asks for one more.
+
+in: what the reactor and the owner call      out: messages as lists of bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+from twisted.internet.interfaces import IDelayedCall, IReadDescriptor
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zmq.backend import Socket as Backend
+from zope.interface import implementer
+
+from fyrehose.records import Buffer
+
+log = Logger()
+
+#: What one turn reads before others have theirs: frames and bytes.
+FRAMES_TURN = 4_096
+BYTES_TURN = 256 << 10
+#: A message may have many frames; of those behind so many only the number is kept.
+MOST_FRAMES = 16
+#: Buffers up to this are copied into the socket's memory, larger ones are lent to it, in bytes.
+COPIED = 64 << 10
+
+#: What is looked for in what a monitor says.
+CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
+DISCONNECTED = zmq.Event.DISCONNECTED
+ACCEPTED = zmq.Event.ACCEPTED
+AUTH_FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH
+
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+# The library's own calls: what pyzmq puts around them costs as much again.
+_recv: Any = Backend.recv
+_send: Any = Backend.send
+
+Message = list[bytes]
+
+
+class Full(Exception):
+    """The peer reads more slowly than we send; nothing of the message was taken."""
+
+
+class Gone(Exception):
+    """The peer has left; nothing of the message was taken."""
+
+
+def _nothing(*_: object) -> None:
+    """Nobody wants to know."""
+
+
+@implementer(IReadDescriptor)
+class ZMQPort:
+    """One socket in a reactor.
+
+    :param receive: is called with each message: at most MOST_FRAMES frames, and how many there were
+    :param turn_over: is called when nothing more comes in this turn, and whenever the socket may take more than before
+    :param receive_mark: moved by what is received; by default the socket's mark stays where it is
+    :param send_mark: the same for what is sent
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        socket: zmq.Socket[bytes],
+        receive: Callable[[Message, int], None] = _nothing,
+        turn_over: Callable[[], None] = _nothing,
+        *,
+        receive_mark: HighWater | None = None,
+        send_mark: HighWater | None = None,
+    ) -> None:
+        self.socket = socket
+        self._receive_mark = receive_mark
+        self._send_mark = send_mark
+        self._reactor = reactor
+        self.receive = receive
+        self._turn_over = turn_over
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._readable = socket.getsockopt(zmq.TYPE) != zmq.PUB
+        self._again: IDelayedCall | None = None
+        self._reading = False
+        self._closed = False
+        self._frames: Message = []
+        self._count = 0
+
+    def start(self) -> None:
+        """Read from now on."""
+        if not self._reading and not self._closed:
+            self._reading = True
+            self._reactor.addReader(self)
+            self.poke()
+
+    def pause(self) -> None:
+        """Read nothing: what comes waits in the socket, then with those who send it."""
+        if self._reading:
+            self._reading = False
+            self._reactor.removeReader(self)
+            self._cancel()
+
+    def poke(self) -> None:
+        """Have a turn soon."""
+        if self._again is None and self._reading:
+            self._again = self._reactor.callLater(0, self._soon)
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """One message, whole or not at all.
+
+        :raises Full: a ROUTER's peer, or everybody of a DEALER, has as much as may wait
+        :raises Gone: a ROUTER knows no such peer
+        """
+        socket = self.socket
+        last = len(frames) - 1
+        if self._send_mark is not None:
+            self._send_mark.fit(len(frames[last]))
+        try:
+            for at, frame in enumerate(frames):
+                _send(socket, frame, _LAST if at == last else _MORE, len(frame) <= COPIED)
+        except zmq.Again:
+            raise Full from None
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise Gone from None
+            raise
+        if self._readable and self._again is None:
+            self.poke()
+
+    def take_in(self) -> None:
+        """Let the socket take in what it was told: who has come, who subscribed, who has left."""
+        if not self._closed:
+            self.socket.getsockopt(zmq.EVENTS)
+
+    def drained(self) -> bool:
+        """Whether nothing waits to be read."""
+        return self._closed or not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+
+    def close(self, linger: int = 0) -> None:
+        """Close the socket; what was sent has ``linger`` milliseconds to go."""
+        if not self._closed:
+            self.pause()
+            self._closed = True
+            self._frames = []
+            self.socket.close(linger)
+
+    # What the reactor calls.
+
+    def fileno(self) -> int:
+        return -1 if self._closed else self._fd
+
+    def logPrefix(self) -> str:
+        return "eventbus"
+
+    def connectionLost(self, reason: Failure) -> None:
+        """The reactor has given the descriptor up: it is being stopped, or the FD is bad."""
+        self._reading = False
+        self._cancel()
+
+    def doRead(self) -> None:
+        if not self._reading:
+            return
+        if self._readable:
+            self._read()
+        else:
+            self.take_in()
+        if not self._closed:
+            self._turn_over()
+
+    # Inside.
+
+    def _soon(self) -> None:
+        self._again = None
+        self.doRead()
+
+    def _cancel(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+
+    def _read(self) -> None:
+        socket = self.socket
+        size = 0
+        for _ in range(FRAMES_TURN):
+            try:
+                frame: zmq.Frame = _recv(socket, _LAST, False)
+            except zmq.Again:
+                return
+            if self._count < MOST_FRAMES:
+                self._frames.append(frame.bytes)
+                size += len(self._frames[-1])
+            self._count += 1
+            if not frame.more:
+                frames, count = self._frames, self._count
+                self._frames, self._count = [], 0
+                if self._receive_mark is not None:
+                    self._receive_mark.fit(max(map(len, frames)))
+                self._hand_out(frames, count)
+                if not self._reading or size > BYTES_TURN:
+                    break
+        self.poke()
+
+    def _hand_out(self, frames: Message, count: int) -> None:
+        try:
+            self.receive(frames, count)
+        except Exception:
+            # Whatever a peer sends, the next message is another's.
+            log.failure("a message of the event bus was not understood; please report this")
+
+
+class HighWater:
+    """How many messages may wait for one peer, so that few large ones take no more memory than many small ones.
+
+    ZeroMQ counts messages and not bytes, but its mark can be moved while peers are connected: down at once when a
+    larger message comes, up again, step by step, when as many as are allowed were small.
+
+    :param most: messages at the most
+    :param memory: what they may take together, in bytes
+    """
+
+    #: What a message takes besides its data: labels, and what the library keeps for each frame.
+    OVERHEAD = 1 << 10
+
+    def __init__(self, socket: zmq.Socket[bytes], option: int, most: int, memory: int) -> None:
+        self._socket = socket
+        self._option = option
+        self._most = most
+        self._memory = memory
+        self._small = 0
+        self.mark = most
+        socket.setsockopt(option, most)
+
+    def fit(self, size: int) -> None:
+        """A message of ``size`` bytes of data comes."""
+        bearable = self._memory // (size + self.OVERHEAD)
+        if bearable < self.mark:
+            if self.mark > 1:
+                # In powers of two: every change is told to every peer.
+                self._move(max(1, 1 << max(bearable, 1).bit_length() - 1))
+            self._small = 0
+        elif self.mark < self._most and bearable >= 2 * self.mark:
+            self._small += 1
+            if self._small >= self.mark:
+                self._move(min(self._most, 2 * self.mark))
+                self._small = 0
+
+    def _move(self, mark: int) -> None:
+        self.mark = mark
+        self._socket.setsockopt(self._option, mark)
+
+
+class Monitor:
+    """What happens to the connections of a socket.
+
+    :param happened: is called with each event and its value
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        context: zmq.Context[zmq.Socket[bytes]],
+        socket: zmq.Socket[bytes],
+        events: int,
+        happened: Callable[[int, int], None],
+    ) -> None:
+        self._watched = socket
+        self._happened = happened
+        address = f"inproc://monitor-{id(self):x}"
+        socket.monitor(address, events)
+        pair = context.socket(zmq.PAIR)
+        pair.setsockopt(zmq.LINGER, 0)
+        pair.connect(address)
+        self._port = ZMQPort(reactor, pair, self._receive)
+        self._port.start()
+
+    def close(self) -> None:
+        """Hear nothing more; before the socket is closed."""
+        if not self._watched.closed:
+            self._watched.disable_monitor()
+        self._port.close()
+
+    def _receive(self, frames: Message, count: int) -> None:
+        self._happened(int.from_bytes(frames[0][:2], "little"), int.from_bytes(frames[0][2:6], "little"))

@@ -1,0 +1,146 @@
+"""An event bus without ZeroMQ: a server whose ports are lists, in a world where time is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.broker import Broker
+from fyrehose.protocols.eventbus.server import EventBusServer
+from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.zmqport import Full, Gone
+from fyrehose.records import Buffer
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+
+TIME = b"2024-05-01T10:20:30.123Z"
+
+
+def event(n: int = 0, topic: bytes = b"/a/", data: bytes | None = None) -> list[bytes]:
+    """The six frames of a PUB."""
+    return [topic, b"null", b"me", TIME, b"7d444840-9dc0-41d1-b245-%012x" % n, b"%d" % n if data is None else data]
+
+
+class TurnClock(Clock):
+    """As the reactor does: what is due has its turn, and what that asks for has the next."""
+
+    def advance(self, amount: float) -> None:
+        self.rightNow += amount
+        for call in [call for call in self.calls if call.getTime() <= self.rightNow]:
+            if call.active():
+                self.calls.remove(call)
+                call.called = 1
+                call.func(*call.args, **call.kw)
+
+
+@attrs.define(eq=False)
+class FakePort:
+    """Keeps what is sent.
+
+    :ivar room: how many messages a client takes; all, where it is not in here
+    :ivar gone: routing ids of clients that have left
+    """
+
+    reading: bool = False
+    sent: list[list[bytes]] = attrs.field(factory=list)
+    room: dict[bytes, int] = attrs.field(factory=dict)
+    gone: set[bytes] = attrs.field(factory=set)
+    empty: bool = True
+    pokes: int = 0
+    taken_in: int = 0
+
+    def start(self) -> None:
+        self.reading = True
+
+    def pause(self) -> None:
+        self.reading = False
+
+    def poke(self) -> None:
+        self.pokes += 1
+
+    def take_in(self) -> None:
+        self.taken_in += 1
+
+    def drained(self) -> bool:
+        return self.empty
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        if bytes(frames[0]) in self.gone:
+            raise Gone
+        client = bytes(frames[0])
+        if client in self.room:
+            if not self.room[client]:
+                raise Full
+            self.room[client] -= 1
+        self.sent.append([bytes(frame) for frame in frames])
+
+    def take(self) -> list[list[bytes]]:
+        """What was sent since the last call."""
+        sent, self.sent = self.sent, []
+        return sent
+
+
+class World:
+    """A server, its broker, and the clock of both."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = TurnClock()
+        self.journal = MemoryJournal(now=lambda: 1_000_000 + int(self.clock.seconds() * 1e6))
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+        self.settings = Settings(**options)
+        self.begin()
+
+    def begin(self) -> None:
+        """A server, for the first time or again, on what the journal has."""
+        self.server = EventBusServer(self.clock, self.broker, self.settings)
+        self.snapshot, self.publisher, self.collector = FakePort(), FakePort(), FakePort()
+        self.server.start(self.snapshot, self.publisher, self.collector)
+        self.run()
+
+    def run(self, turns: int = 20) -> None:
+        """What is due now, and what comes of it."""
+        for _ in range(turns):
+            self.clock.advance(0)
+
+    def pass_time(self, seconds: float, step: float = 0.5) -> None:
+        """As ``run``, while time goes by."""
+        for _ in range(int(seconds / step)):
+            self.clock.advance(step)
+
+    def publish(self, *frames: bytes, identity: bytes = b"p") -> None:
+        """A PUB in a turn of its own."""
+        self.publish_all([frames], identity)
+
+    def publish_all(self, events: Sequence[Sequence[bytes]], identity: bytes = b"p") -> None:
+        """PUBs in one turn."""
+        for frames in events:
+            self.server.pub_received([identity, *frames], 1 + len(frames))
+        self.server.pubs_over()
+        self.run()
+
+    def ask(self, *frames: bytes, identity: bytes = b"c") -> None:
+        """A message to SNAPSHOT."""
+        self.server.request_received([identity, *frames], 1 + len(frames))
+        self.server.requests_over()
+
+    def count(self, what: str) -> int:
+        return self.broker.counters.counts["eventbus", what]
+
+    def sequences(self) -> list[int]:
+        """Those that were broadcast since the last call, in binary."""
+        return [int.from_bytes(frames[1], "big") for frames in self.publisher.take()]
+
+
+@pytest.fixture
+def make_world() -> type[World]:
+    return World
+
+
+@pytest.fixture
+def make_event() -> Any:
+    return event

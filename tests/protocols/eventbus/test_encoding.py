@@ -1,0 +1,72 @@
+"""From runs to frames: what was published goes out as it came in, what came by another door as msgpack."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.protocols.eventbus.drafts import Drafts
+from fyrehose.protocols.eventbus.encoding import KIT, event_frames, msgpack_bytes, unpacked
+from fyrehose.protocols.eventbus.frames import Broadcast, Dialect
+from fyrehose.records import Run
+
+TIME = b"2024-05-01T10:20:30.123Z"
+UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_what_a_producer_sent_is_what_subscribers_get(dialect: Dialect) -> None:
+    drafts = Drafts("s", KIT)
+    sent = [
+        [b"/a/", b"\xff" * 8, b"me", TIME, UUID, b"\xdd\xff\xff\xff\xff"],
+        [b"/a/", b"null", b"me", TIME.replace(b"30", b"31"), UUID.replace(b"7", b"8"), b""],
+        [b"/b/", b"", b"\xff", b"yesterday", b"42", b"x" * 1000],
+        [b"", b"", b"", b"", b"", b""],
+    ]
+    for frames in sent:
+        drafts.add(b"id", frames)
+    seq = 1
+    got = []
+    for run in drafts.build():
+        numbered = run.numbered(seq, 1)
+        got += [[bytes(part) for part in frames] for frames in event_frames(numbered, dialect)]
+        seq += len(run)
+    assert [[frames[0], *frames[2:]] for frames in got] == [[frames[0], *frames[2:]] for frames in sent]
+    assert [Broadcast.parse(frames).sequence for frames in got] == [1, 2, 3, 4]
+    assert {Broadcast.parse(frames).dialect for frames in got} == {dialect}
+
+
+def test_another_doors_records() -> None:
+    run = Run.of("s", [b'{"a": 1}', b""], source="lumberjack", topic="beat").numbered(5, 1_714_558_830_123_456)
+    first, second = (Broadcast.parse([bytes(part) for part in frames]) for frames in event_frames(run, Dialect.BINARY))
+    assert (first.topic, first.sequence, first.producer, first.timestamp) == ("beat", 5, b"lumberjack", TIME)
+    assert first.data == b'\xc4\x08{"a": 1}'
+    assert second.data == b"\xc4\x00"
+    assert first.uuid != second.uuid
+
+
+def test_a_run_without_a_topic() -> None:
+    run = Run.of("s", [b"x"], source="figg").numbered(1, 1)
+    assert next(event_frames(run, Dialect.BINARY))[0] == b""
+
+
+@pytest.mark.parametrize(
+    ("size", "head"),
+    [
+        (0, b"\xc4\x00"),
+        (255, b"\xc4\xff"),
+        (256, b"\xc5\x01\x00"),
+        (65_535, b"\xc5\xff\xff"),
+        (65_536, b"\xc6\x00\x01\x00\x00"),
+    ],
+)
+def test_msgpacks_bytes_both_ways(size: int, head: bytes) -> None:
+    packed = msgpack_bytes(memoryview(b"x" * size))
+    assert packed == head + b"x" * size
+    assert unpacked(packed) == b"x" * size
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc4", b"\xc4\x05abc", b"\xc5\x00", b"\xc6\x00\x00\x00", b"\x93\x01\x02\x03", b"\xc4\x01ab"]
+)
+def test_what_is_not_bytes_alone_stays_as_it_is(data: bytes) -> None:
+    assert unpacked(data) == data

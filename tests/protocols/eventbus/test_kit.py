@@ -1,0 +1,88 @@
+"""The kit: endpoints, who may be let in, and what has to be installed."""
+
+from __future__ import annotations
+
+import sys
+from ipaddress import ip_network
+
+import pytest
+from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
+
+from fyrehose import kits
+from fyrehose.broker import Broker
+from fyrehose.config import resolve
+from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.protocols.eventbus.kit import kit, parse_endpoint
+from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker(Clock(), MemoryJournal(), Sequencer())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "place"),
+    [
+        ("tcp:5556:interface=127.0.0.1", ("127.0.0.1", 5556)),
+        ("tcp:0:interface=10.1.2.3", ("10.1.2.3", 0)),
+        ("tcp:65533", ("0.0.0.0", 65533)),
+        (r"tcp:5556:interface=\:\:1", ("::1", 5556)),
+    ],
+)
+def test_endpoints(endpoint: str, place: tuple[str, int]) -> None:
+    assert parse_endpoint(endpoint) == place
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "tcp", "udp:5556", "tcp:65534", "tcp:-1", "tcp:²", "tcp:1:host=1.2.3.4", "tcp:1:interface=here", "ssl:5556"],
+)
+def test_what_is_no_endpoint(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"should be tcp:PORT or tcp:PORT:interface=IP"):
+        parse_endpoint(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp:5556", "tcp:5556:interface=10.1.2.3", r"tcp:5556:interface=\:\:"])
+def test_beyond_loopback_somebody_has_to_be_named(broker: Broker, endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="is open to others"):
+        kit.make_service(MemoryReactorClock(), broker, endpoint, Settings())
+    kit.make_service(MemoryReactorClock(), broker, endpoint, Settings(allow=(ip_network("10.0.0.0/8"),)))
+
+
+def test_keys_that_are_not_there(broker: Broker) -> None:
+    settings = Settings(server_key="nowhere.key_secret", client_keys="any")
+    with pytest.raises(ConfigError, match=r"the key in nowhere.key_secret cannot be read"):
+        kit.make_service(MemoryReactorClock(), broker, "tcp:5556", settings)
+
+
+class TestWithoutPyzmq:
+    """Everything but the event bus works without it."""
+
+    @pytest.fixture(autouse=True)
+    def without(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fyrehose.protocols.eventbus.kit.find_spec", lambda name: None)
+
+    def test_one_clear_line(self, broker: Broker) -> None:
+        with pytest.raises(MissingExtra, match=r"^eventbus needs pyzmq: pip install fyrehose\[eventbus\]$"):
+            kit.make_service(MemoryReactorClock(), broker, kit.default_endpoint, Settings())
+
+    def test_clients_say_it_too(self) -> None:
+        clients = kits.load_clients("eventbus")
+        with pytest.raises(MissingExtra):
+            clients.publisher(None, "127.0.0.1", 5556, None, 1)
+
+    def test_options_are_read_all_the_same(self) -> None:
+        config = resolve("data", [], {"eventbus": {"dedup": "yes"}})
+        assert "eventbus" in [listener.name for listener in config.listeners]
+
+
+def test_the_kit_and_the_command_line_do_not_import_pyzmq() -> None:
+    import subprocess
+
+    code = "import sys\nimport fyrehose.protocols.eventbus.cli\nprint('zmq' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "False\n"

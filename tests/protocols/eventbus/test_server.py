@@ -1,0 +1,332 @@
+"""The server between fake ports and a real broker: what is durable goes out, and nobody harms anybody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal
+
+World = Any
+
+
+@pytest.fixture
+def world(make_world: Any) -> World:
+    return make_world()
+
+
+def stop(world: World) -> list[None]:
+    """The list has something in it when the server has stopped."""
+    done: list[None] = []
+    stopped: Deferred[None] = world.server.stop()
+    stopped.addCallback(done.append)
+    return done
+
+
+class TestPublishing:
+    def test_a_pub_is_broadcast_when_it_is_durable_and_not_before(self, world: World, make_event: Any) -> None:
+        world.journal.auto = False
+        frames = make_event(7)
+        world.publish(*frames)
+        assert world.publisher.take() == []
+        world.journal.commit()
+        world.run()
+        assert world.publisher.take() == [[frames[0], b"\0\0\0\0\0\0\0\x01", *frames[2:]]]
+
+    def test_a_turn_is_one_publish_and_few_runs(self, world: World, make_event: Any) -> None:
+        world.publish_all([make_event(n) for n in range(200)])
+        (run,) = world.broker.read("eventbus", 1, 1 << 20)
+        assert len(run) == 200
+        assert world.sequences() == list(range(1, 201))
+        assert (world.count("pubs"), world.count("broadcasts")) == (200, 200)
+
+    def test_sequences_by_option_in_decimal(self, make_world: Any, make_event: Any) -> None:
+        world = make_world()
+        world = make_world(sequence=type(world.settings.sequence)("decimal"))
+        world.publish(*make_event())
+        assert world.publisher.take()[0][1] == b"1"
+
+    def test_wrong_ones_are_counted_and_nothing_else(self, world: World, make_event: Any, log_lines: list[str]) -> None:
+        world.publish_all([[b"x"] * n for n in range(65) if n != 6] + [make_event()])
+        assert world.count("wrong-frame-count") == 64
+        assert world.sequences() == [1]
+        assert len([line for line in log_lines if "wrong-frame-count" in line]) == 1
+
+    def test_bad_utf8_and_forged_sequences(self, world: World, make_event: Any) -> None:
+        forged = make_event(1)
+        forged[1] = b"\x80" + bytes(7)
+        world.publish_all([make_event(0, topic=b"\xff\xfe"), forged])
+        assert world.count("bad-topic") == 1
+        assert world.sequences() == [1]
+
+    def test_one_that_is_too_large_for_the_stream_takes_no_other_with_it(self, world: World, make_event: Any) -> None:
+        world.broker.restrict("eventbus", 100)
+        events = [make_event(n, data=b"x" * (50 + 100 * (n == 3))) for n in range(6)]
+        world.publish_all([*events, make_event(9, topic=b"/b/", data=b"y" * 200)])
+        assert len(world.publisher.take()) == 5
+        assert world.count("PayloadTooLarge") == 2
+        assert world.broker.budget.used == 0
+
+    def test_what_is_not_durable_counts_against_the_budget(self, world: World, make_event: Any) -> None:
+        world.broker.budget.each = 10_000
+        world.journal.auto = False
+        world.publish(*make_event(0, data=bytes(20_000)))
+        assert not world.collector.reading
+        world.journal.commit()
+        world.run()
+        assert world.collector.reading
+        assert world.broker.budget.used == 0
+
+    def test_a_full_disk_loses_nothing(self, world: World, make_event: Any) -> None:
+        world.journal.auto = False
+        world.publish(*make_event(1))
+        world.journal.enter(JournalState.READ_ONLY, "no room")
+        assert not world.collector.reading
+        world.publish(*make_event(2))
+        world.pass_time(6)
+        assert not world.collector.reading
+        world.journal.enter(JournalState.WRITABLE, "room again")
+        world.journal.auto = True
+        world.pass_time(6)
+        assert world.collector.reading
+        assert [frames[5] for frames in world.publisher.take()] == [b"1", b"2"]
+        assert world.broker.budget.used == 0
+
+    def test_other_doors_come_out_too(self, world: World) -> None:
+        world.broker.publish([Run.of("eventbus", [b"{}"], source="figg")])
+        world.run()
+        (frames,) = world.publisher.take()
+        assert frames[0] == b""
+        assert frames[2] == b"figg"
+        assert frames[5] == b"\xc4\x02{}"
+
+    def test_a_gap_in_the_journal_is_counted(self, world: World) -> None:
+        world.server.skipped(3, 7)
+        assert world.count("skipped") == 5
+
+    def test_dedup_by_option(self, make_world: Any, make_event: Any) -> None:
+        world = make_world(dedup=True)
+        world.publish_all([make_event(1), make_event(1), make_event(2)])
+        assert len(world.publisher.take()) == 2
+        assert world.count("duplicate") == 1
+
+    def test_what_could_not_be_published_is_no_duplicate(
+        self, make_world: Any, make_event: Any, logged_errors: Any
+    ) -> None:
+        world = make_world(dedup=True)
+        world.broker.restrict("eventbus", 3)
+        world.publish(*make_event(1, data=b"long"))
+        world.broker.restrict("eventbus", 4)
+        world.publish(*make_event(1, data=b"long"))
+        assert len(world.publisher.take()) == 1
+
+
+class TestBroadcasting:
+    def test_500_a_turn(self, world: World) -> None:
+        runs = [Run.of("eventbus", [b"x"] * 2_000, source="figg")]
+        world.broker.publish(runs)
+        assert len(world.publisher.sent) == 500
+        world.clock.advance(0)
+        assert len(world.publisher.sent) == 1_000
+        world.run()
+        assert world.sequences() == list(range(1, 2_001))
+
+    def test_subscriptions_are_taken_in_before_broadcasts_and_before_snapshots(self, world: World) -> None:
+        before = world.publisher.taken_in
+        world.ask(b"SYNCSTART", b"", b"0")
+        assert world.publisher.taken_in == before + 1
+        world.broker.publish([Run.of("eventbus", [b"x"], source="figg")])
+        assert world.publisher.taken_in == before + 2
+
+
+class TestSnapshots:
+    def fill(self, world: World, count: int, topic: str = "/a/") -> None:
+        world.broker.publish([Run.of("eventbus", [b"%d" % n for n in range(count)], source="figg", topic=topic)])
+        world.run(count // 500 + 5)
+        world.publisher.take()
+
+    def test_sync_then_end(self, world: World, make_event: Any) -> None:
+        frames = make_event(7)
+        world.publish(*frames)
+        world.ask(b"SYNCSTART", b"/a/", b"0")
+        world.run()
+        assert world.snapshot.take() == [
+            [b"c", b"SYNC", frames[0], b"1", *frames[2:]],
+            [b"c", b"SYNCEND", b"/a/", b"1"],
+        ]
+
+    def test_a_delimiter_is_given_back(self, world: World) -> None:
+        world.ask(b"", b"SYNCSTART", b"", b"0")
+        world.run()
+        assert world.snapshot.take() == [[b"c", b"", b"SYNCEND", b"", b"0"]]
+
+    def test_500_a_turn_and_live_events_go_on(self, world: World, make_event: Any) -> None:
+        self.fill(world, 3_000)
+        world.ask(b"SYNCSTART", b"", b"0")
+        world.clock.advance(0)
+        assert len(world.snapshot.sent) == 500
+        world.server.pub_received([b"p", *make_event()], 7)
+        world.server.pubs_over()
+        world.clock.advance(0)
+        assert world.sequences() == [3_001], "others do not wait for it"
+        world.run()
+        sent = world.snapshot.take()
+        assert len(sent) == 3_001, "it ends where the stream ended as it began"
+        assert sent[-1] == [b"c", b"SYNCEND", b"", b"3000"]
+
+    def test_several_take_turns(self, make_world: Any) -> None:
+        world = make_world(snapshots=2)
+        self.fill(world, 1_500)
+        for identity in (b"1", b"2", b"3"):
+            world.ask(b"SYNCSTART", b"", b"0", identity=identity)
+        order = []
+        for _ in range(12):
+            world.clock.advance(0)
+            order += sorted({frames[0] for frames in world.snapshot.take()})
+        assert order[:4] == [b"1", b"2", b"1", b"2"]
+        assert order.index(b"3") > 4
+
+    def test_a_client_that_stops_reading_waits_and_goes_on(self, world: World) -> None:
+        self.fill(world, 2_000)
+        world.snapshot.room[b"c"] = 700
+        world.ask(b"SYNCSTART", b"", b"0")
+        world.run()
+        assert len(world.snapshot.sent) == 700
+        world.pass_time(4)
+        world.snapshot.room.clear()
+        world.server.requests_over()
+        world.run()
+        sent = world.snapshot.take()
+        assert [int(frames[3]) for frames in sent[:-1]] == list(range(1, 2_001))
+        assert sent[-1] == [b"c", b"SYNCEND", b"", b"2000"]
+
+    def test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled(self, world: World) -> None:
+        self.fill(world, 1_000)
+        world.snapshot.room[b"c"] = 10
+        world.ask(b"SYNCSTART", b"", b"0")
+        world.pass_time(29)
+        assert world.count("snapshot-stalled") == 0
+        world.pass_time(3)
+        assert world.count("snapshot-stalled") == 1
+        world.ask(b"SYNCSTART", b"", b"990", identity=b"d")
+        world.pass_time(1)
+        assert world.snapshot.take()[-1] == [b"d", b"SYNCEND", b"", b"1000"]
+        assert not [call for call in world.clock.getDelayedCalls() if call.active()]
+
+    def test_a_stalled_client_does_not_hold_the_others_up(self, make_world: Any) -> None:
+        world = make_world(snapshots=2)
+        self.fill(world, 10)
+        world.snapshot.room[b"slow"] = 3
+        world.ask(b"SYNCSTART", b"", b"0", identity=b"slow")
+        world.run()
+        world.ask(b"SYNCSTART", b"/z/", b"5", identity=b"quick")
+        world.run(2)
+        assert [b"quick", b"SYNCEND", b"/z/", b"5"] in world.snapshot.sent
+
+    def test_a_client_that_has_left_is_cancelled(self, world: World) -> None:
+        self.fill(world, 1_000)
+        world.snapshot.gone = {b"c"}
+        world.ask(b"SYNCSTART", b"", b"0")
+        world.run()
+        assert world.count("snapshot-left") == 1
+        assert not world.clock.getDelayedCalls()
+
+    def test_a_storm(self, world: World, make_event: Any) -> None:
+        self.fill(world, 100)
+        for n in range(1_000):
+            world.server.request_received([b"%d" % n, b"SYNCSTART", b"", b"0"], 4)
+        assert world.count("too-many-snapshots") == 1_000 - 72
+        world.server.requests_over()
+        world.run(100)
+        assert sum(frames[1] == b"SYNCEND" for frames in world.snapshot.take()) == 72
+
+    def test_a_repeated_request_is_counted(self, world: World) -> None:
+        world.ask(b"SYNCSTART", b"", b"0")
+        world.ask(b"SYNCSTART", b"", b"0")
+        assert world.count("snapshot-replaced") == 1
+        world.run()
+        assert world.snapshot.take() == [[b"c", b"SYNCEND", b"", b"0"]]
+
+    def test_a_damaged_journal_has_no_end(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fill(world, 10)
+
+        def damaged(*_: object) -> None:
+            raise JournalCorrupt("a bit")
+
+        monkeypatch.setattr(MemoryJournal, "read", damaged)
+        world.ask(b"SYNCSTART", b"", b"0")
+        world.run()
+        assert world.snapshot.take() == []
+        assert world.count("journal-corrupt") == 1
+
+    @pytest.mark.parametrize("frames", [[], [b""], [b"SYNCSTART"], [b"HELLO", b"", b""], [b"SYNCSTART", b"x", b"0"]])
+    def test_what_is_no_request_is_counted(self, world: World, frames: list[bytes]) -> None:
+        world.ask(*frames)
+        world.run()
+        assert world.snapshot.take() == []
+        assert world.broker.counters.counts.total() == 1
+
+
+class TestStopping:
+    def test_at_once_where_nothing_is_under_way(self, world: World) -> None:
+        assert stop(world) == [None]
+        assert not world.collector.reading
+        assert not world.snapshot.reading
+        assert not world.clock.getDelayedCalls()
+
+    def test_what_has_come_is_read_made_durable_and_broadcast(self, world: World, make_event: Any) -> None:
+        world.journal.auto = False
+        world.collector.empty = False
+        world.publish(*make_event(1))
+        done = stop(world)
+        assert world.collector.reading
+        world.publish(*make_event(2))
+        world.collector.empty = True
+        world.server.pubs_over()
+        assert not world.collector.reading
+        assert done == []
+        world.journal.commit()
+        world.run()
+        assert done == [None]
+        assert world.sequences() == [1, 2]
+        assert not world.clock.getDelayedCalls()
+
+    def test_publishers_that_never_stop_do_not_keep_it(self, world: World) -> None:
+        world.collector.empty = False
+        done = stop(world)
+        world.pass_time(1.5)
+        assert done == [None]
+
+    def test_a_journal_that_does_not_answer_does_not_keep_it(self, world: World, make_event: Any) -> None:
+        world.journal.auto = False
+        world.publish(*make_event(1))
+        done = stop(world)
+        world.pass_time(11)
+        assert done == [None]
+        assert not world.clock.getDelayedCalls()
+        world.journal.enter(JournalState.READ_ONLY, "late")
+        assert not world.clock.getDelayedCalls(), "what fails later starts nothing"
+
+    def test_a_snapshot_under_way_is_given_up(self, world: World) -> None:
+        world.broker.publish([Run.of("eventbus", [b"x"] * 3_000, source="figg")])
+        world.run()
+        world.ask(b"SYNCSTART", b"", b"0")
+        world.clock.advance(0)
+        assert stop(world) == [None]
+        assert not world.clock.getDelayedCalls()
+
+    def test_what_a_full_disk_did_not_take_is_said(self, world: World, make_event: Any, log_lines: list[str]) -> None:
+        world.journal.enter(JournalState.READ_ONLY, "no room")
+        world.publish(*make_event(1))
+        assert stop(world) == [None]
+        assert world.count("not-published-at-stop") == 1
+
+    def test_the_broker_ends_the_subscription(self, world: World, logged_errors: Any) -> None:
+        world.broker.close()
+        assert stop(world) == [None]
+        assert logged_errors.take()

@@ -1,0 +1,152 @@
+"""What each message asks for, and what it is refused for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fyrehose.protocols.eventbus.frames import Dialect
+from fyrehose.protocols.eventbus.session import Refused, Requested, ServerSession
+from fyrehose.protocols.eventbus.settings import Settings, Syntax
+
+TIME = b"2024-05-01T10:20:30.123Z"
+UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
+EVENT = [b"/a/", b"null", b"me", TIME, UUID, b"\x01"]
+
+
+def pub(session: ServerSession, *frames: bytes, identity: bytes = b"c", now: float = 0.0) -> str | None:
+    """Why it was refused."""
+    refused = session.receive_pub([identity, *frames][:16], 1 + len(frames), now)
+    return None if refused is None else refused.error.cause
+
+
+def ask(session: ServerSession, *frames: bytes, identity: bytes = b"c") -> Any:
+    answer = session.receive_request([identity, *frames][:16], 1 + len(frames), 0.0)
+    return answer.error.cause if isinstance(answer, Refused) else answer
+
+
+class TestPubs:
+    def test_a_turn_is_a_batch(self) -> None:
+        session = ServerSession(Settings(stream="bus"))
+        assert session.take() is None
+        assert pub(session, *EVENT) is None
+        assert pub(session, b"", *EVENT) is None, "a REQ socket's delimiter"
+        batch = session.take()
+        assert batch is not None
+        assert (len(batch.runs), batch.count, batch.runs[0].stream) == (1, 2, "bus")
+        assert session.take() is None
+
+    def test_wrong_frame_counts(self) -> None:
+        session = ServerSession(Settings())
+        for count in [n for n in range(65) if n != 6]:
+            assert pub(session, *[b"x"] * count) == "wrong-frame-count"
+        assert session.take() is None
+
+    def test_bad_ones_cost_nobody_else_anything(self) -> None:
+        session = ServerSession(Settings())
+        assert pub(session, *EVENT) is None
+        assert pub(session, b"\xff", *EVENT[1:]) == "bad-topic"
+        assert pub(session, b"/a/", b"\x80" + bytes(7), *EVENT[2:]) is None, "a forged 2^63 means nothing"
+        batch = session.take()
+        assert batch is not None
+        assert batch.count == 2
+
+    def test_largest(self) -> None:
+        session = ServerSession(Settings(max_payload=10))
+        assert pub(session, *EVENT[:5], bytes(10)) is None
+        assert pub(session, *EVENT[:5], bytes(11)) == "data-too-large"
+
+    def test_msgpack_bomb_is_opaque(self) -> None:
+        session = ServerSession(Settings())
+        bombs = [b"\xdd\xff\xff\xff\xff", b"\x91" * 1_000_000, b"\xdf\xff\xff\xff\xff" * 100, b"\xc1"]
+        for bomb in bombs:
+            assert pub(session, *EVENT[:5], bomb) is None
+        batch = session.take()
+        assert batch is not None
+        assert [bytes(payload) for payload in batch.runs[0].payloads()] == bombs
+
+    def test_duplicates_are_taken_by_default(self) -> None:
+        session = ServerSession(Settings())
+        assert [pub(session, *EVENT) for _ in range(2)] == [None, None]
+
+    def test_duplicates_are_dropped_by_option(self) -> None:
+        session = ServerSession(Settings(dedup=True))
+        assert pub(session, *EVENT) is None
+        assert pub(session, *EVENT) == "duplicate"
+        assert pub(session, *EVENT, now=599.0) == "duplicate"
+        assert pub(session, *EVENT, now=1_199.5) is None
+        batch = session.take()
+        assert batch is not None
+        assert batch.uuids == (UUID, UUID)
+        session.failed(batch)
+        assert pub(session, *EVENT, now=1_200.0) is None, "it was not published after all"
+
+    def test_what_is_refused_is_not_remembered(self) -> None:
+        session = ServerSession(Settings(dedup=True))
+        assert pub(session, b"\xff", *EVENT[1:]) == "bad-topic"
+        assert pub(session, *EVENT[:3]) == "wrong-frame-count"
+        assert pub(session, *EVENT) is None
+
+
+class TestRequests:
+    def test_a_request_waits_for_its_turn(self) -> None:
+        session = ServerSession(Settings())
+        for identity in (b"\0\0\0\0\x01", b"\xff\0text", bytes(range(255))):
+            assert ask(session, b"SYNCSTART", b"/a/", b"7", identity=identity) == Requested(
+                identity=identity, again=False
+            )
+        session.snapshots.admit(9, 0)
+        assert list(session.snapshots.active) == [b"\0\0\0\0\x01", b"\xff\0text", bytes(range(255))]
+        assert session.snapshots.active[b"\xff\0text"].request.sequence == 7
+
+    @pytest.mark.parametrize(
+        ("sequence", "listener", "dialect"),
+        [
+            (b"7", Dialect.BINARY, Dialect.DECIMAL),
+            (bytes(8), Dialect.DECIMAL, Dialect.BINARY),
+            (b"", Dialect.DECIMAL, Dialect.DECIMAL),
+            (b"null", Dialect.BINARY, Dialect.BINARY),
+        ],
+    )
+    def test_answers_are_in_the_dialect_of_the_question(
+        self, sequence: bytes, listener: Dialect, dialect: Dialect
+    ) -> None:
+        session = ServerSession(Settings(sequence=listener))
+        ask(session, b"SYNCSTART", b"", sequence)
+        assert session.snapshots.waiting[b"c"].dialect is dialect
+
+    def test_delimiters_are_kept(self) -> None:
+        session = ServerSession(Settings())
+        ask(session, b"", b"SYNCSTART", b"", b"0")
+        assert session.snapshots.waiting[b"c"].delimiter
+
+    def test_subtrees_of_the_reference_program(self) -> None:
+        assert ask(ServerSession(Settings()), b"SYNCSTART", b"a,b", b"0") == "bad-subtree"
+        lenient = ServerSession(Settings(subtrees=Syntax.REFERENCE))
+        assert isinstance(ask(lenient, b"SYNCSTART", b"a,b", b"0"), Requested)
+
+    def test_wrong_frame_counts(self) -> None:
+        for count in [n for n in range(65) if n not in (2, 3)]:
+            frames = [b"SYNCSTART", *[b""] * 64][:count]
+            assert ask(ServerSession(Settings()), *frames) == "wrong-frame-count"
+
+    def test_a_storm(self) -> None:
+        session = ServerSession(Settings(snapshots=8, snapshots_waiting=64))
+        answers = [ask(session, b"SYNCSTART", b"", b"0", identity=b"%d" % n) for n in range(1_000)]
+        assert answers.count("too-many-snapshots") == 1_000 - 72
+        assert ask(session, b"SYNCSTART", b"", b"0", identity=b"0") == Requested(identity=b"0", again=True)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([b"", b"SYNCSTART", *EVENT])), max_size=10))
+def test_no_message_does_any_harm(frames: list[bytes]) -> None:
+    session = ServerSession(Settings(dedup=True))
+    pub(session, *frames)
+    ask(session, *frames)
+    assert pub(session, *EVENT) in (None, "duplicate")
+    batch = session.take()
+    assert batch is not None
+    assert batch.count <= 2
+    assert len(session.snapshots) <= 1

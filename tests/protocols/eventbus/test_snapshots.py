@@ -1,0 +1,141 @@
+"""Who is owed what of the past, in which order, and where it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.protocols.eventbus.frames import Dialect, Subtrees, SyncStart
+from fyrehose.protocols.eventbus.snapshots import Snapshot, Snapshots
+from fyrehose.records import Run
+
+
+def snapshot(identity: bytes = b"c", spec: bytes = b"", after: int = 0, dialect: Dialect = Dialect.DECIMAL) -> Snapshot:
+    request = SyncStart(subtrees=Subtrees.parse(spec), sequence=after, dialect=dialect)
+    return Snapshot(identity, request, False, dialect)
+
+
+def runs(*topics: str, first: int = 1, each: int = 2) -> list[Run]:
+    found = []
+    for topic in topics:
+        found.append(Run.of("s", [b"x"] * each, source="figg", topic=topic).numbered(first, 1))
+        first += each
+    return found
+
+
+def drain(snapshot: Snapshot, journal: list[Run], piece: int = 1) -> list[tuple[bytes, bytes]]:
+    """All its messages, as command and sequence, read ``piece`` runs at a time."""
+    sent = []
+    while not snapshot.ended:
+        message = snapshot.peek()
+        assert message == snapshot.peek()
+        if message is None:
+            rest = [run.slice(max(0, snapshot.next - run.first_seq), len(run)) for run in journal]
+            snapshot.feed([run for run in rest if run.last_seq >= snapshot.next][:piece], 1.0)
+            continue
+        sent.append((bytes(message[0]), bytes(message[2])))
+        snapshot.sent(1.0)
+    return sent
+
+
+class TestOne:
+    def test_everything(self) -> None:
+        one = snapshot()
+        one.start(4, 0)
+        assert drain(one, runs("/a/", "/b/")) == [
+            (b"SYNC", b"1"),
+            (b"SYNC", b"2"),
+            (b"SYNC", b"3"),
+            (b"SYNC", b"4"),
+            (b"SYNCEND", b"4"),
+        ]
+
+    def test_what_came_after_it_began_is_broadcast(self) -> None:
+        one = snapshot()
+        one.start(3, 0)
+        assert drain(one, runs("/a/", "/b/", "/c/"), piece=9)[-2:] == [(b"SYNC", b"3"), (b"SYNCEND", b"3")]
+
+    def test_after_and_subtrees(self) -> None:
+        one = snapshot(spec=b"/a/;/c/", after=1)
+        one.start(8, 0)
+        assert drain(one, runs("/a/", "/b/", "/c/d/", "/x/")) == [
+            (b"SYNC", b"2"),
+            (b"SYNC", b"5"),
+            (b"SYNC", b"6"),
+            (b"SYNCEND", b"6"),
+        ]
+
+    @pytest.mark.parametrize(("after", "last"), [(0, 0), (4, 4), (7, 4), (2**48 - 1, 4)])
+    def test_nothing_echoes_the_request(self, after: int, last: int) -> None:
+        one = snapshot(after=after)
+        one.start(last, 0)
+        assert drain(one, []) == [(b"SYNCEND", b"%d" % after)]
+
+    def test_nothing_of_its_subtrees_echoes_the_request_too(self) -> None:
+        one = snapshot(spec=b"/z/", after=1)
+        one.start(4, 0)
+        assert drain(one, runs("/a/", "/b/")) == [(b"SYNCEND", b"1")]
+
+    def test_what_is_gone_is_passed_over(self) -> None:
+        one = snapshot()
+        one.start(6, 0)
+        assert drain(one, runs("/b/", first=5))[0] == (b"SYNC", b"5")
+
+    def test_all_of_it_is_gone(self) -> None:
+        one = snapshot()
+        one.start(3, 0)
+        assert drain(one, runs("/b/", first=5)) == [(b"SYNCEND", b"0")]
+
+    def test_its_dialect(self) -> None:
+        one = snapshot(dialect=Dialect.BINARY)
+        one.start(2, 0)
+        assert drain(one, runs("/a/"))[-1] == (b"SYNCEND", b"\0\0\0\0\0\0\0\x02")
+
+
+class TestMany:
+    def test_some_at_once_the_others_in_a_row(self) -> None:
+        snapshots = Snapshots(2, 3)
+        for n in range(5):
+            assert snapshots.add(snapshot(b"%d" % n)) is None
+        with pytest.raises(OverflowError):
+            snapshots.add(snapshot(b"5"))
+        snapshots.admit(9, 1.5)
+        assert list(snapshots.active) == [b"0", b"1"]
+        assert snapshots.active[b"0"].last == 9
+        assert [one.identity for one in snapshots.in_turn()] == [b"0", b"1"]
+        assert [one.identity for one in snapshots.in_turn()] == [b"1", b"0"]
+        snapshots.forget(snapshots.active[b"0"])
+        snapshots.admit(9, 2)
+        assert list(snapshots.active) == [b"1", b"2"]
+        assert len(snapshots) == 4
+
+    def test_a_storm_from_one_client_is_one_snapshot(self) -> None:
+        snapshots = Snapshots(1, 2)
+        first = snapshot(after=0)
+        snapshots.add(first)
+        for n in range(1, 1_000):
+            replaced = snapshots.add(snapshot(after=n))
+            assert replaced is not None
+        assert len(snapshots) == 1
+        snapshots.admit(9, 0)
+        assert snapshots.active[b"c"].request.sequence == 999
+
+    def test_a_new_request_ends_the_old_one(self) -> None:
+        snapshots = Snapshots(1, 1)
+        first, second = snapshot(after=1), snapshot(after=2)
+        snapshots.add(first)
+        snapshots.admit(9, 0)
+        snapshots.add(snapshot(b"d"))
+        assert snapshots.add(second) is first, "also where the row is full: it gives a place back"
+        snapshots.forget(first)
+        assert len(snapshots) == 2
+        snapshots.admit(9, 0)
+        assert list(snapshots.active) == [b"d"]
+
+    def test_clear(self) -> None:
+        snapshots = Snapshots(1, 1)
+        snapshots.add(snapshot(b"a"))
+        snapshots.admit(1, 0)
+        snapshots.add(snapshot(b"b"))
+        snapshots.clear()
+        assert len(snapshots) == 0
+        assert snapshots.in_turn() == []
