@@ -93,12 +93,43 @@ def test_a_closed_account_counts_until_what_it_published_is_released() -> None:
     assert budget.used == 10
 
 
+def test_announcing_large_frames_keeps_nobody_with_small_ones_from_going_on() -> None:
+    budget = Budget(limit=1000, each=1000, small=10)
+    announcers, waiting = accounts(budget, 200)
+    for account in announcers:
+        account.expect(100)
+    assert sum(t.reading for t in waiting) == 7, "a quarter of it is not for large frames"
+    small, transports = accounts(budget, 15)
+    for account in small:
+        account.expect(10)
+        account.hold(10)
+        account.expect(5)
+    assert all(t.reading for t in transports)
+
+
+def test_a_stream_of_small_frames_does_not_keep_a_large_one_waiting_for_ever() -> None:
+    budget = Budget(limit=1000, each=1000, small=10)
+    small, small_transports = accounts(budget, 100)
+    for account in small:
+        account.hold(10)
+    (large,), (transport,) = accounts(budget, 1)
+    large.expect(700)
+    assert not transport.reading
+    for done, account in enumerate(small[:70]):
+        assert not transport.reading, done
+        account.expect(10)
+        account.release(10)
+    assert transport.reading
+    large.expect(0)
+    assert all(t.reading for t in small_transports)
+
+
 class BudgetMachine(RuleBasedStateMachine):
     """Connections as they come: each announces a frame only while it reads, and publishes it when it is whole."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.budget = Budget(limit=100, each=60)
+        self.budget = Budget(limit=100, each=60, small=20)
         self.open: list[tuple[Account, Transport]] = []
         self.in_flight: list[tuple[Account, int]] = []
 
@@ -145,6 +176,15 @@ class BudgetMachine(RuleBasedStateMachine):
         assert self.budget.used == held + granted >= 0
         assert all(account.granted in (0, account.frame) for account, _ in self.open)
         assert all(account.paused != transport.reading for account, transport in self.open)
+
+    @invariant()
+    def what_is_reserved_is_given(self) -> None:
+        sizes = [size for _, size in self.in_flight] + [account.granted for account, _ in self.open]
+        assert self.budget.large == sum(size for size in sizes if size > self.budget.small)
+        small = self.budget.used - self.budget.large
+        for account, transport in self.open:
+            if not transport.reading and account.frame <= self.budget.small and account.held <= self.budget.each // 2:
+                assert small + account.frame - account.granted > self.budget.reserved, "it waits for nothing"
 
     @invariant()
     def somebody_can_go_on(self) -> None:
