@@ -1,0 +1,179 @@
+"""Golden packets, and the simulated network of tests/torture."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from fyrehose.protocols.relink.frames import (
+    NOP,
+    PING,
+    PONG,
+    RESUME,
+    SHUTDOWN,
+    Ack,
+    Acknowledgement,
+    Message,
+    Op,
+    Operation,
+    Packet,
+)
+
+
+@attrs.frozen(kw_only=True)
+class Vector:
+    """A packet, the size of the channel ids in it, its bytes, and which of their bits mean something."""
+
+    name: str
+    packet: Packet
+    id_size: int
+    data: bytes
+    used: bytes
+    fields: dict[str, bool] = attrs.field(factory=dict)  #: how it is serialized
+
+
+def vector(name: str, packet: Packet, id_size: int, data: str, used: str, **fields: bool) -> Vector:
+    return Vector(
+        name=name,
+        packet=packet,
+        id_size=id_size,
+        data=bytes.fromhex(data),
+        used=bytes.fromhex(used),
+        fields=fields,
+    )
+
+
+def operation(kind: Op, channel: int = 0, number: int | None = None) -> Operation:
+    return Operation(kind=kind, channels=(channel,), number=number)
+
+
+def ack(kind: Ack, channel: int = 0, number: int | None = None) -> Acknowledgement:
+    return Acknowledgement(kind=kind, channels=(channel,), number=number)
+
+
+def many(kind: type, what: Any, channels: tuple[int, ...], number: int | None = None) -> Any:
+    return kind(kind=what, channels=channels, number=number, multicast=True)
+
+
+def message(*parts: bytes, channels: tuple[int, ...] = (0,), multicast: bool = False) -> Message:
+    return Message(channels=channels, parts=parts, multicast=multicast)
+
+
+Z = "00"
+VECTORS = [
+    vector("nop", NOP, 0, "0000000000000000", "e100000000000000"),
+    vector("ping", PING, 0, "2000000000000000", "e100000000000000"),
+    vector("pong", PONG, 0, "4000000000000000", "e100000000000000"),
+    vector("resume", RESUME, 0, "6000000000000000", "e100000000000000"),
+    vector("shutdown", SHUTDOWN, 0, "8000000000000000", "e100000000000000"),
+    # The drawing of 2.3.1: unicast, a channel id of two bytes.
+    vector("commit", operation(Op.COMMIT, 0x1234), 2, "0100341200000000", "ff00ffff00000000"),
+    vector("rollback", operation(Op.ROLLBACK, 0xFE), 1, "2100fe0000000000", "ff00ff0000000000"),
+    vector("close", operation(Op.CLOSE), 0, "4100000000000000", "ff00000000000000"),
+    vector("received", ack(Ack.RECEIVED, 0x12345678), 4, "0500785634120000", "ff00ffffffff0000"),
+    vector("consumed", ack(Ack.CONSUMED, 7), 2, "2500070000000000", "ff00ffff00000000"),
+    vector("committed", ack(Ack.COMMITTED, 7), 1, "4500070000000000", "ff00ff0000000000"),
+    vector("uncommitted", ack(Ack.UNCOMMITTED), 0, "6500000000000000", "ff00000000000000"),
+    vector("closed", ack(Ack.CLOSED, 1 << 63), 8, "85000000000000000080" + 6 * Z, "ff00ffffffffffffffff" + 6 * Z),
+    # The drawing of 2.3.2: unicast, a channel id of eight bytes.
+    vector(
+        "commit numbered",
+        operation(Op.COMMIT, 0x0102030405060708, 0x0A0B0C0D),
+        8,
+        "0900 0807060504030201 0000 0d0c0b0a",
+        "ff00 ffffffffffffffff 0000 ffffffff",
+    ),
+    vector("rollback numbered", operation(Op.ROLLBACK, 0, 1), 0, "2900000001000000", "ff000000ffffffff"),
+    vector("received numbered", ack(Ack.RECEIVED, 1, 2), 1, "0d00010002000000", "ff00ff00ffffffff"),
+    vector("consumed numbered", ack(Ack.CONSUMED, 1, 2), 2, "2d00010002000000", "ff00ffffffffffff"),
+    vector(
+        "committed numbered",
+        ack(Ack.COMMITTED, 1, 2),
+        4,
+        "4d0001000000 0000 02000000 00000000",
+        "ff00ffffffff 0000 ffffffff 00000000",
+    ),
+    vector("uncommitted numbered", ack(Ack.UNCOMMITTED, 0, (1 << 32) - 1), 0, "6d000000ffffffff", "ff000000ffffffff"),
+    vector(
+        "commit to two",
+        many(Operation, Op.COMMIT, (1, 2)),
+        1,
+        "0300 0000 02000000 0102 000000000000",
+        "ff00 0000 ffffffff ffff 000000000000",
+    ),
+    vector("close to none", many(Operation, Op.CLOSE, ()), 4, "4300 0000 00000000", "ff00 0000 ffffffff"),
+    vector(
+        "consumed by one, numbered",
+        many(Acknowledgement, Ack.CONSUMED, (5,), 9),
+        2,
+        "2f00 0000 01000000 0500 0000 09000000",
+        "ff00 0000 ffffffff ffff 0000 ffffffff",
+    ),
+    vector(
+        "committed three times without ids",
+        many(Acknowledgement, Ack.COMMITTED, (0, 0, 0)),
+        0,
+        "4700 0000 03000000",
+        "ff00 0000 ffffffff",
+    ),
+    # The first drawing of 2.3.3.3: short, small, three parts of 3, 0 and 5 bytes.
+    vector(
+        "three parts",
+        message(b"abc", b"", b"defgh", channels=(9,)),
+        1,
+        "1103 09 00 0300 0000 0500" + 6 * Z + "6162630000000000 6465666768000000",
+        "ffff ff 00 ffff ffff ffff" + 6 * Z + "ffffff0000000000 ffffffffff000000",
+    ),
+    # The second: long, large, to two channels with ids of four bytes, two parts.
+    vector(
+        "two parts to two",
+        message(b"x" * 9, b"", channels=(1, 2), multicast=True),
+        4,
+        "7300 0000 02000000 01000000 02000000 02000000 00000000 0900000000000000 0000000000000000" + 9 * "78" + 7 * Z,
+        "7f00 0000 ffffffff ffffffff ffffffff ffffffff 00000000 ffffffffffffffff ffffffffffffffff" + 9 * "ff" + 7 * Z,
+        long=True,
+        large=True,
+    ),
+    vector("no parts", message(), 0, "1100000000000000", "7fff000000000000"),
+    vector("one empty part", message(b""), 0, "1101 0000 00000000", "7fff ffff 00000000"),
+    vector("no parts, long", message(), 0, "3100 00000000 0000", "7f00 ffffffff 0000", long=True),
+    vector(
+        "one part, large, ids of eight",
+        message(b"y", channels=(3,)),
+        8,
+        "5101 0300000000000000" + 6 * Z + "0100000000000000" + "7900000000000000",
+        "7fff ffffffffffffffff" + 6 * Z + "ffffffffffffffff" + "ff00000000000000",
+        large=True,
+    ),
+    vector(
+        "one part, long, ids of two",
+        message(b"z", channels=(4,)),
+        2,
+        "3100 0400 01000000 0100" + 6 * Z + "7a00000000000000",
+        "7f00 ffff ffffffff ffff" + 6 * Z + "ff00000000000000",
+        long=True,
+    ),
+    vector(
+        "one part to three without ids",
+        message(b"12345678", channels=(0, 0, 0), multicast=True),
+        0,
+        "1301 0000 03000000 0800" + 6 * Z + "3132333435363738",
+        "7fff 0000 ffffffff ffff" + 6 * Z + "ffffffffffffffff",
+    ),
+]
+
+
+@pytest.fixture
+def vectors() -> list[Vector]:
+    return VECTORS
+
+
+@pytest.fixture
+def torture(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of tests/torture."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "torture"))
+    return importlib.import_module

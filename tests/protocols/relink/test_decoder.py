@@ -1,0 +1,206 @@
+"""From bytes to packets: every header, every chunking, every limit."""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.protocols.relink.decoder import Decoder
+from fyrehose.protocols.relink.frames import (
+    NOP,
+    Ack,
+    Acknowledgement,
+    Format,
+    General,
+    GeneralPacket,
+    Message,
+    Op,
+    Operation,
+    Packet,
+)
+from fyrehose.protocols.relink.limits import Limits
+from fyrehose.testing import every_chunking
+
+IDS = {0: (0,), 1: (0, 255), 2: (0, 65_535), 4: (0, (1 << 32) - 1), 8: (0, (1 << 64) - 1)}
+
+
+def decode(chunks: list[bytes], sender: int = 0, receiver: int = 0, limits: Limits | None = None) -> list[Any]:
+    """The packets, and behind them the cause if there is one."""
+    decoder = Decoder(sender, receiver, limits or Limits())
+    found: list[Any] = []
+    for chunk in chunks:
+        decoder.feed(chunk)
+        try:
+            while (packet := decoder.next_packet()) is not None:
+                found.append(packet)
+        except RemoteProtocolError as error:
+            return [*found, error.cause]
+    return found
+
+
+def sizes_for(packet: Packet, id_size: int) -> tuple[int, int]:
+    """The ids of acknowledgements are the receiver's; the other size must not matter."""
+    return (1, id_size) if isinstance(packet, Acknowledgement) else (id_size, 1)
+
+
+def test_golden_bytes_in_every_chunking(vectors: Any) -> None:
+    for golden in vectors:
+        sizes = sizes_for(golden.packet, golden.id_size)
+        for chunks in every_chunking(golden.data):
+            assert decode(chunks, *sizes) == [golden.packet], golden.name
+
+
+def test_unused_bits_do_not_matter(vectors: Any) -> None:
+    """Every single-bit change of padding and unused bits, followed by another packet that must still be found."""
+    for golden in vectors:
+        sizes = sizes_for(golden.packet, golden.id_size)
+        for place, bit in (
+            (place, bit) for place, mask in enumerate(golden.used) for bit in range(8) if not mask >> bit & 1
+        ):
+            data = bytearray(golden.data)
+            data[place] ^= 1 << bit
+            for chunks in every_chunking(bytes(data + NOP.serialize())):
+                assert decode(chunks, *sizes) == [golden.packet, NOP], (golden.name, place, bit)
+
+
+def expected_of_header(first: int, second: int) -> Any:
+    """What a header with zeros behind it is, by the text's tables; a string is a cause."""
+    kind = first >> 5
+    if not first & 1:
+        return GeneralPacket(kind=General(kind)) if kind < 5 else "general-unknown"
+    form = first >> 2 & 7
+    if form > 4:
+        return "format-unknown"
+    channels: tuple[int, ...] = () if first & 2 else (0,)
+    multicast = bool(first & 2)
+    if form == Format.MESSAGE:
+        count = 0 if kind & 1 else second
+        return Message(channels=channels, parts=(b"",) * count, multicast=multicast)
+    number = 0 if form & 2 else None
+    if form & 1:
+        if kind >= (4 if form & 2 else 5):
+            return "acknowledgement-unknown"
+        return Acknowledgement(kind=Ack(kind), channels=channels, number=number, multicast=multicast)
+    if kind >= (2 if form & 2 else 3):
+        return "operation-unknown"
+    return Operation(kind=Op(kind), channels=channels, number=number, multicast=multicast)
+
+
+def decode_first(data: bytes, size: int) -> Any:
+    decoder = Decoder(1, 2)
+    try:
+        for at in range(0, len(data), size):
+            decoder.feed(data[at : at + size])
+            if (packet := decoder.next_packet()) is not None:
+                return packet
+    except RemoteProtocolError as error:
+        return error.cause
+    return None
+
+
+def test_all_headers() -> None:
+    zeros = bytes(2_100)
+    for header in range(65_536):
+        data = pack("<H", header)
+        expected = expected_of_header(*data)
+        assert decode_first(data + zeros, 1 << 16) == expected
+        assert decode_first(data, 2) == (expected if isinstance(expected, str) else None), "judged when it is known"
+
+
+def test_all_headers_byte_by_byte() -> None:
+    for first in range(256):
+        for second in (0, 1, 2, 3, 255):
+            assert decode_first(bytes([first, second]) + bytes(2_100), 1) == expected_of_header(first, second)
+
+
+@st.composite
+def packets(draw: st.DrawFn) -> tuple[int, Packet, dict[str, bool]]:
+    id_size = draw(st.sampled_from(sorted(IDS)))
+    multicast = draw(st.booleans())
+    ids = st.integers(0, max(IDS[id_size]))
+    channels = tuple(draw(st.lists(ids, max_size=5))) if multicast else (draw(ids),)
+    number = draw(st.none() | st.integers(0, (1 << 32) - 1))
+    which = draw(st.integers(0, 2))
+    if which == 0:
+        op = draw(st.sampled_from(list(Op) if number is None else [Op.COMMIT, Op.ROLLBACK]))
+        return id_size, Operation(kind=op, channels=channels, number=number, multicast=multicast), {}
+    if which == 1:
+        ack = draw(st.sampled_from(list(Ack) if number is None else list(Ack)[:4]))
+        return id_size, Acknowledgement(kind=ack, channels=channels, number=number, multicast=multicast), {}
+    parts = tuple(draw(st.lists(st.binary(max_size=20), max_size=6)))
+    fields = {"long": draw(st.booleans()), "large": draw(st.booleans())}
+    return id_size, Message(channels=channels, parts=parts, multicast=multicast), fields
+
+
+@settings(max_examples=300, deadline=None)
+@given(packets(), packets(), st.integers(1, 40))
+def test_what_is_serialized_is_decoded(one: Any, other: Any, size: int) -> None:
+    id_size, packet, fields = one
+    _, second, second_fields = other
+    sizes = (id_size, id_size)
+    data = packet.serialize(id_size, **fields)
+    if all(channel < 1 << 8 * id_size for channel in second.channels):
+        data += second.serialize(id_size, **second_fields)
+        expected = [packet, second]
+    else:
+        expected = [packet]
+    assert decode([data], *sizes) == expected
+    assert decode([data[i : i + size] for i in range(0, len(data), size)], *sizes) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), st.sampled_from(sorted(IDS)), st.sampled_from(sorted(IDS)))
+def test_whatever_comes_it_is_the_same_in_pieces(data: bytes, sender: int, receiver: int) -> None:
+    whole = decode([data], sender, receiver)
+    assert decode([data[i : i + 1] for i in range(len(data))], sender, receiver) == whole
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (pack("<BBxxI", 0x13, 1, 1_025), "too-many-targets"),
+        (pack("<BBxxI", 0x03, 0, (1 << 32) - 1), "too-many-targets"),
+        (pack("<BBI", 0x31, 0, 1_025), "too-many-parts"),
+        (pack("<BBI", 0x71, 0, (1 << 32) - 1), "too-many-parts"),
+        (pack("<BBxxxxxxQ", 0x51, 1, (1 << 64) - 1), "message-too-large"),
+        (pack("<BBxxxxxxQ", 0x51, 1, (16 << 20) + 1), "message-too-large"),
+        # A sum that is small in 64 bits.
+        (pack("<BBxxxxxxQQ", 0x51, 2, 1 << 63, 1 << 63), "message-too-large"),
+        (pack("<BBxxxxxxQQ", 0x51, 2, (1 << 64) - 8, 16), "message-too-large"),
+        # Each part fits, and so do all but for their padding.
+        (pack("<BBxxxxxxQQ", 0x51, 2, (8 << 20) - 1, (8 << 20) - 1), "message-too-large"),
+    ],
+)
+def test_lengths_are_judged_when_they_are_known(data: bytes, cause: str) -> None:
+    assert decode([data]) == [cause]
+    assert decode([data[i : i + 1] for i in range(len(data))]) == [cause]
+    assert decode([data[:-1]]) == []
+
+
+def test_limits_are_inclusive() -> None:
+    whole = Message(channels=(0,) * 1_024, parts=(b"x" * (16 << 20),), multicast=True)
+    assert decode([whole.serialize(0)]) == [whole]
+    parts = Message(channels=(0,), parts=(b"",) * 1_024)
+    assert decode([parts.serialize(0)]) == [parts]
+
+
+def test_expected_says_how_much_is_coming() -> None:
+    decoder = Decoder(0, 0)
+    assert decoder.expected == 0
+    data = Message(channels=(0,), parts=(b"x" * 100_000,)).serialize(0)
+    decoder.feed(data[:1])
+    assert decoder.next_packet() is None
+    assert decoder.expected == 8
+    decoder.feed(data[1:16])
+    assert decoder.next_packet() is None
+    assert decoder.expected == len(data)
+    decoder.feed(data[16:])
+    assert decoder.ready
+    assert decoder.next_packet() is not None
+    assert decoder.expected == 0
+    assert not decoder.ready

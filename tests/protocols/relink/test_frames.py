@@ -1,0 +1,66 @@
+"""Packets as bytes: the drawings of the text, every kind, every width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import LocalProtocolError
+from fyrehose.protocols.relink.frames import (
+    MAX_SHORT,
+    MAX_SMALL,
+    Ack,
+    Acknowledgement,
+    Message,
+    Op,
+    Operation,
+    encode_ids,
+)
+
+
+def test_golden_bytes(vectors: Any) -> None:
+    for golden in vectors:
+        assert golden.packet.serialize(golden.id_size, **golden.fields).hex() == golden.data.hex(), golden.name
+        assert len(golden.data) % 8 == 0
+        unused = bytes(byte & ~mask for byte, mask in zip(golden.data, golden.used, strict=True))
+        assert unused == bytes(len(golden.data)), "what is unused is zero"
+
+
+@pytest.mark.parametrize("count", [MAX_SHORT, MAX_SHORT + 1])
+def test_length_becomes_long_by_itself(count: int) -> None:
+    data = Message(channels=(0,), parts=(b"",) * count).serialize(0)
+    assert bool(data[0] & 0x20) is (count > MAX_SHORT)
+    assert data[1] == (count if count <= MAX_SHORT else 0)
+
+
+@pytest.mark.parametrize("size", [MAX_SMALL, MAX_SMALL + 1])
+def test_sizes_become_large_by_themselves(size: int) -> None:
+    assert bool(Message(channels=(0,), parts=(b"", b"x" * size)).serialize(0)[0] & 0x40) is (size > MAX_SMALL)
+
+
+def test_numbers_wrap() -> None:
+    assert Operation(kind=Op.COMMIT, channels=(0,), number=1 << 32).serialize(0)[4:] == bytes(4)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        Operation(kind=Op.CLOSE, channels=(0,), number=1),
+        Acknowledgement(kind=Ack.CLOSED, channels=(0,), number=1),
+        Operation(kind=Op.COMMIT, channels=(0, 1)),
+        Message(channels=(), parts=()),
+        Message(channels=(256,), parts=()),
+        Message(channels=(-1,), parts=()),
+    ],
+)
+def test_what_cannot_be_said(packet: Any) -> None:
+    with pytest.raises(LocalProtocolError):
+        packet.serialize(1)
+
+
+def test_ids_have_the_size_that_was_agreed() -> None:
+    assert encode_ids((1, 2), 2) == b"\1\0\2\0"
+    assert encode_ids((0, 0), 0) == b""
+    with pytest.raises(LocalProtocolError):
+        encode_ids((1,), 0)

@@ -1,0 +1,95 @@
+"""The handshake's bytes."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.protocols.relink import handshake
+from fyrehose.protocols.relink.frames import ID_SIZES
+from fyrehose.protocols.relink.handshake import Hello, Terms
+
+#: The drawing of the text: a name of six bytes.
+SIX = Hello(
+    terms=Terms(endpoint="sports", connector_size=2, listener_size=4, connector_transactions=True),
+    require=True,
+    epoch=0x0102030405060708,
+    link_id=0x1112131415161718,
+)
+SIX_BYTES = bytes.fromhex("06 73706f727473 02 04 05 000000000000 0807060504030201 1817161514131211")
+
+SHORT = Hello(terms=Terms(endpoint="", listener_transactions=True))
+SHORT_BYTES = bytes.fromhex("00 00 00 02 00000000") + bytes(16)
+
+
+@pytest.mark.parametrize(("hello", "data"), [(SIX, SIX_BYTES), (SHORT, SHORT_BYTES)])
+def test_golden_hello(hello: Hello, data: bytes) -> None:
+    assert hello.serialize().hex() == data.hex()
+    assert handshake.unpack_hello(bytearray(data)) == hello
+
+
+def test_every_length_of_name_and_every_padding() -> None:
+    for length in range(256):
+        hello = Hello(terms=Terms(endpoint="n" * length, connector_size=8), epoch=1, link_id=2)
+        data = hello.serialize()
+        assert len(data) % 8 == 0
+        assert handshake.unpack_hello(bytearray(data)) == hello
+        for size in range(len(data) + 1):
+            needed = handshake.hello_size(bytearray(data[:size]))
+            assert (needed <= size) is (size == len(data)), "its size is known from the first byte on"
+
+
+def test_all_pairs_of_id_sizes() -> None:
+    for connector, listener in product(range(256), repeat=2):
+        data = bytearray([1, ord("n"), connector, listener])
+        if connector in ID_SIZES and listener in ID_SIZES:
+            assert handshake.hello_size(data) == 8 + 16
+        else:
+            with pytest.raises(RemoteProtocolError, match="bad-id-size"):
+                handshake.hello_size(data)
+    with pytest.raises(RemoteProtocolError, match="bad-id-size"):
+        handshake.hello_size(bytearray([0, 3]))  # before the other is known
+
+
+def test_padding_and_unused_flags_do_not_matter() -> None:
+    for place in (9, *range(10, 16)):
+        for bit in range(8):
+            if place == 9 and bit < 3:
+                continue
+            data = bytearray(SIX_BYTES)
+            data[place] ^= 1 << bit
+            assert handshake.unpack_hello(data) == SIX
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"\xc3", b"\xed\xa0\x80"])
+def test_names_are_utf_8(name: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="endpoint-not-utf-8"):
+        handshake.hello_size(bytearray([len(name)]) + name)
+
+
+def test_link_ids_are_below_2_63() -> None:
+    bad = bytearray(SIX_BYTES)
+    bad[-1] |= 0x80
+    with pytest.raises(RemoteProtocolError, match="bad-link-id"):
+        handshake.unpack_hello(bad)
+    with pytest.raises(RemoteProtocolError, match="bad-link-id"):
+        handshake.unpack_reply(bytearray(b"\xff" * 16))
+    assert handshake.unpack_reply(bytearray(handshake.pack_reply(5, handshake.MAX_LINK_ID))) == (5, (1 << 63) - 1)
+
+
+def test_versions() -> None:
+    assert handshake.pack_version(0) == bytes(8)
+    assert handshake.unpack_version(bytearray(b"\7" + b"\xff" * 7)) == 7
+
+
+@pytest.mark.parametrize("wrong", [{"endpoint": "é" * 128}, {"endpoint": "\ud800"}, {"connector_size": 3}])
+def test_terms_that_cannot_be_said(wrong: dict[str, object]) -> None:
+    with pytest.raises(LocalProtocolError):
+        Terms(**{"endpoint": "", **wrong})  # type: ignore[arg-type]
+
+
+def test_a_link_id_that_cannot_be_said() -> None:
+    with pytest.raises(LocalProtocolError):
+        Hello(terms=Terms(endpoint=""), link_id=1 << 63)
