@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from fyrehose import __version__, kits
+from fyrehose.cli.journal import journal
 from fyrehose.errors import FyrehoseError
 from fyrehose.settings import duration
 
@@ -194,3 +195,6 @@ def show_kits(names: tuple[str, ...]) -> None:
     from fyrehose.cli import listing
 
     listing.show(list(names) or kits.names(), details=bool(names))
+
+
+main.add_command(journal)

@@ -18,7 +18,7 @@ import attrs
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.recovery import behind, durable_beyond, next_batch
+from fyrehose.journal.recovery import durable_beyond, next_whole
 from fyrehose.records import Buffer
 
 #: A record takes this much at least, in bytes: its length.
@@ -164,7 +164,7 @@ def _survey_sealed(reader: scan.SegmentReader, stop: int, survey: _Survey) -> No
         try:
             header, body = reader.batch(position)
         except fmt.Damage as damage:
-            position = _note(reader, position, _next_whole(reader, position, stop), str(damage), survey)
+            position = _note(reader, position, next_whole(reader, position, stop), str(damage), survey)
         else:
             survey.saw(header, body)
             position = header.end
@@ -180,7 +180,7 @@ def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Surv
             durable = max(durable, durable_beyond(reader, position, stop))
             if position >= durable and position > reader.base + fmt.SEGMENT_HEADER.size:
                 return  # a torn tail, which recovery cuts off
-            after = _next_whole(reader, position, stop)
+            after = next_whole(reader, position, stop)
             if after == stop:
                 after = max(durable, position + fmt.BATCH_HEADER.size)
             position = _note(reader, position, after, str(damage), survey)
@@ -194,19 +194,6 @@ def _note(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey
     before = dict(survey.ends) if start == reader.base + fmt.SEGMENT_HEADER.size else None
     survey.damaged(_Range(reader.path, reader.base, start, stop, reason, survey.chain, before))
     return stop
-
-
-def _next_whole(reader: scan.SegmentReader, position: int, stop: int) -> int:
-    """Where the next batch begins that is not damaged; ``stop`` if there is none."""
-    position = behind(reader, position, stop)
-    while (position := next_batch(reader, position, stop)) < stop:
-        try:
-            reader.batch(position)
-        except fmt.Damage:
-            position += 8
-        else:
-            break
-    return position
 
 
 def _replace(damage: _Range, survey: _Survey, files: Files) -> str:

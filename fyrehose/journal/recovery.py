@@ -172,6 +172,19 @@ def next_batch(reader: SegmentReader, position: int, stop: int) -> int:
     return stop
 
 
+def next_whole(reader: SegmentReader, position: int, stop: int) -> int:
+    """Where the next batch begins that is not damaged; ``stop`` if there is none."""
+    position = behind(reader, position, stop)
+    while (position := next_batch(reader, position, stop)) < stop:
+        try:
+            reader.batch(position)
+        except fmt.Damage:
+            position += 8
+        else:
+            break
+    return position
+
+
 def _header(reader: SegmentReader, position: int) -> fmt.BatchHeader:
     return fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
 

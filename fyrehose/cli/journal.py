@@ -1,0 +1,245 @@
+"""``fyrehose journal``: look into a journal's files, whether a server has them open or not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fyrehose.errors import JournalCorrupt
+
+#: How much of a payload is shown in a line of text, in bytes.
+SHOWN = 200
+#: How many problems are told one by one.
+TOLD = 50
+
+_DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+_EVERYTHING = click.option("--all", "everything", is_flag=True, help="What is not known to be durable, too.")
+
+
+@click.group()
+def journal() -> None:
+    """Verify, show and count what is in the journal in DIR (the server's --data-dir).
+
+    All of them work while a server is writing, change nothing, and end with status 3 where something is damaged.
+    """
+
+
+@journal.command()
+@_EVERYTHING
+@_DIRECTORY
+def verify(directory: Path, everything: bool) -> None:
+    """Check every byte: checksums, the numbers of every stream, indexes."""
+    from fyrehose.journal.verify import verify as verified
+
+    with _progress(f"verifying {directory}") as progress:
+        report = verified(directory, progress, everything)
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    for gap in report.gaps[:TOLD]:
+        click.echo(f"gap: {escaped(gap.stream) or 'every other stream'} has no {gap.first} to {gap.last}")
+    if len(report.gaps) > TOLD:
+        click.echo(f"gap: and {len(report.gaps) - TOLD} more")
+    for problem in report.problems[:TOLD]:
+        click.echo(f"damaged: {problem}")
+    click.echo(
+        f"{report.segments} segments, {report.batches} batches, {report.records} records of {report.streams} streams, "
+        f"{report.size} bytes up to position {report.end}: {'as written' if not report.problems else 'DAMAGED'}"
+    )
+    if report.problems:
+        raise JournalCorrupt(f"{directory} is damaged in {len(report.problems)} places")
+
+
+@journal.command()
+@click.option("--stream", metavar="NAME", help="Of this stream only.")
+@click.option("--from", "first", type=click.IntRange(1), default=1, help="From this number of the stream on.")
+@click.option("--limit", type=click.IntRange(0), help="So many records, runs or batches at the most.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--what", type=click.Choice(["records", "runs", "batches"]), default="records", show_default=True)
+@_EVERYTHING
+@_DIRECTORY
+def dump(
+    directory: Path, stream: str | None, first: int, limit: int | None, form: str, what: str, everything: bool
+) -> None:
+    """Write what is in it to standard output, in the order in which it was accepted.
+
+    \b
+        fyrehose journal dump data --stream log --from 1000 --limit 10
+        fyrehose journal dump data --format json | jq -r .payload
+        fyrehose journal dump data --what batches
+    """
+    from fyrehose.journal import dump as dumping
+
+    if first > 1 and stream is None:
+        raise click.UsageError("--from counts in a stream: say --stream, too")
+    if what == "batches" and stream is not None:
+        raise click.UsageError("a batch has many streams: --stream goes with records or runs")
+    if what == "batches":
+        lines = (_batch_line(batch, form) for batch in dumping.batches(directory, everything))
+    elif what == "runs":
+        lines = (_run_line(run, form) for run in dumping.runs(directory, stream, first, None, everything))
+    else:
+        found = dumping.runs(directory, stream, first, limit, everything)
+        lines, limit = (_records(run, form) for run in found), None
+    out = sys.stdout.buffer
+    for count, line in enumerate(lines):
+        if limit is not None and count >= limit:
+            break
+        out.write(line)
+    out.flush()
+
+
+@journal.command()
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_EVERYTHING
+@_DIRECTORY
+def stats(directory: Path, form: str, everything: bool) -> None:
+    """Count segments, bytes, and the records of every stream."""
+    from fyrehose.journal.dump import stats as counted
+
+    with _progress(f"reading {directory}") as progress:
+        found = counted(directory, progress, everything)
+    if form == "json":
+        click.echo(json.dumps(_as_json(found), ensure_ascii=False))
+    else:
+        _show(found)
+    if found.damaged:
+        raise found.damaged[0].error()
+
+
+def escaped(text: str) -> str:
+    """``text`` without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def moment(time: int) -> str:
+    """Microseconds since 1970 as people write them, in UTC."""
+    return datetime.fromtimestamp(time / 1_000_000, UTC).isoformat(timespec="microseconds") if time else "-"
+
+
+def _records(run: Any, form: str) -> bytes:
+    from fyrehose.cli.formats import as_json
+
+    if form == "json":
+        return as_json(run)
+    return b"".join(_record_line(record) for record in run.records())
+
+
+def _record_line(record: Any) -> bytes:
+    payload = escaped(record.payload[:SHOWN].decode(errors="backslashreplace"))
+    more = f" ... ({len(record.payload)} bytes)" if len(record.payload) > SHOWN else ""
+    labels = " ".join(escaped(label) for label in (record.source, record.producer, record.topic) if label)
+    return f"{escaped(record.stream)} {record.seq} {moment(record.time)} [{labels}] {payload}{more}\n".encode()
+
+
+def _run_line(run: Any, form: str) -> bytes:
+    known = {
+        "stream": run.stream,
+        "first": run.first_seq,
+        "last": run.last_seq,
+        "time": run.time,
+        "source": run.source,
+        "producer": run.producer,
+        "topic": run.topic,
+        "content_type": run.content_type,
+        "size": len(run.payload),
+    }
+    return _line(known, form)
+
+
+def _batch_line(batch: Any, form: str) -> bytes:
+    header = batch.header
+    known = {
+        "position": header.position,
+        "kind": header.kind.name.lower(),
+        "end": header.end,
+        "parts": header.parts,
+        "records": header.records,
+        "durable": header.durable,
+        "time": header.time,
+        "mended": header.mended or None,
+    }
+    if form == "json" and (entries := batch.entries()):
+        known["entries"] = [[entry.stream, entry.first, entry.last] for entry in entries]
+    return _line(known, form)
+
+
+def _line(known: dict[str, Any], form: str) -> bytes:
+    known = {name: value for name, value in known.items() if value is not None}
+    if form == "json":
+        return json.dumps(known, ensure_ascii=False).encode() + b"\n"
+    shown = {name: moment(value) if name == "time" else escaped(str(value)) for name, value in known.items()}
+    return " ".join(f"{name}={value}" for name, value in shown.items()).encode() + b"\n"
+
+
+def _as_json(found: Any) -> dict[str, Any]:
+    return {
+        "segments": found.segments,
+        "size": found.size,
+        "mark": found.mark,
+        "end": found.end,
+        "batches": found.batches,
+        "records": found.records,
+        "closed": found.closed,
+        "damaged": len(found.damaged),
+        "streams": {
+            name: {
+                "records": of.records,
+                "first": of.first,
+                "last": of.last,
+                "missing": of.missing,
+                "size": of.size,
+                "began": of.began,
+                "ended": of.ended,
+            }
+            for name, of in sorted(found.streams.items())
+        },
+    }
+
+
+def _show(found: Any) -> None:
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table("stream", box=None, pad_edge=False)
+    for name in ("records", "first", "last", "missing", "size"):
+        table.add_column(name, justify="right")
+    table.add_column("from")
+    table.add_column("to")
+    for name, of in sorted(found.streams.items()):
+        numbers = map(str, (of.records, of.first, of.last, of.missing))
+        table.add_row(Text(escaped(name)), *numbers, decimal(of.size), moment(of.began), moment(of.ended))
+    if found.streams:
+        console.print(table)
+        console.print()
+    how = "closed in order" if found.closed else "in use, or not closed in order"
+    console.print(
+        f"{found.segments} segments, {decimal(found.size)}, {found.batches} batches, {found.records} records, "
+        f"{len(found.streams)} streams; log read up to position {found.end} ({how})",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], object]]:
+    """A bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

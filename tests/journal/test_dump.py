@@ -1,0 +1,116 @@
+"""What is in the files, and sums of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.errors import JournalCorrupt, JournalError
+from fyrehose.journal import dump, scan
+from fyrehose.journal import format as fmt
+from fyrehose.journal.settings import durability
+from fyrehose.records import Run
+
+
+@pytest.fixture
+def bench(open_journal):  # type: ignore[no-untyped-def]
+    times = iter(range(1_000_000, 1 << 62, 1_000_000))
+    made = open_journal(segment_size=4096, now=lambda: next(times))
+    for i in range(0, 60, 3):
+        made.append(*(b"%04d" % j * 20 for j in range(i, i + 3)))
+        made.append(b"other %d" % i, stream="o")
+    return made
+
+
+def numbers(runs) -> list[tuple[str, int]]:  # type: ignore[no-untyped-def]
+    return [(record.stream, record.seq) for run in runs for record in run.records()]
+
+
+def test_all_records_in_the_order_in_which_they_were_accepted(bench) -> None:
+    found = [record for run in dump.runs(bench.directory) for record in run.records()]
+    assert len(found) == 80
+    assert [r.time for r in found] == sorted(r.time for r in found)
+    assert [r.payload for r in found if r.stream == "s"] == bench.payloads("s")
+    assert [r.payload for r in found if r.stream == "o"] == bench.payloads("o")
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 31, 60, 61])
+@pytest.mark.parametrize("limit", [None, 0, 1, 4, 1000])
+def test_some_of_a_stream(bench, first: int, limit: int | None) -> None:
+    wanted = [("s", seq) for seq in range(first, 61)][:limit]
+    assert numbers(dump.runs(bench.directory, "s", first, limit)) == wanted
+
+
+def test_a_limit_counts_across_streams(bench) -> None:
+    assert numbers(dump.runs(bench.directory, limit=5)) == [("s", 1), ("s", 2), ("s", 3), ("o", 1), ("s", 4)]
+
+
+def test_nobody_of_that_name(bench) -> None:
+    assert list(dump.runs(bench.directory, "nobody")) == []
+
+
+def test_batches(bench) -> None:
+    found = list(dump.batches(bench.directory))
+    assert found[0].header.kind is fmt.Kind.ENDS
+    assert sum(batch.header.records for batch in found) == 80
+    assert {len(batch.entries()) > 0 for batch in found if batch.header.kind is fmt.Kind.ENDS} == {True}
+    assert {len(batch.runs()) for batch in found if batch.header.kind is fmt.Kind.ENDS} == {0}
+
+
+def _seqs(run: Run) -> range:
+    return range(run.first_seq, run.last_seq + 1)
+
+
+def test_what_comes_before_damage_is_told(bench) -> None:
+    bench.close()
+    path = scan.segments(bench.directory)[1].path
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    told: list[tuple[str, int]] = []
+    with pytest.raises(JournalCorrupt, match=path.name):
+        told.extend((run.stream, seq) for run in dump.runs(bench.directory, "s") for seq in _seqs(run))
+    assert told == [("s", seq) for seq in range(1, len(told) + 1)]
+    assert told
+    counted = dump.stats(bench.directory)
+    assert len(counted.damaged) == 1
+    assert 0 < counted.records < 80
+    assert counted.streams["s"].missing > 0
+
+
+def test_sums(bench) -> None:
+    told: list[tuple[int, int]] = []
+    stats = dump.stats(bench.directory, lambda done, total: told.append((done, total)))
+    of = stats.streams["s"]
+    assert (of.records, of.first, of.last, of.size, of.missing) == (60, 1, 60, 60 * 80, 0)
+    assert (of.began, of.ended) == (bench.records("s")[0].time, bench.records("s")[-1].time)
+    assert stats.records == 80
+    assert stats.segments == len(scan.segments(bench.directory))
+    assert stats.end == stats.mark == scan.read_mark(bench.directory)
+    assert not stats.closed
+    assert told[-1][0] == told[-1][1] == stats.size
+    bench.close()
+    assert dump.stats(bench.directory).closed
+
+
+def test_numbers_that_are_not_there_count_as_missing(open_journal) -> None:
+    for _ in range(2):
+        bench = open_journal(durability=durability("never"))
+        bench.append(b"x")
+        bench.crash()
+    of = dump.stats(bench.directory, everything=True).streams["s"]
+    assert (of.records, of.first) == (2, 1)
+    assert of.missing == of.last - 2 == 1 << 20
+
+
+def test_streams_that_retention_has_emptied_are_known(open_journal) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=8000)
+    bench.append(b"once", b"twice", stream="rare")
+    for i in range(100):
+        bench.append(b"%03d" % i * 100)
+    of = dump.stats(bench.directory).streams["rare"]
+    assert (of.records, of.first, of.last, of.missing) == (0, 0, 2, 0)
+
+
+def test_no_journal(tmp_path) -> None:
+    with pytest.raises(JournalError, match="is no journal"):
+        dump.stats(tmp_path)

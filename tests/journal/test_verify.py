@@ -1,0 +1,185 @@
+"""Verify: a journal that is as it was written has no problems, whatever it went through; any other has."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.settings import durability
+from fyrehose.journal.verify import Report, verify
+from fyrehose.records import Run
+
+
+def fill(bench, count: int = 60) -> None:  # type: ignore[no-untyped-def]
+    for i in range(count):
+        bench.append(b"%04d" % i * 20)
+        if i % 4 == 0:
+            bench.append(b"other", stream="o")
+
+
+def problems(directory: Path) -> list[str]:
+    return [str(problem) for problem in verify(directory).problems]
+
+
+def patch(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_nothing_is_wrong_and_everything_is_counted(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    fill(bench)
+    told: list[tuple[int, int]] = []
+    report = verify(bench.directory, lambda done, total: told.append((done, total)))
+    assert report.problems == []
+    assert (report.records, report.streams) == (75, 2)
+    assert report.segments == len(scan.segments(bench.directory))
+    assert report.end == report.mark == scan.read_mark(bench.directory)
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]
+    bench.close()
+    report = verify(bench.directory)
+    assert (report.problems, report.notes, report.gaps) == ([], [], [])
+
+
+@pytest.mark.parametrize("mode", ["batch", "never"])
+def test_crashes_leave_gaps_that_are_accounted_for(open_journal, mode: str) -> None:
+    for _ in range(3):
+        bench = open_journal(segment_size=4096, durability=durability(mode))
+        fill(bench, 30)
+        bench.crash()
+    bench = open_journal(segment_size=4096, durability=durability(mode))
+    fill(bench, 30)
+    bench.close()
+    report = verify(bench.directory)
+    assert report.problems == []
+    assert {gap.stream for gap in report.gaps} == ({"s", "o"} if mode == "never" else set())
+    assert len(report.gaps) == (6 if mode == "never" else 0)
+
+
+def test_retention_is_no_damage(open_journal) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=9000)
+    bench.append(b"once", stream="rare")
+    fill(bench, 200)
+    report = verify(bench.directory)
+    assert report.problems == []
+    assert report.streams == 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damage_is_found_and_what_was_set_aside_is_none(open_journal, seed: int) -> None:
+    rng = random.Random(seed)
+    bench = open_journal(segment_size=4096)
+    fill(bench, 100)
+    bench.close()
+    segment = rng.choice(scan.segments(bench.directory))
+    at = rng.randrange(segment.size)
+    patch(segment.path, at, bytes([segment.path.read_bytes()[at] ^ 1 << rng.randrange(8)]))
+    assert problems(bench.directory)
+    bench = open_journal(segment_size=4096, quarantine=True)
+    fill(bench, 5)
+    bench.close()
+    assert problems(bench.directory) == []
+
+
+def forge(
+    bench, *runs: Run, kind: fmt.Kind = fmt.Kind.RECORDS, entries: list[fmt.Entry] | None = None, time: int = 1_000_000
+) -> None:  # type: ignore[no-untyped-def]
+    """A batch that no journal writes, with the right checksums."""
+    writer = bench.journal._writer
+    header, data = fmt.batch(
+        kind,
+        entries if entries is not None else list(runs),
+        position=writer.position,
+        durable=writer.durable,
+        time=time,
+        clock=1,
+        chain=writer._chain,
+    )
+    writer._append(data)
+    writer.position, writer._chain = header.end, header.checksum
+    writer.sync()
+
+
+def run(first: int, *payloads: bytes, stream: str = "s") -> Run:
+    return Run.of(stream, payloads, source="t").numbered(first, 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "said"), [(5, "skips 4 to 4"), (3, "goes back from 3 to 2"), (1, "goes back from 3 to 0")]
+)
+def test_numbers_that_do_not_follow_on(open_journal, first: int, said: str) -> None:
+    bench = open_journal()
+    bench.append(b"1", b"2", b"3")
+    forge(bench, run(first, b"x"))
+    (problem,) = problems(bench.directory)
+    assert said in problem
+
+
+def test_gaps_account_for_numbers(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"1", b"2", b"3")
+    forge(bench, kind=fmt.Kind.GAP, entries=[fmt.Entry("s", 4, 9), fmt.Entry("", 1, 100)])
+    forge(bench, run(10, b"x"), run(101, b"y", stream="new"))
+    assert problems(bench.directory) == []
+    forge(bench, run(100, b"z", stream="newer"))
+    (problem,) = problems(bench.directory)
+    assert "'newer' goes back" in problem
+
+
+def test_time_that_goes_back(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"x")
+    forge(bench, run(2, b"y"), time=999_999)
+    assert "time is before" in problems(bench.directory)[0]
+
+
+def test_a_run_whose_lengths_are_not_those_of_its_payloads(open_journal) -> None:
+    bench = open_journal()
+    bad = Run(stream="s", source="t", lengths=(9).to_bytes(4, "little"), payload=b"abc", first_seq=1)
+    forge(bench, bad)
+    assert "payloads of another length" in problems(bench.directory)[0]
+
+
+def test_a_segment_that_has_forgotten_a_stream(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    bench.append(b"x", stream="forgotten")
+    del bench.journal._writer.ends["forgotten"]
+    fill(bench)
+    said = problems(bench.directory)
+    assert "has forgotten 1 streams, such as 'forgotten'" in said[0]
+    assert len(said) == 1 or "forgotten" in said[1]
+
+
+class TestIndexes:
+    @pytest.fixture
+    def index(self, open_journal) -> Path:  # type: ignore[no-untyped-def]
+        bench = open_journal(segment_size=4096)
+        fill(bench)
+        bench.close()
+        return sorted(bench.directory.glob("*.index"))[1]
+
+    def report(self, index: Path) -> Report:
+        return verify(index.parent)
+
+    def test_missing_or_broken_is_no_damage(self, index: Path) -> None:
+        data = index.read_bytes()
+        index.write_bytes(data[:-1] + b"\xff")
+        assert "will be made again" in self.report(index).notes[0]
+        index.unlink()
+        assert "is missing" in self.report(index).notes[0]
+        assert self.report(index).problems == []
+
+    def test_one_that_lies_is(self, index: Path) -> None:
+        from crc32c import crc32c
+
+        data = bytearray(index.read_bytes())
+        data[-8] ^= 8  # the position of a stream's batch
+        data[40:44] = crc32c(bytes(data[48:])).to_bytes(4, "little")
+        index.write_bytes(data)
+        assert "something else than its segment" in str(self.report(index).problems[0])

@@ -1,0 +1,153 @@
+"""Going through the files of a journal: everything in order, nothing beyond the mark, and damage without an end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fyrehose.errors import JournalCorrupt, JournalError
+from fyrehose.journal import scan
+from fyrehose.journal.walk import Batch, Began, Damaged, Extent, walk
+
+
+def fill(bench, count: int = 60) -> list[bytes]:  # type: ignore[no-untyped-def]
+    wrote = [b"%04d" % i * 20 for i in range(count)]
+    for payload in wrote:
+        bench.append(payload)
+    return wrote
+
+
+def payloads(directory: Path, everything: bool = False) -> list[bytes]:
+    return [
+        record.payload
+        for found in walk(Extent.of(directory), everything)
+        if isinstance(found, Batch)
+        for run in found.runs()
+        for record in run.records()
+    ]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_everything_in_order_while_it_is_written(open_journal, everything: bool) -> None:
+    bench = open_journal(segment_size=4096)
+    wrote = []
+    for i in range(100):
+        wrote.append(b"%04d" % i * 20)
+        bench.append(wrote[-1])
+        if i % 10 == 0:
+            assert payloads(bench.directory, everything) == wrote
+    found = list(walk(Extent.of(bench.directory)))
+    assert [part.segment.base for part in found if isinstance(part, Began)] == [
+        segment.base for segment in scan.segments(bench.directory)
+    ]
+    assert not [part for part in found if isinstance(part, Damaged)]
+
+
+def test_nothing_beyond_the_mark(open_journal) -> None:
+    bench = open_journal()
+    wrote = fill(bench, 10)
+    mark = scan.read_mark(bench.directory)
+    bench.append(b"beyond")
+    (bench.directory / "MARK").write_bytes(scan.pack_mark(mark))
+    assert payloads(bench.directory) == wrote
+    assert payloads(bench.directory, everything=True) == [*wrote, b"beyond"]
+
+
+def test_a_torn_tail_is_no_damage(open_journal) -> None:
+    bench = open_journal()
+    wrote = fill(bench, 10)
+    end = bench.journal._writer.position
+    bench.crash()
+    with scan.segments(bench.directory)[-1].path.open("r+b") as file:
+        file.seek(end)
+        file.write(b"FYB\x01 that was being written")
+    for everything in (False, True):
+        assert payloads(bench.directory, everything) == wrote
+        assert not [part for part in walk(Extent.of(bench.directory), everything) if isinstance(part, Damaged)]
+
+
+def test_without_a_mark_what_is_sealed_counts(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    wrote = fill(bench)
+    bench.close()
+    (bench.directory / "MARK").unlink()
+    some = payloads(bench.directory)
+    assert 0 < len(some) < len(wrote)
+    assert some == wrote[: len(some)]
+    assert payloads(bench.directory, everything=True) == wrote
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("flip", "damaged"),
+        ("header", "header of the segment"),
+        ("missing", "missing or cut off"),
+        ("cut", "missing or cut off"),
+        ("last missing", "end of the log is missing"),
+        ("unreadable", "cannot be read"),
+    ],
+)
+def test_damage_is_told_and_the_rest_too(open_journal, what: str, reason: str, monkeypatch) -> None:
+    bench = open_journal(segment_size=4096)
+    wrote = fill(bench)
+    bench.close()
+    found = scan.segments(bench.directory)
+    path = found[-1 if what == "last missing" else 1].path
+    if what in ("flip", "header"):
+        with path.open("r+b") as file:
+            file.seek(1000 if what == "flip" else 10)
+            file.write(b"\xff\xff")
+    elif what == "cut":
+        os.truncate(path, 1500)
+    elif what == "unreadable":
+        batch = scan.SegmentReader.batch
+
+        def refuse(self: scan.SegmentReader, position: int) -> object:
+            if self.base == found[1].base:
+                raise OSError(5, "Input/output error")
+            return batch(self, position)
+
+        monkeypatch.setattr(scan.SegmentReader, "batch", refuse)
+    else:
+        path.unlink()
+    damage = [part for part in walk(Extent.of(bench.directory)) if isinstance(part, Damaged)]
+    assert [part for part in damage if reason in part.reason]
+    assert isinstance(damage[0].error(), JournalCorrupt)
+    left = payloads(bench.directory)
+    assert left == [payload for payload in wrote if payload in left]
+    if what == "header":
+        assert left == wrote
+    else:
+        assert len(left) < len(wrote)
+        assert (left[-1] == wrote[-1]) == (what != "last missing")
+
+
+def test_a_batch_that_does_not_follow(open_journal) -> None:
+    bench = open_journal()
+    fill(bench, 3)
+    at = bench.journal._writer.position
+    bench.journal._writer._chain ^= 1
+    bench.append(b"of another log")
+    (damage,) = [part for part in walk(Extent.of(bench.directory)) if isinstance(part, Damaged)]
+    assert damage.start == damage.stop == at
+
+
+def test_what_retention_deletes_meanwhile_is_left_out(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    wrote = fill(bench)
+    extent = Extent.of(bench.directory)
+    for segment in extent.segments[:2]:
+        segment.path.unlink()
+    left = [r.payload for part in walk(extent) if isinstance(part, Batch) for run in part.runs() for r in run.records()]
+    assert left == wrote[-len(left) :]
+
+
+def test_what_is_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="is no journal"):
+        Extent.of(tmp_path)
+    (tmp_path / "MARK").write_bytes(scan.pack_mark(9))
+    with pytest.raises(JournalCorrupt, match="has no segments"):
+        Extent.of(tmp_path)

@@ -1,0 +1,44 @@
+"""``fyrehose journal`` beside a server that is writing, and after it was killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
+
+
+def tool(*words: str) -> str:
+    """What it wrote; it has to succeed."""
+    ended = subprocess.run([FYREHOSE, "journal", *words], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_while_a_server_writes_and_after_it_was_killed(start: Any) -> None:
+    server = start("--listen", "figg=tcp:0:interface=127.0.0.1", "--option", "journal.segment-size=64K")
+    data = str(server.directory / "data")
+    publish = [FYREHOSE, "publish", "--to", f"127.0.0.1:{server.port('figg')}", "--stream", "s"]
+    with subprocess.Popen(publish, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as publisher:
+        assert publisher.stdin is not None
+        for i in range(5):
+            publisher.stdin.write(b"".join(b"line %d\n" % n for n in range(2000 * i, 2000 * i + 2000)))
+            publisher.stdin.flush()
+            assert "as written" in tool("verify", data)
+            found = [json.loads(line) for line in tool("dump", data, "--format", "json").splitlines()]
+            assert [(o["seq"], o["payload"]) for o in found] == [(n + 1, f"line {n}") for n in range(len(found))]
+        publisher.stdin.close()
+        assert publisher.wait(60) == 0
+    server.stop(signal.SIGKILL)
+    stats = json.loads(tool("stats", data, "--format", "json"))
+    assert stats["streams"]["s"]["records"] == stats["streams"]["s"]["last"] == 10_000
+    assert stats["segments"] > 1
+    assert "as written" in tool("verify", "--all", data)
