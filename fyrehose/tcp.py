@@ -424,9 +424,7 @@ class TCPService(Service):
     :raises ConfigError: from the constructor, where the endpoint string cannot be used
     """
 
-    def __init__(
-        self, reactor: Any, kit: str, endpoint: str, factory: SessionFactory, around: Factory | None = None
-    ) -> None:
+    def __init__(self, reactor: Any, kit: str, endpoint: str, factory: SessionFactory, around: Any = None) -> None:
         self.factory = factory
         self._listener = factory if around is None else around
         self._port: IListeningPort | None = None

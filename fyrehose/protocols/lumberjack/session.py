@@ -116,8 +116,10 @@ class LumberjackServerSession:
         return [] if self._broken else self._turn(granted)
 
     def receive_eof(self) -> list[Event]:
-        """The writer has finished sending; a frame that it had begun is forgotten."""
+        """The writer has finished sending; what is left of what it sent is forgotten."""
         self._buffer.clear()
+        self._inflation = self._fields = None
+        self._more = False
         self.expected = 0
         return []
 

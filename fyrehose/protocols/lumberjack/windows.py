@@ -55,6 +55,7 @@ class Windows:
     _windows: deque[Window] = attrs.field(factory=deque, init=False)
     _pieces: deque[tuple[Window, int, int]] = attrs.field(factory=deque, init=False)
     unsealed: list[Window] = attrs.field(factory=list, init=False)
+    _durable: int = attrs.field(default=0, init=False)
     _last_size: int | None = attrs.field(default=None, init=False)
 
     def __len__(self) -> int:
@@ -110,14 +111,12 @@ class Windows:
 
     def durable(self, count: int) -> None:
         """The ``count`` oldest events that were not durable are."""
-        while count:
-            window, size, last = self._pieces[0]
-            if size > count:
-                raise ValueError("what becomes durable together was received together")
-            self._pieces.popleft()
+        self._durable += count
+        while self._pieces and self._pieces[0][1] <= self._durable:
+            window, size, last = self._pieces.popleft()
+            self._durable -= size
             window.durable += size
             window.durable_last = last
-            count -= size
 
     def acks(self) -> list[Ack]:
         """What may be acknowledged now."""

@@ -1,0 +1,33 @@
+"""What the framework finds: the lumberjack kit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from zope.interface import implementer
+
+from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.protocols.lumberjack.server import KIT, Settings, make_factory
+from fyrehose.tcp import TCPService
+from fyrehose.tls import TLSFactory
+
+
+@implementer(IProtocolKit)
+@attrs.frozen
+class LumberjackKit:
+    """Lumberjack, for Filebeat and its family."""
+
+    name: str = KIT
+    description: str = "Lumberjack 1 and 2: events from Filebeat and its family, by TCP or TLS"
+    default_endpoint: str = "tcp:5044:interface=127.0.0.1"
+    settings: type[Settings] = Settings
+
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
+        factory = make_factory(broker, reactor, settings)
+        tls = settings.tls(KIT)
+        around = None if tls is None else TLSFactory(tls, factory, reactor)
+        return TCPService(reactor, KIT, endpoint, factory, around)
+
+
+kit = LumberjackKit()

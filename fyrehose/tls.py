@@ -1,0 +1,159 @@
+"""TLS for the TCP kits, by settings: for a plain ``tcp:`` endpoint, where Twisted's ``ssl:`` says too little.
+
+    --option lumberjack.tls-certificate=server.pem --option lumberjack.tls-key=server.key
+    --option lumberjack.tls-authorities=clients.pem --option lumberjack.tls-client-auth=required
+
+Twisted's own ``ssl:`` and ``tls:`` endpoints go on working beside them, and know no client certificates.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import NameOID
+from OpenSSL import SSL
+from twisted.internet.interfaces import IAddress, IOpenSSLServerConnectionCreator, IProtocol, IProtocolFactory
+from twisted.internet.protocol import Factory
+from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
+from zope.interface import implementer
+
+from fyrehose.errors import ConfigError
+from fyrehose.records import MAX_NAME
+from fyrehose.settings import duration, option
+from fyrehose.tcp import TCPSettings
+
+#: Forward secrecy and authenticated encryption, and nothing else.
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+_MINIMA = {"1.2": SSL.TLS1_2_VERSION, "1.3": SSL.TLS1_3_VERSION}
+_CLIENT_AUTH = ("none", "optional", "required")
+
+
+def _one_of(*words: str) -> Any:
+    def convert(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text
+
+    return convert
+
+
+@attrs.frozen(kw_only=True)
+class TLSSettings(TCPSettings):
+    """The options of a TCP kit that speaks TLS when it is given a certificate."""
+
+    tls_certificate: str = option("", str, "PEM file: the certificate, then those that it was issued by; makes it TLS")
+    tls_key: str = option("", str, "PEM file: the certificate's private key; where it is empty, in the same file")
+    tls_key_passphrase: str = option("", str, "file whose first line is the passphrase of the key")
+    tls_authorities: str = option("", str, "PEM file: whoever may have issued a client's certificate, all in one file")
+    tls_client_auth: str = option("none", _one_of(*_CLIENT_AUTH), "client certificates: none, optional or required")
+    tls_minimum: str = option("1.2", _one_of(*_MINIMA), "the lowest version of TLS: 1.2 or 1.3")
+    tls_ciphers: str = option(CIPHERS, str, "what OpenSSL calls a cipher list, for TLS 1.2")
+    handshake_timeout: float = option(10.0, duration, "time for a TLS handshake")
+
+    def tls(self, kit: str) -> TLS | None:
+        """What these options come to; None without a certificate.
+
+        :raises ConfigError: a file cannot be used, or the options do not go together
+        """
+        asks = self.tls_client_auth != "none"
+        if not self.tls_certificate and (self.tls_key or self.tls_authorities or asks):
+            raise ConfigError(f"options of {kit}: TLS needs {kit}.tls-certificate")
+        if asks != bool(self.tls_authorities):
+            raise ConfigError(
+                f"options of {kit}: tls-authorities goes with tls-client-auth=optional or required, and the other way"
+            )
+        if not self.tls_certificate:
+            return None
+        for path in (self.tls_certificate, self.tls_key, self.tls_key_passphrase, self.tls_authorities):
+            try:
+                Path(path or self.tls_certificate).read_bytes()
+            except OSError as error:
+                raise ConfigError(f"the TLS options of {kit} cannot be used: {error}") from error
+        try:
+            return TLS(self._context())
+        except (SSL.Error, ValueError) as error:
+            said = _said(error) if isinstance(error, SSL.Error) else error
+            raise ConfigError(f"the TLS options of {kit} cannot be used: {said}") from error
+
+    def _context(self) -> SSL.Context:
+        context = SSL.Context(SSL.TLS_SERVER_METHOD)
+        context.set_min_proto_version(_MINIMA[self.tls_minimum])
+        context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_RENEGOTIATION)
+        context.set_cipher_list(self.tls_ciphers.encode())
+        context.use_certificate_chain_file(self.tls_certificate)
+        context.use_privatekey(self._key())
+        context.check_privatekey()
+        # A session that is resumed would be one whose certificate was not looked at again.
+        context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+        context.set_options(SSL.OP_NO_TICKET)
+        if self.tls_client_auth != "none":
+            context.load_verify_locations(self.tls_authorities)
+            context.load_client_ca(self.tls_authorities.encode())
+            required = SSL.VERIFY_FAIL_IF_NO_PEER_CERT if self.tls_client_auth == "required" else 0
+            context.set_verify(SSL.VERIFY_PEER | required)
+        return context
+
+    def _key(self) -> Any:
+        passphrase = None
+        if self.tls_key_passphrase:
+            passphrase = Path(self.tls_key_passphrase).read_bytes().partition(b"\n")[0].rstrip(b"\r")
+        path = Path(self.tls_key or self.tls_certificate)
+        try:
+            return load_pem_private_key(path.read_bytes(), passphrase)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise ValueError(f"{path}: {error}") from error
+
+
+def _said(error: SSL.Error) -> str:
+    """What OpenSSL says, which is a list of what it said to itself."""
+    reasons = [str(part[-1]) for part in (error.args[0] if error.args else ()) if part[-1]]
+    return "; ".join(dict.fromkeys(reasons)) or "OpenSSL does not say why"
+
+
+@implementer(IOpenSSLServerConnectionCreator)
+@attrs.frozen
+class TLS:
+    """Makes the server's side of connections."""
+
+    context: SSL.Context
+
+    def serverConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
+        return SSL.Connection(self.context, None)
+
+
+class TLSFactory(TLSMemoryBIOFactory):
+    """Puts TLS around a factory, also around one that refuses a connection, which Twisted's own cannot."""
+
+    def __init__(self, tls: TLS, factory: Factory, clock: Any) -> None:
+        super().__init__(tls, False, cast("IProtocolFactory", factory), clock)
+
+    noisy = False
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        protocol: IProtocol | None = self.wrappedFactory.buildProtocol(addr)
+        return None if protocol is None else self.protocol(self, protocol)
+
+
+def identity(transport: Any) -> str | None:
+    """Who the peer is, by a certificate that was verified: its common name, else its first name of another kind.
+
+    None without TLS, and where the peer has shown none.
+    """
+    peer = getattr(transport, "getPeerCertificate", lambda: None)()
+    if peer is None:
+        return None
+    certificate = peer.to_cryptography()
+    names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    try:
+        others = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names += [str(name.value) for name in others]
+    except x509.ExtensionNotFound:
+        pass  # a certificate need not have any
+    named = [name for name in names if name]
+    return named[0][:MAX_NAME] if named else None
