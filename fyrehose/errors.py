@@ -14,6 +14,7 @@
     ├── JournalError               the journal cannot be opened or read
     │   ├── JournalLocked            another process has it open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
+    │   ├── JournalGap               numbers of a stream are not in the journal and never will be
     │   ├── JournalFull              there is no room to open it
     │   └── JournalFailed            the disk refused a sync: nothing more can be promised
     └── ConfigError                an option, an endpoint or a file of settings is wrong
@@ -102,6 +103,12 @@ class JournalError(FyrehoseError):
 
 class JournalCorrupt(JournalError):
     """Bytes that were durable are damaged or missing; nothing of that range is served."""
+
+    exit_status = 3
+
+
+class JournalGap(JournalError):
+    """Numbers of a stream are not in the journal and never will be; raised by readers that were to read them."""
 
     exit_status = 3
 

@@ -27,8 +27,9 @@ from fyrehose.journal import scan
 from fyrehose.journal.files import NO_ROOM, Files, lock
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.quarantine import set_aside
+from fyrehose.journal.readers import positions
 from fyrehose.journal.recovery import Recovered, recover
-from fyrehose.journal.retention import expired
+from fyrehose.journal.retention import Verdict, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.worker import ThreadWorker, Worker
@@ -79,6 +80,9 @@ class FileJournal:
     worker: Worker | None = attrs.field(default=None, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
+    #: the named reader that retention waits for, or nothing; and how often it went on without one
+    waited_for: str = attrs.field(default="", init=False)
+    overtaken: int = attrs.field(default=0, init=False)
     report: Recovered = attrs.field(factory=Recovered, init=False)
     _store: Store = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
@@ -313,17 +317,33 @@ class FileJournal:
 
     def _retain(self) -> None:
         try:
-            count = expired(self._store, self.settings, self.now())
-        except JournalError as error:
+            verdict = judge(self._store, self.settings, self.now(), lambda: positions(self.directory))
+        except (JournalError, OSError) as error:
             if str(error) != self._retention_trouble:
                 log.error("nothing is deleted: {why}", why=str(error))
             self._retention_trouble = str(error)
             return
-        for _ in range(count):
+        self._tell_of_readers(verdict)
+        for _ in range(verdict.expired):
             path = self._store.drop_oldest()
             log.info("{path} is not kept any more", path=path)
             self._call(lambda path=path: self._delete(path)).addErrback(  # type: ignore[misc]
                 lambda f: log.failure("a segment that is not kept was not deleted", f)
+            )
+
+    def _tell_of_readers(self, verdict: Verdict) -> None:
+        waited_for = "" if verdict.waited_for is None else verdict.waited_for.name
+        if waited_for != self.waited_for:
+            self.waited_for = waited_for
+            if waited_for:
+                log.info("segments are kept until the reader {name} has read them", name=waited_for)
+        for reader in verdict.overtaken:
+            self.overtaken += 1
+            log.warn(
+                "segments are deleted that the reader {name} has not read: it is at position {position}; see the "
+                "options reader-wait and reader-bytes, and `fyrehose journal readers`",
+                name=reader.name,
+                position=reader.position,
             )
 
     def _delete(self, segment: Path) -> None:

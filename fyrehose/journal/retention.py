@@ -1,9 +1,57 @@
-"""Retention: which of the oldest segments are not kept any more."""
+"""Retention: which of the oldest segments are not kept any more.
+
+Segments that the settings do not keep are deleted as soon as every named reader (journal/readers.py) has read them.
+Waiting has two bounds, so that a reader that died or lags for ever cannot fill the disk: it must have been heard of
+lately, and only so many bytes wait.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from fyrehose.journal.readers import Reader
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
+
+
+@attrs.frozen(slots=True)
+class Verdict:
+    """What becomes of the oldest segments.
+
+    :ivar expired: how many, from the oldest on, are not kept any more
+    :ivar waiting: how many more would not be, but for ``waited_for``
+    :ivar overtaken: readers that have not read all of what is not kept
+    """
+
+    expired: int
+    waiting: int = 0
+    waited_for: Reader | None = None
+    overtaken: tuple[Reader, ...] = ()
+
+
+def judge(store: Store, settings: JournalSettings, now: int, readers: Callable[[], Sequence[Reader]]) -> Verdict:
+    """What the settings do not keep, and the readers do not need or are not waited for.
+
+    :param now: microseconds since 1970 UTC
+    :param readers: gives them, those first that are furthest behind; asked only if something could be deleted
+    """
+    count = expired(store, settings, now)
+    if not count:
+        return Verdict(0)
+    sealed, everyone = store.sealed, readers()
+    alive = [reader for reader in everyone if now - reader.time <= settings.reader_wait * 1_000_000]
+    done = count
+    if alive:
+        done = sum(end <= alive[0].position for _, end in sealed[:count])
+        waiting = sealed[count - 1][1] - sealed[done][0] if done < count else 0
+        while waiting > settings.reader_bytes:
+            waiting -= sealed[done][1] - sealed[done][0]
+            done += 1
+    deleted = sealed[done - 1][1] if done else 0
+    overtaken = tuple(reader for reader in everyone if reader.position < deleted)
+    return Verdict(done, count - done, alive[0] if done < count else None, overtaken)
 
 
 def expired(store: Store, settings: JournalSettings, now: int) -> int:

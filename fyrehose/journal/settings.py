@@ -44,6 +44,10 @@ class JournalSettings:
     segment_size: int = option(64 << 20, size, "when the next segment file is begun")
     keep_bytes: int = option(0, size, "delete the oldest segments when there are more bytes than this; 0: keep all")
     keep_age: float = option(0.0, duration, "delete segments whose newest record is older than this; 0: keep all")
+    reader_wait: float = option(
+        2 * 86400.0, duration, "wait with deleting for a named reader that said within this time how far it has come"
+    )
+    reader_bytes: int = option(16 << 30, size, "but keep no more than so much in addition, whoever has not read it")
     min_free: int = option(256 << 20, size, "accept nothing while the disk has less room than this")
     verify: int = option(256 << 20, size, "how much of the older segments is checked at the start, the newest first")
     quarantine: bool = option(False, boolean, "set damaged ranges aside as gaps instead of refusing to start")

@@ -1,0 +1,192 @@
+"""From the runs of a journal to Arrow record batches, without an object for each record.
+
+    in: pieces of columns, as they lie in segments      out: pyarrow.RecordBatch, as Spark takes them
+
+A run adds a few numbers and slices; what a record batch needs of each record is computed at once for thousands of
+them.  The payloads of a single large run are passed on where they are; those of many small ones are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import pyarrow as pa
+
+from fyrehose.errors import ConfigError
+from fyrehose.journal.format import Has
+from fyrehose.records import Buffer
+
+_TIME = pa.timestamp("us", tz="UTC")
+
+#: Every column that there is, with its type, in the order in which a table has them.
+COLUMNS: dict[str, pa.DataType] = {
+    "stream": pa.string(),
+    "seq": pa.int64(),
+    "time": _TIME,
+    "source": pa.string(),
+    "producer": pa.string(),
+    "topic": pa.string(),
+    "content_type": pa.string(),
+    "producer_seq": pa.int64(),
+    "event_id": pa.binary(),
+    "event_time": _TIME,
+    "payload": pa.binary(),
+}
+#: Those that are never null.
+REQUIRED = ("stream", "seq", "time", "source", "payload")
+
+#: When a record batch is full, in records and in bytes of payload.
+ROWS = 1 << 16
+BYTES = 8 << 20
+
+
+@attrs.frozen(slots=True)
+class Kind:
+    """What runs have in common: their constants, and which columns they have (journal/format.py, Has)."""
+
+    has: int
+
+    stream: str
+    source: str
+    producer: str | None
+    topic: str | None
+    content_type: str | None
+
+
+def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
+    """The schema of a table that has these columns.
+
+    :raises ConfigError: there is no such column
+    """
+    for name in columns:
+        if name not in COLUMNS:
+            raise ConfigError(f"records have no column {name!r}; they have {', '.join(COLUMNS)}")
+    return pa.schema([pa.field(name, COLUMNS[name], nullable=name not in REQUIRED) for name in columns])
+
+
+@attrs.define(eq=False)
+class Pieces:
+    """Runs that become one record batch.  The loop that fills it appends to the lists itself: it is the hot one.
+
+    :ivar kinds: what the numbers in ``ids`` stand for
+    """
+
+    columns: tuple[str, ...]
+    kinds: list[Kind]
+    rows: int = 0
+    size: int = 0  #: of the payloads, in bytes
+    #: one for each run
+    ids: list[int] = attrs.field(factory=list)
+    counts: list[int] = attrs.field(factory=list)
+    firsts: list[int] = attrs.field(factory=list)
+    times: list[int] = attrs.field(factory=list)
+    producer_firsts: list[int] = attrs.field(factory=list)
+    lengths: list[Buffer] = attrs.field(factory=list)
+    payloads: list[Buffer] = attrs.field(factory=list)
+    #: one for each run that has it
+    producer_seqs: list[Buffer] = attrs.field(factory=list)
+    event_ids: list[Buffer] = attrs.field(factory=list)
+    event_times: list[Buffer] = attrs.field(factory=list)
+    _ids: Any = attrs.field(default=None, init=False)
+    _counts: Any = attrs.field(default=None, init=False)
+
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """All of it."""
+        self._ids = np.array(self.ids, np.int32)
+        self._counts = np.array(self.counts, np.int64)
+        return pa.RecordBatch.from_arrays([getattr(self, f"_{name}")() for name in self.columns], schema=schema)
+
+    # One method for each column.
+
+    def _stream(self) -> pa.Array:
+        return self._constant([kind.stream for kind in self.kinds])
+
+    def _source(self) -> pa.Array:
+        return self._constant([kind.source for kind in self.kinds])
+
+    def _producer(self) -> pa.Array:
+        return self._constant([kind.producer for kind in self.kinds])
+
+    def _topic(self) -> pa.Array:
+        return self._constant([kind.topic for kind in self.kinds])
+
+    def _content_type(self) -> pa.Array:
+        return self._constant([kind.content_type for kind in self.kinds])
+
+    def _seq(self) -> pa.Array:
+        return _numbers(pa.int64(), self._rising(np.array(self.firsts, np.int64)))
+
+    def _time(self) -> pa.Array:
+        return _numbers(_TIME, np.repeat(np.array(self.times, np.int64), self._counts))
+
+    def _producer_seq(self) -> pa.Array:
+        there = self._has(Has.CONTIGUOUS | Has.PRODUCER_SEQS)
+        if there is None:
+            return pa.nulls(self.rows, pa.int64())
+        # Numbers of 64 bits without a sign: the upper half shows as negative, and is as good a key.
+        values = self._rising(np.array(self.producer_firsts, np.uint64).view(np.int64))
+        if self.producer_seqs:
+            values[self._has(Has.PRODUCER_SEQS)] = np.frombuffer(_joined(self.producer_seqs), np.int64)
+        return _numbers(pa.int64(), values, there)
+
+    def _event_id(self) -> pa.Array:
+        there = self._has(Has.EVENT_IDS)
+        if there is None:
+            return pa.nulls(self.rows, pa.binary())
+        return _strings(pa.binary(), there * np.int32(16), _joined(self.event_ids), there)
+
+    def _event_time(self) -> pa.Array:
+        there = self._has(Has.EVENT_TIMES)
+        if there is None:
+            return pa.nulls(self.rows, _TIME)
+        values = np.zeros(self.rows, np.int64)
+        values[there] = np.frombuffer(_joined(self.event_times), np.int64)
+        return _numbers(_TIME, values, there)
+
+    def _payload(self) -> pa.Array:
+        return _strings(pa.binary(), np.frombuffer(_joined(self.lengths), np.uint32), _joined(self.payloads))
+
+    def _constant(self, values: Sequence[str | None]) -> pa.Array:
+        if len({values[i] for i in set(self.ids)}) == 1:
+            return pa.repeat(pa.scalar(values[self.ids[0]], pa.string()), self.rows)
+        encoded = [(value or "").encode() for value in values]
+        data = b"".join([encoded[i] * count for i, count in zip(self.ids, self.counts, strict=True)])
+        lengths = np.array([len(value) for value in encoded], np.int32)
+        there = np.array([value is not None for value in values])
+        return _strings(pa.string(), self._of_kinds(lengths), data, self._of_kinds(there))
+
+    def _of_kinds(self, values: Any) -> Any:
+        """What is known of each kind, for each record."""
+        return np.repeat(values[self._ids], self._counts)
+
+    def _has(self, parts: int) -> Any:
+        """Which records have one of ``parts``; None if none has."""
+        has = np.array([bool(kind.has & parts) for kind in self.kinds])
+        return self._of_kinds(has) if has[self._ids].any() else None
+
+    def _rising(self, firsts: Any) -> Any:
+        """For each run its first number and those after it."""
+        starts = np.cumsum(self._counts) - self._counts
+        with np.errstate(over="ignore"):
+            return np.repeat(firsts - starts, self._counts) + np.arange(self.rows, dtype=np.int64)
+
+
+def _joined(parts: list[Buffer]) -> Buffer:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _numbers(kind: pa.DataType, values: Any, there: Any = None) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [_valid(there), pa.py_buffer(values)])
+
+
+def _strings(kind: pa.DataType, lengths: Any, data: Buffer, there: Any = None) -> pa.Array:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.Array.from_buffers(kind, len(lengths), [_valid(there), pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _valid(there: Any) -> pa.Buffer | None:
+    return None if there is None or there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))

@@ -1,0 +1,173 @@
+"""What is not in a journal: a row for every range of numbers that is declared lost, damaged or missing.
+
+    in: a place      out: Lost: stream, first and last number, file, position, why
+
+Reads every batch from the beginning of a segment and goes on behind damage, so it also tells which numbers an error
+is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal.recovery import next_whole
+from fyrehose.spark.places import Extent, Missing, Place
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Lost:
+    """Numbers that are not there.
+
+    :ivar stream: None where nothing tells what was lost; then there are no numbers, either
+    :ivar kind: ``declared`` (the journal says so itself), ``damaged``, ``missing`` (a file is not there)
+    """
+
+    stream: str | None
+    first_seq: int | None
+    last_seq: int | None
+    kind: str
+    file: str
+    position: int
+    reason: str
+
+
+@attrs.define(eq=False)
+class _Walk:
+    """The batches of a segment in order, and what is missing between them."""
+
+    place: Place
+    extent: Extent
+    last: dict[str, int] = attrs.field(factory=dict)
+    floor: int = 0
+    #: damage whose numbers did not show yet
+    pending: list[tuple[int, str]] = attrs.field(factory=list)
+
+    def lost(self, stream: str, first: int, last: int, position: int, reason: str, kind: str) -> Lost:
+        return Lost(
+            stream=stream,
+            first_seq=first,
+            last_seq=last,
+            kind=kind,
+            file=self.place.name(self.extent.base),
+            position=position,
+            reason=reason,
+        )
+
+    def reaches(self, stream: str, seq: int, position: int) -> Iterator[Lost]:
+        """``stream`` had come to ``seq`` at ``position``."""
+        end = self.last.get(stream, self.floor)
+        if seq > end:
+            at, reason = self.pending[-1] if self.pending else (position, "the numbers are not there")
+            yield self.lost(stream, end + 1, seq, at, reason, "damaged" if self.pending else "missing")
+        self.last[stream] = max(end, seq)
+
+    def saw(self, header: fmt.BatchHeader, body: memoryview) -> Iterator[Lost]:
+        if header.kind is fmt.Kind.RECORDS:
+            for run in fmt.runs(body, header.time):
+                yield from self.reaches(run.stream, run.first_seq - 1, header.position)
+                self.last[run.stream] = run.last_seq
+        elif header.kind is fmt.Kind.ENDS:
+            yield from self._ends(header, body)
+        elif header.kind is fmt.Kind.GAP:
+            for entry in fmt.entries(body, header.parts):
+                if not entry.stream:
+                    self.floor = max(self.floor, entry.last)
+                else:
+                    why = "set aside" if header.mended else "given out before a crash and never written"
+                    yield self.lost(entry.stream, entry.first, entry.last, header.position, why, "declared")
+                    self.last[entry.stream] = max(entry.last, self.last.get(entry.stream, 0))
+
+    def _ends(self, header: fmt.BatchHeader, body: memoryview) -> Iterator[Lost]:
+        begins = header.position == self.extent.base + fmt.SEGMENT_HEADER.size
+        for entry in fmt.entries(body, header.parts):
+            if not entry.stream:
+                self.floor = max(self.floor, entry.last)
+            elif begins:
+                self.last[entry.stream] = entry.last
+            else:
+                yield from self.reaches(entry.stream, entry.last, header.position)
+
+
+def survey(place: Place, extent: Extent, following: Extent | None) -> Iterator[Lost]:
+    """What is not in one segment.
+
+    :param following: the segment after it, which says how far the streams had come at its end
+    """
+    walk = _Walk(place, extent)
+    position = extent.base + fmt.SEGMENT_HEADER.size
+    try:
+        reader = place.open(extent.base, extent.end)
+    except Missing:
+        walk.pending.append((extent.base, "the file is not there"))
+        yield from _at_end(walk, following, position, "missing")
+        return
+    try:
+        while position < extent.end:
+            try:
+                header, body = reader.batch(position)
+                found = list(walk.saw(header, body))
+            except fmt.Damage as damage:
+                walk.pending.append((position, str(damage)))
+                position = next_whole(reader, position, extent.end)
+            else:
+                yield from found
+                position = header.end
+    finally:
+        reader.close()
+    yield from _at_end(walk, following, position, "damaged")
+
+
+def _at_end(walk: _Walk, following: Extent | None, position: int, kind: str) -> Iterator[Lost]:
+    ends = {} if following is None else starting_ends(walk.place, following)
+    told = False
+    for stream, last in ends.items():
+        for lost in walk.reaches(stream, last, position):
+            told = True
+            yield attrs.evolve(lost, kind=kind) if walk.pending else lost
+    if walk.pending and not told:
+        at, reason = walk.pending[-1]
+        yield Lost(
+            stream=None,
+            first_seq=None,
+            last_seq=None,
+            kind=kind,
+            file=walk.place.name(walk.extent.base),
+            position=at,
+            reason=f"{reason}; nothing tells which numbers were in it" if following is None else reason,
+        )
+
+
+def starting_ends(place: Place, extent: Extent) -> dict[str, int]:
+    """The last number of each stream when the segment began; nothing if that cannot be read."""
+    try:
+        reader = place.open(extent.base, extent.end)
+    except Missing:
+        return {}
+    try:
+        header, body = reader.batch(extent.base + fmt.SEGMENT_HEADER.size)
+    except fmt.Damage:
+        return {}
+    finally:
+        reader.close()
+    found = fmt.entries(body, header.parts) if header.kind is fmt.Kind.ENDS else []
+    return {entry.stream: entry.last for entry in found if entry.stream}
+
+
+def describe(place: Place, base: int, position: int, limit: int, damage: fmt.Damage) -> JournalCorrupt:
+    """The error for damage at ``position`` of a segment, with the file, the streams and their numbers."""
+    view = place.view()
+    extents = [extent for extent in view.segments if extent.base == base]
+    following = next((extent for extent in view.segments if extent.base > base), None)
+    extent = extents[0] if extents else Extent(base, limit)
+    about = [lost for lost in survey(place, extent, following) if lost.position == position and lost.stream is not None]
+    ranges = ", ".join(f"{lost.stream!r} {lost.first_seq}-{lost.last_seq}" for lost in about[:5])
+    more = f" and {len(about) - 5} more ranges" if len(about) > 5 else ""
+    lost = f"lost are {ranges}{more}" if ranges else "which numbers are lost does not show"
+    return JournalCorrupt(
+        f"{place.name(base)} is damaged at byte {position - base} (position {position}): {damage}; {lost}; put the "
+        "file back from a copy, or start the server with --quarantine to set the range aside"
+    )

@@ -1,0 +1,260 @@
+"""Where a journal is: a directory, or a server that ``fyrehose journal serve`` started.
+
+    in: a path or http://HOST:PORT      out: the durable mark, segments, their indexes and their bytes
+
+Both are read through the journal's own reader (journal/scan.py), which asks for files; over HTTP a file is an address,
+and reading is a request for a range.  Nobody is asked to stop writing, rolling or deleting meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import attrs
+
+from fyrehose.errors import ConfigError, JournalError
+from fyrehose.journal import readers, scan
+from fyrehose.journal.files import Files
+from fyrehose.journal.recovery import durable_beyond
+
+#: What is read at a time, in bytes: over HTTP smaller ranges cost more than they carry.
+CHUNK = 4 << 20
+#: How long a server may be silent, in seconds, and how often it is asked again.
+TIMEOUT = 30.0
+TRIES = 4
+#: How often a directory is listed again when it changes while it is listed.
+_LISTINGS = 5
+
+
+class Missing(Exception):
+    """There is no such segment, or there is none any more."""
+
+
+@attrs.frozen(slots=True, order=True)
+class Extent:
+    """A segment, as far as it is durable: positions ``base`` to ``end``."""
+
+    base: int
+    end: int
+
+
+@attrs.frozen(slots=True)
+class View:
+    """What a journal held at one moment.
+
+    :ivar mark: nothing from this position on may be read
+    :ivar segments: in the order of their positions; what is missing between two of them was lost
+    """
+
+    mark: int
+    segments: tuple[Extent, ...]
+
+    @property
+    def start(self) -> int:
+        """The oldest position that is kept."""
+        return self.segments[0].base if self.segments else self.mark
+
+
+class Place(Protocol):
+    """Where a journal is; can be pickled."""
+
+    def view(self) -> View:
+        """What is there, and durable.
+
+        :raises JournalError: no journal is there
+        """
+
+    def name(self, base: int) -> str:
+        """The segment at ``base``, as people are told of it."""
+
+    def index(self, base: int) -> bytes | None:
+        """What the index file of the segment at ``base`` holds; None where there is none."""
+
+    def open(self, base: int, limit: int) -> scan.SegmentReader:
+        """The segment at ``base``; nothing from the position ``limit`` on is read.
+
+        :raises Missing: there is none
+        """
+
+    def report(self, reader: str, position: int) -> None:
+        """Retention need not keep what is before ``position`` for ``reader`` any more."""
+
+
+def place(location: str) -> Place:
+    """The place that people write as a path or as ``http://HOST:PORT``.
+
+    :raises ConfigError: it is neither
+    """
+    if location.startswith(("http://", "https://")):
+        return Server(location.rstrip("/"))
+    if "://" in location and not location.startswith("file://"):
+        raise ConfigError(f"{location!r} should be a journal's directory, or http://HOST:PORT of a server of journals")
+    return Directory(Path(location.removeprefix("file://")).absolute())
+
+
+@attrs.frozen
+class Directory:
+    """A journal's directory, on this machine or on a shared file system."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def view(self) -> View:
+        if not self.path.is_dir():
+            raise JournalError(f"{self.path} is no journal: there is no such directory")
+        for again in range(_LISTINGS):
+            # The mark first: a segment that is made after it holds nothing below it.
+            mark = self._mark()
+            found = [segment for segment in scan.segments(self.path) if segment.base < mark]
+            ends = [segment.base for segment in found[1:]] + [mark]
+            whole = all(segment.end >= end for segment, end in zip(found, ends, strict=False))
+            if whole or again == _LISTINGS - 1:
+                break
+            time.sleep(0.01)  # retention deleted one while we listed: the older ones were not there any more either
+        return View(mark, tuple(Extent(s.base, min(s.end, end)) for s, end in zip(found, ends, strict=True)))
+
+    def _mark(self) -> int:
+        path = self.path / scan.MARK_NAME
+        for _ in range(_LISTINGS):
+            if mark := scan.read_mark(self.path):
+                return mark
+            if not path.exists() or not path.stat().st_size:
+                break
+            time.sleep(0.01)  # it is being written at this moment
+        # The mark is a cache.  What batches say of those before them is durable in any case.
+        found = scan.segments(self.path)
+        if not found:
+            return 0
+        reader = scan.SegmentReader(found[-1].path, found[-1].base)
+        try:
+            return max(durable_beyond(reader, found[-1].base, found[-1].end), found[-1].base)
+        finally:
+            reader.close()
+
+    def name(self, base: int) -> str:
+        return str(scan.path_of(self.path, base))
+
+    def index(self, base: int) -> bytes | None:
+        try:
+            return scan.index_path_of(self.path, base).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def open(self, base: int, limit: int) -> scan.SegmentReader:
+        try:
+            return scan.SegmentReader(scan.path_of(self.path, base), base, limit=limit, ahead=CHUNK)
+        except FileNotFoundError as error:
+            raise Missing(self.name(base)) from error
+
+    def report(self, reader: str, position: int) -> None:
+        readers.report(self.path, reader, position)
+
+
+@attrs.frozen
+class Server:
+    """``fyrehose journal serve``, at http://HOST:PORT."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def view(self) -> View:
+        said = json.loads(_Connection(self.url).get("/journal"))
+        return View(said["mark"], tuple(Extent(base, end) for base, end in said["segments"]))
+
+    def name(self, base: int) -> str:
+        return f"{self.url}/segments/{base:016x}"
+
+    def index(self, base: int) -> bytes | None:
+        try:
+            return _Connection(self.url).get(f"/indexes/{base:016x}")
+        except Missing:
+            return None
+
+    def open(self, base: int, limit: int) -> scan.SegmentReader:
+        return scan.SegmentReader(Path(f"/segments/{base:016x}"), base, _Remote(self.url), limit=limit, ahead=CHUNK)
+
+    def report(self, reader: str, position: int) -> None:
+        _Connection(self.url).request("PUT", f"/readers/{readers.checked(reader)}", str(position).encode())
+
+
+class _Remote(Files):
+    """The one file that a reader of segments opens, over HTTP."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = _Connection(url)
+        self._path = ""
+
+    def open(self, path: Path, flags: int) -> int:
+        self._path = str(path)
+        self._connection.request("HEAD", self._path)
+        return 0
+
+    def close(self, fd: int) -> None:
+        self._connection.close()
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        return self._connection.get(self._path, offset, size)
+
+
+@attrs.define(eq=False)
+class _Connection:
+    """Requests to one server, over one connection while it lasts."""
+
+    url: str
+    _http: HTTPConnection | None = attrs.field(default=None, init=False)
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    def get(self, path: str, offset: int = 0, size: int = 0) -> bytes:
+        """What is at ``path``; with ``size`` so many bytes of it from ``offset`` on, fewer only at its end."""
+        headers = {"Range": f"bytes={offset}-{offset + size - 1}"} if size else {}
+        return self.request("GET", path, headers=headers)
+
+    def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+        """
+        :raises Missing: the server has no such thing
+        :raises JournalError: the server is not there, or says no
+        """
+        for again in range(TRIES):
+            try:
+                if self._http is None:
+                    self._http = self._connect()
+                self._http.request(method, path, body or None, headers or {})
+                answer = self._http.getresponse()
+                return self._taken(path, answer.status, answer.read())
+            except (OSError, HTTPException) as error:
+                self.close()
+                if again == TRIES - 1:
+                    raise JournalError(
+                        f"{self.url} does not answer: {error!r}; is `fyrehose journal serve` running?"
+                    ) from error
+                time.sleep(0.2 * 2**again)
+        raise AssertionError("the last try raised or returned")
+
+    def _connect(self) -> HTTPConnection:
+        parts = urlsplit(self.url)
+        if not parts.hostname:
+            raise ConfigError(f"{self.url!r} should be http://HOST:PORT")
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        return kind(parts.hostname, parts.port, timeout=TIMEOUT)
+
+    def _taken(self, path: str, status: int, data: bytes) -> bytes:
+        if status == 404:
+            raise Missing(self.url + path)
+        if status == 416:
+            return b""  # beyond its end
+        if status >= 300:
+            raise JournalError(f"{self.url}{path}: {status} {data[:200].decode(errors='replace').strip()}")
+        return data

@@ -1,0 +1,347 @@
+"""What to read: parts of segments, pinned when they are planned, without reading records.
+
+    in: a place, a selection, positions      out: parts, each (segment, range of batches)
+
+Between the planning and the reading the server goes on writing, rolling and deleting.  A part therefore carries what
+was known when it was planned: the checksum at its end, and the last numbers of the streams before and in it.  A reader
+that finds anything else says so; nothing can be missing in silence.
+
+Where a sealed segment has an index, a selection of few streams reads only the batches that hold them.  Without one, and
+in the segment that is being written, batches are found by their headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import attrs
+
+from fyrehose.errors import JournalCorrupt, JournalGap
+from fyrehose.journal import format as fmt
+from fyrehose.journal.index import SPACING, PackedIndex
+from fyrehose.journal.scan import SegmentReader
+from fyrehose.spark.gaps import starting_ends
+from fyrehose.spark.places import Extent, Missing, Place, View
+from fyrehose.spark.selection import Selection
+
+#: How much a part should be, in bytes: what a task reads.
+PIECE = 32 << 20
+#: Of so many streams the numbers are followed from one segment to the next, and batches without them are left out.
+FOLLOWED = 64
+#: Less than this must be left of a segment, for it to be worth leaving the rest out.
+_WORTH_IT = 0.5
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Part:
+    """Batches of one segment.
+
+    :ivar first: the position of the first
+    :ivar stop: batches that begin below this position belong to it
+    :ivar limit: nothing from here on is read
+    :ivar chain: the checksum of the last, where it is known
+    :ivar known: the last number of streams before it; ``until``: and in it
+    """
+
+    base: int
+    first: int
+    stop: int
+    limit: int
+    chain: int | None = None
+    known: tuple[tuple[str, int], ...] = ()
+    until: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.first
+
+
+@attrs.define(eq=False)
+class Planner:
+    """Plans what is read of one journal.
+
+    :ivar skip_gaps: numbers that are not in the journal are no error
+    """
+
+    place: Place
+    selection: Selection = attrs.field(factory=Selection)
+    piece: int = PIECE
+    skip_gaps: bool = False
+    #: the last number so far of each stream that is followed
+    _last: dict[str, int] = attrs.field(factory=dict, init=False)
+
+    def parts(self, start: int | None = None, stop: int | None = None) -> list[Part]:
+        """What there is between two positions, which are those of batches; all there is without them.
+
+        :raises JournalCorrupt: a segment is missing, cut off or damaged
+        :raises JournalGap: numbers are missing between segments
+        """
+        view = self.place.view()
+        begin = view.start if start is None else start
+        end = view.mark if stop is None else stop
+        if begin >= end:
+            return []
+        check(self.place, view, begin, end)
+        self._last.clear()
+        found: list[Part] = []
+        for extent in view.segments:
+            if extent.end > begin and extent.base < end:
+                try:
+                    found += self._segment(extent, begin, end, sealed=extent != view.segments[-1])
+                except Missing as error:
+                    raise missing(
+                        self.place, view, begin, f"{error} was deleted while the reading was planned"
+                    ) from None
+        return found
+
+    def _segment(self, extent: Extent, begin: int, end: int, sealed: bool) -> list[Part]:
+        first, stop = max(extent.base + fmt.SEGMENT_HEADER.size, begin), min(extent.end, end)
+        if self.selection.timed and not self._has_time(extent, sealed):
+            self._last.clear()
+            return []
+        whole = first == extent.base + fmt.SEGMENT_HEADER.size and stop == extent.end
+        packed = self.place.index(extent.base) if sealed and whole else None
+        index = PackedIndex.unpack(packed, extent.base, extent.end) if packed else None
+        streams = None if index is None else self._wanted(index)
+        if index is not None and streams is not None:
+            return self._followed(extent, index, streams)
+        known, self._last = self._last, {}
+        if index is not None:
+            return self._cut(extent, first, stop, _index_boundaries(index, extent), known)
+        # Only what begins with the segment is known to go on from the one before.
+        known = known if first == extent.base + fmt.SEGMENT_HEADER.size else {}
+        return self._cut(extent, first, stop, _walk_boundaries(self.place, extent, first, stop), known)
+
+    def _has_time(self, extent: Extent, sealed: bool) -> bool:
+        """Whether any record of the segment can be of the time that is asked for."""
+        since, until = self.selection.start.time, self.selection.end.time
+        if until is not None and _created(self.place, extent.base) > until:
+            return False
+        # Times never go back, and the next segment was made at the last time of this one.
+        return since is None or not sealed or not 0 < _created(self.place, extent.end) < since
+
+    def _wanted(self, index: PackedIndex) -> list[str] | None:
+        """The streams of a segment of which something is asked for; None if they are too many to follow."""
+        selected = self.selection.streams
+        named = sorted(selected) if selected is not None else None
+        if named is None and all(not set("*?[") & set(pattern) for pattern in self.selection.patterns):
+            named = sorted(set(self.selection.patterns))
+        streams: list[str] = []
+        for stream in index.streams() if named is None else named:
+            if self.selection.wants(stream):
+                streams.append(stream)
+            if len(streams) > FOLLOWED:
+                return None
+        return streams
+
+    def _followed(self, extent: Extent, index: PackedIndex, streams: list[str]) -> list[Part]:
+        """Only the batches that hold ``streams``, with their numbers before and at the end."""
+        ranges: list[tuple[int, int]] = []
+        known: dict[str, int] = {}
+        pairs_of: dict[str, list[tuple[int, int]]] = {}
+        for stream in streams:
+            before, last = index.last_before(stream), index.last(stream)
+            self._check_joins(extent, stream, before)
+            first_wanted, last_wanted = self.selection.seqs(stream)
+            self._last[stream] = max(before, last)
+            if last < first_wanted or before >= last_wanted:
+                continue
+            known[stream] = before
+            pairs = index.pairs(stream)
+            pairs_of[stream] = pairs
+            for i, (first_seq, position) in enumerate(pairs):
+                following = pairs[i + 1][0] if i + 1 < len(pairs) else last + 1
+                if following > first_wanted and first_seq <= last_wanted:
+                    ranges.append((position, min(position + SPACING, extent.end)))
+        merged = _merged(ranges)
+        begin = extent.base + fmt.SEGMENT_HEADER.size
+        if sum(stop - first for first, stop in merged) > _WORTH_IT * (extent.end - begin):
+            return self._cut(extent, begin, extent.end, _index_boundaries(index, extent), known)
+        return [
+            Part(
+                base=extent.base,
+                first=first,
+                stop=stop,
+                limit=extent.end,
+                known=tuple((s, _before(pairs, first, index.last(s))) for s, pairs in pairs_of.items()),
+                until=tuple(
+                    (s, min(_before(pairs, stop, index.last(s)), self.selection.seqs(s)[1]))
+                    for s, pairs in pairs_of.items()
+                ),
+            )
+            for first, stop in merged
+        ]
+
+    def _check_joins(self, extent: Extent, stream: str, before: int) -> None:
+        """A stream goes on in a segment where it ended in the one before."""
+        last = self._last.get(stream)
+        if last is not None and last != before and not self.skip_gaps:
+            first_wanted, last_wanted = self.selection.seqs(stream)
+            if before >= first_wanted and last + 1 <= last_wanted:
+                raise gap(stream, last + 1, before, self.place.name(extent.base))
+
+    def _cut(
+        self,
+        extent: Extent,
+        first: int,
+        stop: int,
+        boundaries: Iterator[tuple[int, int | None]],
+        known: dict[str, int],
+    ) -> list[Part]:
+        """All batches of a range, in parts of about the size that is wanted."""
+        cuts: list[tuple[int, int | None]] = [(first, None)]
+        for position, chain in boundaries if stop - first > self.piece else ():
+            if position - cuts[-1][0] >= self.piece and stop - position >= self.piece // 2:
+                if chain is None:
+                    chain = _header(self.place, extent, position).chain
+                cuts.append((position, chain))
+        cuts.append((stop, None))
+        parts = [
+            Part(base=extent.base, first=begin, stop=end, limit=stop, chain=chain)
+            for (begin, _), (end, chain) in pairwise(cuts)
+        ]
+        parts[0] = attrs.evolve(parts[0], known=tuple(known.items()))
+        return parts
+
+
+def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHeader]:
+    """The headers of the batches between two positions.
+
+    :raises Damage: one is damaged
+    """
+    position = first
+    while position < stop:
+        header = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
+        yield header
+        position = header.end
+
+
+def admitted(place: Place, start: int, stop: int, max_rows: int, max_bytes: int) -> int:
+    """The position up to which no more than so many records and bytes are behind ``start``; at least one batch.
+
+    :raises JournalCorrupt: a header on the way is damaged
+    """
+    view = place.view()
+    check(place, view, start, min(stop, view.mark))
+    rows, position = 0, start
+    for extent in view.segments:
+        if not extent.base < stop or extent.end <= start:
+            continue
+        first = max(start, extent.base + fmt.SEGMENT_HEADER.size)
+        for header in headers(place, extent, first, min(extent.end, stop)):
+            rows += header.records
+            if position > start and (rows > max_rows or header.end - start > max_bytes):
+                return position
+            position = header.end
+    return position
+
+
+def headers(place: Place, extent: Extent, first: int, stop: int) -> Iterator[fmt.BatchHeader]:
+    """The headers of a segment's batches between two positions.
+
+    :raises JournalCorrupt: one is damaged
+    :raises Missing: the segment is not there any more
+    """
+    reader = place.open(extent.base, stop)
+    position = first
+    try:
+        for header in walk(reader, first, stop):
+            yield header
+            position = header.end
+    except fmt.Damage as damage:
+        raise JournalCorrupt(
+            f"{place.name(extent.base)} is damaged at byte {position - extent.base} (position {position}): {damage}; "
+            "the table of gaps says what is lost: .option('table', 'gaps')"
+        ) from damage
+    finally:
+        reader.close()
+
+
+def check(place: Place, view: View, begin: int, end: int) -> None:
+    """Everything between two positions is there.
+
+    :raises JournalCorrupt: a segment is missing or cut off, or was deleted
+    """
+    if begin < view.start:
+        raise missing(place, view, begin, f"{place} begins at position {view.start}: retention deleted what was before")
+    if end > view.mark:
+        raise JournalCorrupt(
+            f"{place} ends at position {view.mark}, and was read up to {end} before: it is another journal, or was put "
+            "back from an older copy; begin anew, with another lake or checkpoint"
+        )
+    position = view.start
+    for extent in (*view.segments, Extent(view.mark, view.mark)):
+        if extent.base > position and extent.base > begin and position < end:
+            raise missing(place, view, position, f"{place.name(position)} is missing or cut off")
+        position = extent.end
+
+
+def missing(place: Place, view: View, position: int, reason: str) -> JournalCorrupt:
+    """The error for what was to be read from ``position`` on and is not there, with the numbers as far as they show."""
+    # The next segment that is there says how far each stream had come when it began.
+    after = [extent for extent in place.view().segments if extent.base > position]
+    before = [extent for extent in view.segments if extent.base < position]
+    lost = "nobody knows which numbers"
+    if after:
+        ends = starting_ends(place, after[0])
+        begun = starting_ends(place, before[-1]) if before else {}
+        ranges = [f"{s!r} {begun.get(s, 0) + 1}-{last}" for s, last in ends.items() if last > begun.get(s, 0)]
+        more = f" and of {len(ranges) - 5} more streams" if len(ranges) > 5 else ""
+        lost = f"numbers among {', '.join(ranges[:5])}{more}" if ranges else "no numbers of any stream"
+    return JournalCorrupt(
+        f"{reason}; positions from {position} on were to be read: {lost} (a reader that is named is waited for: "
+        "see `fyrehose journal readers`)"
+    )
+
+
+def gap(stream: str, first: int, last: int, where: str) -> JournalGap:
+    """The error for numbers that are not in the journal."""
+    return JournalGap(
+        f"{stream!r} {first}-{last} are not in the journal ({where}) and never will be; "
+        ".option('gaps', 'skip') reads what is there, .option('table', 'gaps') lists what is not"
+    )
+
+
+def _created(place: Place, base: int) -> int:
+    """When the segment at ``base`` was begun, us since 1970 UTC; 0 if nobody knows."""
+    reader = place.open(base, base + fmt.SEGMENT_HEADER.size)
+    try:
+        return reader.header().created
+    except fmt.Damage:
+        return 0
+    finally:
+        reader.close()
+
+
+def _header(place: Place, extent: Extent, position: int) -> fmt.BatchHeader:
+    return next(headers(place, extent, position, position + 1))
+
+
+def _walk_boundaries(place: Place, extent: Extent, first: int, stop: int) -> Iterator[tuple[int, int | None]]:
+    for header in headers(place, extent, first, stop):
+        yield header.position, header.chain
+
+
+def _index_boundaries(index: PackedIndex, extent: Extent) -> Iterator[tuple[int, int | None]]:
+    positions = {position for stream in index.streams() for _, position in index.pairs(stream)}
+    for position in sorted(positions):
+        yield position, None
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for first, stop in sorted(ranges):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((first, stop))
+    return merged
+
+
+def _before(pairs: Sequence[tuple[int, int]], position: int, otherwise: int) -> int:
+    """The last number of a stream before ``position``, by the pairs from there on."""
+    for first_seq, at in pairs:
+        if at >= position:
+            return first_seq - 1
+    return otherwise

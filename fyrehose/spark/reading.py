@@ -1,0 +1,311 @@
+"""Reading a part of a journal: checked batches, as Arrow record batches of a good size.
+
+    in: a part, a selection, columns      out: pyarrow.RecordBatch
+
+Bytes are fetched a few megabytes at a time, so that it costs the same over HTTP, and are walked by numbers alone: a
+batch of ten records costs some microseconds.  Every checksum is checked, the chain from batch to batch is followed, and
+so are the numbers of every stream that is selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import pyarrow as pa
+from crc32c import crc32c
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal.scan import SegmentReader
+from fyrehose.spark import columns as col
+from fyrehose.spark.columns import Kind, Pieces
+from fyrehose.spark.gaps import describe
+from fyrehose.spark.places import CHUNK, Missing, Place
+from fyrehose.spark.plan import Part, gap, missing
+from fyrehose.spark.selection import Selection
+
+_BATCH = fmt.BATCH_HEADER.size
+_RUN = fmt.RUN_HEADER.size
+#: Where what is the same in runs of one kind begins in their header: which parts there are, and the lengths of names.
+_KIND = 28
+_OPTIONAL = fmt.Has.PRODUCER_SEQS | fmt.Has.EVENT_IDS | fmt.Has.EVENT_TIMES
+
+#: Of the header of a batch: kind, mended, length of the body, chain, time, checksum.
+_Head = tuple[int, int, int, int, int, int]
+
+
+@attrs.define(eq=False, slots=True)
+class _Stream:
+    """How far a stream has been read."""
+
+    name: str
+    first_wanted: int
+    last_wanted: int
+    last: int | None  #: the last number so far, if it is known
+
+
+@attrs.define(eq=False, slots=True)
+class _Known:
+    """A kind of runs, which begin with the same bytes; ``stream`` is None if they are not wanted."""
+
+    id: int
+    data: int  #: where the columns begin in it
+    optional: int  #: which columns it has that not every run has
+    stream: _Stream | None
+
+
+@attrs.define(eq=False)
+class PartReader:
+    """Reads one part.
+
+    :ivar skip_gaps: numbers that are not in the journal are no error
+    """
+
+    place: Place
+    part: Part
+    selection: Selection
+    columns: tuple[str, ...]
+    skip_gaps: bool = False
+    _streams: dict[str, _Stream] = attrs.field(factory=dict, init=False)
+    #: how far streams had come that were not heard of, if that is known
+    _floor: int | None = attrs.field(default=None, init=False)
+    _known: dict[bytes, _Known] = attrs.field(factory=dict, init=False)
+    _kinds: list[Kind] = attrs.field(factory=list, init=False)
+    _pieces: Pieces = attrs.field(init=False)
+    _schema: pa.Schema = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._schema = col.arrow_schema(self.columns)
+        self._pieces = Pieces(self.columns, self._kinds)
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """All records of the part that are selected.
+
+        :raises JournalCorrupt: bytes that were durable are damaged, or were deleted since they were planned
+        :raises JournalGap: numbers are not in the journal
+        """
+        for stream, last in self.part.known:
+            self._streams[stream] = self._follow(stream, last)
+        try:
+            reader = self.place.open(self.part.base, self.part.limit)
+        except Missing as error:
+            raise self._deleted(str(error)) from None
+        try:
+            yield from self._read(reader)
+        except Missing as error:
+            raise self._deleted(str(error)) from None
+        finally:
+            reader.close()
+        self._check_end()
+        if self._pieces.rows:
+            yield self._pieces.batch(self._schema)
+
+    def _read(self, reader: SegmentReader) -> Iterator[pa.RecordBatch]:
+        position = self.part.first
+        chain: int | None = None
+        records = fmt.Kind.RECORDS
+        try:
+            for here, header, view, begin, end in _batches(reader, position, self.part.stop, self.part.limit):
+                kind, mended, length, continued, time, checksum = header
+                body = view[begin:end]
+                if len(body) != length or crc32c(body, continued) != checksum:
+                    fmt.BatchHeader.unpack(view[begin - _BATCH : begin], here).check(body)  # says which of the two
+                if chain is not None and continued != chain:
+                    raise fmt.Damage("the batch does not continue from the one before")
+                chain = None if mended else checksum
+                if kind == records:
+                    self._records(body, time)
+                else:
+                    self._entries(fmt.BatchHeader.unpack(view[begin - _BATCH : begin], here), body)
+                position = here + _BATCH + length
+                if self._pieces.rows >= col.ROWS or self._pieces.size >= col.BYTES:
+                    yield self._pieces.batch(self._schema)
+                    self._pieces = Pieces(self.columns, self._kinds)
+            if self.part.chain is not None and chain is not None and chain != self.part.chain:
+                raise fmt.Damage("what follows does not continue from it: it is not what was planned")
+        except fmt.Damage as damage:
+            raise describe(self.place, self.part.base, position, self.part.limit, damage) from damage
+
+    def _records(self, body: memoryview, time: int) -> None:
+        if self.selection.accepts(time):
+            self._runs(body, time)
+            return
+        self._floor = None
+        for stream in self._streams.values():
+            stream.last = None
+
+    def _entries(self, header: fmt.BatchHeader, body: memoryview) -> None:
+        if header.kind is fmt.Kind.ENDS:
+            for entry in fmt.entries(body, header.parts):
+                if not entry.stream:
+                    self._floor = entry.last
+                elif self.selection.wants(entry.stream):
+                    self._begins(entry.stream, entry.last)
+        elif header.kind is fmt.Kind.GAP:
+            for entry in fmt.entries(body, header.parts):
+                self._declared(entry)
+
+    def _runs(self, view: memoryview, time: int) -> None:
+        """The hot loop: what it does for a run, it does a hundred thousand times a second."""
+        pieces, known, unpack = self._pieces, self._known, fmt.RUN_HEADER.unpack_from
+        at, stop = 0, len(view)
+        while at < stop:
+            length, count, first, producer_first, payload_size, _, a, b, c, d, e = unpack(view, at)
+            key = bytes(view[at + _KIND : at + _RUN + a + b + c + d + e])
+            kind = known.get(key)
+            if kind is None:
+                kind = known[key] = self._meet(view, at)
+            end = at + length
+            if end <= at or end > stop:
+                raise fmt.Damage("the lengths of a run contradict each other")
+            stream = kind.stream
+            if stream is not None:
+                last = stream.last
+                if last is not None and first > last + 1:
+                    self._jumped(stream, first)
+                last = stream.last = first + count - 1
+                if first < stream.first_wanted or last > stream.last_wanted:
+                    self._trimmed(view[at:end], stream, kind, time)
+                else:
+                    data = at + kind.data
+                    pieces.ids.append(kind.id)
+                    pieces.counts.append(count)
+                    pieces.firsts.append(first)
+                    pieces.times.append(time)
+                    pieces.producer_firsts.append(producer_first)
+                    if kind.optional:
+                        data = self._optional(view, data, count, kind.optional)
+                    pieces.lengths.append(view[data : data + 4 * count])
+                    data += 4 * count + (4 * count & 4)
+                    pieces.payloads.append(view[data : data + payload_size])
+                    pieces.rows += count
+                    pieces.size += payload_size
+            at = end
+
+    def _optional(self, view: memoryview, at: int, count: int, has: int) -> int:
+        """The columns that not every run has; where the lengths begin."""
+        pieces = self._pieces
+        for bit, width, parts in (
+            (fmt.Has.PRODUCER_SEQS, 8, pieces.producer_seqs),
+            (fmt.Has.EVENT_IDS, 16, pieces.event_ids),
+            (fmt.Has.EVENT_TIMES, 8, pieces.event_times),
+        ):
+            if has & bit:
+                parts.append(view[at : at + width * count])
+                at += width * count
+        return at
+
+    def _trimmed(self, view: memoryview, stream: _Stream, kind: _Known, time: int) -> None:
+        """A run of which not all is wanted: the slow way."""
+        run = fmt.runs(view, time)[0]
+        run = run.slice(
+            max(0, min(stream.first_wanted - run.first_seq, len(run))),
+            max(0, min(stream.last_wanted - run.first_seq + 1, len(run))),
+        )
+        if not len(run):
+            return
+        pieces = self._pieces
+        pieces.ids.append(kind.id)
+        pieces.counts.append(len(run))
+        pieces.firsts.append(run.first_seq)
+        pieces.times.append(time)
+        pieces.producer_firsts.append(run.producer_seq if isinstance(run.producer_seq, int) else 0)
+        pieces.lengths.append(run.lengths)
+        pieces.payloads.append(run.payload)
+        if run.producer_seq is not None and not isinstance(run.producer_seq, int):
+            pieces.producer_seqs.append(run.producer_seq)
+        if run.event_ids is not None:
+            pieces.event_ids.append(run.event_ids)
+        if run.event_times is not None:
+            pieces.event_times.append(run.event_times)
+        pieces.rows += len(run)
+        pieces.size += len(run.payload)
+
+    def _meet(self, view: memoryview, at: int) -> _Known:
+        """A kind of runs that was not seen before."""
+        length = int.from_bytes(view[at : at + 4], "little")
+        run = fmt.runs(view[at : at + length], 0)[0]
+        has, *sizes = fmt.RUN_HEADER.unpack_from(view, at)[5:]
+        stream = None
+        if self.selection.wants(run.stream):
+            stream = self._streams.get(run.stream)
+            if stream is None:
+                stream = self._streams[run.stream] = self._follow(run.stream, self._floor)
+            self._kinds.append(Kind(has, run.stream, run.source, run.producer, run.topic, run.content_type))
+        return _Known(len(self._kinds) - 1, _RUN + sum(sizes) + -sum(sizes) % 8, has & _OPTIONAL, stream)
+
+    # Numbers.
+
+    def _follow(self, stream: str, last: int | None) -> _Stream:
+        first_wanted, last_wanted = self.selection.seqs(stream)
+        return _Stream(stream, first_wanted, last_wanted, last)
+
+    def _begins(self, name: str, last: int) -> None:
+        """The segment says how far a stream had come."""
+        stream = self._streams.get(name)
+        if stream is None:
+            self._streams[name] = self._follow(name, last)
+        elif stream.last is None or last > stream.last:
+            if stream.last is not None:
+                self._jumped(stream, last + 1)
+            stream.last = last
+
+    def _declared(self, entry: fmt.Entry) -> None:
+        """Numbers that the journal says it does not have."""
+        if not entry.stream and self._floor is not None:
+            self._floor = max(self._floor, entry.last)
+        if not entry.stream or not self.selection.wants(entry.stream):
+            return
+        stream = self._streams.setdefault(entry.stream, self._follow(entry.stream, None))
+        if stream.last is None or entry.first <= stream.last + 1:
+            self._lost(stream, entry.first, entry.last)
+        else:
+            self._lost(stream, stream.last + 1, entry.last)
+        stream.last = max(entry.last, stream.last or 0)
+
+    def _jumped(self, stream: _Stream, first: int) -> None:
+        assert stream.last is not None
+        self._lost(stream, stream.last + 1, first - 1)
+
+    def _lost(self, stream: _Stream, first: int, last: int) -> None:
+        wanted = first <= stream.last_wanted and last >= stream.first_wanted
+        if wanted and not self.skip_gaps:
+            raise gap(stream.name, first, last, self.place.name(self.part.base))
+
+    def _check_end(self) -> None:
+        for name, last in self.part.until:
+            stream = self._streams[name]
+            if stream.last is not None and stream.last < last:
+                self._jumped(stream, last + 1)
+
+    def _deleted(self, what: str) -> JournalCorrupt:
+        view = self.place.view()
+        return missing(self.place, view, self.part.first, f"{what} was deleted after its reading was planned")
+
+
+def _batches(
+    reader: SegmentReader, position: int, stop: int, limit: int
+) -> Iterator[tuple[int, _Head, memoryview, int, int]]:
+    """The position and the header of each batch that begins below ``stop``, and where in some bytes its body is.
+
+    :raises Damage: a header is damaged; what is wrong with a body, the caller finds out
+    """
+    unpack, size = fmt.BATCH_HEADER.unpack_from, CHUNK
+    view, at = reader.read(position, min(size, limit - position)), 0
+    while position < stop:
+        if at and at + _BATCH > len(view):
+            view, at = reader.read(position, min(size, limit - position)), 0
+        if len(view) - at < _BATCH:
+            raise fmt.Damage(f"{len(view) - at} bytes are too few for the header of a batch")
+        magic, version, kind, mended, length, _, _, chain, own, _, time, _, checksum, crc = unpack(view, at)
+        good = crc == crc32c(view[at : at + _BATCH - 4]) and magic == fmt.BATCH_MAGIC and version == fmt.VERSION
+        if not good or own != position or length > fmt.MAX_BODY:
+            fmt.BatchHeader.unpack(view[at : at + _BATCH], position)  # says what is wrong with it
+            raise fmt.Damage("the header of the batch makes no sense")
+        if at + _BATCH + length > len(view) and len(view) - at < limit - position:
+            view, at = reader.read(position, min(max(size, _BATCH + length), limit - position)), 0
+        begin = at + _BATCH
+        yield position, (kind, mended, length, chain, time, checksum), view, begin, begin + length
+        at = begin + length
+        position += _BATCH + length

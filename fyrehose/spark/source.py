@@ -1,0 +1,325 @@
+"""The data source ``fyrehose``: ``spark.read.format("fyrehose")`` and ``spark.readStream.format("fyrehose")``.
+
+    path                 a journal's directory, or http://HOST:PORT of ``fyrehose journal serve``
+    streams, start, end  which records (spark/selection.py)
+    startPosition, endPosition    the same by positions of the journal
+    gaps                 ``error``, or ``skip``: numbers that the journal declares as lost are no error
+    table                ``records``, or ``gaps``: what is not in the journal (spark/gaps.py)
+    partitionBytes       what a task reads, in bytes
+    maxRowsPerBatch, maxBytesPerBatch    what a micro-batch takes, if there is more
+
+The offset of a stream of micro-batches is a position of the journal: one number for all streams.
+
+Spark prunes no columns for a source in Python: ``.schema("stream string, seq bigint")`` does, and what is not in it is
+not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from fyrehose.errors import ConfigError
+from fyrehose.settings import size as size_of
+from fyrehose.spark import columns as col
+from fyrehose.spark.gaps import survey
+from fyrehose.spark.places import Extent, Place, View, place
+from fyrehose.spark.plan import PIECE, Part, Planner, admitted, check
+from fyrehose.spark.reading import PartReader
+from fyrehose.spark.selection import EVERY, Bounds, Selection, microseconds, selection
+
+RECORDS = (
+    "stream string not null, seq bigint not null, time timestamp not null, source string not null, producer string, "
+    "topic string, content_type string, producer_seq bigint, event_id binary, event_time timestamp, "
+    "payload binary not null"
+)
+GAPS = (
+    "stream string, first_seq bigint, last_seq bigint, kind string not null, file string not null, "
+    "position bigint not null, reason string not null"
+)
+_NO_LIMIT = 1 << 62
+
+
+@attrs.frozen
+class Options:
+    """The options of the source, understood."""
+
+    place: Place
+    selection: Selection
+    latest: bool  #: begin with what comes from now on
+    start_position: int | None
+    end_position: int | None
+    skip_gaps: bool
+    table: str
+    piece: int
+    max_rows: int | None
+    max_bytes: int | None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Options:
+        """
+        :raises ConfigError: one of them is wrong, or ``path`` is missing
+        """
+        path = options.get("path")
+        if not path:
+            raise ConfigError('which journal? .load("/path/of/journal"), or .load("http://HOST:PORT")')
+        return cls(
+            place=place(path),
+            selection=selection(options.get("streams"), options.get("start"), options.get("end")),
+            latest=options.get("start") == "latest",
+            start_position=_number(options, "startPosition"),
+            end_position=_number(options, "endPosition"),
+            skip_gaps=_one_of(options, "gaps", ("error", "skip")) == "skip",
+            table=_one_of(options, "table", ("records", "gaps")),
+            piece=_number(options, "partitionBytes") or PIECE,
+            max_rows=_number(options, "maxRowsPerBatch"),
+            max_bytes=_number(options, "maxBytesPerBatch"),
+        )
+
+
+class FyrehoseDataSource(DataSource):
+    """What Spark asks for when it meets the format ``fyrehose``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "fyrehose"
+
+    def schema(self) -> str:
+        return GAPS if self.options.get("table") == "gaps" else RECORDS
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = Options.of(self.options)
+        return GapReader(options) if options.table == "gaps" else RecordReader(options, columns_of(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = Options.of(self.options)
+        if options.table == "gaps":
+            raise ConfigError("the table of gaps is read at once, not as a stream: spark.read")
+        return StreamReader(options, columns_of(schema))
+
+
+class PartPartition(InputPartition):
+    """A part, as Spark hands it to a task."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(None)
+        self.part = part
+
+
+class ExtentPartition(InputPartition):
+    """A segment of which the gaps are wanted, and the one after it."""
+
+    def __init__(self, extent: Extent, following: Extent | None) -> None:
+        super().__init__(None)
+        self.extent = extent
+        self.following = following
+
+
+class RecordReader(DataSourceReader):
+    """Records, all that there are when the query is planned."""
+
+    def __init__(self, options: Options, columns: tuple[str, ...]) -> None:
+        self.options = options
+        self.columns = columns
+        self.selection = options.selection
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """They say which segments and batches need not be read.  Spark applies all of them again."""
+        for one in filters:
+            self.selection = narrowed(self.selection, one)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self.options
+        start = options.place.view().mark if options.latest else options.start_position
+        planner = Planner(options.place, self.selection, options.piece, options.skip_gaps)
+        return [PartPartition(part) for part in planner.parts(start, options.end_position)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, PartPartition):
+            return iter(())  # Spark makes one up where there is none
+        options = self.options
+        return PartReader(options.place, partition.part, self.selection, self.columns, options.skip_gaps).read()
+
+
+class GapReader(DataSourceReader):
+    """What is not in the journal."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [ExtentPartition(extent, following) for extent, following in with_holes(self.options.place.view())]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        if isinstance(partition, ExtentPartition):
+            for lost in survey(self.options.place, partition.extent, partition.following):
+                if lost.stream is None or self.options.selection.wants(lost.stream):
+                    yield attrs.astuple(lost)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Records in micro-batches."""
+
+    def __init__(self, options: Options, columns: tuple[str, ...]) -> None:
+        self.options = options
+        self.columns = columns
+        #: where a run with availableNow ends
+        self.target: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        view = self.options.place.view()
+        if self.options.latest:
+            return {"position": view.mark}
+        start = self.options.start_position
+        return {"position": view.start if start is None else start}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self.options.max_rows is not None:
+            return ReadMaxRows(self.options.max_rows)
+        if self.options.max_bytes is not None:
+            return ReadMaxBytes(self.options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        position, view = start["position"], self.options.place.view()
+        stop = view.mark if self.target is None else self.target
+        if self.options.end_position is not None:
+            stop = min(stop, self.options.end_position)
+        if position >= stop:
+            return start
+        # A limit of rows may come together with one of bytes, and Spark passes only one of them.
+        all_available = isinstance(limit, ReadAllAvailable)
+        rows = None if all_available else self.options.max_rows
+        size = None if all_available else self.options.max_bytes
+        if isinstance(limit, ReadMaxRows):
+            rows = limit.max_rows
+        elif isinstance(limit, ReadMaxBytes):
+            size = limit.max_bytes
+        if rows is None and size is None:
+            check(self.options.place, view, position, stop)
+            return {"position": stop}
+        return {"position": admitted(self.options.place, position, stop, rows or _NO_LIMIT, size or _NO_LIMIT)}
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        return {"position": self.options.place.view().mark}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.target = self.options.place.view().mark
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        options = self.options
+        planner = Planner(options.place, options.selection, options.piece, options.skip_gaps)
+        return [PartPartition(part) for part in planner.parts(start["position"], end["position"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, PartPartition)
+        options = self.options
+        return PartReader(options.place, partition.part, options.selection, self.columns, options.skip_gaps).read()
+
+
+def with_holes(view: View) -> Iterator[tuple[Extent, Extent | None]]:
+    """The segments of a view, each with the one after it; one that is missing between two of them is one, too."""
+    position = view.start
+    for i, extent in enumerate(view.segments):
+        if extent.base > position:
+            yield Extent(position, extent.base), extent
+        position = extent.end
+        yield extent, view.segments[i + 1] if i + 1 < len(view.segments) else None
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """The columns of a schema, whose types are those that the source has.
+
+    :raises ConfigError: there is no such column, or it is of another type
+    """
+    columns = tuple(schema.fieldNames())
+    wanted, ours = to_arrow_schema(schema, timezone="UTC"), col.arrow_schema(columns)
+    for field in ours:
+        if wanted.field(field.name).type != field.type:
+            raise ConfigError(f"column {field.name} is {field.type}, not {wanted.field(field.name).type}")
+    return columns
+
+
+def narrowed(chosen: Selection, one: Filter) -> Selection:
+    """A selection that has everything of ``chosen`` that ``one`` lets through, and perhaps more."""
+    match one:
+        case EqualTo(("stream",), str(stream)):
+            return _only(chosen, {stream})
+        case In(("stream",), streams):
+            return _only(chosen, set(streams))
+        case EqualTo(("seq",), int(seq)):
+            return _from(_until(chosen, seq), seq)
+        case GreaterThan(("seq",), int(seq)):
+            return _from(chosen, seq + 1)
+        case GreaterThanOrEqual(("seq",), int(seq)):
+            return _from(chosen, seq)
+        case LessThan(("seq",), int(seq)):
+            return _until(chosen, seq - 1)
+        case LessThanOrEqual(("seq",), int(seq)):
+            return _until(chosen, seq)
+        case GreaterThan(("time",), datetime() as time) | GreaterThanOrEqual(("time",), datetime() as time):
+            since = max(microseconds(time), chosen.start.time or 0)
+            return attrs.evolve(chosen, start=attrs.evolve(chosen.start, time=since))
+        case LessThan(("time",), datetime() as time) | LessThanOrEqual(("time",), datetime() as time):
+            until = min(microseconds(time), _NO_LIMIT if chosen.end.time is None else chosen.end.time)
+            return attrs.evolve(chosen, end=attrs.evolve(chosen.end, time=until))
+    return chosen
+
+
+def _only(chosen: Selection, streams: set[str]) -> Selection:
+    both = frozenset(streams) if chosen.streams is None else chosen.streams & streams
+    return attrs.evolve(chosen, streams=both)
+
+
+def _from(chosen: Selection, seq: int) -> Selection:
+    seqs = {stream: max(first, seq) for stream, first in {EVERY: 1, **chosen.start.seqs}.items()}
+    return attrs.evolve(chosen, start=Bounds(seqs, chosen.start.time))
+
+
+def _until(chosen: Selection, seq: int) -> Selection:
+    seqs = {stream: min(last, seq) for stream, last in {EVERY: _NO_LIMIT, **chosen.end.seqs}.items()}
+    return attrs.evolve(chosen, end=Bounds(seqs, chosen.end.time))
+
+
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        return size_of(text)
+    except ValueError:
+        raise ConfigError(f"option {name} is {text!r}, and should be a number") from None
+
+
+def _one_of(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    chosen = options.get(name, choices[0])
+    if chosen not in choices:
+        raise ConfigError(f"option {name} is {chosen!r}, and should be {' or '.join(choices)}")
+    return chosen

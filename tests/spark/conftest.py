@@ -1,0 +1,146 @@
+"""A journal that a server's own code writes, and one Spark session for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal import scan
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Record, Run
+from fyrehose.spark.places import Directory
+from fyrehose.spark.plan import Planner
+from fyrehose.spark.reading import PartReader
+from fyrehose.spark.selection import Selection
+
+ALL = (
+    "stream",
+    "seq",
+    "time",
+    "source",
+    "producer",
+    "topic",
+    "content_type",
+    "producer_seq",
+    "event_id",
+    "event_time",
+    "payload",
+)
+
+
+@implementer(IJournalObserver)
+class Observer:
+    def durable(self, ends: Mapping[str, int]) -> None:
+        pass
+
+    def state_changed(self, state: JournalState, reason: str) -> None:
+        pass
+
+
+@attrs.define(eq=False)
+class Written:
+    """A journal that is being written, and every record that was."""
+
+    directory: Path
+    journal: FileJournal
+    next: dict[str, int]
+    now: list[int]
+    records: list[Record] = attrs.field(factory=list)
+
+    def append(self, *runs: Run) -> None:
+        """One group commit, a second after the last."""
+        self.now[0] += 1_000_000
+        firsts = []
+        for run in runs:
+            firsts.append(self.next.get(run.stream, 1))
+            self.next[run.stream] = firsts[-1] + len(run)
+            self.records += run.numbered(firsts[-1], self.now[0]).records()
+        self.journal.append(list(runs), firsts)
+
+    def fill(self, count: int, streams: int = 3, size: int = 2000) -> None:
+        """``count`` batches of a few records of several streams."""
+        for i in range(count):
+            stream = f"s{i % streams}"
+            payloads = [b"%d %d " % (i, k) + bytes(size) for k in range(i % 4 + 1)]
+            self.append(Run.of(stream, payloads, source="test", producer=f"p{i % 2}", producer_seq=i * 10))
+
+    def close(self) -> None:
+        if self.journal._looking is not None:
+            self.journal.close()
+
+    @property
+    def place(self) -> Directory:
+        return Directory(self.directory)
+
+    @property
+    def segments(self) -> list[scan.Segment]:
+        return scan.segments(self.directory)
+
+    def read(
+        self,
+        selection: Selection | None = None,
+        columns: tuple[str, ...] = ALL,
+        skip_gaps: bool = False,
+        piece: int = 1 << 16,
+        start: int | None = None,
+        stop: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Everything that is planned, read."""
+        chosen = selection or Selection()
+        rows: list[dict[str, Any]] = []
+        for part in Planner(self.place, chosen, piece, skip_gaps).parts(start, stop):
+            for batch in PartReader(self.place, part, chosen, columns, skip_gaps).read():
+                rows += batch.to_pylist()
+        return rows
+
+    def rows(self, where: Callable[[Record], bool] = lambda record: True) -> list[tuple[str, int, bytes]]:
+        """What was written, in the order of streams."""
+        return sorted((r.stream, r.seq, r.payload) for r in self.records if where(r))
+
+    def brief(self, rows: list[dict[str, Any]]) -> list[tuple[str, int, bytes]]:
+        """What was read, as :meth:`rows` has it."""
+        return sorted((row["stream"], row["seq"], row["payload"]) for row in rows)
+
+    def flip(self, position: int) -> Path:
+        """Damage a byte at a position; the file that has it."""
+        segment = next(s for s in reversed(self.segments) if s.base <= position)
+        with segment.path.open("r+b") as file:
+            file.seek(position - segment.base)
+            byte = file.read(1)
+            file.seek(position - segment.base)
+            file.write(bytes([byte[0] ^ 0x10]))
+        return segment.path
+
+
+Opener = Callable[..., Written]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Opener]:
+    """Opens a journal of this test; again, if need be."""
+    opened: list[Written] = []
+
+    def open_it(name: str = "j", **settings: Any) -> Written:
+        now = [1_700_000_000_000_000]
+        chosen = {"min_free": 0, "segment_size": 256 << 10} | settings
+        journal = FileJournal(
+            Clock(), tmp_path / name, JournalSettings(**chosen), now=lambda: now[0], worker=InlineWorker()
+        )
+        ends: list[Any] = []
+        journal.open(Observer()).addBoth(ends.append)
+        assert isinstance(ends[0], Mapping), ends[0]
+        opened.append(Written(tmp_path / name, journal, {s: end + 1 for s, end in ends[0].items()}, now))
+        return opened[-1]
+
+    yield open_it
+    for one in opened:
+        one.close()

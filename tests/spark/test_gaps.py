@@ -1,0 +1,74 @@
+"""The table of what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fyrehose.journal import scan
+from fyrehose.records import Run
+from fyrehose.spark.gaps import Lost, starting_ends, survey
+
+Opener = Callable[..., Any]
+
+
+def lost(journal: Any) -> list[Lost]:
+    segments = journal.place.view().segments
+    found: list[Lost] = []
+    for i, extent in enumerate(segments):
+        found += survey(journal.place, extent, segments[i + 1] if i + 1 < len(segments) else None)
+    return found
+
+
+def fill(journal: Any, count: int) -> None:
+    for _ in range(count):
+        journal.append(Run.of("s", [bytes(500)] * 10, source="test"), Run.of("t", [b"x"], source="test"))
+
+
+def test_nothing_is_lost_where_nothing_is(written: Opener) -> None:
+    journal = written()
+    fill(journal, 100)
+    assert lost(journal) == []
+
+
+def test_damage_in_the_middle_and_at_the_end_of_a_segment(written: Opener) -> None:
+    journal = written()
+    fill(journal, 100)
+    first = journal.segments[0]
+    headers = [h for h, _ in scan.SegmentReader(first.path, 0).batches(64, first.end)]
+    journal.flip(headers[10].position + 70)
+    journal.flip(headers[-1].position + 3)
+    at = headers[10].position
+    last = starting_ends(journal.place, journal.place.view().segments[1])
+    found = {(one.stream, one.first_seq, one.last_seq, one.kind, one.position) for one in lost(journal)}
+    assert found == {
+        ("s", 91, 100, "damaged", at),
+        ("t", 10, 10, "damaged", at),
+        ("s", last["s"] - 9, last["s"], "damaged", headers[-1].position),
+        ("t", last["t"], last["t"], "damaged", headers[-1].position),
+    }
+
+
+def test_a_segment_that_is_not_there(written: Opener) -> None:
+    journal = written()
+    fill(journal, 200)
+    one, two = journal.place.view().segments[1:3]
+    before, after = starting_ends(journal.place, one), starting_ends(journal.place, two)
+    scan.path_of(journal.directory, one.base).unlink()
+    found = list(survey(journal.place, one, two))
+    assert {(x.stream, x.last_seq, x.kind) for x in found} == {(s, after[s], "missing") for s in ("s", "t")}
+    assert before["s"] < after["s"]
+    assert [x.stream for x in survey(journal.place, one, None)] == [None]
+
+
+def test_what_was_set_aside_is_declared(written: Opener) -> None:
+    journal = written()
+    fill(journal, 20)
+    journal.close()
+    headers = [
+        h for h, _ in scan.SegmentReader(journal.segments[0].path, 0).batches(64, scan.read_mark(journal.directory))
+    ]
+    journal.flip(headers[5].position + 70)
+    journal = written(quarantine=True)
+    found = {(one.stream, one.first_seq, one.last_seq, one.kind) for one in lost(journal)}
+    assert found == {("s", 41, 50, "declared"), ("t", 5, 5, "declared")}

@@ -1,0 +1,106 @@
+"""Planning: parts that cover what there is, once; limits; what is said when something is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import scan
+from fyrehose.records import Run
+from fyrehose.spark.plan import Planner, admitted, headers
+from fyrehose.spark.selection import Bounds, Selection
+
+Opener = Callable[..., Any]
+
+
+def test_parts_follow_on_each_other(written: Opener) -> None:
+    journal = written()
+    journal.fill(300)
+    parts = Planner(journal.place, Selection(), piece=20_000).parts()
+    assert len(parts) > len(journal.segments) > 2
+    for part, after in pairwise(parts):
+        assert after.first == (part.stop if after.base == part.base else after.base + 64)
+    assert all(part.size < 120_000 for part in parts)
+    assert parts[-1].stop == scan.read_mark(journal.directory)
+
+
+def test_nothing_is_planned_where_nothing_is(written: Opener) -> None:
+    journal = written()
+    mark = journal.place.view().mark
+    assert Planner(journal.place).parts(mark) == []
+    assert Planner(journal.place).parts(mark, mark) == []
+
+
+def test_parts_between_positions(written: Opener) -> None:
+    journal = written()
+    journal.fill(30)
+    middle = journal.place.view().mark
+    journal.fill(30)
+    first, second = journal.read(stop=middle), journal.read(start=middle)
+    assert journal.brief(first + second) == journal.rows()
+    assert len(first) == 30 // 4 * 10 + 3
+
+
+def test_segments_of_another_time_are_not_planned(written: Opener) -> None:
+    journal = written()
+    journal.fill(300)
+    times = sorted(record.time for record in journal.records)
+    late = Planner(journal.place, Selection(start=Bounds(time=times[-1]))).parts()
+    early = Planner(journal.place, Selection(end=Bounds(time=times[0]))).parts()
+    assert {part.base for part in late} == {journal.segments[-1].base}
+    assert {part.base for part in early} == {0}
+
+
+def test_as_much_as_is_admitted(written: Opener) -> None:
+    journal = written()
+    journal.fill(100)
+    view = journal.place.view()
+    position = view.start
+    positions = [position]
+    while (position := admitted(journal.place, position, view.mark, 20, 1 << 40)) < view.mark:
+        positions.append(position)
+    parts = [journal.read(start=a, stop=b) for a, b in pairwise([*positions, view.mark])]
+    assert journal.brief([row for part in parts for row in part]) == journal.rows()
+    assert all(0 < len(part) <= 20 for part in parts)
+    assert admitted(journal.place, 64, view.mark, 1 << 40, 1) > 64, "at least one batch"
+    assert admitted(journal.place, 0, view.mark, 1 << 40, 1 << 40) == view.mark
+
+
+def test_a_journal_that_is_not_the_one_that_was_read(written: Opener) -> None:
+    journal = written()
+    journal.fill(3)
+    with pytest.raises(JournalCorrupt, match=r"ends at position .* another journal"):
+        Planner(journal.place).parts(0, 1 << 40)
+
+
+def test_what_retention_deleted_before_it_was_read(written: Opener) -> None:
+    journal = written()
+    journal.fill(300)
+    gone = journal.segments[0]
+    gone.path.unlink()
+    with pytest.raises(JournalCorrupt, match=r"retention deleted what was before.*'s0' 1-"):
+        Planner(journal.place).parts(gone.base)
+    assert Planner(journal.place).parts(), "whoever asks for what is there gets it"
+
+
+def test_a_segment_that_is_cut_off(written: Opener) -> None:
+    journal = written()
+    journal.fill(300)
+    short = journal.segments[1]
+    with short.path.open("r+b") as file:
+        file.truncate(short.size - 100)
+    with pytest.raises(JournalCorrupt, match=r"is missing or cut off.*numbers among"):
+        Planner(journal.place).parts()
+
+
+def test_a_header_that_is_damaged(written: Opener) -> None:
+    journal = written()
+    journal.append(Run.of("s", [b"x"], source="test"))
+    journal.flip(64 + 20)
+    extent = journal.place.view().segments[0]
+    with pytest.raises(JournalCorrupt, match="damaged at byte 64"):
+        list(headers(journal.place, extent, 64, extent.end))

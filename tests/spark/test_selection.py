@@ -1,0 +1,69 @@
+"""Options that say which records, as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.errors import ConfigError
+from fyrehose.records import LAST_SEQ
+from fyrehose.spark.selection import Bounds, Selection, bounds, patterns, selection
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, ("*",)),
+        ("", ("*",)),
+        ("log.*", ("log.*",)),
+        ("[ab]*", ("[ab]*",)),
+        ('["log.*", "audit"]', ("log.*", "audit")),
+    ],
+)
+def test_patterns(text: str | None, expected: tuple[str, ...]) -> None:
+    assert patterns(text) == expected
+
+
+@pytest.mark.parametrize("text", ["[]", "[1]"])
+def test_patterns_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="streams is"):
+        patterns(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, Bounds()),
+        ("earliest", Bounds()),
+        ("latest", Bounds()),
+        ("7", Bounds({"*": 7})),
+        ('{"a": 3, "*": 5}', Bounds({"a": 3, "*": 5})),
+        ("1970-01-01T00:00:01", Bounds(time=1_000_000)),
+        ("1970-01-01T01:00:01+01:00", Bounds(time=1_000_000)),
+        ("1970-01-02", Bounds(time=86_400_000_000)),
+    ],
+)
+def test_bounds(text: str | None, expected: Bounds) -> None:
+    assert bounds(text, "start") == expected
+
+
+@pytest.mark.parametrize("text", ["yesterday", "-3", "{", '{"a": "x"}', "{1}"])
+def test_bounds_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="start is"):
+        bounds(text, "start")
+
+
+def test_numbers_include_their_end_and_times_do_not() -> None:
+    chosen = selection("s*", '{"s1": 4}', "1970-01-01T00:00:01")
+    assert chosen.seqs("s1") == (4, LAST_SEQ)
+    assert chosen.seqs("s2") == (1, LAST_SEQ)
+    assert chosen.accepts(999_999)
+    assert not chosen.accepts(1_000_000)
+    assert chosen.timed
+
+
+def test_a_stream_has_to_match_and_to_be_named() -> None:
+    chosen = Selection(patterns=("a*", "b"), streams=frozenset({"ab", "c"}))
+    assert [name for name in ("ab", "b", "c", "ac") if chosen.wants(name)] == ["ab"]
+    assert Selection().everything
+    assert not chosen.everything
+    assert Selection(patterns=("x*",)).wants("x\ny")

@@ -1,0 +1,82 @@
+"""Java is found or made do with, and one line says when neither is possible.  The session itself: test_source.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fyrehose.errors import MissingExtra
+from fyrehose.spark import sessions as module
+
+
+def java(home: Path, version: str) -> Path:
+    """A home with something that says it is Java."""
+    path = home / "bin" / "java"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
+    path.chmod(0o755)
+    return home
+
+
+@pytest.mark.parametrize(("said", "version"), [("17.0.1", 17), ("1.8.0_292", 8), ("25", 25), ("21-ea", 21)])
+def test_versions(tmp_path: Path, said: str, version: int) -> None:
+    assert module.java_version(java(tmp_path, said) / "bin" / "java") == version
+
+
+def test_a_java_that_is_named_comes_first(tmp_path: Path) -> None:
+    named, on_path = java(tmp_path / "a", "21"), java(tmp_path / "b", "17")
+    environ = {"JAVA_HOME": str(named), "PATH": str(on_path / "bin")}
+    assert module.java_home(environ) == named
+    assert module.java_home({"PATH": str(on_path / "bin")}) == on_path
+
+
+def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+    old, new = java(tmp_path / "old", "11.0.2"), java(tmp_path / "new", "17")
+    assert module.java_home({"JAVA_HOME": str(old), "PATH": str(new / "bin")}) == new
+
+
+def test_the_one_in_a_wheel_is_behind_a_shim(tmp_path: Path) -> None:
+    home = module.java_home({"PATH": "", "XDG_CACHE_HOME": str(tmp_path)})
+    assert home.parent == tmp_path / "fyrehose"
+    assert module.java_version(home / "bin" / "java") >= 17
+    again = module.java_home({"PATH": "", "XDG_CACHE_HOME": str(tmp_path)})
+    assert again == home
+
+
+def test_the_shim_leaves_out_one_word(tmp_path: Path) -> None:
+    echo = tmp_path / "echo"
+    echo.write_text('#!/bin/sh\nfor word do echo "<$word>"; done\n')
+    echo.chmod(0o755)
+    home = module.shim(echo, "0", {"XDG_CACHE_HOME": str(tmp_path)})
+    said = subprocess.run(
+        [home / "bin" / "java", "-a b", "--add-modules=jdk.incubator.vector", "", "$x"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "<-a b>\n<>\n<$x>\n"
+
+
+def test_a_shim_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    home = module.shim(tmp_path / "java", "0", {"HOME": "/proc/nothing"})
+    assert home.is_relative_to(tmp_path)
+
+
+def test_one_line_says_that_there_is_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    old = java(tmp_path, "1.8.0")
+    with pytest.raises(MissingExtra, match=r"Java 17 or newer.*has Java 8.*fyrehose\[spark\]") as error:
+        module.java_home({"JAVA_HOME": str(old), "PATH": ""})
+    assert "\n" not in str(error.value)
+    with pytest.raises(MissingExtra, match=r"pip install 'fyrehose\[spark\]'"):
+        module.session()
+
+
+def test_spark_is_not_imported_before_it_is_asked_for() -> None:
+    code = "import sys, fyrehose.spark; print({'pyspark', 'pyarrow', 'twisted'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "set()\n"
