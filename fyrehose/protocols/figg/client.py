@@ -15,6 +15,7 @@ twice, and is never lost; what comes twice to a subscriber is dropped here.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import singledispatchmethod
 from typing import Any
@@ -22,17 +23,17 @@ from typing import Any
 import attrs
 from twisted.application.internet import ClientService
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint, ITCPTransport
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import Broken, Closed, LocalProtocolError
-from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Pong, PublishRun
+from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Pong, PublishRun, encode_topic
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.protocols.figg.window import Window
-from fyrehose.records import Buffer, Run
+from fyrehose.records import MAX_PAYLOAD, Buffer, Run
 
 log = Logger()
 
@@ -84,6 +85,7 @@ class FiggClient:
     _window: Window = attrs.field(init=False)
     _subscriptions: dict[str, Subscription] = attrs.field(factory=dict, init=False)
     _detaching: set[str] = attrs.field(factory=set, init=False)
+    _attaching: Counter[str] = attrs.field(factory=Counter, init=False)  #: ATTACHs that are not answered
     _service: ClientService | None = attrs.field(default=None, init=False)
     _connection: _Connection | None = attrs.field(default=None, init=False)
     _since: float = attrs.field(default=0.0, init=False)
@@ -108,7 +110,8 @@ class FiggClient:
     def publish(self, topic: str, data: Buffer) -> Deferred[None]:
         """Publish one message; fires when the server has stored it.  Published in one turn, messages go out together.
 
-        :raises LocalProtocolError: the client is closed, or more waits than ``window_bytes``: see :meth:`ready`
+        :raises LocalProtocolError: the client is closed, the topic or the message cannot be sent, or more waits than
+            ``window_bytes``: see :meth:`ready`
         """
         return self.publish_many(topic, [data])
 
@@ -119,7 +122,12 @@ class FiggClient:
         """
         if self._closed:
             raise LocalProtocolError("the client is closed")
-        done = self._window.add(Run.of(topic, messages, source="figg"))
+        # What cannot be sent must not get into the window: it would be sent again for ever.
+        encode_topic(topic)
+        run = Run.of(topic, messages, source="figg")
+        if len(run.payload) > MAX_PAYLOAD and max(run.sizes) > MAX_PAYLOAD:
+            raise LocalProtocolError(f"a message is {MAX_PAYLOAD} bytes at the most, not {max(run.sizes)}")
+        done = self._window.add(run)
         self._send_waiting()
         return done
 
@@ -138,11 +146,17 @@ class FiggClient:
         offset: int | None = None,
         on_attached: Callable[[int, int | None], object] = lambda began, asked: None,
     ) -> Subscription:
-        """Read ``topic`` behind ``offset``: 0 is its start, None what comes from now on."""
+        """Read ``topic`` behind ``offset``: 0 is its start, None what comes from now on.
+
+        A topic that is read already is read from there.  What a callback raises is logged, and ends nothing.
+
+        :raises LocalProtocolError: the topic is not 1 to 255 bytes of UTF-8
+        """
+        encode_topic(topic)
         subscription = self._subscriptions[topic] = Subscription(topic, offset, on_data, on_attached)
         self._detaching.discard(topic)
         if self._connection is not None:
-            self._connection.session.send_attach(topic, offset)
+            self._attach(self._connection, subscription)
             self._connection.flush()
         return subscription
 
@@ -156,7 +170,10 @@ class FiggClient:
             self._connection.flush()
 
     def pause(self) -> None:
-        """Read nothing more from the server until :meth:`resume`; acknowledgements wait, too."""
+        """Read nothing more from the server until :meth:`resume`; acknowledgements wait, too.
+
+        What had come in is handed out still: one read, and the frame that it completed.
+        """
         self._paused = True
         if self._connection is not None:
             self._connection.pause()
@@ -172,6 +189,7 @@ class FiggClient:
         self._closed = True
         self._window.fail(Closed("the client was closed before the server had acknowledged it"))
         self._subscriptions.clear()
+        self._paused = False  # pings find out whether a server lets go
         service, self._service = self._service, None
         if service is None:
             return succeed(None)
@@ -188,9 +206,9 @@ class FiggClient:
         self._connection = connection
         self._since = self.clock.seconds()
         session = connection.session
+        self._attaching.clear()
         for subscription in self._subscriptions.values():
-            subscription.attached = False
-            session.send_attach(subscription.topic, subscription.offset)
+            self._attach(connection, subscription)
         for topic in self._detaching:
             session.send_detach(topic)
         for first, run in self._window.to_send_again():
@@ -200,6 +218,11 @@ class FiggClient:
         if self._paused:
             connection.pause()
         self.on_state(True)
+
+    def _attach(self, connection: _Connection, subscription: Subscription) -> None:
+        subscription.attached = False
+        self._attaching[subscription.topic] += 1
+        connection.session.send_attach(subscription.topic, subscription.offset)
 
     def _lost(self, connection: _Connection) -> None:
         if self._connection is connection:
@@ -226,17 +249,23 @@ class FiggClient:
             )
             event = DataRun(topic=event.topic, first=seen + 1, lengths=rest.lengths, payload=rest.payload)
         subscription.offset = event.last
-        subscription.on_data(event)
+        _call(subscription.on_data, event)
 
     @_handle.register
     def _(self, event: Attached) -> None:
+        waiting = self._attaching.pop(event.topic, 0)
+        if waiting != 1:
+            # An answer to an older ATTACH says nothing about this subscription; what follows it is not for it.
+            if waiting:
+                self._attaching[event.topic] = waiting - 1
+            return
         subscription = self._subscriptions.get(event.topic)
         if subscription is not None:
             asked = subscription.offset
             subscription.attached = True
             # The server says where it really begins: later, if what was asked for is not kept any more.
             subscription.offset = event.offset
-            subscription.on_attached(event.offset, asked)
+            _call(subscription.on_attached, event.offset, asked)
 
     @_handle.register
     def _(self, event: Detached) -> None:
@@ -253,6 +282,13 @@ class FiggClient:
         for first, run in self._window.to_send():
             self._connection.session.send_publish(_published(first, run))
         self._connection.flush_soon()
+
+
+def _call(callback: Callable[..., object], *arguments: object) -> None:
+    try:
+        callback(*arguments)
+    except Exception:
+        log.failure("a callback of a subscription failed")
 
 
 def _published(first: int, run: Run) -> PublishRun:
@@ -273,17 +309,18 @@ class _Connection(Protocol):
         self._flush_due: Any = None
 
     def connectionMade(self) -> None:
+        if ITCPTransport.providedBy(self.transport) and hasattr(self.transport.getPeer(), "port"):
+            self.transport.setTcpNoDelay(True)  # else each write waits until the one before it is confirmed
         self.client._made(self)
         self._pings.start(PING_INTERVAL, now=False).addErrback(lambda f: log.failure("pinging failed", f))
 
     def dataReceived(self, data: bytes) -> None:
+        self._unanswered = 0  # a PONG may stand behind a lot of DATA; whatever comes is a sign of life
         for event in self.session.receive_data(data):
             if isinstance(event, Broken):
                 log.warn("the server breaks the protocol: {error}", error=event.error)
                 self.transport.abortConnection()
-            elif isinstance(event, Pong):
-                self._unanswered = 0
-            else:
+            elif not isinstance(event, Pong):
                 self.client._handle(event)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature

@@ -18,14 +18,16 @@ from fyrehose.records import Run
 
 @attrs.define(eq=False)
 class _Entry:
-    """Messages that were published together.
+    """Messages that were published together, or a part of them.
 
-    :ivar run: its stream is the topic; ``producer_seq`` has their first number
+    :ivar run: its stream is the topic
+    :ivar first: the first message's number
+    :ivar done: fires when they are acknowledged; None but in the last part
     """
 
     run: Run
     first: int
-    done: Deferred[None]
+    done: Deferred[None] | None
 
     @property
     def last(self) -> int:
@@ -36,7 +38,7 @@ class _Entry:
 class Window:
     """What is not acknowledged.
 
-    :ivar messages: how many messages may be sent and not acknowledged; what was published together is sent together
+    :ivar messages: how many messages may be sent and not acknowledged
     :ivar most: how many bytes may be held in all, sent or waiting
     """
 
@@ -70,16 +72,21 @@ class Window:
         if not len(run):
             done.callback(None)
             return done
-        entry = _Entry(run, self._next, done)
-        self._next = entry.last + 1
         self._held += run.size
-        self._waiting.append(entry)
+        for part in _parts(run, self.messages):
+            self._waiting.append(_Entry(part, self._next, None))
+            self._next += len(part)
+        self._waiting[-1].done = done
         return done
 
     def to_send(self) -> Iterator[tuple[int, Run]]:
         """What the window lets go now: first number and messages."""
-        while self._waiting and self._under_way < self.messages:
+        while self._waiting and (room := self.messages - self._under_way) > 0:
             entry = self._waiting.popleft()
+            count = len(entry.run)
+            if count > room:
+                self._waiting.appendleft(_Entry(entry.run.slice(room, count), entry.first + room, entry.done))
+                entry = _Entry(entry.run.slice(0, room), entry.first, None)
             self._sent.append(entry)
             self._under_way += len(entry.run)
             yield entry.first, entry.run
@@ -95,7 +102,8 @@ class Window:
             entry = self._sent.popleft()
             self._under_way -= len(entry.run)
             self._held -= entry.run.size
-            done.append(entry.done)
+            if entry.done is not None:
+                done.append(entry.done)
         if self._sent and self._sent[0].first <= number:
             entry = self._sent[0]
             part = number - entry.first + 1
@@ -117,7 +125,7 @@ class Window:
 
     def fail(self, reason: Exception) -> None:
         """Nothing more will be acknowledged."""
-        dead = [entry.done for entry in (*self._sent, *self._waiting)]
+        dead = [entry.done for entry in (*self._sent, *self._waiting) if entry.done is not None]
         dead += [deferred for _, deferred in self._watchers]
         self._sent.clear()
         self._waiting.clear()
@@ -141,3 +149,13 @@ class Window:
                 deferred.callback(None)
             else:
                 self._watchers.append((condition, deferred))
+
+
+def _parts(run: Run, count: int) -> Iterator[Run]:
+    """``run`` in parts of at most ``count`` messages, so that the window can take a few from the front cheaply."""
+    payload, begin = memoryview(run.payload), 0
+    for start in range(0, len(run), count):
+        lengths = memoryview(run.lengths)[4 * start : 4 * (start + count)]
+        end = begin + sum(lengths.cast("I"))
+        yield attrs.evolve(run, lengths=lengths, payload=payload[begin:end])
+        begin = end

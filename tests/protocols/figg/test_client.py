@@ -219,6 +219,43 @@ def test_data_before_attached_is_of_an_older_subscription() -> None:
     assert bench.got == [(1, b"new")]
 
 
+def test_the_answer_to_an_older_attach_begins_nothing() -> None:
+    bench = connected()
+    bench.client.subscribe("t", bench.take)
+    bench.client.unsubscribe("t")
+    bench.client.subscribe("t", bench.take, offset=0)
+    assert bench.said() == [Attach(topic="t"), Detach(topic="t"), Attach(topic="t", offset=0)]
+    bench.say(Attached(topic="t", offset=7), data(8, b"for the first"), Detached(topic="t"))
+    bench.say(Attached(topic="t", offset=0), data(1, b"from the start"))
+    assert bench.got == [(1, b"from the start")]
+
+
+def test_an_answer_that_nobody_asked_for_begins_nothing() -> None:
+    bench = connected()
+    bench.say(Attached(topic="t", offset=7), Attached(topic="t", offset=7))
+    bench.client.subscribe("t", bench.take, offset=0)
+    bench.say(Attached(topic="t", offset=0), data(1, b"a"))
+    assert bench.got == [(1, b"a")]
+
+
+def test_a_topic_that_went_back_on_the_server_is_read_from_where_it_says() -> None:
+    bench = connected()
+    bench.client.subscribe("t", bench.take, offset=100)
+    bench.say(Attached(topic="t", offset=5), data(6, b"a new history"))
+    assert bench.got == [(6, b"a new history")]
+
+
+def test_a_callback_that_fails_is_logged_and_ends_nothing(logged_errors: Any) -> None:
+    bench = connected()
+    bench.client.subscribe("bad", lambda run: 1 / 0, offset=0)
+    bench.client.subscribe("t", bench.take, offset=0)
+    bench.say(Attached(topic="bad", offset=0), Attached(topic="t", offset=0))
+    bench.say(data(1, topic="bad"), data(1, b"a"))
+    assert bench.got == [(1, b"a")]
+    assert not bench.transport.disconnecting
+    assert len(logged_errors.take()) == 1
+
+
 def test_an_offset_that_has_expired_is_told() -> None:
     bench = connected()
     began: list[tuple[int, int | None]] = []
@@ -246,6 +283,30 @@ def test_two_unanswered_pings_end_the_connection() -> None:
     assert not bench.transport.aborted
     bench.clock.advance(PING_INTERVAL)
     assert bench.transport.aborted
+
+
+def test_whatever_comes_is_a_sign_of_life() -> None:
+    """A PONG may stand behind more DATA than comes in within two intervals."""
+    bench = connected()
+    bench.client.subscribe("t", bench.take, offset=0)
+    bench.say(Attached(topic="t", offset=0))
+    for i in range(1, 20):
+        bench.clock.advance(PING_INTERVAL)
+        bench.say(data(i))
+    assert not bench.transport.aborted
+
+
+@pytest.mark.parametrize("topic", ["", "x" * 256, "\ud800"])
+def test_what_cannot_be_sent_is_refused_at_once(topic: str) -> None:
+    bench = connected(window_bytes=1 << 30)
+    with pytest.raises(LocalProtocolError, match="a topic is"):
+        bench.client.publish(topic, b"x")
+    with pytest.raises(LocalProtocolError, match="a topic is"):
+        bench.client.subscribe(topic, bench.take)
+    with pytest.raises(LocalProtocolError, match="16777216 bytes at the most"):
+        bench.client.publish("t", bytes((16 << 20) + 1))
+    assert bench.client.flush().called
+    assert bench.said() == []
 
 
 def test_a_server_that_breaks_the_rules_is_left() -> None:
