@@ -32,8 +32,8 @@ SANS_IO = (
 #: What they may not know, even by way of others.
 OUTSIDE = {"twisted", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
 
-#: Contracts have nothing to test but their implementations, which tests/conformance does.
-UNTESTED = {"fyrehose.interfaces"}
+#: Contracts, and what is nothing but the implementation of one: tests/conformance has their tests.
+UNTESTED = {"fyrehose.interfaces", "fyrehose.sequencer"}
 
 
 def module_name(path: Path) -> str:
@@ -152,15 +152,26 @@ def test_only_the_two_programs_import_the_reactor(module: str) -> None:
         assert module == "fyrehose.tap" or module.startswith("fyrehose.cli")
 
 
+@cache
+def imported_by_tests(folder: Path) -> frozenset[str]:
+    """What the tests right in ``folder`` import."""
+    found: set[str] = set()
+    for path in folder.glob("test_*.py"):
+        found |= imported(path.read_text(encoding="utf-8"), "")
+    return frozenset(found)
+
+
 @pytest.mark.parametrize(
     "module",
     [name for name, path in MODULES.items() if path.name != "__init__.py" and name not in UNTESTED],
 )
-def test_every_module_has_a_test_of_its_own(module: str) -> None:
-    if module.startswith(("fyrehose.testing.", "fyrehose.kernels.")):
-        return  # doubles are tested by the conformance suites, a kernel and its twin by one test
+def test_every_module_has_tests_where_they_are_looked_for(module: str) -> None:
+    """A test file of its own name, or tests of its neighbours that import it; kits are all tested alike."""
     *folders, name = module.split(".")[1:]
-    assert ROOT.joinpath("tests", *folders, f"test_{name}.py").exists()
+    if name in ("kit", "__main__") or module.startswith(("fyrehose.testing.", "fyrehose.kernels.")):
+        return  # doubles and kits are tested by the conformance suites, a kernel and its twin by one test
+    folder = ROOT.joinpath("tests", *folders)
+    assert folder.joinpath(f"test_{name}.py").exists() or module in imported_by_tests(folder)
 
 
 def test_every_test_has_a_module() -> None:
