@@ -5,7 +5,7 @@ BIN = .venv/bin
 PACKAGING = setup.cfg setup.py pyproject.toml
 KERNELS = $(wildcard fyrehose/kernels/native/*.pyx)
 # What may behave differently with the kernels in Python.
-PURE_TESTS = tests/kernels tests/protocols tests/conformance
+PURE_TESTS = tests/kernels tests/protocols
 
 .PHONY: run test lint types unit pure trial news coverage clean help
 .DEFAULT_GOAL := help

@@ -34,11 +34,12 @@ def load(path: Path) -> ModuleType:
 
 
 def functions(module: ModuleType) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The tests of ``module`` that pytest would call without arguments and without marks."""
+    """The tests of ``module`` that pytest would call without arguments and without marks; no search by Hypothesis."""
     for name, value in vars(module).items():
         if not (name.startswith("test_") and inspect.isfunction(value)):
             continue
-        if not inspect.signature(value).parameters and not getattr(value, "pytestmark", None):
+        plain = not getattr(value, "pytestmark", None) and not getattr(value, "is_hypothesis_test", False)
+        if plain and not inspect.signature(value).parameters:
             yield name, value
 
 
