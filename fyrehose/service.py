@@ -40,6 +40,7 @@ class Fyrehose(MultiService):
     A child that is added later is started at once.
 
     :ivar broker: what a kit's ``make_service`` is given
+    :param on_open: told when the journal is open, before the first child starts
     :param on_failure: told why, when the server cannot go on: the journal has failed, or a child that was added later
         could not start.  Without it the server stops and its process goes on.
     """
@@ -52,6 +53,7 @@ class Fyrehose(MultiService):
         *,
         max_streams: int = 100_000,
         budget: Budget | None = None,
+        on_open: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         MultiService.__init__(self)
@@ -64,6 +66,7 @@ class Fyrehose(MultiService):
             watch=self._journal_changed,
         )
         self._on_failure = self._give_up if on_failure is None else on_failure
+        self._on_open = on_open
         self._open = False
         self._started: list[Any] = []
         #: fires when the start under way has come to an end, good or bad; None when none is
@@ -100,6 +103,7 @@ class Fyrehose(MultiService):
         try:
             await self.broker.open()
             self._open = True
+            self._on_open()
             waiting = list(self)
             while waiting and self.running:
                 await self._start_child(waiting[0])

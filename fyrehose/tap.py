@@ -145,6 +145,7 @@ class Server(Service):
             self.journal,
             max_streams=config.server.max_streams,
             budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),
+            on_open=self._opened,
             on_failure=self._cannot_go_on,
         )
         self.notes: list[str] = []
@@ -174,9 +175,12 @@ class Server(Service):
         log.info("durability {mode}: {means}", mode=durability, means=_MEANS[durability.mode])
         self.fyrehose.startService().addCallbacks(self._serving, self._failed)
 
-    def _serving(self, _: None) -> None:
+    def _opened(self) -> None:
+        assert self.journal.report is not None
         for line in self.journal.report.lines():
             log.info("journal: {line}", line=line)
+
+    def _serving(self, _: None) -> None:
         if self.fyrehose.running:
             log.info("serving")
 

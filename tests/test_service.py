@@ -65,7 +65,9 @@ class Server:
         self.told: Told = []
         self.failures: list[Exception] = []
         self.journal = SlowJournal(self.told)
-        self.service = Fyrehose(Clock(), self.journal, on_failure=self.failures.append)
+        self.service = Fyrehose(
+            Clock(), self.journal, on_open=lambda: self.told.append("open"), on_failure=self.failures.append
+        )
         self.children = [Child(name, self.told) for name in names]
         for child in self.children:
             child.setServiceParent(self.service)
@@ -94,7 +96,7 @@ def test_children_start_one_after_the_other_when_the_journal_is_open(server: Ser
     started = server.service.startService()
     assert server.since() == ["journal opens"]
     server.journal.opening.callback(None)
-    assert server.since() == ["a starts"]
+    assert server.since() == ["open", "a starts"]
     a.starting.callback(None)
     assert server.since() == ["b starts"]
     assert not started.called
@@ -134,7 +136,7 @@ def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> No
     server.journal.opening.callback(None)
     a.starting.callback(None)
     b.starting.errback(CannotListenError("127.0.0.1", 8119, OSError(98, "Address already in use")))
-    assert server.since() == ["journal opens", "a starts", "b starts", "a stops"]
+    assert server.since() == ["journal opens", "open", "a starts", "b starts", "a stops"]
     a.stopping.callback(None)
     assert not failures
     server.journal.closing.callback(None)
@@ -147,7 +149,7 @@ def test_stopping_while_the_journal_opens(server: Server) -> None:
     stopped = server.service.stopService()
     assert not stopped.called
     server.journal.opening.callback(None)
-    assert server.since() == ["journal opens", "journal closes"]
+    assert server.since() == ["journal opens", "open", "journal closes"]
     server.journal.closing.callback(None)
     assert started.called
     assert stopped.called
@@ -197,7 +199,7 @@ def test_a_child_added_while_the_others_start_waits_for_its_turn(server: Server)
     server.journal.opening.callback(None)
     for child in server.children:
         child.starting.callback(None)
-    assert server.since() == ["a starts", "b starts", "late starts"]
+    assert server.since() == ["open", "a starts", "b starts", "late starts"]
 
 
 def test_a_child_added_later_that_cannot_start_is_reported(logged_errors: Any) -> None:
