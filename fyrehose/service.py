@@ -120,7 +120,7 @@ class Fyrehose(MultiService):
     async def _start_child(self, service: Any) -> None:
         try:
             listening = await maybeDeferred(service.startService)
-        except CannotListenError as error:
+        except (CannotListenError, OSError) as error:
             raise ConfigError(f"{_name(service)} cannot listen: {_said(error)}") from error
         self._started.append(service)
         log.info("{name} {listens}", name=_name(service), listens=_listens(listening))
@@ -179,7 +179,9 @@ def _listens(listening: Any) -> str:
     return f"listens on [{host}]:{port}" if ":" in host else f"listens on {host}:{port}"
 
 
-def _said(error: CannotListenError) -> str:
+def _said(error: CannotListenError | OSError) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
     reason = getattr(error.socketError, "strerror", None) or error.socketError
     where = f"{error.interface or 'any address'} port {error.port}" if error.port is not None else "its endpoint"
     return f"{where}: {reason}"

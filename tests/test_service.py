@@ -144,6 +144,27 @@ def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> No
     assert str(failures[0].value) == "b cannot listen: 127.0.0.1 port 8119: Address already in use"
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            CannotListenError(None, 80, PermissionError(13, "Permission denied")),
+            "any address port 80: Permission denied",
+        ),
+        (OSError(88, "Socket operation on non-socket"), "Socket operation on non-socket"),
+    ],
+)
+def test_what_kept_a_child_from_listening_is_said_in_a_line(error: Exception, said: str) -> None:
+    server = Server("a")
+    server.children[0].starting = fail(error)
+    server.journal.opening.callback(None)
+    server.journal.closing.callback(None)
+    failures: list[Any] = []
+    server.service.startService().addErrback(failures.append)
+    assert failures[0].check(ConfigError)
+    assert str(failures[0].value) == f"a cannot listen: {said}"
+
+
 def test_stopping_while_the_journal_opens(server: Server) -> None:
     started = server.service.startService()
     stopped = server.service.stopService()

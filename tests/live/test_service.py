@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -230,6 +236,47 @@ def test_a_full_disk_is_not(start: Any) -> None:
     server.wait_for("the journal takes messages again")
     publish(server.port("lines.kit"), b"and on")
     assert kept(server.port("lines.kit"), 2) == [b"kept", b"and on"]
+    assert server.stop() == 0
+
+
+def test_with_tls_as_twisted_writes_it(start: Any, tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    certificate = certificate.serial_number(1).not_valid_before(now).not_valid_after(now + timedelta(days=1))
+    certificate = certificate.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), False)
+    pem, private = tmp_path / "cert.pem", tmp_path / "key.pem"
+    pem.write_bytes(certificate.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    server = start("--listen", f"lines.kit=ssl:0:interface=127.0.0.1:privateKey={private}:certKey={pem}")
+    context = ssl.create_default_context(cafile=pem)
+    with connect(server.port("lines.kit")) as plain, context.wrap_socket(plain, server_hostname="localhost") as peer:
+        peer.sendall(b"+log " + b"x" * 60_000 + b"\n")
+        assert receive(peer, 5) == b"ok 1\n"
+    assert server.stop() == 0
+
+
+def test_on_a_unix_socket(start: Any, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    server = start("--listen", f"lines.kit=unix:{path}")
+    assert f"listens on {path}" in server.log
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+        peer.sendall(b"+log x\n")
+        assert receive(peer, 5) == b"ok 1\n"
+    assert server.stop() == 0
+    assert not path.exists()
+
+
+def test_on_a_socket_of_systemds(start: Any) -> None:
+    passing = (
+        "import os, socket, sys; listening = socket.create_server(('127.0.0.1', 0)); os.dup2(listening.fileno(), 3); os.set_inheritable(3, True);"
+        "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1', LISTEN_FDNAMES='lines');"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    server = start("--listen", "lines.kit=systemd:domain=INET:name=lines", command=(sys.executable, "-c", passing))
+    publish(server.port("lines.kit"), b"x")
     assert server.stop() == 0
 
 
