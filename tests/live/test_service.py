@@ -271,7 +271,8 @@ def test_on_a_unix_socket(start: Any, tmp_path: Path) -> None:
 
 def test_on_a_socket_of_systemds(start: Any) -> None:
     passing = (
-        "import os, socket, sys; listening = socket.create_server(('127.0.0.1', 0)); os.dup2(listening.fileno(), 3); os.set_inheritable(3, True);"
+        "import os, socket, sys; listening = socket.create_server(('127.0.0.1', 0));"
+        "os.dup2(listening.fileno(), 3); os.set_inheritable(3, True);"
         "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1', LISTEN_FDNAMES='lines');"
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
