@@ -113,6 +113,39 @@ def stats(directory: Path, form: str, everything: bool) -> None:
         raise found.damaged[0].error()
 
 
+@journal.command()
+@click.option("--listen", "place", default="127.0.0.1:8120", show_default=True, metavar="HOST:PORT")
+@_DIRECTORY
+def serve(directory: Path, place: str) -> None:
+    """Serve the journal's files over HTTP, from this process and not from the one that takes messages in.
+
+    Spark reads them: spark.read.format("fyrehose").load("http://HOST:PORT").  Whoever can connect can read everything,
+    so it listens on loopback unless it is told otherwise.
+    """
+    from fyrehose.cli import running
+    from fyrehose.cli.serving import serve as serving
+
+    sys.exit(running.run(lambda reactor: serving(reactor, directory, place)))
+
+
+@journal.command()
+@click.option("--forget", metavar="NAME", help="Wait for this one no more.")
+@_DIRECTORY
+def readers(directory: Path, forget: str | None) -> None:
+    """List the readers that retention waits for, such as an archive, and how far they have come."""
+    from fyrehose.journal import readers as known
+    from fyrehose.journal.view import durable_mark
+
+    if forget is not None:
+        told = "is not waited for any more" if known.forget(directory, forget) else "was not waited for"
+        click.echo(f"{forget} {told}")
+        return
+    mark = durable_mark(directory)
+    for reader in known.positions(directory):
+        behind = max(0, mark - reader.position)
+        click.echo(f"{reader.name} position={reader.position} behind={behind} heard={moment(reader.time)}")
+
+
 def escaped(text: str) -> str:
     """``text`` without anything that a terminal would obey."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)

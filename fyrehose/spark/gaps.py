@@ -15,7 +15,8 @@ import attrs
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.recovery import next_whole
-from fyrehose.spark.places import Extent, Missing, Place
+from fyrehose.journal.view import Extent
+from fyrehose.spark.places import Missing, Place
 
 
 @attrs.frozen(slots=True, kw_only=True)

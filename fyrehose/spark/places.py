@@ -20,44 +20,17 @@ import attrs
 from fyrehose.errors import ConfigError, JournalError
 from fyrehose.journal import readers, scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.recovery import durable_beyond
+from fyrehose.journal.view import Extent, View, look
 
 #: What is read at a time, in bytes: over HTTP smaller ranges cost more than they carry.
 CHUNK = 4 << 20
 #: How long a server may be silent, in seconds, and how often it is asked again.
 TIMEOUT = 30.0
 TRIES = 4
-#: How often a directory is listed again when it changes while it is listed.
-_LISTINGS = 5
 
 
 class Missing(Exception):
     """There is no such segment, or there is none any more."""
-
-
-@attrs.frozen(slots=True, order=True)
-class Extent:
-    """A segment, as far as it is durable: positions ``base`` to ``end``."""
-
-    base: int
-    end: int
-
-
-@attrs.frozen(slots=True)
-class View:
-    """What a journal held at one moment.
-
-    :ivar mark: nothing from this position on may be read
-    :ivar segments: in the order of their positions; what is missing between two of them was lost
-    """
-
-    mark: int
-    segments: tuple[Extent, ...]
-
-    @property
-    def start(self) -> int:
-        """The oldest position that is kept."""
-        return self.segments[0].base if self.segments else self.mark
 
 
 class Place(Protocol):
@@ -107,36 +80,7 @@ class Directory:
         return str(self.path)
 
     def view(self) -> View:
-        if not self.path.is_dir():
-            raise JournalError(f"{self.path} is no journal: there is no such directory")
-        for again in range(_LISTINGS):
-            # The mark first: a segment that is made after it holds nothing below it.
-            mark = self._mark()
-            found = [segment for segment in scan.segments(self.path) if segment.base < mark]
-            ends = [segment.base for segment in found[1:]] + [mark]
-            whole = all(segment.end >= end for segment, end in zip(found, ends, strict=False))
-            if whole or again == _LISTINGS - 1:
-                break
-            time.sleep(0.01)  # retention deleted one while we listed: the older ones were not there any more either
-        return View(mark, tuple(Extent(s.base, min(s.end, end)) for s, end in zip(found, ends, strict=True)))
-
-    def _mark(self) -> int:
-        path = self.path / scan.MARK_NAME
-        for _ in range(_LISTINGS):
-            if mark := scan.read_mark(self.path):
-                return mark
-            if not path.exists() or not path.stat().st_size:
-                break
-            time.sleep(0.01)  # it is being written at this moment
-        # The mark is a cache.  What batches say of those before them is durable in any case.
-        found = scan.segments(self.path)
-        if not found:
-            return 0
-        reader = scan.SegmentReader(found[-1].path, found[-1].base)
-        try:
-            return max(durable_beyond(reader, found[-1].base, found[-1].end), found[-1].base)
-        finally:
-            reader.close()
+        return look(self.path)
 
     def name(self, base: int) -> str:
         return str(scan.path_of(self.path, base))
@@ -167,7 +111,7 @@ class Server:
         return self.url
 
     def view(self) -> View:
-        said = json.loads(_Connection(self.url).get("/journal"))
+        said = json.loads(_ask(self.url, "GET", "/journal"))
         return View(said["mark"], tuple(Extent(base, end) for base, end in said["segments"]))
 
     def name(self, base: int) -> str:
@@ -175,7 +119,7 @@ class Server:
 
     def index(self, base: int) -> bytes | None:
         try:
-            return _Connection(self.url).get(f"/indexes/{base:016x}")
+            return _ask(self.url, "GET", f"/indexes/{base:016x}")
         except Missing:
             return None
 
@@ -183,7 +127,7 @@ class Server:
         return scan.SegmentReader(Path(f"/segments/{base:016x}"), base, _Remote(self.url), limit=limit, ahead=CHUNK)
 
     def report(self, reader: str, position: int) -> None:
-        _Connection(self.url).request("PUT", f"/readers/{readers.checked(reader)}", str(position).encode())
+        _ask(self.url, "PUT", f"/readers/{readers.checked(reader)}", str(position).encode())
 
 
 class _Remote(Files):
@@ -195,14 +139,30 @@ class _Remote(Files):
 
     def open(self, path: Path, flags: int) -> int:
         self._path = str(path)
-        self._connection.request("HEAD", self._path)
+        try:
+            self._connection.request("HEAD", self._path)
+        except Exception:
+            self._connection.close()
+            raise
         return 0
 
     def close(self, fd: int) -> None:
         self._connection.close()
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        return self._connection.get(self._path, offset, size)
+        if not size:
+            return b""
+        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
+        return self._connection.request("GET", self._path, headers=headers)
+
+
+def _ask(url: str, method: str, path: str, body: bytes = b"") -> bytes:
+    """One request by itself."""
+    connection = _Connection(url)
+    try:
+        return connection.request(method, path, body)
+    finally:
+        connection.close()
 
 
 @attrs.define(eq=False)
@@ -216,11 +176,6 @@ class _Connection:
         if self._http is not None:
             self._http.close()
             self._http = None
-
-    def get(self, path: str, offset: int = 0, size: int = 0) -> bytes:
-        """What is at ``path``; with ``size`` so many bytes of it from ``offset`` on, fewer only at its end."""
-        headers = {"Range": f"bytes={offset}-{offset + size - 1}"} if size else {}
-        return self.request("GET", path, headers=headers)
 
     def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
         """

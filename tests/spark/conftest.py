@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,28 @@ class Written:
             file.seek(position - segment.base)
             file.write(bytes([byte[0] ^ 0x10]))
         return segment.path
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path], str]]:
+    """Starts ``fyrehose journal serve`` in a process of its own; its address."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(directory: Path) -> str:
+        command = [sys.executable, "-c", "from fyrehose.cli import main; main()", "journal", "serve", "--listen"]
+        process = subprocess.Popen([*command, "127.0.0.1:0", str(directory)], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert "serving" in said
+        return said.split()[-1]
+
+    yield start
+    for process in started:
+        process.terminate()
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 Opener = Callable[..., Written]

@@ -1,0 +1,87 @@
+"""What a journal holds at one moment, as other processes see it while a server writes, rolls and deletes.
+
+    in: a directory      out: the durable mark, and the segments below it
+
+Knows no Twisted.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import attrs
+
+from fyrehose.errors import JournalError
+from fyrehose.journal import scan
+from fyrehose.journal.recovery import durable_beyond
+
+#: How often a directory is looked at again that changes meanwhile, and how long is waited in between, in seconds.
+_TRIES = 5
+_PAUSE = 0.01
+
+
+@attrs.frozen(slots=True, order=True)
+class Extent:
+    """A segment, as far as it is there and durable: positions ``base`` to ``end``."""
+
+    base: int
+    end: int
+
+
+@attrs.frozen(slots=True)
+class View:
+    """What a journal held at one moment.
+
+    :ivar mark: nothing from this position on may be read
+    :ivar segments: in the order of their positions; what lies between two of them, or before the mark, is missing
+    """
+
+    mark: int
+    segments: tuple[Extent, ...]
+
+    @property
+    def start(self) -> int:
+        """The oldest position that is kept."""
+        return self.segments[0].base if self.segments else self.mark
+
+
+def look(directory: Path) -> View:
+    """What there is, and durable.
+
+    :raises JournalError: there is no such directory
+    """
+    if not directory.is_dir():
+        raise JournalError(f"{directory} is no journal: there is no such directory")
+    for _ in range(_TRIES):
+        # The mark first: a segment that is made after it holds nothing below it.
+        mark = durable_mark(directory)
+        found = [segment for segment in scan.segments(directory) if segment.base < mark]
+        ends = [segment.base for segment in found[1:]] + [mark] * bool(found)
+        extents = tuple(Extent(s.base, min(s.end, end)) for s, end in zip(found, ends, strict=True))
+        if all(extent.end == after.base for extent, after in pairwise(extents)):
+            break
+        # Perhaps one was deleted while the directory was read; those before it are not there any more, either.
+        time.sleep(_PAUSE)
+    return View(mark, extents)
+
+
+def durable_mark(directory: Path) -> int:
+    """The durable mark; 0 where nothing is durable yet."""
+    path = directory / scan.MARK_NAME
+    for _ in range(_TRIES):
+        if mark := scan.read_mark(directory):
+            return mark
+        if not path.exists() or not path.stat().st_size:
+            break
+        time.sleep(_PAUSE)  # it is being written at this moment
+    # The mark is a cache: what batches say of those before them is durable in any case.
+    found = scan.segments(directory)
+    if not found:
+        return 0
+    reader = scan.SegmentReader(found[-1].path, found[-1].base)
+    try:
+        return max(durable_beyond(reader, found[-1].base, found[-1].end), found[-1].base)
+    finally:
+        reader.close()

@@ -1,0 +1,55 @@
+"""Where a journal is served, and what is said when it cannot be (what is served: tests/journal/test_serve.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.testing import MemoryReactorClock
+
+from fyrehose.cli.serving import serve
+from fyrehose.errors import FyrehoseError
+
+
+def start(reactor: Any, directory: Path, place: str) -> tuple[Deferred[Any], list[Any]]:
+    ended: list[Any] = []
+    return Deferred.fromCoroutine(serve(reactor, directory, place)).addBoth(ended.append), ended
+
+
+@pytest.mark.parametrize(
+    ("place", "host", "port"), [("127.0.0.1:8120", "127.0.0.1", 8120), (":9", "127.0.0.1", 9), ("[::1]:7", "::1", 7)]
+)
+def test_it_listens_until_it_is_ended(
+    tmp_path: Path, place: str, host: str, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reactor = MemoryReactorClock()
+    task, ended = start(reactor, tmp_path, place)
+    assert [(server[0], server[3]) for server in reactor.tcpServers] == [(port, host)]
+    assert capsys.readouterr().out.startswith(f"serving {tmp_path} at http://")
+    task.cancel()
+    assert ended == [0]
+
+
+@pytest.mark.parametrize("place", ["here", "127.0.0.1", "127.0.0.1:99999", "h:x"])
+def test_places_that_are_none(tmp_path: Path, place: str) -> None:
+    _, ended = start(MemoryReactorClock(), tmp_path, place)
+    with pytest.raises(FyrehoseError, match="HOST:PORT"):
+        ended[0].raiseException()
+
+
+def test_no_journal_and_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reactor = MemoryReactorClock()
+    _, ended = start(reactor, tmp_path / "not", "127.0.0.1:1")
+    with pytest.raises(FyrehoseError, match="is no journal"):
+        ended[0].raiseException()
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise CannotListenError("127.0.0.1", 1, "it is taken")
+
+    monkeypatch.setattr(reactor, "listenTCP", refuse)
+    _, ended = start(reactor, tmp_path, "127.0.0.1:1")
+    with pytest.raises(FyrehoseError, match="cannot be listened on: it is taken"):
+        ended[0].raiseException()

@@ -1,0 +1,109 @@
+"""The journal over HTTP, without a socket: what is answered, and that nothing beyond the mark is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from twisted.internet.error import ConnectionDone
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+
+from fyrehose.journal import readers, scan
+from fyrehose.journal.serve import site
+from fyrehose.journal.view import look
+
+
+def ask(bench: Any, method: str, path: str, headers: str = "", body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+    """The answer to one request."""
+    channel = site(bench.directory).buildProtocol(None)
+    channel.callLater = bench.clock.callLater
+    transport = StringTransport()
+    channel.makeConnection(transport)
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    channel.dataReceived(head.encode() + body)
+    channel.connectionLost(Failure(ConnectionDone()))
+    head, _, rest = transport.value().partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}, rest
+
+
+@pytest.fixture
+def bench(open_journal: Any) -> Any:
+    made = open_journal(segment_size=4096)
+    for i in range(20):
+        made.append(b"%03d" % i * 300)
+    return made
+
+
+def test_what_is_durable(bench: Any) -> None:
+    status, _, body = ask(bench, "GET", "/journal")
+    said, seen = json.loads(body), look(bench.directory)
+    assert status == 200
+    assert said == {"mark": seen.mark, "segments": [[extent.base, extent.end] for extent in seen.segments]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "stop"),
+    [("", 0, None), ("bytes=0-9", 0, 10), ("bytes=100-", 100, None), ("bytes=5-99999999", 5, None)],
+)
+def test_bytes_of_a_segment(bench: Any, asked: str, start: int, stop: int | None) -> None:
+    segment = bench.journal._store.sealed[1]
+    data = scan.path_of(bench.directory, segment[0]).read_bytes()
+    status, headers, body = ask(bench, "GET", f"/segments/{segment[0]:016x}", f"Range: {asked}\r\n" if asked else "")
+    assert status == (206 if asked else 200)
+    assert body == data[start:stop]
+    assert int(headers["content-length"]) == len(body)
+
+
+@pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=-5", "lines=1-2", "bytes=5-1"])
+def test_ranges_that_are_none(bench: Any, asked: str) -> None:
+    assert ask(bench, "GET", f"/segments/{0:016x}", f"Range: {asked}\r\n")[0] == 416
+
+
+def test_nothing_beyond_the_mark(bench: Any) -> None:
+    last = scan.segments(bench.directory)[-1]
+    mark = scan.read_mark(bench.directory)
+    bench.append(b"secret, because it is not durable yet")
+    (bench.directory / "MARK").write_bytes(scan.pack_mark(mark))
+    status, headers, body = ask(bench, "GET", f"/segments/{last.base:016x}")
+    assert (status, len(body)) == (200, mark - last.base)
+    assert b"secret" not in body
+    assert ask(bench, "HEAD", f"/segments/{last.base:016x}")[1]["content-length"] == headers["content-length"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/MARK", "/segments/", "/segments/1", "/segments/../MARK", "/segments/00000000000000ff", "/indexes/zz", "/x"],
+)
+def test_what_is_not_there(bench: Any, path: str) -> None:
+    assert ask(bench, "GET", path)[0] == 404
+
+
+def test_indexes(bench: Any) -> None:
+    base = bench.journal._store.sealed[0][0]
+    data = scan.index_path_of(bench.directory, base).read_bytes()
+    assert ask(bench, "GET", f"/indexes/{base:016x}")[2] == data
+    assert ask(bench, "GET", f"/indexes/{scan.segments(bench.directory)[-1].base:016x}")[0] == 404
+
+
+def test_readers_say_how_far_they_have_come(bench: Any) -> None:
+    assert ask(bench, "PUT", "/readers/lake", body=b"4096")[0] == 204
+    assert [(r.name, r.position) for r in readers.positions(bench.directory)] == [("lake", 4096)]
+    assert json.loads(ask(bench, "GET", "/readers")[2])["lake"]["position"] == 4096
+    for name, body in (("lake", b"x"), ("lake", b""), ("lake", b"-1"), ("..%2fMARK", b"1"), ("a%00", b"1")):
+        assert ask(bench, "PUT", f"/readers/{name}", body=body)[0] == 400
+    assert ask(bench, "POST", "/journal")[0] == 405
+    assert ask(bench, "GET", "/readers/lake")[0] == 405
+
+
+def test_a_journal_that_is_gone(bench: Any, tmp_path: Any) -> None:
+    bench.directory.rename(tmp_path / "elsewhere")
+    assert ask(bench, "GET", "/journal")[0] == 503
+    (tmp_path / "elsewhere").rename(bench.directory)
+
+
+def test_a_reader_that_cannot_be_kept(bench: Any) -> None:
+    (bench.directory / "readers").write_text("a file where the directory should be")
+    assert ask(bench, "PUT", "/readers/lake", body=b"1")[0] == 507

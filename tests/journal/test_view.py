@@ -1,0 +1,72 @@
+"""What other processes see of a journal, while it changes and when parts of it are gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fyrehose.errors import JournalError
+from fyrehose.journal import scan, view
+
+
+def test_segments_up_to_the_mark(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    assert view.look(bench.directory).mark == scan.read_mark(bench.directory) > 0
+    for i in range(20):
+        bench.append(b"%03d" % i * 300)
+    seen = view.look(bench.directory)
+    assert seen.mark == scan.read_mark(bench.directory)
+    assert seen.start == 0
+    assert [extent.base for extent in seen.segments[1:]] == [extent.end for extent in seen.segments[:-1]]
+    assert seen.segments[-1].end == seen.mark
+
+
+def test_a_segment_that_is_missing_shows(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    for i in range(20):
+        bench.append(b"%03d" % i * 300)
+    whole = view.look(bench.directory)
+    scan.path_of(bench.directory, whole.segments[2].base).unlink()
+    seen = view.look(bench.directory)
+    assert seen.segments == whole.segments[:2] + whole.segments[3:]
+
+
+def test_retention_deletes_while_the_directory_is_read(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = open_journal(segment_size=4096)
+    for i in range(20):
+        bench.append(b"%03d" % i * 300)
+    there = scan.segments(bench.directory)
+    listings = [[there[0], *there[2:]], there[2:]]  # the second was deleted before it was come to
+    monkeypatch.setattr(scan, "segments", lambda directory: listings.pop(0))
+    assert [extent.base for extent in view.look(bench.directory).segments] == [s.base for s in there[2:]]
+
+
+def test_a_mark_that_is_being_written(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = open_journal()
+    bench.append(b"x")
+    mark = scan.read_mark(bench.directory)
+    marks = [0, 0, mark]
+    monkeypatch.setattr(scan, "read_mark", lambda directory: marks.pop(0))
+    assert view.durable_mark(bench.directory) == mark
+    assert marks == []
+
+
+def test_without_a_mark_the_log_says_what_was_durable(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"one")
+    after_one = scan.read_mark(bench.directory)
+    bench.append(b"two")
+    for text in (None, b"", b"rubbish that is no mark"):
+        if text is None:
+            (bench.directory / "MARK").unlink()
+        else:
+            (bench.directory / "MARK").write_bytes(text)
+        assert view.durable_mark(bench.directory) == after_one
+
+
+def test_where_no_journal_is(tmp_path: Path) -> None:
+    assert view.look(tmp_path) == view.View(0, ())
+    assert view.View(0, ()).start == 0
+    with pytest.raises(JournalError, match="no such directory"):
+        view.look(tmp_path / "not")

@@ -1,0 +1,107 @@
+"""A journal in a directory and the same behind a server: the same in every respect."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalError
+from fyrehose.journal import readers
+from fyrehose.spark import places
+from fyrehose.spark.places import Directory, Missing, Server, place
+from fyrehose.spark.plan import Planner
+from fyrehose.spark.reading import PartReader
+from fyrehose.spark.selection import Selection
+
+Opener = Callable[..., Any]
+
+
+def test_what_people_write(tmp_path: Path) -> None:
+    assert place(str(tmp_path)) == place(f"file://{tmp_path}") == Directory(tmp_path)
+    assert place("http://h:1/") == Server("http://h:1")
+    assert str(place("https://h:1")) == "https://h:1"
+    assert str(place(str(tmp_path))) == str(tmp_path)
+    with pytest.raises(ConfigError, match="directory, or http"):
+        place("s3://bucket/journal")
+
+
+@pytest.mark.live
+def test_a_server_is_read_like_a_directory(written: Opener, serve: Callable[[Path], str]) -> None:
+    journal = written()
+    journal.fill(300)
+    server, directory = place(serve(journal.directory)), place(str(journal.directory))
+    assert server.view() == directory.view()
+    for extent in directory.view().segments:
+        assert server.index(extent.base) == directory.index(extent.base)
+    chosen = Selection(patterns=("s1",))
+    parts = Planner(server, chosen).parts()
+    assert parts == Planner(directory, chosen).parts()
+    rows = [
+        row
+        for part in parts
+        for batch in PartReader(server, part, chosen, ("stream", "seq", "payload")).read()
+        for row in batch.to_pylist()
+    ]
+    assert journal.brief(rows) == journal.rows(lambda r: r.stream == "s1")
+    server.report("lake", 77)
+    directory.report("other", 78)
+    assert [(r.name, r.position) for r in readers.positions(journal.directory)] == [("lake", 77), ("other", 78)]
+
+
+@pytest.mark.live
+def test_a_segment_that_a_server_has_not_any_more(written: Opener, serve: Callable[[Path], str]) -> None:
+    journal = written()
+    journal.fill(300)
+    server = place(serve(journal.directory))
+    parts = Planner(server, Selection()).parts()
+    journal.segments[0].path.unlink()
+    with pytest.raises(Missing):
+        server.open(0, 100)
+    with pytest.raises(JournalCorrupt, match=f"{server}/segments/0000000000000000 was deleted after .*'s0' 1-"):
+        list(PartReader(server, parts[0], Selection(), ("seq",)).read())
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(JournalError, match=r"does not answer.*`fyrehose journal serve` running"):
+            Server(f"http://127.0.0.1:{taken.getsockname()[1]}").view()
+    with pytest.raises(ConfigError, match="http://HOST:PORT"):
+        Server("http://").view()
+
+
+@pytest.mark.parametrize(
+    ("answers", "outcome"),
+    [
+        ([b"", b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + b'{"mark": 0, "segments": []}\n  '], None),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n" + b"cut off"] * 4, "does not answer"),
+        ([b"HTTP/1.1 503 Not Now\r\nContent-Length: 9\r\n\r\nno\nreason"], "503 no"),
+        ([b"rubbish\r\n\r\n"] * 4, "does not answer"),
+    ],
+)
+def test_a_server_that_is_not_well(answers: list[bytes], outcome: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places.time, "sleep", lambda seconds: None)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            for said in answers:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        if outcome is None:
+            assert server.view().mark == 0
+        else:
+            with pytest.raises(JournalError, match=outcome):
+                server.view()
+        thread.join()
