@@ -42,16 +42,13 @@ from fyrehose.protocols.eventbus.confirmations import Confirmed, Unconfirmed
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
 from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
 from fyrehose.protocols.eventbus.sockets import Context, Keys, address, client_socket
-from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Full, HighWater, Monitor, ZMQPort
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Full, Monitor, ZMQPort
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
 
 log = Logger()
 
-#: What may wait in a socket to be read: messages, and bytes.
-WAITING = 10_000
-MEMORY = 32 << 20
-#: What may wait in a socket to be sent, in messages.
-SENT = 1_000
+#: What may wait in a socket, to be read and to be sent, in messages.
+WAITING = 1_000
 #: A publisher of more topics than these hears everything, and looks for its own.
 MOST_TOPICS = 1_000
 #: The connections that events come by.
@@ -135,7 +132,7 @@ class EventBusClient:
         connected: Deferred[None] = Deferred()
         self._connected = connected
         self._context = zmq.Context()
-        self._open("publisher", zmq.SUB, 1, received=WAITING)
+        self._open("publisher", zmq.SUB, 1)
         self._open("snapshot", zmq.DEALER, 0)
         self._open("collector", zmq.DEALER, 2)
         if self.options.subscribe:
@@ -238,11 +235,10 @@ class EventBusClient:
 
     # Inside: sockets.
 
-    def _open(self, name: str, kind: int, offset: int, *, received: int = SENT) -> None:
+    def _open(self, name: str, kind: int, offset: int) -> None:
         context = self._context
         assert context is not None
-        opened = client_socket(context, kind, self.server_key, self.keys, sent=SENT)
-        mark = HighWater(opened, zmq.RCVHWM, received, MEMORY)
+        opened = client_socket(context, kind, self.server_key, self.keys, sent=WAITING)
         if ":" in self.host:
             opened.setsockopt(zmq.IPV6, 1)
         self._received[name] = []
@@ -250,7 +246,7 @@ class EventBusClient:
         def receive(message: list[bytes], count: int) -> None:
             self._received[name].append(message)
 
-        port = ZMQPort(self.reactor, opened, receive, self._turn_over, receive_mark=mark)
+        port = ZMQPort(self.reactor, opened, receive, self._turn_over)
 
         def happened(event: int, value: int) -> None:
             self._connection(name, event == CONNECTED)

@@ -302,15 +302,15 @@ class ClientSession:
         self._moved = self._checked = now
         self._spread = self._jitter()
         self._resend(events, now)
-        if self.position is not None and self._since != LAST_SEQ:  # who knows no position asks for nothing; see _ask
-            if self._heard is None:
-                self._heard = self._since
-            self.position = max(self.position, min(end.sequence, LAST_SEQ))
-            self._ahead = {seq for seq in self._ahead if seq > self.position}
         held, self._held, self._held_bytes = self._held, [], 0
         overflowed, self._overflowed = self._overflowed, False
         for broadcast in held:
             self._release(broadcast, events, now)
+        if self.position is not None and self._since != LAST_SEQ:  # who knows no position asks for nothing; see _ask
+            self.position = max(self.position, end.sequence)
+            self._ahead = {seq for seq in self._ahead if seq > self.position}
+            if self._heard is None:
+                self._heard = self._since
         self._flush(events)
         events.append(Synchronised(position=self.position))
         if overflowed:

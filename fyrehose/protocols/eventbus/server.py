@@ -23,6 +23,7 @@ from zope.interface import implementer
 from fyrehose.errors import FyrehoseError, InvalidName, JournalCorrupt, PayloadTooLarge, ReadOnly
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.eventbus.encoding import KIT, Frames, event_frames
+from fyrehose.protocols.eventbus.lent import Lent
 from fyrehose.protocols.eventbus.session import Batch, Refused, ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
@@ -41,7 +42,9 @@ PIECE = 64 << 10
 #: A piece that has nothing for its client counts as so many events of a turn.
 PIECE_COST = 50
 #: How long snapshots wait that all have to wait, when nothing else wakes them, in seconds.
-SNAPSHOT_WAIT = 0.1
+SNAPSHOT_WAIT = 0.05
+#: What large events may take that wait for subscribers, all together, in bytes.
+BROADCAST_MEMORY = 256 << 20
 #: How long nothing is read after the disk was found to be full, in seconds.
 FULL_WAIT = 5.0
 #: How long stopping goes on reading what clients have sent, in seconds.
@@ -63,7 +66,7 @@ class Port(Protocol):
 
     def drained(self) -> bool: ...
 
-    def send(self, frames: Sequence[Buffer]) -> None: ...
+    def send(self, frames: Sequence[Buffer], lent: Lent | None = None) -> None: ...
 
 
 @implementer(ISink)
@@ -83,6 +86,7 @@ class EventBusServer:
         self._retrying: IDelayedCall | None = None
         self._subscription: ISubscription | None = None
         self._outgoing: Iterator[Frames] | None = None
+        self._lent = Lent(BROADCAST_MEMORY)
         self._pumping: IDelayedCall | None = None
         self._serving: IDelayedCall | None = None
         self._stopping = False
@@ -244,7 +248,13 @@ class EventBusServer:
         publisher.take_in()
         sent = size = 0
         for frames in outgoing:
-            publisher.send(frames)
+            try:
+                publisher.send(frames, self._lent)
+            except Full:
+                # Some subscribers have stopped reading.  All have to ask for this one, and nobody waits for anybody.
+                self._broker.counters.refuse(
+                    log, KIT, "broadcast-memory-full", "subscribers", f"{len(frames[-1])} bytes"
+                )
             sent += 1
             size += len(frames[-1])
             if sent >= EVENTS_TURN or size >= BYTES_TURN:
@@ -292,7 +302,7 @@ class EventBusServer:
                     if snapshot.peek() is None:
                         left -= PIECE_COST
                     continue
-                self._snapshot.send((*envelope, *message))
+                self._snapshot.send((*envelope, *message), snapshot.lent)
                 snapshot.sent(now)
                 size += len(message[-1])
                 sent += 1

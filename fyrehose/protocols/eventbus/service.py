@@ -25,19 +25,16 @@ from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.sockets import Context, Keys, Socket, address, load_clients, make_socket
 from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAIN, Door
-from fyrehose.protocols.eventbus.zmqport import ACCEPTED, DISCONNECTED, HighWater, Monitor, ZMQPort
+from fyrehose.protocols.eventbus.zmqport import ACCEPTED, DISCONNECTED, Monitor, ZMQPort
 
 log = Logger()
 
-#: What may wait for one subscriber: events, and bytes.  Beyond that ZeroMQ drops its events, and it has to ask again.
+#: Broadcasts that may wait for one subscriber; beyond that ZeroMQ drops its events, and it has to ask again.
 BROADCASTS_WAITING = 10_000
-BROADCAST_MEMORY = 32 << 20
-#: What may wait for the client of a snapshot; beyond that the snapshot waits.
+#: SYNCs that may wait for one client; beyond that its snapshot waits.
 SYNCS_WAITING = 1_000
-SYNC_MEMORY = 8 << 20
-#: What may wait to be read of one publisher; beyond that it waits.
-PUBS_WAITING = 1_000
-PUB_MEMORY = 16 << 20
+#: PUBs that may wait to be read of one publisher; beyond that it waits.  Few, because each may be large.
+PUBS_WAITING = 16
 #: Requests that may wait to be read of one client, and the largest: 64 subtrees of 255 bytes and their separators.
 REQUESTS_WAITING = 16
 REQUEST_SIZE = 32 << 10
@@ -165,25 +162,9 @@ class EventBusService(Service):
         context, reactor = self._context, self._reactor
         assert context is not None
         server = self._server = EventBusServer(reactor, self._broker, self._settings)
-        requests = ZMQPort(
-            reactor,
-            snapshot,
-            server.request_received,
-            server.requests_over,
-            send_mark=HighWater(snapshot, zmq.SNDHWM, SYNCS_WAITING, SYNC_MEMORY),
-        )
-        broadcasts = ZMQPort(
-            reactor,
-            publisher,
-            send_mark=HighWater(publisher, zmq.SNDHWM, BROADCASTS_WAITING, BROADCAST_MEMORY),
-        )
-        pubs = ZMQPort(
-            reactor,
-            collector,
-            server.pub_received,
-            server.pubs_over,
-            receive_mark=HighWater(collector, zmq.RCVHWM, PUBS_WAITING, PUB_MEMORY),
-        )
+        requests = ZMQPort(reactor, snapshot, server.request_received, server.requests_over)
+        broadcasts = ZMQPort(reactor, publisher)
+        pubs = ZMQPort(reactor, collector, server.pub_received, server.pubs_over)
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
         self._monitors = [

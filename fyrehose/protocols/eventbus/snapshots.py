@@ -17,7 +17,11 @@ import attrs
 
 from fyrehose.protocols.eventbus.encoding import Frames, event_frames
 from fyrehose.protocols.eventbus.frames import SYNC, Dialect, SyncEnd, SyncStart
+from fyrehose.protocols.eventbus.lent import Lent
 from fyrehose.records import Run
+
+#: What large events may take that wait for one client, in bytes.
+MEMORY = 8 << 20
 
 
 @attrs.define(eq=False)
@@ -31,6 +35,7 @@ class Snapshot:
     :ivar last: the number to stop at
     :ivar highest: the greatest number sent, or the one that the client asked with
     :ivar moved: when it last got on, in seconds
+    :ivar lent: what its large messages take
     """
 
     identity: bytes
@@ -41,6 +46,7 @@ class Snapshot:
     last: int = attrs.field(default=0, init=False)
     highest: int = attrs.field(init=False)
     moved: float = attrs.field(default=0.0, init=False)
+    lent: Lent = attrs.field(factory=lambda: Lent(MEMORY), init=False)
     _messages: Iterator[tuple[int, Frames]] = attrs.field(factory=lambda: iter(()), init=False)
     _peeked: tuple[int, Frames] | None = attrs.field(default=None, init=False)
     _ending: bool = attrs.field(default=False, init=False)

@@ -22,6 +22,7 @@ from twisted.python.failure import Failure
 from zmq.backend import Socket as Backend
 from zope.interface import implementer
 
+from fyrehose.protocols.eventbus.lent import LEAST, Lent
 from fyrehose.records import Buffer
 
 log = Logger()
@@ -31,8 +32,6 @@ FRAMES_TURN = 4_096
 BYTES_TURN = 256 << 10
 #: A message may have many frames; of those behind so many only the number is kept.
 MOST_FRAMES = 16
-#: Buffers up to this are copied into the socket's memory, larger ones are lent to it, in bytes.
-COPIED = 64 << 10
 
 #: What is looked for in what a monitor says.
 CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
@@ -67,8 +66,6 @@ class ZMQPort:
 
     :param receive: is called with each message: at most MOST_FRAMES frames, and how many there were
     :param turn_over: is called when nothing more comes in this turn, and whenever the socket may take more than before
-    :param receive_mark: moved by what is received; by default the socket's mark stays where it is
-    :param send_mark: the same for what is sent
     """
 
     def __init__(
@@ -77,13 +74,9 @@ class ZMQPort:
         socket: zmq.Socket[bytes],
         receive: Callable[[Message, int], None] = _nothing,
         turn_over: Callable[[], None] = _nothing,
-        *,
-        receive_mark: HighWater | None = None,
-        send_mark: HighWater | None = None,
     ) -> None:
         self.socket = socket
-        self._receive_mark = receive_mark
-        self._send_mark = send_mark
+        socket.copy_threshold = LEAST
         self._reactor = reactor
         self.receive = receive
         self._turn_over = turn_over
@@ -114,19 +107,27 @@ class ZMQPort:
         if self._again is None and self._reading:
             self._again = self._reactor.callLater(0, self._soon)
 
-    def send(self, frames: Sequence[Buffer]) -> None:
+    def send(self, frames: Sequence[Buffer], lent: Lent | None = None) -> None:
         """One message, whole or not at all.
 
-        :raises Full: a ROUTER's peer, or everybody of a DEALER, has as much as may wait
+        :param lent: has what large messages take; without it they are copied
+        :raises Full: a ROUTER's peer, or everybody of a DEALER, has as much as may wait; or as much is lent as may be
         :raises Gone: a ROUTER knows no such peer
         """
-        socket = self.socket
-        last = len(frames) - 1
-        if self._send_mark is not None:
-            self._send_mark.fit(len(frames[last]))
+        socket, data = self.socket, frames[-1]
+        size = len(data)
+        if lent is not None and size < LEAST:
+            lent = None
+        if lent is not None and not lent.fits(size):
+            raise Full
         try:
-            for at, frame in enumerate(frames):
-                _send(socket, frame, _LAST if at == last else _MORE, len(frame) <= COPIED)
+            for frame in frames[:-1]:
+                _send(socket, frame, _MORE)
+            if lent is None:
+                _send(socket, data, _LAST)
+            else:
+                # Its own bytes: a view would keep the whole piece of the journal that it is a part of.
+                lent.add(_send(socket, bytes(data), _LAST, False, True), size)
         except zmq.Again:
             raise Full from None
         except zmq.ZMQError as error:
@@ -202,8 +203,6 @@ class ZMQPort:
             if not frame.more:
                 frames, count = self._frames, self._count
                 self._frames, self._count = [], 0
-                if self._receive_mark is not None:
-                    self._receive_mark.fit(max(map(len, frames)))
                 self._hand_out(frames, count)
                 if not self._reading or size > BYTES_TURN:
                     break
@@ -215,47 +214,6 @@ class ZMQPort:
         except Exception:
             # Whatever a peer sends, the next message is another's.
             log.failure("a message of the event bus was not understood; please report this")
-
-
-class HighWater:
-    """How many messages may wait for one peer, so that few large ones take no more memory than many small ones.
-
-    ZeroMQ counts messages and not bytes, but its mark can be moved while peers are connected: down at once when a
-    larger message comes, up again, step by step, when as many as are allowed were small.
-
-    :param most: messages at the most
-    :param memory: what they may take together, in bytes
-    """
-
-    #: What a message takes besides its data: labels, and what the library keeps for each frame.
-    OVERHEAD = 1 << 10
-
-    def __init__(self, socket: zmq.Socket[bytes], option: int, most: int, memory: int) -> None:
-        self._socket = socket
-        self._option = option
-        self._most = most
-        self._memory = memory
-        self._small = 0
-        self.mark = most
-        socket.setsockopt(option, most)
-
-    def fit(self, size: int) -> None:
-        """A message of ``size`` bytes of data comes."""
-        bearable = self._memory // (size + self.OVERHEAD)
-        if bearable < self.mark:
-            if self.mark > 1:
-                # In powers of two: every change is told to every peer.
-                self._move(max(1, 1 << max(bearable, 1).bit_length() - 1))
-            self._small = 0
-        elif self.mark < self._most and bearable >= 2 * self.mark:
-            self._small += 1
-            if self._small >= self.mark:
-                self._move(min(self._most, 2 * self.mark))
-                self._small = 0
-
-    def _move(self, mark: int) -> None:
-        self.mark = mark
-        self._socket.setsockopt(self._option, mark)
 
 
 class Monitor:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import attrs
 import pytest
+import zmq
+from twisted.internet.defer import succeed
 from twisted.internet.task import Clock
 
 from fyrehose.broker import Broker
+from fyrehose.protocols.eventbus.lent import LEAST, Lent
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.zmqport import Full, Gone
@@ -52,6 +56,7 @@ class FakePort:
     empty: bool = True
     pokes: int = 0
     taken_in: int = 0
+    done: bool = True  #: whether what was lent has been given back
 
     def start(self) -> None:
         self.reading = True
@@ -68,7 +73,7 @@ class FakePort:
     def drained(self) -> bool:
         return self.empty
 
-    def send(self, frames: Sequence[Buffer]) -> None:
+    def send(self, frames: Sequence[Buffer], lent: Lent | None = None) -> None:
         if bytes(frames[0]) in self.gone:
             raise Gone
         client = bytes(frames[0])
@@ -76,6 +81,10 @@ class FakePort:
             if not self.room[client]:
                 raise Full
             self.room[client] -= 1
+        if lent is not None and len(frames[-1]) >= LEAST:
+            if not lent.fits(len(frames[-1])):
+                raise Full
+            lent.add(self, len(frames[-1]))
         self.sent.append([bytes(frame) for frame in frames])
 
     def take(self) -> list[list[bytes]]:
@@ -144,3 +153,151 @@ def make_world() -> type[World]:
 @pytest.fixture
 def make_event() -> Any:
     return event
+
+
+@attrs.define(eq=False)
+class FakeSocket:
+    """A socket that remembers what was done to it, and fails to bind where it is told to."""
+
+    kind: int
+    taken: set[str] = attrs.field(factory=set)
+    options: dict[int, Any] = attrs.field(factory=dict)
+    subscriptions: list[bytes] = attrs.field(factory=list)
+    bound: list[str] = attrs.field(factory=list)
+    connected: list[str] = attrs.field(factory=list)
+    closed: bool = False
+    linger: int | None = None
+    curve_server: bool = False
+    curve_publickey: bytes = b""
+    curve_secretkey: bytes = b""
+    curve_serverkey: bytes = b""
+    next_port: int = 40_000
+
+    def setsockopt(self, option: int, value: Any) -> None:
+        if option == zmq.SUBSCRIBE:
+            self.subscriptions.append(value)
+        self.options[option] = value
+
+    def getsockopt_string(self, option: int) -> str:
+        return self.bound[-1]
+
+    def bind(self, address: str) -> None:
+        if address.endswith(":*"):
+            free = next(port for port in count(self.next_port + 1) if address.replace("*", str(port)) not in self.taken)
+            self.next_port = free
+            address = address.replace("*", str(free))
+        if address in self.taken:
+            raise zmq.ZMQError(zmq.EADDRINUSE)
+        self.bound.append(address)
+
+    def unbind(self, address: str) -> None:
+        self.bound.remove(address)
+
+    def connect(self, address: str) -> None:
+        self.connected.append(address)
+
+    def close(self, linger: int | None = None) -> None:
+        self.closed, self.linger = True, linger
+
+
+@attrs.define(eq=False)
+class FakeContext:
+    """Makes such sockets."""
+
+    taken: set[str] = attrs.field(factory=set)
+    sockets: list[FakeSocket] = attrs.field(factory=list)
+    ended: bool = False
+
+    def socket(self, kind: int) -> FakeSocket:
+        self.sockets.append(FakeSocket(kind, self.taken))
+        return self.sockets[-1]
+
+    def term(self) -> None:
+        assert all(socket.closed for socket in self.sockets), "it would wait for ever"
+        self.ended = True
+
+
+@attrs.define(eq=False)
+class FakeMonitor:
+    """Says what a test says."""
+
+    socket: FakeSocket
+    happened: Any
+    closed: bool = False
+
+    def close(self) -> None:
+        assert not self.socket.closed
+        self.closed = True
+
+
+class FakeZMQ:
+    """What a module gets instead of ZeroMQ."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+        self.contexts: list[FakeContext] = []
+        self.ports: list[Any] = []
+        self.monitors: list[FakeMonitor] = []
+        self.taken: set[str] = set()
+        monkeypatch.setattr(f"{module}.zmq.Context", self._context)
+        monkeypatch.setattr(f"{module}.ZMQPort", self._port)
+        monkeypatch.setattr(f"{module}.Monitor", self._monitor)
+        monkeypatch.setattr(f"{module}.deferToThreadPool", lambda reactor, pool, call: succeed(call()))
+
+    def _context(self) -> FakeContext:
+        self.contexts.append(FakeContext(self.taken))
+        return self.contexts[-1]
+
+    def _port(self, reactor: Any, socket: FakeSocket, receive: Any = None, turn_over: Any = None) -> Any:
+        self.ports.append(FakeZMQPort(socket, receive, turn_over))
+        return self.ports[-1]
+
+    def _monitor(self, reactor: Any, context: Any, socket: FakeSocket, events: int, happened: Any) -> FakeMonitor:
+        self.monitors.append(FakeMonitor(socket, happened))
+        return self.monitors[-1]
+
+
+@attrs.define(eq=False)
+class FakeZMQPort:
+    """A port over a fake socket; full until a test says that there is a connection."""
+
+    socket: FakeSocket
+    receive: Any
+    turn_over: Any
+    full: bool = True
+    reading: bool = False
+    sent: list[list[bytes]] = attrs.field(factory=list)
+
+    def start(self) -> None:
+        self.reading = True
+
+    def pause(self) -> None:
+        self.reading = False
+
+    def poke(self) -> None:
+        """Nobody listens."""
+
+    def take_in(self) -> None:
+        """Nobody listens."""
+
+    def drained(self) -> bool:
+        return True
+
+    def send(self, frames: Sequence[Buffer], lent: Lent | None = None) -> None:
+        if self.full:
+            raise Full
+        self.sent.append([bytes(frame) for frame in frames])
+
+    def close(self, linger: int = 0) -> None:
+        self.pause()
+        self.socket.close(linger)
+
+    def get(self, *messages: list[bytes]) -> None:
+        """A turn in which ``messages`` came."""
+        for message in messages:
+            self.receive(message, len(message))
+        self.turn_over()
+
+
+@pytest.fixture
+def fake_zmq(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda module: FakeZMQ(monkeypatch, f"fyrehose.protocols.eventbus.{module}")

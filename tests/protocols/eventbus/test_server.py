@@ -143,6 +143,21 @@ class TestBroadcasting:
         world.broker.publish([Run.of("eventbus", [b"x"], source="figg")])
         assert world.publisher.taken_in == before + 2
 
+    def test_large_events_that_nobody_reads_are_dropped_and_small_ones_are_not(
+        self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(world.server._lent, "limit", 40_000)
+        world.publisher.done = False
+        for n in range(10):
+            world.publish(*make_event(n, data=bytes(20_000)))
+            world.publish(*make_event(n, data=b"small"))
+        assert len([frames for frames in world.publisher.sent if len(frames[5]) > 5]) == 2
+        assert len(world.publisher.take()) == 12
+        assert world.count("broadcast-memory-full") == 8
+        world.publisher.done = True
+        world.publish(*make_event(11, data=bytes(20_000)))
+        assert world.sequences() == [21]
+
 
 class TestSnapshots:
     def fill(self, world: World, count: int, topic: str = "/a/") -> None:
@@ -217,6 +232,17 @@ class TestSnapshots:
         world.pass_time(1)
         assert world.snapshot.take()[-1] == [b"d", b"SYNCEND", b"", b"1000"]
         assert not [call for call in world.clock.getDelayedCalls() if call.active()]
+
+    def test_large_events_wait_until_others_have_gone(self, world: World, make_event: Any) -> None:
+        for n in range(20):
+            world.publish(*make_event(n, data=bytes(1 << 20)))
+        world.snapshot.done = False
+        world.ask(b"SYNCSTART", b"", b"0")
+        world.pass_time(2, 0.05)
+        assert len(world.snapshot.take()) == 8
+        world.snapshot.done = True
+        world.pass_time(2, 0.05)
+        assert world.snapshot.take()[-1] == [b"c", b"SYNCEND", b"", b"20"]
 
     def test_a_stalled_client_does_not_hold_the_others_up(self, make_world: Any) -> None:
         world = make_world(snapshots=2)

@@ -1,0 +1,324 @@
+"""The client's sockets, timers and Deferreds, around a session that is tested by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+import zmq
+from twisted.internet.task import Clock
+
+from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose.protocols.eventbus.client import EventBusClient, Unconfirmable
+from fyrehose.protocols.eventbus.client_session import Options
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED
+
+TIME = b"2024-05-01T10:20:30.123Z"
+
+
+class Reactor(Clock):
+    """A clock with a thread pool that nobody uses."""
+
+    def getThreadPool(self) -> None:
+        return None
+
+
+class Bus:
+    """A client, and the other end of its sockets."""
+
+    def __init__(self, fake: Any, **options: Any) -> None:
+        self.fake = fake
+        self.reactor = Reactor()
+        self.heard: list[Any] = []
+        names = {name: options.pop(name) for name in ("topics", "on_late", "server_key") if name in options}
+        self.client = EventBusClient(
+            self.reactor,
+            options.pop("host", "127.0.0.1"),
+            5556,
+            options=Options(**options),
+            on_events=lambda events: self.heard.extend(event.sequence for event in events),
+            on_lost=lambda first, last: self.heard.append((first, last)),
+            on_restart=lambda: self.heard.append("restart"),
+            on_alive=lambda alive: self.heard.append(alive),
+            now=lambda: 1_714_558_830_123_000,
+            producer="tests",
+            **names,
+        )
+        self.connecting = self.client.connect()
+        self.publisher, self.snapshot, self.collector = fake.ports
+        self.monitors = dict(zip(("publisher", "snapshot", "collector"), fake.monitors, strict=True))
+
+    def up(self, name: str) -> None:
+        port = self.fake.ports[self.fake.monitors.index(self.monitors[name])]
+        port.full = False
+        self.monitors[name].happened(CONNECTED, 0)
+
+    def begin(self) -> None:
+        """Connected, and with nothing in the past."""
+        for name in ("publisher", "snapshot", "collector"):
+            self.up(name)
+        (question,) = self.snapshot.sent
+        self.snapshot.get([b"SYNCEND", b"", question[2]])
+        self.snapshot.sent.clear()
+
+
+@pytest.fixture
+def make_bus(fake_zmq: Any) -> Any:
+    fake = fake_zmq("client")
+    buses: list[Bus] = []
+
+    def make(**options: Any) -> Bus:
+        buses.append(Bus(fake, **options))
+        return buses[-1]
+
+    yield make
+    for bus in buses:
+        bus.connecting.addErrback(lambda failure: failure.trap(Closed))
+        bus.client.close()
+        assert not bus.reactor.getDelayedCalls()
+        assert all(context.ended for context in fake.contexts)
+
+
+def broadcast(seq: int, uuid: bytes = b"u") -> list[bytes]:
+    return [b"/a/", b"%d" % seq, b"me", TIME, uuid, b"x"]
+
+
+def test_three_ports_and_the_subscriptions(make_bus: Any) -> None:
+    bus = make_bus(subtrees=("/a/", "/b/"), after=0, topics=("/mine/",))
+    assert [port.socket.kind for port in bus.fake.ports] == [zmq.SUB, zmq.DEALER, zmq.DEALER]
+    assert [port.socket.connected[0][-4:] for port in bus.fake.ports] == ["5557", "5556", "5558"]
+    assert bus.publisher.socket.subscriptions == [b"/a/", b"/b/", b"/mine/"]
+
+
+def test_everything_is_one_subscription(make_bus: Any) -> None:
+    bus = make_bus(after=0, topics=("/mine/",))
+    assert bus.publisher.socket.subscriptions == [b""]
+
+
+def test_ipv6_and_keys(make_bus: Any) -> None:
+    public, _ = zmq.curve_keypair()
+    bus = make_bus(host="::1", server_key=public)
+    assert bus.snapshot.socket.connected == ["tcp://[::1]:5556"]
+    assert bus.snapshot.socket.options[zmq.IPV6] == 1
+    assert bus.snapshot.socket.curve_publickey != b""
+
+
+def test_it_asks_when_both_are_there_and_is_connected_when_the_past_is(make_bus: Any) -> None:
+    bus = make_bus(after=0)
+    bus.up("snapshot")
+    assert bus.snapshot.sent == []
+    bus.up("publisher")
+    assert bus.snapshot.sent == [[b"SYNCSTART", b"", bytes(8)]]
+    assert not bus.connecting.called
+    bus.snapshot.get([b"SYNC", *broadcast(1)])
+    assert bus.heard == [1]
+    bus.snapshot.get([b"SYNCEND", b"", b"1"])
+    assert bus.connecting.called
+    assert bus.heard == [1, True]
+    bus.publisher.get(broadcast(2), broadcast(3))
+    assert bus.heard[2:] == [2, 3]
+    assert bus.client.position == 3
+
+
+def test_publishing(make_bus: Any) -> None:
+    bus = make_bus(subscribe=False)
+    bus.begin()
+    uuid = UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2")
+    published = bus.client.publish("/p/", b"data", uuid=uuid)
+    assert bus.publisher.socket.subscriptions == [b"/p/"]
+    assert bus.collector.sent == [[b"/p/", b"null", b"tests", TIME, str(uuid).encode(), b"data"]]
+    bus.publisher.get([b"/p/", b"9", b"tests", TIME, str(uuid).encode(), b"data"])
+    assert bus.heard == [True], "a publisher hears its confirmations only"
+    assert bus.client._session.pending == 0
+    results: list[int] = []
+    published.addCallback(results.append)
+    assert results == [9]
+
+
+def test_its_own_labels(make_bus: Any) -> None:
+    bus = make_bus(subscribe=False)
+    bus.begin()
+    bus.client.publish("/p/", b"", producer="me", timestamp="now").addErrback(lambda _: None)
+    assert bus.collector.sent[0][2:4] == [b"me", b"now"]
+    assert UUID(bus.collector.sent[0][4].decode()).version == 4
+
+
+@pytest.mark.parametrize(
+    ("topic", "labels"),
+    [("x" * 256, {}), ("/a/", {"producer": "x" * 65}), ("/a/", {"timestamp": "x" * 65})],
+)
+def test_what_a_server_would_refuse(make_bus: Any, topic: str, labels: dict[str, str]) -> None:
+    bus = make_bus(subscribe=False)
+    bus.begin()
+    with pytest.raises(LocalProtocolError):
+        bus.client.publish(topic, b"", **labels)
+
+
+def test_too_large(make_bus: Any) -> None:
+    bus = make_bus(subscribe=False)
+    with pytest.raises(LocalProtocolError):
+        bus.client.publish("/a/", bytes((16 << 20) + 1))
+
+
+def test_the_window(make_bus: Any) -> None:
+    bus = make_bus(subscribe=False, window=2)
+    bus.begin()
+    for _ in range(2):
+        assert bus.client.ready().called
+        bus.client.publish("/a/", b"x").addErrback(lambda _: None)
+    ready = bus.client.ready()
+    bus.client.ready().addErrback(lambda failure: failure.trap(Closed))
+    assert not ready.called
+    for _ in range(2):
+        bus.client.publish("/a/", b"x").addErrback(lambda _: None)
+    with pytest.raises(LocalProtocolError, match="wait for ready"):
+        bus.client.publish("/a/", b"x")
+    bus.publisher.get(*[broadcast(n, frames[4]) for n, frames in enumerate(bus.collector.sent[:3], 1)])
+    assert ready.called
+    bus.publisher.get(broadcast(4, bus.collector.sent[3][4]))
+
+
+def test_what_cannot_be_sent_yet_waits_and_is_not_queued_twice(make_bus: Any) -> None:
+    bus = make_bus(subscribe=False, confirm=5)
+    bus.up("publisher")
+    bus.up("snapshot")
+    bus.snapshot.get([b"SYNCEND", b"", b"0"])
+    bus.client.publish("/a/", b"1").addErrback(lambda _: None)
+    bus.client.publish("/a/", b"2").addErrback(lambda _: None)
+    bus.reactor.advance(6)
+    bus.up("collector")
+    assert [frames[5] for frames in bus.collector.sent] == [b"1", b"2"]
+
+
+def test_unconfirmed(make_bus: Any) -> None:
+    bus = make_bus(subscribe=False, confirm=1, retries=1)
+    bus.begin()
+    failed: list[Any] = []
+    bus.client.publish("/a/", b"1").addErrback(lambda failure: failed.append(failure.value))
+    for _ in range(30):
+        bus.reactor.advance(0.1)
+    assert [type(error) for error in failed] == [Unconfirmable]
+    assert len(bus.collector.sent) == 2
+
+
+def test_a_server_that_goes_and_comes_back(make_bus: Any) -> None:
+    bus = make_bus(after=0)
+    bus.begin()
+    bus.publisher.get(broadcast(1))
+    bus.monitors["publisher"].happened(DISCONNECTED, 0)
+    bus.monitors["snapshot"].happened(DISCONNECTED, 0)
+    assert bus.heard == [True, 1, False]
+    bus.up("snapshot")
+    bus.up("publisher")
+    assert bus.snapshot.sent == [[b"SYNCSTART", b"", b"\0\0\0\0\0\0\0\x01"]]
+    bus.snapshot.get([b"SYNC", *broadcast(2)], [b"SYNCEND", b"", b"2"])
+    assert bus.heard[3:] == [2, True]
+
+
+def test_a_server_that_does_not_answer_is_asked_by_another_connection(make_bus: Any) -> None:
+    bus = make_bus(after=0, answer=10)
+    for name in ("publisher", "snapshot"):
+        bus.up(name)
+    for _ in range(101):
+        bus.reactor.advance(0.1)
+    assert bus.snapshot.socket.closed
+    again = bus.fake.ports[-1]
+    assert again.socket.kind == zmq.DEALER
+    assert again.sent == []
+    bus.monitors["snapshot"] = bus.fake.monitors[-1]
+    bus.up("snapshot")
+    assert again.sent == [[b"SYNCSTART", b"", bytes(8)]], "once"
+    again.get([b"SYNCEND", b"", b"0"])
+    assert bus.connecting.called
+
+
+def test_pausing(make_bus: Any) -> None:
+    bus = make_bus(after=0)
+    bus.begin()
+    bus.client.pause()
+    assert not bus.publisher.reading
+    assert not bus.snapshot.reading
+    for _ in range(1_000):
+        bus.reactor.advance(0.1)
+    assert bus.snapshot.sent == [], "nobody would read the answer"
+    bus.client.resume()
+    bus.client.resume()
+    assert bus.publisher.reading
+    assert bus.fake.ports[-1].reading, "a new connection, without what waits in the old one"
+
+
+def test_late_events(make_bus: Any) -> None:
+    late: list[int] = []
+    bus = make_bus(after=0, subtrees=("/a/",), on_late=lambda events: late.extend(e.sequence for e in events))
+    bus.begin()
+    bus.publisher.get(broadcast(5))
+    for _ in range(1_000):
+        bus.reactor.advance(0.1)
+    bus.snapshot.get([b"SYNC", *broadcast(3)], [b"SYNC", *broadcast(5)], [b"SYNCEND", b"/a/", b"5"])
+    assert late == [3]
+    assert 5 in bus.heard
+
+
+def test_lost_restarted_ignored(make_bus: Any) -> None:
+    bus = make_bus(after=0)
+    bus.begin()
+    bus.publisher.get(broadcast(5))
+    bus.snapshot.get([b"SYNC", *broadcast(3)], [b"SYNCEND", b"", b"5"])
+    assert bus.heard == [True, (1, 2), 3, (4, 4), 5]
+    bus.publisher.get([b"nonsense"], broadcast(2))
+    assert bus.heard[-1] == "restart"
+    assert bus.client.ignored == {"wrong-frame-count": 1}
+
+
+def test_a_program_that_fails_does_not_end_the_client(make_bus: Any, logged_errors: Any) -> None:
+    bus = make_bus(after=0)
+    bus.begin()
+
+    def fail(events: Any) -> None:
+        raise ValueError
+
+    bus.client.on_events = fail
+    bus.publisher.get(broadcast(1))
+    assert len(logged_errors.take()) == 1
+    assert bus.client.position == 1
+
+
+def test_many_topics_are_one_subscription(make_bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fyrehose.protocols.eventbus.client.MOST_TOPICS", 2)
+    bus = make_bus(subscribe=False)
+    bus.begin()
+    for n in range(5):
+        bus.client.publish(f"/{n}/", b"").addErrback(lambda _: None)
+    assert bus.publisher.socket.subscriptions == [b"/0/", b"/1/", b""]
+
+
+def test_closing(make_bus: Any) -> None:
+    bus = make_bus(subscribe=False, window=1)
+    assert not bus.connecting.called
+    failures: list[Any] = []
+    bus.connecting.addErrback(lambda failure: failures.append(failure.value))
+    bus.client.publish("/a/", b"").addErrback(lambda failure: failures.append(failure.value))
+    bus.client.ready().addErrback(lambda failure: failures.append(failure.value))
+    assert bus.client.close().called
+    assert [type(failure) for failure in failures] == [Unconfirmable, Closed, Closed]
+    assert bus.client.close().called
+    with pytest.raises(LocalProtocolError):
+        bus.client.publish("/a/", b"")
+    bus.client.resume()
+
+
+def test_closing_what_was_never_connected(fake_zmq: Any) -> None:
+    client = EventBusClient(Reactor(), "127.0.0.1", 5556)
+    assert client.position is None
+    assert client.close().called
+    with pytest.raises(LocalProtocolError):
+        client.ready()
+
+
+def test_closing_from_within(make_bus: Any) -> None:
+    bus = make_bus(after=0)
+    bus.begin()
+    bus.client.on_events = lambda events: bus.client.close()
+    bus.publisher.get(broadcast(1))
+    assert all(port.socket.closed for port in bus.fake.ports)

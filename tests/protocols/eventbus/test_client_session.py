@@ -1,0 +1,415 @@
+"""A client that misses nothing and gets nothing twice, whatever the network does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fyrehose.errors import LocalProtocolError
+from fyrehose.protocols.eventbus.client_session import (
+    ClientSession,
+    Events,
+    Ignored,
+    Lost,
+    Options,
+    Restarted,
+    Silent,
+    Synchronised,
+    To,
+)
+from fyrehose.protocols.eventbus.confirmations import Confirmed, Unconfirmed
+from fyrehose.protocols.eventbus.frames import Dialect, Pub, pack_sequence
+
+TIME = b"2024-05-01T10:20:30.123Z"
+
+
+def broadcast(seq: int, topic: bytes = b"/a/", uuid: bytes | None = None, data: bytes = b"x") -> list[bytes]:
+    return [topic, pack_sequence(seq, Dialect.BINARY), b"me", TIME, b"u%d" % seq if uuid is None else uuid, data]
+
+
+def sync(seq: int, topic: bytes = b"/a/") -> list[bytes]:
+    return [b"SYNC", *broadcast(seq, topic)]
+
+
+def end(seq: int, spec: bytes = b"") -> list[bytes]:
+    return [b"SYNCEND", spec, pack_sequence(seq, Dialect.BINARY)]
+
+
+def pub(uuid: bytes, topic: str = "/a/") -> Pub:
+    return Pub(topic=topic, sequence=0, dialect=None, producer=b"me", timestamp=TIME, uuid=uuid, data=b"x")
+
+
+def sequences(events: Sequence[Any]) -> list[int]:
+    return [event.sequence for each in events if isinstance(each, Events) for event in each.events]
+
+
+def session(**options: Any) -> ClientSession:
+    return ClientSession(Options(**options), Random(1), 0.0)
+
+
+def asked(one: ClientSession) -> list[tuple[To, int]]:
+    """The requests it wants to send, by where to and after which number."""
+    return [
+        (to, int.from_bytes(bytes(frames[2]), "big")) for to, frames in one.data_to_send() if to is not To.COLLECTOR
+    ]
+
+
+def ready(**options: Any) -> ClientSession:
+    """A session that has asked once and got nothing."""
+    one = session(**options)
+    one.connected(0)
+    (question,) = asked(one)
+    one.receive_syncs([end(question[1], b";".join(s.encode() for s in options.get("subtrees", ())))], 0)
+    return one
+
+
+class TestTheStart:
+    def test_subscribe_first_then_the_past_then_what_came_meanwhile(self) -> None:
+        one = session(after=0)
+        one.connected(0)
+        assert one.data_to_send() == [(To.SNAPSHOT, [b"SYNCSTART", b"", bytes(8)])]
+        assert one.receive_broadcasts([broadcast(3), broadcast(4)], 0) == []
+        assert sequences(one.receive_syncs([sync(1), sync(2)], 0)) == [1, 2]
+        events = one.receive_syncs([sync(3), end(3)], 0)
+        assert sequences(events) == [3, 4]
+        assert events[-1] == Synchronised(position=4)
+        assert sequences(one.receive_broadcasts([broadcast(5)], 0)) == [5]
+        assert one.position == 5
+
+    def test_nothing_is_handed_out_before_the_past_is(self) -> None:
+        one = session(after=0, subtrees=("/a/",))
+        assert one.receive_broadcasts([broadcast(9)], 0) == []
+        one.connected(0)
+        assert sequences(one.receive_syncs([sync(2), end(2, b"/a/")], 0)) == [2, 9]
+
+    def test_from_now_on(self) -> None:
+        one = session()
+        one.connected(0)
+        assert asked(one) == [(To.SNAPSHOT, 2**48 - 1)], "who lives?"
+        assert one.receive_broadcasts([broadcast(7)], 0) == []
+        events = one.receive_syncs([end(2**48 - 1)], 0)
+        assert sequences(events) == [7]
+        assert one.position == 7
+
+    def test_from_a_number_on(self) -> None:
+        one = session(after=5)
+        one.connected(0)
+        assert asked(one) == [(To.SNAPSHOT, 5)]
+        assert sequences(one.receive_syncs([sync(5), sync(6), end(6)], 0)) == [6]
+
+    def test_in_the_reference_programs_dialect(self) -> None:
+        one = session(after=5, dialect=Dialect.DECIMAL)
+        one.connected(0)
+        assert one.data_to_send() == [(To.SNAPSHOT, [b"SYNCSTART", b"", b"5"])]
+        frames = [b"SYNC", b"/a/", b"6", b"me", TIME, b"u", b"x"]
+        assert sequences(one.receive_syncs([frames, [b"SYNCEND", b"", b"6"]], 0)) == [6]
+
+    def test_subtrees_that_no_server_takes(self) -> None:
+        with pytest.raises(LocalProtocolError):
+            session(subtrees=("a",))
+
+
+class TestGaps:
+    def test_a_number_that_is_missing_is_asked_for_and_nothing_comes_out_of_order(self) -> None:
+        one = ready(after=0)
+        assert sequences(one.receive_broadcasts([broadcast(1), broadcast(4), broadcast(5)], 1)) == [1]
+        assert asked(one) == [(To.SNAPSHOT, 1)]
+        assert sequences(one.receive_syncs([sync(2), sync(3), sync(4), sync(5), end(5)], 1)) == [2, 3, 4, 5]
+        assert sequences(one.receive_broadcasts([broadcast(5), broadcast(6)], 1)) == []
+
+    def test_what_the_server_does_not_have_is_lost(self) -> None:
+        one = ready(after=0)
+        one.receive_broadcasts([broadcast(1), broadcast(9)], 1)
+        events = one.receive_syncs([sync(6), end(9)], 1)
+        assert [event for event in events if isinstance(event, Lost)] == [Lost(first=2, last=5), Lost(first=7, last=8)]
+        assert sequences(events) == [6, 9]
+        one = ready(after=0)
+        one.receive_broadcasts([broadcast(1), broadcast(9)], 1)
+        events = one.receive_syncs([end(1)], 1)
+        assert events[0] == Lost(first=2, last=8), "the answer came after the question, and had nothing"
+        assert sequences(events) == [9]
+
+    def test_a_gap_that_came_after_the_question_is_another_question(self) -> None:
+        one = session(after=0)
+        one.connected(0)
+        asked(one)
+        one.receive_broadcasts([broadcast(3)], 0)
+        assert sequences(one.receive_syncs([sync(1), end(1)], 0)) == [1]
+        assert asked(one) == [(To.SNAPSHOT, 1)]
+        assert sequences(one.receive_syncs([sync(2), sync(3), end(3)], 0)) == [2, 3]
+
+    def test_under_a_filter_gaps_are_normal_and_checked_now_and_then(self) -> None:
+        one = ready(after=0, subtrees=("/a/",), recheck=60, quiet=1_000)
+        assert sequences(one.receive_broadcasts([broadcast(3), broadcast(7), broadcast(9)], 1)) == [3, 7, 9]
+        assert asked(one) == []
+        assert one.tick(59) == []
+        assert one.tick(80) == []
+        assert asked(one) == [(To.SNAPSHOT, 0)]
+        events = one.receive_syncs([sync(3), sync(5), sync(7), sync(9), sync(11), end(11, b"/a/")], 80)
+        assert [(event.late, sequences([event])) for event in events if isinstance(event, Events)] == [
+            (True, [5]),
+            (False, [11]),
+        ]
+        assert one.position == 11
+
+    def test_what_is_not_wanted_is_not_handed_out(self) -> None:
+        one = ready(after=0, subtrees=("/a/",))
+        assert sequences(one.receive_broadcasts([broadcast(1, b"/b/"), broadcast(2, b"/a/b/")], 1)) == [2]
+
+    def test_too_much_to_hold_is_asked_for_again(self) -> None:
+        one = session(after=0)
+        one.connected(0)
+        asked(one)
+        one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(1, 40)], 0)
+        assert one._held_bytes <= 16 << 20
+        assert sequences(one.receive_syncs([end(0)], 0)) == list(range(1, 17))
+        assert asked(one) == [(To.SNAPSHOT, 16)]
+
+    def test_too_many_under_a_filter_are_checked_sooner(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_AHEAD", 3)
+        one = ready(after=0, subtrees=("/a/",))
+        one.receive_broadcasts([broadcast(3), broadcast(5), broadcast(7)], 1)
+        assert asked(one) == [(To.SNAPSHOT, 0)]
+
+
+class TestTime:
+    def test_silence_is_a_reason_to_ask(self) -> None:
+        one = ready(after=0, quiet=15)
+        assert one.next_due() >= 15
+        one.receive_broadcasts([broadcast(1)], 10)
+        assert one.tick(24) == []
+        assert asked(one) == []
+        one.tick(29)
+        assert asked(one) == [(To.SNAPSHOT, 1)]
+
+    def test_no_answer_is_a_reason_to_ask_by_another_connection(self) -> None:
+        one = session(after=0, answer=10)
+        one.connected(0)
+        asked(one)
+        one.receive_syncs([sync(1)], 5)
+        assert one.tick(14) == []
+        assert one.tick(15) == [Silent()]
+        assert asked(one) == [(To.ANEW, 1)]
+        assert one.next_due() == 25
+
+    def test_a_new_connection(self) -> None:
+        one = ready(after=0)
+        one.receive_broadcasts([broadcast(1)], 1)
+        one.disconnected(2)
+        assert one.receive_broadcasts([broadcast(5)], 3) == [], "held until it is known what came before"
+        one.connected(4)
+        assert asked(one) == [(To.SNAPSHOT, 1)]
+        events = one.receive_syncs([sync(seq) for seq in range(2, 6)] + [end(5)], 4)
+        assert sequences(events) == [2, 3, 4, 5]
+
+    def test_after_a_pause(self) -> None:
+        one = ready(after=0)
+        one.resumed(100)
+        assert asked(one) == [(To.ANEW, 0)]
+
+
+class TestAnotherJournal:
+    def test_numbers_that_go_back(self) -> None:
+        one = ready(after=0)
+        one.receive_broadcasts([broadcast(1), broadcast(2), broadcast(3)], 1)
+        one.disconnected(2)
+        one.connected(3)
+        one.receive_syncs([end(3)], 3)
+        asked(one)
+        events = one.receive_broadcasts([broadcast(1)], 4)
+        assert events == [Restarted()]
+        assert asked(one) == [(To.ANEW, 0)]
+        assert sequences(one.receive_syncs([sync(1), end(1)], 4)) == [1]
+
+    def test_also_when_nothing_was_ever_heard(self) -> None:
+        one = session(after=0)
+        one.connected(0)
+        one.receive_syncs([sync(1), sync(2), end(2)], 0)
+        one.tick(100)
+        one.receive_syncs([end(2)], 100)
+        asked(one)
+        assert one.receive_broadcasts([broadcast(1)], 101) != [Restarted()], "it may have waited in the socket"
+        one = session(after=5)
+        one.connected(0)
+        asked(one)
+        one.receive_syncs([end(5)], 0)
+        assert one.receive_broadcasts([broadcast(2)], 1) == [Restarted()]
+
+
+class TestPublishing:
+    def test_its_own_uuid_comes_back(self) -> None:
+        one = ready(subscribe=False)
+        one.publish(pub(b"1"), "handle", 0)
+        (sent,) = one.data_to_send()
+        assert sent == (To.COLLECTOR, [b"/a/", b"null", b"me", TIME, b"1", b"x"])
+        assert one.pending == 1
+        assert one.receive_broadcasts([broadcast(9, uuid=b"1")], 1) == [Confirmed(handle="handle", sequence=9)]
+        assert one.pending == 0
+
+    def test_what_does_not_come_back_is_sent_again_and_given_up(self) -> None:
+        one = ready(subscribe=False, confirm=5, retries=1, quiet=1_000)
+        one.publish(pub(b"1"), "handle", 0)
+        first = one.data_to_send()
+        assert one.next_due() == 5
+        assert one.tick(5) == []
+        assert one.data_to_send() == first
+        assert one.tick(10) == [Unconfirmed(handle="handle")]
+        assert one.data_to_send() == []
+
+    def test_a_subscriber_asks_the_past_before_it_sends_again(self) -> None:
+        one = ready(after=0, confirm=5)
+        one.publish(pub(b"u1"), "stored", 0)
+        one.publish(pub(b"other"), "not stored", 0)
+        one.data_to_send()
+        one.tick(5)
+        assert asked(one) == [(To.SNAPSHOT, 0)]
+        assert one.tick(6) == []
+        events = one.receive_syncs([sync(1), end(1)], 7)
+        assert Confirmed(handle="stored", sequence=1) in events
+        assert [frames[4] for to, frames in one.data_to_send() if to is To.COLLECTOR] == [b"other"]
+
+    def test_the_end(self) -> None:
+        one = ready(subscribe=False)
+        one.publish(pub(b"1"), "handle", 0)
+        assert one.abandon() == [Unconfirmed(handle="handle")]
+
+
+def test_what_no_server_sends_is_ignored() -> None:
+    one = ready(after=0)
+    for frames in ([], [b"x"], [b"\xff", b"1", b"", b"", b"", b""], broadcast(0)):
+        (event,) = one.receive_broadcasts([frames], 1)
+        assert isinstance(event, Ignored)
+        (event,) = one.receive_syncs([frames], 1)
+        assert isinstance(event, Ignored)
+    assert isinstance(one.receive_syncs([[b"SYNCEND", b""]], 1)[0], Ignored)
+    assert one.receive_syncs([sync(1), end(1)], 1) == [], "answers to nobody's question"
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(1, 30)),
+        st.tuples(st.just("lose"), st.integers(1, 10)),
+        st.tuples(st.just("wait"), st.sampled_from([0.1, 1.0, 20.0])),
+        st.tuples(st.just("drop"), st.just(0)),
+        st.tuples(st.just("stall"), st.integers(0, 20)),
+        st.tuples(st.just("restart"), st.just(0)),
+        st.tuples(st.just("send"), st.integers(1, 3)),
+    ),
+    max_size=12,
+)
+
+
+class Link:
+    """A client session and a server in one world, with a network between them that loses broadcasts."""
+
+    def __init__(self, world: Any, options: Options) -> None:
+        self.world = world
+        self.clock = world.clock
+        self.session = ClientSession(options, Random(2), 0.0)
+        self.connection = 0
+        self.lose = 0
+        self.up = True
+        self.got: list[int] = []
+        self.late: list[int] = []
+        self.confirmed: list[Any] = []
+        self.restarted = 0
+        self.session.connected(0.0)
+
+    @property
+    def identity(self) -> bytes:
+        return b"%d" % self.connection
+
+    def handle(self, events: Sequence[Any]) -> None:
+        for event in events:
+            if isinstance(event, Events):
+                (self.late if event.late else self.got).extend(sequences([event]))
+            elif isinstance(event, Confirmed):
+                self.confirmed.append(event.handle)
+            elif isinstance(event, Restarted):
+                self.restarted += 1
+            assert not isinstance(event, Lost | Ignored | Unconfirmed)
+
+    def carry(self, turns: int = 10) -> None:
+        """What both have to say, there and back."""
+        for _ in range(turns):
+            for to, frames in self.session.data_to_send():
+                message = [bytes(frame) for frame in frames]
+                if to is To.ANEW:
+                    self.world.snapshot.gone.add(self.identity)
+                    self.connection += 1
+                if to is To.COLLECTOR:
+                    self.world.publish(*message, identity=b"own")
+                elif self.up:
+                    self.world.ask(*message, identity=self.identity)
+            self.world.run(1)
+            broadcasts = self.world.publisher.take()
+            lost, self.lose = broadcasts[: self.lose], max(0, self.lose - len(broadcasts))
+            mine = [frames[1:] for frames in self.world.snapshot.take() if frames[0] == self.identity]
+            now = self.clock.seconds()
+            if self.up:
+                self.handle(self.session.receive_broadcasts(broadcasts[len(lost) :], now))
+                self.handle(self.session.receive_syncs(mine, now))
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(max(1, int(seconds / 0.5))):
+            self.clock.advance(min(seconds, 0.5))
+            self.handle(self.session.tick(self.clock.seconds()))
+            self.carry(3)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(subtrees=st.sampled_from([(), ("/a/",)]), steps=STEPS)
+def test_all_of_it_once_and_in_order_whatever_the_network_does(
+    subtrees: tuple[str, ...], steps: list[tuple[str, Any]], make_world: Any, make_event: Any
+) -> None:
+    world = make_world()
+    link = Link(world, Options(after=0, subtrees=subtrees, retries=1_000))
+    link.carry()
+    n = 0
+    sent = 0
+    for what, value in steps:
+        if what == "publish":
+            for _ in range(value):
+                n += 1
+                world.publish(*make_event(n, topic=b"/a/" if n % 3 else b"/b/"))
+        elif what == "lose":
+            link.lose += value
+        elif what == "wait":
+            link.wait(value)
+        elif what == "drop":
+            link.session.disconnected(link.clock.seconds())
+            world.snapshot.gone.add(link.identity)
+            link.connection += 1
+            link.session.connected(link.clock.seconds())
+        elif what == "stall":
+            world.snapshot.room[link.identity] = value
+        elif what == "restart":
+            world.server.stop()
+            world.begin()
+            link.session.disconnected(link.clock.seconds())
+            link.connection += 1
+            link.session.connected(link.clock.seconds())
+        elif what == "send":
+            for _ in range(value):
+                sent += 1
+                link.session.publish(pub(b"own-%d" % sent), sent, link.clock.seconds())
+        link.carry(2)
+    link.lose = 0
+    world.snapshot.room.clear()
+    link.wait(160)
+    wanted = [
+        seq
+        for run in world.broker.read("eventbus", 1, 1 << 30)
+        for seq in range(run.first_seq, run.last_seq + 1)
+        if not subtrees or run.topic == "/a/"
+    ]
+    assert link.restarted == 0
+    assert sorted(link.got + link.late) == wanted
+    assert link.got == sorted(set(link.got)), "strictly increasing"
+    assert not link.late or subtrees
+    assert sorted(link.confirmed) == list(range(1, sent + 1))

@@ -1,0 +1,42 @@
+"""Events under way: back, again, or given up."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from fyrehose.errors import LocalProtocolError
+from fyrehose.protocols.eventbus.confirmations import Confirmations, Confirmed, Unconfirmed
+
+
+def test_back_under_its_uuid() -> None:
+    pubs = Confirmations(5, 2)
+    pubs.add(b"1", [b"one"], "first", 0)
+    assert len(pubs) == 1
+    assert pubs.came_back(b"2", 9) is None
+    assert pubs.came_back(b"1", 9) == Confirmed(handle="first", sequence=9)
+    assert pubs.came_back(b"1", 9) is None
+    assert pubs.next_due() == inf
+
+
+def test_again_and_given_up() -> None:
+    pubs = Confirmations(5, 2)
+    pubs.add(b"1", [b"one"], "first", 0)
+    pubs.add(b"2", [b"two"], "second", 3)
+    assert pubs.resend(4.9) == []
+    assert pubs.resend(5) == [[b"one"]]
+    assert pubs.next_due() == 8
+    assert pubs.resend(10) == [[b"two"], [b"one"]]
+    assert pubs.resend(15) == [[b"two"]]
+    assert pubs.given_up() == [Unconfirmed(handle="first")]
+    assert pubs.given_up() == []
+    assert pubs.abandon() == [Unconfirmed(handle="second")]
+    assert len(pubs) == 0
+
+
+def test_one_uuid_at_a_time() -> None:
+    pubs = Confirmations(5, 2)
+    pubs.add(b"1", [b"one"], "first", 0)
+    with pytest.raises(LocalProtocolError):
+        pubs.add(b"1", [b"one"], "again", 0)

@@ -1,0 +1,179 @@
+"""The service: what is bound, who is asked, and what is closed, in which order."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort
+from twisted.internet.task import Clock
+from zmq.auth import create_certificates
+from zope.interface.verify import verifyObject
+
+from fyrehose.broker import Broker
+from fyrehose.protocols.eventbus.service import EventBusService
+from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.zmqport import ACCEPTED, DISCONNECTED
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+
+
+class Reactor(Clock):
+    """A clock with a thread pool that nobody uses."""
+
+    def getThreadPool(self) -> None:
+        return None
+
+
+class House:
+    """A service, and the fakes beneath it."""
+
+    def __init__(self, fake: Any, host: str = "127.0.0.1", port: int = 5556, **options: Any) -> None:
+        self.fake = fake
+        self.reactor = Reactor()
+        self.broker = Broker(self.reactor, MemoryJournal(), Sequencer())
+        self.broker.open()
+        self.service = EventBusService(self.reactor, self.broker, host, port, Settings(**options))
+
+    def start(self) -> Any:
+        results: list[Any] = []
+        self.service.startService().addBoth(results.append)
+        return results[0]
+
+    def ask(self, address: bytes = b"127.0.0.1") -> bytes:
+        """What the door says to a connection from ``address``."""
+        door = self.fake.ports[0]
+        door.full = False
+        door.receive([b"1.0", b"1", b"eventbus", address, b"", b"NULL"], 6)
+        status: bytes = door.sent.pop()[2]
+        return status
+
+
+@pytest.fixture
+def make_house(fake_zmq: Any) -> Any:
+    fake = fake_zmq("service")
+    return lambda **options: House(fake, **options)
+
+
+def test_three_ports_in_a_row_and_a_door(make_house: Any) -> None:
+    house = make_house()
+    listening = house.start()
+    assert verifyObject(IListeningPort, listening)
+    assert (listening.getHost().host, listening.getHost().port) == ("127.0.0.1", 5556)
+    listening.startListening()
+    sockets = house.fake.contexts[0].sockets
+    assert [socket.kind for socket in sockets] == [zmq.REP, zmq.ROUTER, zmq.PUB, zmq.ROUTER]
+    assert [socket.bound[0] for socket in sockets] == [
+        "inproc://zeromq.zap.01",
+        "tcp://127.0.0.1:5556",
+        "tcp://127.0.0.1:5557",
+        "tcp://127.0.0.1:5558",
+    ]
+    assert all(socket.options[zmq.ZAP_DOMAIN] == b"eventbus" for socket in sockets[1:])
+    assert sockets[1].options[zmq.MAXMSGSIZE] == 32 << 10
+    assert sockets[3].options[zmq.MAXMSGSIZE] == 16 << 20
+    assert (sockets[1].options[zmq.SNDHWM], sockets[2].options[zmq.SNDHWM]) == (1_000, 10_000)
+    assert sockets[1].options[zmq.ROUTER_MANDATORY] == 1
+    assert sockets[1].options[zmq.ROUTER_HANDOVER] == 0
+    assert all(port.reading for port in house.fake.ports)
+    assert listening.stopListening().called
+    assert all(socket.closed for socket in sockets)
+    assert sockets[2].linger == 1_000
+    assert house.fake.contexts[0].ended
+    assert all(monitor.closed for monitor in house.fake.monitors)
+    house.reactor.advance(0)
+    assert not house.reactor.getDelayedCalls()
+    assert house.service.stopService().called
+
+
+def test_it_starts_again(make_house: Any) -> None:
+    house = make_house()
+    house.start()
+    house.service.stopService()
+    house.fake.ports.clear()
+    house.start()
+    assert len(house.fake.contexts) == 2
+    house.service.stopService()
+
+
+def test_ipv6(make_house: Any) -> None:
+    house = make_house(host="::1")
+    assert house.start().getHost().host == "::1"
+    assert house.fake.contexts[0].sockets[1].bound == ["tcp://[::1]:5556"]
+    assert house.fake.contexts[0].sockets[1].options[zmq.IPV6] == 1
+    house.service.stopService()
+
+
+@pytest.mark.parametrize("taken", [5556, 5557, 5558])
+def test_a_port_that_is_taken(make_house: Any, taken: int) -> None:
+    house = make_house()
+    house.fake.taken.add(f"tcp://127.0.0.1:{taken}")
+    failure = house.start()
+    error = failure.value
+    assert isinstance(error, CannotListenError)
+    assert (error.interface, error.port, error.socketError.strerror) == (
+        "127.0.0.1",
+        5556,
+        "Address already in use",
+    )
+    assert house.fake.contexts[0].ended, "and everything is closed again"
+
+
+def test_any_three_in_a_row(make_house: Any) -> None:
+    house = make_house(port=0)
+    house.fake.taken |= {"tcp://127.0.0.1:40002", "tcp://127.0.0.1:40004"}
+    assert house.start().getHost().port == 40_005
+    assert [socket.bound for socket in house.fake.contexts[0].sockets[1:]] == [
+        ["tcp://127.0.0.1:40005"],
+        ["tcp://127.0.0.1:40006"],
+        ["tcp://127.0.0.1:40007"],
+    ]
+    house.service.stopService()
+
+
+def test_no_three_in_a_row(make_house: Any) -> None:
+    house = make_house(port=0)
+    house.fake.taken |= {f"tcp://127.0.0.1:{port}" for port in range(40_002, 40_400, 2)}
+    assert isinstance(house.start().value, CannotListenError)
+
+
+def test_who_may_connect(make_house: Any) -> None:
+    house = make_house(host="0.0.0.0", allow=(ip_network("10.0.0.0/8"),))
+    house.start()
+    assert house.ask(b"10.1.2.3") == b"200"
+    assert house.ask(b"11.1.2.3") == b"400"
+    assert house.broker.counters.counts["eventbus", "not-allowed"] == 1
+    house.service.stopService()
+
+
+def test_how_many(make_house: Any) -> None:
+    house = make_house(max_connections=2)
+    house.start()
+    monitors = house.fake.monitors
+    for n in range(2):
+        monitors[n].happened(ACCEPTED, 0)
+        assert house.ask() == b"200"
+    monitors[2].happened(ACCEPTED, 0)
+    assert house.ask() == b"400"
+    monitors[2].happened(DISCONNECTED, 0)
+    assert house.ask() == b"200"
+    assert house.broker.counters.counts["eventbus", "too-many-connections"] == 1
+    assert house.broker.counters.counts["eventbus", "connections"] == 3
+    house.service.stopService()
+
+
+def test_keys(make_house: Any, tmp_path: Path) -> None:
+    _, secret = create_certificates(tmp_path, "server")
+    house = make_house(server_key=secret, client_keys=str(tmp_path))
+    house.start()
+    for socket in house.fake.contexts[0].sockets[1:]:
+        assert socket.curve_server
+        assert len(socket.curve_publickey) == len(socket.curve_secretkey) == 40
+    assert house.ask() == b"400", "without a key"
+    house.service.stopService()
+    anybody = make_house(server_key=secret, client_keys="any")
+    assert anybody.service._door.clients is None

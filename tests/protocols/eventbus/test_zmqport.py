@@ -1,0 +1,314 @@
+"""The descriptor, over sockets that stay within the process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from select import select
+from typing import Any
+
+import attrs
+import pytest
+import zmq
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from zope.interface.verify import verifyObject
+
+from fyrehose.protocols.eventbus.lent import LEAST, Lent
+from fyrehose.protocols.eventbus.zmqport import (
+    ACCEPTED,
+    BYTES_TURN,
+    FRAMES_TURN,
+    MOST_FRAMES,
+    Full,
+    Gone,
+    Monitor,
+    ZMQPort,
+)
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+class Reactor(Clock):
+    """A clock that has readers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: set[Any] = set()
+
+    def addReader(self, reader: Any) -> None:
+        self.readers.add(reader)
+
+    def removeReader(self, reader: Any) -> None:
+        self.readers.discard(reader)
+
+    def turn(self) -> None:
+        """As a reactor's: what is readable, then what is due."""
+        readable, _, _ = select([reader for reader in self.readers if reader.fileno() >= 0], [], [], 0)
+        for reader in readable:
+            reader.doRead()
+        due = [call for call in self.calls if call.getTime() <= self.seconds()]
+        for call in due:
+            if call.active():
+                self.calls.remove(call)
+                call.called = 1
+                call.func(*call.args, **call.kw)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            self.turn()
+
+
+_sockets: list[zmq.Socket[bytes]] = []
+
+
+class KeepingContext(zmq.Context[zmq.Socket[bytes]]):
+    """Keeps its sockets, so that none is lost before it is closed."""
+
+    def socket(self, *args: Any, **options: Any) -> Any:
+        _sockets.append(super().socket(*args, **options))
+        return _sockets[-1]
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    context = KeepingContext()
+    yield context
+    context.destroy(0)
+    _sockets.clear()
+
+
+def fill(port: ZMQPort, *frames: bytes) -> int:
+    """Send to the peer until it has enough; how many messages that took."""
+    for sent in range(10_000):
+        try:
+            port.send([b"\0peer\xff", *frames])
+        except Full:
+            return sent
+    raise AssertionError("it has never enough")
+
+
+@attrs.define(eq=False)
+class Pair:
+    """A port and a plain socket that is connected to it."""
+
+    reactor: Reactor
+    port: ZMQPort
+    peer: zmq.Socket[bytes]
+    received: list[tuple[list[bytes], int]]
+    turns: list[int]
+
+    @classmethod
+    def make(cls, context: Context, kind: int, peer: int, **options: Any) -> Pair:
+        reactor, socket = Reactor(), context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        if kind == zmq.ROUTER:
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        for option, value in options.items():
+            socket.setsockopt(getattr(zmq, option), value)
+        socket.bind("inproc://test")
+        received: list[tuple[list[bytes], int]] = []
+        turns: list[int] = []
+        port = ZMQPort(
+            reactor, socket, lambda frames, count: received.append((frames, count)), lambda: turns.append(len(received))
+        )
+        other = context.socket(peer)
+        other.setsockopt(zmq.LINGER, 0)
+        other.setsockopt(zmq.RCVHWM, 1)
+        if peer != zmq.SUB:
+            other.setsockopt(zmq.IDENTITY, b"\0peer\xff")
+            other.setsockopt(zmq.SNDHWM, 0)
+        other.connect("inproc://test")
+        return cls(reactor, port, other, received, turns)
+
+
+def test_it_is_a_descriptor(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
+    assert verifyObject(IReadDescriptor, pair.port)
+    assert pair.port.logPrefix() == "eventbus"
+    assert pair.port.fileno() >= 0
+    pair.port.close()
+    assert pair.port.fileno() == -1
+    pair.port.close()
+    pair.port.start()
+    pair.port.take_in()
+    assert pair.port.drained()
+    assert not pair.reactor.readers
+    assert not pair.reactor.getDelayedCalls()
+
+
+def test_messages_come_whole_with_binary_routing_ids(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
+    pair.port.start()
+    pair.peer.send_multipart([b"", b"\0", b"x" * 100_000])
+    pair.reactor.until(lambda: bool(pair.received))
+    assert pair.received == [([b"\0peer\xff", b"", b"\0", b"x" * 100_000], 4)]
+    assert pair.turns[-1] == 1
+
+
+def test_what_came_before_it_started_is_read(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
+    pair.peer.send(b"early")
+    pair.port.start()
+    pair.reactor.until(lambda: bool(pair.received))
+
+
+def test_a_turn_ends_and_the_next_goes_on(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, RCVHWM=0)
+    for n in range(FRAMES_TURN):
+        pair.peer.send(b"%d" % n)
+    pair.port.start()
+    pair.reactor.turn()
+    pair.reactor.until(lambda: len(pair.received) == FRAMES_TURN)
+    assert pair.turns[:2] == [FRAMES_TURN // 2, FRAMES_TURN], "two frames each: the routing id counts"
+    assert [frames[1] for frames, _ in pair.received] == [b"%d" % n for n in range(FRAMES_TURN)]
+
+
+def test_large_messages_end_a_turn_sooner(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, RCVHWM=0)
+    for _ in range(10):
+        pair.peer.send(bytes(BYTES_TURN // 2))
+    pair.port.start()
+    pair.reactor.until(lambda: len(pair.received) == 10)
+    assert pair.turns[:2] == [2, 4], "and the routing id counts"
+
+
+def test_a_message_of_very_many_frames_is_counted_and_not_kept(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
+    pair.port.start()
+    pair.peer.send_multipart([b"x"] * (3 * FRAMES_TURN))
+    pair.peer.send(b"next")
+    pair.reactor.until(lambda: len(pair.received) == 2)
+    (frames, count), (after, _) = pair.received
+    assert (len(frames), count) == (MOST_FRAMES, 3 * FRAMES_TURN + 1)
+    assert after == [b"\0peer\xff", b"next"]
+
+
+def test_pausing(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
+    pair.port.start()
+    pair.port.pause()
+    pair.peer.send(b"x")
+    for _ in range(5):
+        pair.reactor.turn()
+    pair.port.doRead()
+    assert pair.received == []
+    assert not pair.port.drained()
+    pair.port.poke()
+    assert not pair.reactor.getDelayedCalls(), "a pause is a pause"
+    pair.port.start()
+    pair.reactor.until(lambda: bool(pair.received))
+    pair.reactor.turn()
+    assert pair.port.drained()
+
+
+def test_edge_triggered_what_a_send_swallowed_is_found(context: Context) -> None:
+    """Thousands of sends and receives, mixed: no wake-up is lost."""
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, RCVHWM=0, SNDHWM=0)
+    pair.peer.setsockopt(zmq.RCVHWM, 0)
+    pair.port.start()
+    for n in range(5_000):
+        pair.peer.send(b"%d" % n)
+        if n:
+            pair.port.send([b"\0peer\xff", b"back"])
+        else:
+            pair.reactor.until(lambda: bool(pair.received))
+        if n % 50 == 0:
+            pair.reactor.turn()
+    pair.reactor.until(lambda: len(pair.received) == 5_000)
+
+
+def test_full_and_gone(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
+    pair.port.start()
+    pair.peer.send(b"here I am")
+    pair.reactor.until(lambda: bool(pair.received))
+    sent = fill(pair.port, b"a", b"b")
+    assert sent == 3, "two wait with us, one with the peer"
+    for _ in range(sent):
+        assert pair.peer.recv_multipart() == [b"a", b"b"], "what was refused left nothing behind"
+    pair.reactor.turn()
+    with pytest.raises(Gone):
+        pair.port.send([b"nobody", b"a"])
+    pair.port.send([b"\0peer\xff", b"again"])
+    assert pair.peer.recv_multipart() == [b"again"]
+
+
+def test_room_again_is_noticed(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
+    pair.port.start()
+    pair.peer.send(b"here I am")
+    pair.reactor.until(lambda: bool(pair.received))
+    fill(pair.port, b"a")
+    pair.reactor.turn()
+    pair.turns.clear()
+    for _ in range(3):
+        pair.peer.recv()
+    pair.reactor.until(lambda: bool(pair.turns))
+
+
+def test_a_publisher_takes_subscriptions_in(context: Context) -> None:
+    pair = Pair.make(context, zmq.PUB, zmq.SUB)
+    pair.port.start()
+    pair.peer.setsockopt(zmq.SUBSCRIBE, b"/a/")
+    pair.port.take_in()
+    pair.reactor.turn()
+    pair.port.send([b"/b/", b"x"])
+    pair.port.send([b"/a/", memoryview(b"y" * 100_000)])
+    assert pair.peer.recv_multipart() == [b"/a/", b"y" * 100_000]
+
+
+def test_an_owner_that_fails_does_not_end_it(context: Context, logged_errors: Any) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
+    seen: list[bytes] = []
+
+    def receive(frames: list[bytes], count: int) -> None:
+        seen.append(frames[1])
+        raise ValueError(frames[1])
+
+    pair.port.receive = receive
+    pair.port.start()
+    pair.peer.send(b"1")
+    pair.peer.send(b"2")
+    pair.reactor.until(lambda: len(seen) == 2)
+    assert len(logged_errors.take()) == 2
+
+
+def test_the_reactor_gives_it_up(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
+    pair.port.start()
+    pair.port.connectionLost(Failure(Exception()))
+    assert not pair.reactor.getDelayedCalls()
+
+
+def test_large_messages_are_lent_and_given_back(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
+    pair.port.start()
+    pair.peer.send(b"here I am")
+    pair.reactor.until(lambda: bool(pair.received))
+    lent = Lent(3 * LEAST)
+    for data in (bytes(LEAST), memoryview(bytes(2 * LEAST)), bytes(LEAST - 1)):
+        pair.port.send([b"\0peer\xff", data], lent)
+    assert lent.size == 3 * LEAST
+    with pytest.raises(Full):
+        pair.port.send([b"\0peer\xff", bytes(LEAST)], lent)
+    pair.port.send([b"\0peer\xff", b"small"], lent)
+    assert [len(pair.peer.recv()) for _ in range(4)] == [LEAST, 2 * LEAST, LEAST - 1, 5]
+    pair.reactor.until(lambda: lent.fits(LEAST))
+    pair.port.send([b"\0peer\xff", bytes(LEAST)], lent)
+
+
+def test_a_monitor_says_who_comes(context: Context) -> None:
+    reactor, socket = Reactor(), context.socket(zmq.ROUTER)
+    happened: list[int] = []
+    monitor = Monitor(reactor, context, socket, ACCEPTED, lambda event, value: happened.append(event))
+    assert len(reactor.readers) == 1
+    monitor.close()
+    socket.close(0)
+    monitor.close()
+    assert not reactor.readers
+    assert not reactor.getDelayedCalls()
+    assert happened == []
