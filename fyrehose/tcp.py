@@ -346,6 +346,11 @@ class Reading:
     protocol: SessionProtocol
     _pauses: int = attrs.field(default=0, init=False)
 
+    @property
+    def paused(self) -> bool:
+        """Whether anybody wants it paused."""
+        return self._pauses > 0
+
     def pauseProducing(self) -> None:
         self._pauses += 1
         if self._pauses == 1:

@@ -1,0 +1,339 @@
+"""What a connector can ask for: ``publish:STREAM``, ``subscribe:STREAM`` and ``subscribe:STREAM@SEQ``.
+
+    Publishing    messages -> runs -> the journal, together with the link's cursors -> consumed, committed
+    Subscribing   the journal -> messages on channel 0, as far as the window that the peer's consumed holds open
+
+Each is one connection's part in it; what outlives the connection is in its registry entry.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.errors import PublishError, RemoteProtocolError
+from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.frames import Ack
+from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.linklog import Anchors
+from fyrehose.protocols.relink.parts import runs_of, split
+from fyrehose.protocols.relink.registry import Entry
+from fyrehose.protocols.relink.tables import Sending
+from fyrehose.records import MAX_NAME, Delivery, Run
+
+if TYPE_CHECKING:
+    from fyrehose.protocols.relink.server import RelinkProtocol
+
+KIT = "relink"
+#: How many gaps of a stream may lie in what a subscriber has not consumed.
+MOST_ANCHORS = 1_000
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Place:
+    """An endpoint name, understood."""
+
+    stream: str
+    subscribe: bool
+    #: for subscribers: begin behind this number; None: with what is published from now on
+    after: int | None = None
+
+
+def parse(terms: Terms) -> Place:
+    """What ``terms`` ask for.
+
+    :raises RemoteProtocolError: there is no such endpoint, or it is not to be had with these transactions
+    """
+    verb, _, name = terms.endpoint.partition(":")
+    stream, at, after = name.rpartition("@") if verb == "subscribe" else (name, "", "")
+    if not at:
+        stream, after = name, ""
+    if verb not in ("publish", "subscribe") or not 1 <= len(stream.encode()) <= MAX_NAME:
+        raise RemoteProtocolError("endpoint-unknown")
+    if at and not (after.isascii() and after.isdecimal() and len(after) <= 15):
+        raise RemoteProtocolError("endpoint-unknown")
+    if terms.listener_transactions or (verb == "subscribe" and terms.connector_transactions):
+        raise RemoteProtocolError("transactions-unsupported")
+    return Place(stream=stream, subscribe=verb == "subscribe", after=int(after) if at else None)
+
+
+def first_anchor(broker: IBroker, place: Place) -> Anchors:
+    """Where a new subscriber's channel begins in its stream."""
+    if not place.subscribe:
+        return []
+    oldest, last = broker.bounds(place.stream)
+    after = last if place.after is None else min(max(place.after, oldest - 1), last)
+    return [(0, after + 1)]
+
+
+def stream_seq(anchors: Anchors, channel_seq: int) -> int:
+    """The number in the stream of the record that is number ``channel_seq`` on the channel."""
+    begin, seq = next(anchor for anchor in reversed(anchors) if anchor[0] <= channel_seq)
+    return seq + channel_seq - begin
+
+
+class Endpoint:
+    """What a connection does with its link's events."""
+
+    def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
+        self.protocol = protocol
+        self.entry = entry
+        self.link = entry.link
+        self.place = place
+        self.registry = protocol.registry
+
+    def begin(self) -> None:
+        """Messaging may begin: the link is new."""
+
+    def end(self) -> None:
+        """The connection is gone."""
+
+    def after_read(self) -> None:
+        """Everything that came in together has been dealt with."""
+
+    def received(self, event: events.Received) -> None:
+        """A message of the peer."""
+        raise NotImplementedError
+
+    def decided(self, event: events.Decided) -> None:
+        """A commit or a rollback of the peer."""
+        raise NotImplementedError
+
+    def finished(self, event: events.Finished) -> None:
+        """A channel of the peer is closed."""
+        raise NotImplementedError
+
+    def consumed(self, event: events.Consumed) -> None:
+        """The peer has consumed."""
+
+    def rewound(self, event: events.Rewound) -> None:
+        """The peer says what it has of ours."""
+
+    def peer_shutdown(self) -> None:
+        """The peer wants to end the link."""
+
+
+class Publishing(Endpoint):
+    """Takes what the peer sends into a stream."""
+
+    def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
+        super().__init__(protocol, entry, place)
+        #: messages of plain channels that came in together: channel -> first number, messages
+        self._plain: dict[int, tuple[int, list[tuple[bytes, ...]]]] = {}
+        #: channels with staged messages of which the disk is not told yet, and up to where
+        self._staged: dict[int, int] = {}
+
+    def received(self, event: events.Received) -> None:
+        self._plain.setdefault(event.channel, (event.seq, []))[1].append(event.parts)
+
+    def decided(self, event: events.Decided) -> None:
+        if not event.commit:
+            self.link.stage(event.channel, event.last)
+            self._staged[event.channel] = event.last
+            return
+        self.link.stage(event.channel, event.last, Ack.COMMITTED)
+        runs = self._runs(event.channel, event.first, list(event.messages))
+        self._staged.pop(event.channel, None)
+        self.protocol.write(runs, {event.channel: event.last}, lambda: self._uncommit(event))
+
+    def _uncommit(self, event: events.Decided) -> bool:
+        """The commit can never be written: that is its result."""
+        link = self.link
+        if event.channel not in link.receiving or link.receiving[event.channel].done != event.last:
+            return False
+        link.unstage(event.channel, event.first - 1)
+        link.stage(event.channel, event.last, Ack.UNCOMMITTED)
+        self.protocol.write([], {event.channel: event.last})
+        return True
+
+    def after_read(self) -> None:
+        plain, self._plain = self._plain, {}
+        staged, self._staged = self._staged, {}
+        runs = []
+        for channel, (first, messages) in plain.items():
+            runs += self._runs(channel, first, messages)
+            last = staged[channel] = first + len(messages) - 1
+            self.link.stage(channel, last)
+        if staged:
+            self.protocol.write(runs, staged)
+
+    def _runs(self, channel: int, first: int, messages: list[tuple[bytes, ...]]) -> list[Run]:
+        # A channel may be opened again and begin at 0 again: its ordinal keeps (producer, producer_seq) unique.
+        ordinal = self.link.receiving[channel].ordinal
+        producer = f"{self.entry.label}.{ordinal}"
+        return runs_of(messages, first, self.place.stream, source=KIT, producer=producer, topic=str(channel))
+
+    def finished(self, event: events.Finished) -> None:
+        if self.link.receiving[event.channel].leaving:
+            return
+        self.link.leave(event.channel)
+        self.protocol.write([], {event.channel: None})
+
+    def peer_shutdown(self) -> None:
+        self.protocol.handle_events(self.link.shutdown())
+
+
+@attrs.frozen
+class _Gap:
+    """What follows begins at this number of the stream."""
+
+    seq: int
+
+
+@implementer(ISink)
+class Subscribing(Endpoint):
+    """Sends what a stream holds, from where the peer is."""
+
+    def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
+        super().__init__(protocol, entry, place)
+        self._subscription: ISubscription | None = None
+        self._pending: deque[tuple[bytes, ...] | _Gap] = deque()
+        self._writing = False
+
+    # What the session says.
+
+    def begin(self) -> None:
+        self._subscribe(0)
+
+    def rewound(self, event: events.Rewound) -> None:
+        if self.link.shutdown_received:
+            self._leave()
+        else:
+            self._subscribe(event.next)
+
+    def consumed(self, event: events.Consumed) -> None:
+        anchors = self.entry.anchors
+        while len(anchors) > 1 and anchors[1][0] <= event.last + 1:
+            del anchors[0]
+        self._pump()
+
+    def received(self, event: events.Received) -> None:
+        self._not_asked()
+
+    def decided(self, event: events.Decided) -> None:
+        self._not_asked()
+
+    def finished(self, event: events.Finished) -> None:
+        self.protocol.handle_events(self.link.forget(event.channel))
+
+    def peer_shutdown(self) -> None:
+        """It wants no more: after a restart it need not be known, and now what was sent is still to be consumed."""
+        self.end()
+        self.registry.forget(self.entry)
+        self._leave()
+
+    def _leave(self) -> None:
+        if 0 in self.link.sending and self.link.sending[0].mode is Sending.OPEN:
+            self.link.close(0)
+        self.protocol.handle_events(self.link.shutdown())
+
+    def end(self) -> None:
+        self._pending.clear()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            self.protocol.detach(subscription)
+
+    # What the broker says.
+
+    def deliver(self, delivery: Delivery) -> None:
+        most = self.link.limits.parts
+        for run in delivery.runs:
+            self._pending.extend(split(run.content_type, payload, most) for payload in run.payloads())
+        self._pump()
+
+    def skipped(self, first: int, last: int) -> None:
+        self._pending.append(_Gap(last + 1))
+        self.protocol.broker.counters.add(KIT, "skipped", last - first + 1)
+
+    def ended(self, reason: Exception) -> None:
+        self.protocol.finish()
+
+    # Inside.
+
+    def _subscribe(self, channel_seq: int) -> None:
+        """Go on with the record that is number ``channel_seq`` on the channel."""
+        wanted = stream_seq(self.entry.anchors, channel_seq)
+        subscription = self.protocol.broker.subscribe(self.place.stream, wanted - 1, self)
+        if subscription.position < wanted - 1:
+            self.protocol.reject(RemoteProtocolError("acknowledged-unsent", f"message {channel_seq - 1}"))
+            return
+        if subscription.position >= wanted:
+            self.skipped(wanted, subscription.position)
+        self._subscription = Windowed(subscription, self)
+        self.protocol.attach(self._subscription)
+
+    @property
+    def full(self) -> bool:
+        """Whether the window has no room for more."""
+        return bool(self._pending)
+
+    def _pump(self) -> None:
+        """Send what the window has room for."""
+        channel = self.link.sending.get(0)
+        if self._writing or channel is None or not self.link.may_send:
+            return
+        while self._pending and channel.room > 0:
+            one = self._pending.popleft()
+            if isinstance(one, _Gap):
+                self._write_anchor(channel.next, one.seq)
+                break
+            self.link.send((0,), one)
+        if not self._pending and self._subscription is not None:
+            self._subscription.resumeProducing()
+        self.protocol.flush_soon()
+
+    def _write_anchor(self, channel_seq: int, seq: int) -> None:
+        """What follows a gap is sent when it is durable where it lies: a later connection has to find it again."""
+        entry = self.entry
+        entry.anchors = [*(anchor for anchor in entry.anchors if anchor[0] < channel_seq), (channel_seq, seq)]
+        if len(entry.anchors) > MOST_ANCHORS:
+            self.protocol.reject(RemoteProtocolError("too-many-gaps"))
+            return
+        self._writing = True
+        self.registry.write_entry(entry, self._anchored)
+
+    def _anchored(self, result: Any) -> None:
+        self._writing = False
+        if isinstance(result, Failure):
+            result.trap(PublishError)
+            self.protocol.reject(RemoteProtocolError("gap-not-written", result.getErrorMessage()))
+        else:
+            self._pump()
+
+    def _not_asked(self) -> None:
+        self.protocol.reject(RemoteProtocolError("message-to-subscription"))
+
+
+@implementer(ISubscription)
+class Windowed:
+    """A subscription that goes on when its transport and the peer's window both have room."""
+
+    def __init__(self, subscription: ISubscription, endpoint: Subscribing) -> None:
+        self._subscription = subscription
+        self._endpoint = endpoint
+        self._wanted = False
+
+    @property
+    def position(self) -> int:
+        """See :class:`~fyrehose.interfaces.ISubscription`."""
+        position: int = self._subscription.position
+        return position
+
+    def pauseProducing(self) -> None:
+        self._wanted = False
+        self._subscription.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        self._wanted = True
+        if self._endpoint.full:
+            self._subscription.pauseProducing()
+        else:
+            self._subscription.resumeProducing()
+
+    def stopProducing(self) -> None:
+        self._subscription.stopProducing()

@@ -1,0 +1,45 @@
+"""What the framework finds: the Relink kit."""
+
+from __future__ import annotations
+
+import time
+from hashlib import blake2b
+from secrets import randbits
+from typing import Any
+
+import attrs
+from zope.interface import implementer
+
+from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.protocols.relink.endpoints import KIT
+from fyrehose.protocols.relink.registry import Registry
+from fyrehose.protocols.relink.server import RelinkService, make_factory
+from fyrehose.protocols.relink.settings import Settings
+
+
+def wall_clock() -> int:
+    """Microseconds since 1970 UTC."""
+    return time.time_ns() // 1000
+
+
+def links_stream(endpoint: str) -> str:
+    """Where the links of the listener at ``endpoint`` are written: an endpoint may name files, so it is not named."""
+    return f".relink/{blake2b(endpoint.encode(), digest_size=8).hexdigest()}"
+
+
+@implementer(IProtocolKit)
+@attrs.frozen
+class RelinkKit:
+    """Relink."""
+
+    name: str = KIT
+    description: str = "Relink: resumable links with acknowledged and transactional channels, by TCP"
+    default_endpoint: str = "tcp:7733:interface=127.0.0.1"
+    settings: type[Settings] = Settings
+
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> RelinkService:
+        registry = Registry(broker, reactor, settings, links_stream(endpoint), wall_clock, randbits)
+        return RelinkService(reactor, endpoint, make_factory(broker, reactor, settings, registry), registry)
+
+
+kit = RelinkKit()

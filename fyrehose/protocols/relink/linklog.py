@@ -1,0 +1,222 @@
+"""Links on disk: the records of a stream of their own, written in one batch with the messages that they are about.
+
+    u8 version | u8 kind | u64 epoch | u64 where the last checkpoint begins (its seq) | body
+
+    CHECKPOINT  u32 index | u32 count | entries, each after its u32 size     all links, in ``count`` records
+    ENTRY       an entry                                                     a link is new, or has another anchor
+    DELTA       name | snapshot of some channels                             messages were published or rolled back
+    GONE        name x n                                                     links have ended, or were lost
+
+    entry: name | u8 size of the identity | identity | u16 size of the hello | hello | u16 anchors |
+           (u64 channel seq | u64 stream seq) x anchors | snapshot
+
+All integers are little-endian.  A name is eight bytes that are derived from epoch and id, and lead nowhere back:
+whoever reads the stream cannot take a link over.  Nobody else writes records of source :data:`SOURCE`; what others
+publish into the stream is passed over.
+
+Reading begins at the last checkpoint, which every record names, so the stream is as short as the distance between two
+checkpoints.  If any of that is missing or damaged, the links are lost: they get another epoch, and connectors are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+from hashlib import blake2b
+from struct import Struct, error
+
+import attrs
+
+from fyrehose.errors import ProtocolError
+from fyrehose.protocols.relink import handshake
+from fyrehose.protocols.relink.handshake import Hello, Terms
+from fyrehose.records import Record, Run
+
+#: What marks our records.
+SOURCE = "relink-links"
+VERSION = 1
+NAME_SIZE = 8
+#: How much of a checkpoint goes into one record, in bytes.
+PIECE = 1 << 20
+#: How much is read at a time, in bytes.
+READ = 4 << 20
+
+HEADER = Struct(
+    "<"
+    "B"  # version
+    "B"  # kind
+    "Q"  # epoch
+    "Q"  # seq of the first record of the last checkpoint; in a checkpoint 0
+)
+PLACE = Struct(
+    "<"
+    "I"  # index of this record of the checkpoint
+    "I"  # how many it has
+)
+_U16 = Struct("<H")
+_U32 = Struct("<I")
+_ANCHOR = Struct("<QQ")
+
+#: (number on the channel, number in the stream), ascending: between them both go up by one
+Anchors = list[tuple[int, int]]
+
+
+class Kind(IntEnum):
+    """What a record says."""
+
+    CHECKPOINT = 0
+    ENTRY = 1
+    DELTA = 2
+    GONE = 3
+
+
+@attrs.frozen(kw_only=True)
+class Saved:
+    """A link as it is on disk."""
+
+    name: bytes
+    terms: Terms
+    identity: bytes
+    anchors: Anchors
+    #: its snapshot, and those of some channels since
+    snapshots: list[bytes]
+
+
+@attrs.frozen(kw_only=True)
+class Recovered:
+    """What a stream of links says."""
+
+    epoch: int = 0  #: the last one that was used; 0: none
+    links: dict[bytes, Saved] | None = None  #: None: they are lost
+
+
+def name_of(epoch: int, link_id: int) -> bytes:
+    """A link's public name."""
+    return blake2b(epoch.to_bytes(8, "little") + link_id.to_bytes(8, "little"), digest_size=NAME_SIZE).digest()
+
+
+def pack_entry(name: bytes, terms: Terms, identity: bytes, anchors: Anchors, snapshot: bytes) -> bytes:
+    """An entry."""
+    hello = Hello(terms=terms).serialize()
+    places = b"".join(_ANCHOR.pack(*anchor) for anchor in anchors)
+    sizes = bytes([len(identity)]), _U16.pack(len(hello)), _U16.pack(len(anchors))
+    return b"".join((name, sizes[0], identity, sizes[1], hello, sizes[2], places, snapshot))
+
+
+def unpack_entry(data: bytes) -> Saved:
+    """What :func:`pack_entry` made.
+
+    :raises ValueError: it did not
+    """
+    try:
+        at = NAME_SIZE + 1 + data[NAME_SIZE]
+        identity = data[NAME_SIZE + 1 : at]
+        size = _U16.unpack_from(data, at)[0]
+        hello = handshake.unpack_hello(bytearray(data[at + 2 : at + 2 + size]))
+        at += 2 + size
+        count = _U16.unpack_from(data, at)[0]
+        at += 2
+        anchors: Anchors = [_ANCHOR.unpack_from(data, at + _ANCHOR.size * i) for i in range(count)]
+    except (error, IndexError, ProtocolError) as damage:
+        raise ValueError(f"no entry of a link: {damage}") from damage
+    snapshot = data[at + _ANCHOR.size * count :]
+    return Saved(name=data[:NAME_SIZE], terms=hello.terms, identity=identity, anchors=anchors, snapshots=[snapshot])
+
+
+def pack(kind: Kind, epoch: int, checkpoint: int, body: bytes) -> bytes:
+    """A record."""
+    return HEADER.pack(VERSION, kind, epoch, checkpoint) + body
+
+
+def pack_checkpoint(epoch: int, entries: Iterable[bytes]) -> list[bytes]:
+    """The records of a checkpoint; one at the least."""
+    pieces: list[list[bytes]] = [[]]
+    filled = 0
+    for entry in entries:
+        if filled > PIECE:
+            pieces.append([])
+            filled = 0
+        pieces[-1] += (_U32.pack(len(entry)), entry)
+        filled += len(entry)
+    return [
+        pack(Kind.CHECKPOINT, epoch, 0, PLACE.pack(index, len(pieces)) + b"".join(piece))
+        for index, piece in enumerate(pieces)
+    ]
+
+
+def recover(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, bounds: tuple[int, int]) -> Recovered:
+    """What ``stream`` says about the links; ``read`` and ``bounds`` are the journal's.
+
+    :raises JournalCorrupt: it cannot be read
+    """
+    oldest, last = bounds
+    newest = _last(read, stream, oldest, last)
+    if newest is None:
+        return Recovered()
+    _, kind, epoch, checkpoint = HEADER.unpack_from(newest.payload)
+    if kind == Kind.CHECKPOINT:
+        checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
+    links: dict[bytes, Saved] = {}
+    expected = checkpoint
+    try:
+        for record in _records(read, stream, checkpoint, last):
+            if record.seq != expected:
+                return Recovered(epoch=epoch)
+            expected += 1
+            if record.source == SOURCE:
+                _apply(record.payload, epoch, links)
+    except (ValueError, error):
+        return Recovered(epoch=epoch)
+    return Recovered(epoch=epoch, links=links if expected == last + 1 else None)
+
+
+def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> None:
+    version, kind, its_epoch, _ = HEADER.unpack_from(data)
+    if version != VERSION or its_epoch != epoch:
+        raise ValueError("a record of another version or epoch behind the last checkpoint")
+    body = data[HEADER.size :]
+    if kind == Kind.CHECKPOINT:
+        if PLACE.unpack_from(body)[0] == 0:
+            links.clear()
+        for entry in _pieces(body[PLACE.size :]):
+            links[entry.name] = entry
+    elif kind == Kind.ENTRY:
+        entry = unpack_entry(body)
+        links[entry.name] = entry
+    elif kind == Kind.DELTA:
+        name = body[:NAME_SIZE]
+        if name in links:
+            links[name].snapshots.append(body[NAME_SIZE:])
+    else:
+        for at in range(0, len(body), NAME_SIZE):
+            links.pop(body[at : at + NAME_SIZE], None)
+
+
+def _pieces(data: bytes) -> Iterator[Saved]:
+    at = 0
+    while at < len(data):
+        size = _U32.unpack_from(data, at)[0]
+        at += _U32.size + size
+        yield unpack_entry(data[at - size : at])
+
+
+def _records(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, start: int, last: int) -> Iterator[Record]:
+    while start <= last:
+        runs = read(stream, start, READ)
+        if not runs:
+            return
+        for run in runs:
+            yield from run.records()
+        start = runs[-1].last_seq + 1
+
+
+def _last(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, oldest: int, last: int) -> Record | None:
+    """The last record of ours, whatever others have published behind it."""
+    step, end = 1, last
+    while end >= oldest:
+        start = max(oldest, end - step + 1)
+        ours = [r for r in _records(read, stream, start, end) if r.seq <= end and r.source == SOURCE]
+        if ours:
+            return ours[-1]
+        end, step = start - 1, step * 2
+    return None

@@ -1,0 +1,320 @@
+"""The links that a listener knows: in memory, and in a stream of the journal of their own (linklog.py).
+
+What becomes of a link is written in the same batch as the messages that it is about, so after a crash the links are
+where the journal is.  A link without a connection is kept for a while, and there are limits on how many.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from fyrehose.errors import JournalCorrupt, PublishError
+from fyrehose.interfaces import IBroker
+from fyrehose.protocols.relink import linklog, snapshot
+from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms
+from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.linklog import Anchors, Kind
+from fyrehose.protocols.relink.settings import Settings
+from fyrehose.records import Run
+
+log = Logger()
+
+#: How often links are looked through, in seconds.
+LOOK = 1.0
+#: A checkpoint is written when the records behind the last one have more bytes than this, and than four such.
+CHECKPOINT = 1 << 20
+#: Failed resumes are counted over so many seconds.
+MINUTE = 60.0
+
+
+class Holder(Protocol):
+    """A connection that has a link."""
+
+    def fenced(self) -> None:
+        """Another connection takes the link over: nothing of this one counts any more."""
+
+
+@attrs.define(eq=False)
+class Entry:
+    """A link that the listener knows.
+
+    :ivar identity: what the connector proved to be, if anything; it has to prove it again
+    :ivar anchors: where numbers of our channel lie in the stream that it reads
+    :ivar host: from where it was used last
+    :ivar used: whether anything ever came in on it
+    :ivar saved: whether it is known after a restart
+    :ivar writes: how many writes about it have not come to their end
+    :ivar expires: when it is forgotten, while it has no connection
+    """
+
+    link: Link
+    name: bytes
+    identity: bytes
+    host: str
+    anchors: Anchors
+    used: bool = False
+    saved: bool = True
+    holder: Holder | None = None
+    writes: int = 0
+    expires: float | None = None
+    #: whether a write was refused, so that what it was about has to come again
+    failed: bool = False
+    _settled: list[Deferred[None]] = attrs.field(factory=list, init=False)
+
+    @property
+    def label(self) -> str:
+        """What its messages are published under."""
+        return self.name.hex()
+
+    def settled(self) -> Deferred[None]:
+        """Fires when everything that was written about it is durable, or was refused."""
+        if not self.writes:
+            return succeed(None)
+        self._settled.append(Deferred())
+        return self._settled[-1]
+
+    def wrote(self) -> None:
+        """One write has come to its end."""
+        self.writes -= 1
+        if self.writes:
+            return
+        if self.failed and not self.link.over:
+            self.link.rewind()
+        self.failed = False
+        waiting, self._settled = self._settled, []
+        for one in waiting:
+            one.callback(None)
+
+
+@attrs.define(eq=False)
+class Registry:
+    """All links of one listener.
+
+    :ivar stream: where they are written
+    :ivar now: the wall clock, in microseconds since 1970 UTC
+    :ivar randbits: unguessable bits
+    """
+
+    broker: IBroker
+    clock: IReactorTime
+    settings: Settings
+    stream: str
+    now: Callable[[], int]
+    randbits: Callable[[int], int]
+    epoch: int = attrs.field(default=0, init=False)
+    entries: dict[bytes, Entry] = attrs.field(factory=dict, init=False)
+    _checkpoint: int = attrs.field(default=0, init=False)
+    _checkpoint_size: int = attrs.field(default=0, init=False)
+    _behind: int = attrs.field(default=0, init=False)
+    _checkpointing: bool = attrs.field(default=False, init=False)
+    _failed: dict[str, deque[float]] = attrs.field(factory=dict, init=False)
+    _looking: LoopingCall | None = attrs.field(default=None, init=False)
+
+    # Opening and closing.
+
+    def open(self) -> Deferred[None]:
+        """Find the links that were; fires when it is written which there are now."""
+        try:
+            found = linklog.recover(self.broker.read, self.stream, self.broker.bounds(self.stream))
+            links = found.links
+        except JournalCorrupt as damage:
+            log.warn("relink: the links in {stream} are lost: {damage}", stream=self.stream, damage=str(damage))
+            found, links = linklog.Recovered(), None
+        if links is not None:
+            self.epoch = found.epoch
+            try:
+                for saved in links.values():
+                    self._restore(saved)
+            except ValueError as damage:
+                log.warn("relink: the links in {stream} are lost: {damage}", stream=self.stream, damage=str(damage))
+                links = None
+        if links is None:
+            self.entries.clear()
+            self.epoch = max(self.now(), found.epoch + 1)
+        log.info("relink: {count} links in stream {stream}", count=len(self.entries), stream=self.stream)
+        return self._write_checkpoint().addCallback(self._opened)
+
+    def _opened(self, _: None) -> None:
+        self._looking = LoopingCall(self._look)
+        self._looking.clock = self.clock
+        self._looking.start(LOOK, now=False).addErrback(lambda f: log.failure("looking through the links failed", f))
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.stop()
+            self._looking = None
+
+    def _restore(self, saved: linklog.Saved) -> None:
+        link = self._link(saved.terms, 0)
+        for part in saved.snapshots:
+            snapshot.restore(link, part)
+        entry = Entry(link, saved.name, saved.identity, "", saved.anchors, used=True)
+        entry.expires = self.clock.seconds() + self.settings.retention
+        self.entries[saved.name] = entry
+
+    def _link(self, terms: Terms, link_id: int) -> Link:
+        return Link(terms, False, self.epoch, link_id, self.settings.limits, durable=True, kept=False)
+
+    # Links.
+
+    def find(self, hello: Hello, identity: bytes) -> Entry | None:
+        """The link that ``hello`` asks for, if it is known and asked for on the same terms by the same peer."""
+        if not hello.link_id or hello.epoch != self.epoch:
+            return None
+        entry = self.entries.get(linklog.name_of(hello.epoch, hello.link_id))
+        if entry is None or entry.link.terms != hello.terms or entry.identity != identity or entry.link.over:
+            return None
+        entry.link.id = hello.link_id
+        return entry
+
+    def may_resume(self, host: str, *, failed: bool = False) -> bool:
+        """Whether ``host`` may try; ``failed``: it has just failed once more."""
+        now = self.clock.seconds()
+        tries = self._failed.setdefault(host, deque())
+        while tries and tries[0] <= now - MINUTE:
+            tries.popleft()
+        if failed:
+            tries.append(now)
+        allowed = len(tries) <= self.settings.failed_resumes
+        if not tries:
+            del self._failed[host]
+        return allowed
+
+    def create(self, terms: Terms, identity: bytes, host: str, anchors: Anchors) -> Entry | None:
+        """A new link, which is not written yet; None: there are too many."""
+        if len(self.entries) >= self.settings.max_links and not self._make_room():
+            return None
+        while True:
+            link_id = self.randbits(63) % MAX_LINK_ID + 1
+            name = linklog.name_of(self.epoch, link_id)
+            if name not in self.entries:
+                break
+        entry = Entry(self._link(terms, link_id), name, identity, host, anchors)
+        entry.expires = self.clock.seconds() + self.settings.unused_retention
+        if anchors:
+            entry.link.channel(0)
+        self.entries[name] = entry
+        return entry
+
+    def _make_room(self) -> bool:
+        detached = [entry for entry in self.entries.values() if entry.holder is None]
+        if not detached:
+            return False
+        self.discard(min(detached, key=lambda entry: entry.expires or 0.0), "too-many-links")
+        return True
+
+    def attached(self, entry: Entry, holder: Holder, host: str) -> Deferred[None]:
+        """``holder`` takes the link over; fires when its state is settled, and the old connection means nothing."""
+        old, entry.holder = entry.holder, holder
+        entry.host, entry.expires = host, None
+        if old is not None:
+            old.fenced()
+        return entry.settled()
+
+    def detached(self, entry: Entry) -> None:
+        """The link has no connection any more."""
+        entry.holder = None
+        if self.entries.get(entry.name) is not entry:
+            return
+        keep = self.settings.retention if entry.used else self.settings.unused_retention
+        entry.expires = self.clock.seconds() + keep
+        idle = [one for one in self.entries.values() if one.holder is None and one.host == entry.host]
+        if len(idle) > self.settings.max_detached_per_host:
+            self.discard(min(idle, key=lambda one: one.expires or 0.0), "too-many-detached-links")
+
+    def discard(self, entry: Entry, why: str | None = None) -> None:
+        """The link has ended, or is lost."""
+        if self.entries.pop(entry.name, None) is None:
+            return
+        entry.link.over = True
+        if why is not None:
+            self.broker.counters.refuse(log, "relink", why, entry.host, f"link {entry.label} is lost")
+        self.forget(entry)
+
+    def forget(self, entry: Entry) -> None:
+        """After a restart the link is not to be known any more."""
+        if entry.saved:
+            entry.saved = False
+            self._write(Kind.GONE, entry.name).addErrback(self._not_written)
+
+    # Writing.
+
+    def write_entry(self, entry: Entry, then: Callable[[Any], None]) -> None:
+        """The link is new, or its anchors are; ``then`` is called with the result, or with the Failure."""
+        entry.saved = True
+        self._about(entry, [self._record(Kind.ENTRY, self._packed(entry))], then)
+
+    def write_delta(
+        self, entry: Entry, channels: Sequence[int], runs: Sequence[Run], then: Callable[[Any], None]
+    ) -> None:
+        """What is staged on ``channels``, and the messages that it is about: both are written, or none."""
+        body = entry.name + snapshot.save(entry.link, channels)
+        self._about(entry, [*runs, self._record(Kind.DELTA, body)], then)
+
+    def _about(self, entry: Entry, runs: Sequence[Run], then: Callable[[Any], None]) -> None:
+        """Whoever waits for the link hears of it when ``then`` is over."""
+        entry.writes += 1
+        written: Deferred[Any] = self.broker.publish(runs)
+        written.addBoth(then)
+        written.addErrback(lambda f: log.failure("what became of a link's messages was not dealt with", f))
+        written.addCallback(lambda _: entry.wrote())
+
+    def _packed(self, entry: Entry) -> bytes:
+        link = entry.link
+        return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, snapshot.save(link))
+
+    def _record(self, kind: Kind, body: bytes) -> Run:
+        record = linklog.pack(kind, self.epoch, self._checkpoint, body)
+        self._behind += len(record)
+        return Run.of(self.stream, [record], source=linklog.SOURCE)
+
+    def _write(self, kind: Kind, body: bytes) -> Deferred[Any]:
+        return self.broker.publish([self._record(kind, body)])
+
+    def _write_checkpoint(self) -> Deferred[None]:
+        self._checkpointing = True
+        entries = [self._packed(entry) for entry in self.entries.values() if entry.saved]
+        records = linklog.pack_checkpoint(self.epoch, entries)
+        size = sum(map(len, records))
+        behind, self._behind = self._behind, 0
+
+        def durable(firsts: tuple[int, ...]) -> None:
+            self._checkpointing = False
+            self._checkpoint, self._checkpoint_size = firsts[0], size
+
+        def refused(failure: Failure) -> Failure:
+            self._checkpointing = False
+            self._behind += behind
+            return failure
+
+        written = self.broker.publish([Run.of(self.stream, records, source=linklog.SOURCE)])
+        return written.addCallbacks(durable, refused)
+
+    def _not_written(self, failure: Failure) -> None:
+        failure.trap(PublishError)
+        log.warn("relink: the links were not written: {why}", why=failure.getErrorMessage())
+
+    # Now and then.
+
+    def _look(self) -> None:
+        now = self.clock.seconds()
+        for entry in [one for one in self.entries.values() if one.expires is not None and one.expires <= now]:
+            self.broker.counters.add("relink", "links-expired")
+            self.discard(entry)
+        for host in [host for host, tries in self._failed.items() if tries[-1] <= now - MINUTE]:
+            del self._failed[host]
+        much = self._behind > max(CHECKPOINT, 4 * self._checkpoint_size)
+        # The journal keeps what it was told to keep; where that was the last checkpoint, another is due.
+        gone = self.broker.bounds(self.stream)[0] > self._checkpoint
+        if (much or gone) and not self._checkpointing:
+            self._write_checkpoint().addErrback(self._not_written)
