@@ -1,0 +1,310 @@
+#!/usr/bin/env python3
+"""Kills the real server again and again, with ``kill -9`` under load, and looks whether anything is lost.
+
+    kill9.py [--count N] [--seed S] [--durability MODE] [--lives K] [--directory DIR] [--sabotage]
+
+A *cycle*: the server starts; everything is read back from offset 0; the load runs for a random time, from nothing
+to --busy milliseconds; ``kill -9``.  Before every tenth cycle one is killed while it starts, too.  After --lives
+cycles the journal is verified, removed, and a new one begun.
+
+Checked each time, against what publishers and subscribers noted in processes of their own:
+
+  - what was acknowledged is there, unchanged;
+  - nothing is there that was never sent, nor in another shape;
+  - the messages of each publisher are in its order, once; again only where it sent them again after a reconnect;
+  - a number that was ever delivered, by either door, has the same message for ever;
+  - numbers follow on (with --durability batch; else they may jump after a crash, never fall back);
+  - `fyrehose journal verify` finds nothing.
+
+Prints each violation and a summary; the status is 1 if there was any, and the directory is kept.
+
+With --sabotage the end of the log is damaged after each kill in a way that the server cannot notice: to see that the
+harness does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import load
+import servers
+import wire
+
+from fyrehose.journal import dump
+from fyrehose.journal.verify import verify
+
+STREAMS = ("a", "b", "c-\N{SNOWMAN}", "backbone")
+#: stream, window, largest payload
+PLAN = (
+    ("a", 1, 1 << 17),
+    ("a", 10, 1 << 17),
+    ("a", 10_000, 1 << 17),
+    ("b", 1, 1 << 17),
+    ("b", 1000, 1 << 17),
+    ("c-\N{SNOWMAN}", 100, 1 << 17),
+    ("backbone", 100, load.LARGEST_DATAGRAM),
+)
+
+
+class Life:
+    """A journal, from its first start to its last check, and everybody who knows something about it."""
+
+    def __init__(self, directory: Path, dice: random.Random, durability: str) -> None:
+        self.directory, self.dice, self.durability = directory, dice, durability
+        self.segment_size = dice.choice((64 << 10, 256 << 10, 1 << 20, 16 << 20))
+        specs = [(i, stream, window, largest) for i, (stream, window, largest) in enumerate(PLAN)]
+        self.streams = {i: stream.encode() for i, stream, _, _ in specs} | {load.PUSHER: b"backbone"}
+        self.largest = {i: largest for i, _, _, largest in specs} | {load.PUSHER: load.LARGEST_DATAGRAM}
+        self.publishers = load.Publishers(specs)
+        self.subscribers = load.Subscribers(STREAMS, 2, self.largest)
+        #: whatever left the server, by whichever door: of each stream the author of each number
+        self.released: dict[bytes, dict[int, tuple[int, int]]] = {stream.encode(): {} for stream in STREAMS}
+        self.problems: list[str] = []
+        self.acked: dict[int, int] = {}
+        self.kept = self.duplicates = self.datagrams = 0
+
+    def start(self) -> servers.Server:
+        return servers.Server(
+            self.directory,
+            "--durability",
+            self.durability,
+            "--option",
+            "journal.min-free=0",
+            "--option",
+            f"journal.segment-size={self.segment_size}",
+        )
+
+    def check(self, server: servers.Server) -> None:
+        """Everything, against what the others noted; the server serves, and nobody is connected."""
+        (publishers, pushed), (messages, skips, problems, datagrams) = (
+            self.publishers.report(),
+            self.subscribers.report(),
+        )
+        self.datagrams += datagrams
+        self.problems += problems
+        for stream, numbers in messages.items():
+            self._release(stream, numbers)
+        if self.durability == "batch":
+            self.problems += [f"{stream!r} skips from {before} to {after}" for stream, before, after in skips]
+        found = wire.read_all(server.port("figg"), list(self.released), self._ends())
+        authors = {stream: self._authors(stream, records) for stream, records in found.items()}
+        for stream, numbers in authors.items():
+            self._check_released(stream, numbers)
+        for number, acked, sent, resent, wrong in publishers:
+            if wrong:
+                self.problems.append(wrong)
+            self.acked[number] = acked
+            self._check_publisher(number, acked, sent, resent, authors[self.streams[number]])
+        self._check_pushed(pushed, authors[b"backbone"])
+        self.kept = sum(map(len, authors.values()))
+        self.duplicates = self.kept - sum(len(set(numbers.values())) for numbers in authors.values())
+        report = verify(self.directory / "data")
+        self.problems += [f"verify: {problem}" for problem in report.problems]
+
+    def _ends(self) -> dict[bytes, int] | None:
+        """The last record of each stream, where the last number may have been given out and lost."""
+        if self.durability == "batch":
+            return None
+        runs = dump.runs(self.directory / "data", everything=True)
+        return {run.stream.encode(): run.last_seq for run in runs}
+
+    def _release(self, stream: bytes, numbers: dict[int, tuple[int, int]]) -> None:
+        known = self.released[stream]
+        for number, author in numbers.items():
+            if known.setdefault(number, author) != author:
+                self.problems.append(
+                    f"{stream!r} {number} was {known[number]} and is {author}: a number was used twice"
+                )
+
+    def _authors(self, stream: bytes, records: list[tuple[int, bytes]]) -> dict[int, tuple[int, int]]:
+        authors: dict[int, tuple[int, int]] = {}
+        before = 0
+        for number, data in records:
+            if number <= before or (self.durability == "batch" and number != before + 1):
+                self.problems.append(f"{stream!r} goes on from {before} to {number}")
+            before = number
+            author = wire.whose(data, self.largest)
+            if author is None:
+                self.problems.append(f"{stream!r} {number} is nothing that anybody sent ({len(data)} bytes)")
+            elif self.streams.get(author[0]) != stream:
+                self.problems.append(f"{stream!r} {number} was sent to {self.streams.get(author[0])!r}")
+            else:
+                authors[number] = author
+        return authors
+
+    def _check_released(self, stream: bytes, authors: dict[int, tuple[int, int]]) -> None:
+        for number, author in self.released[stream].items():
+            if authors.get(number) != author:
+                self.problems.append(f"{stream!r} {number} was delivered as {author} and is {authors.get(number)} now")
+        self._release(stream, authors)
+
+    def _check_publisher(
+        self, number: int, acked: int, sent: int, resent: list[tuple[int, int]], authors: dict[int, tuple[int, int]]
+    ) -> None:
+        order = [n for _, (who, n) in sorted(authors.items()) if who == number]
+        last = 0
+        seen: dict[int, int] = {}
+        for n in order:
+            if n > last + 1:
+                self.problems.append(f"publisher {number}: {n} comes after {last}")
+            if n > sent:
+                self.problems.append(f"publisher {number}: {n} was never sent, {sent} is the last")
+            if n <= last and not any(first <= n <= end for first, end in resent):
+                self.problems.append(f"publisher {number}: {n} is there again, and was sent once")
+            seen[n] = seen.get(n, 0) + 1
+            last = n
+        missing = [n for n in range(1, acked + 1) if n not in seen]
+        if missing:
+            what = f"{missing[0]} to {missing[-1]}"
+            self.problems.append(
+                f"publisher {number}: {len(missing)} acknowledged messages are LOST: {what} of {acked}"
+            )
+        for n, times in seen.items():
+            allowed = 1 + sum(first <= n <= end for first, end in resent)
+            if times > allowed:
+                self.problems.append(f"publisher {number}: {n} is there {times} times, {allowed} are explained")
+
+    def _check_pushed(self, pushed: int, authors: dict[int, tuple[int, int]]) -> None:
+        order = [n for _, (who, n) in sorted(authors.items()) if who == load.PUSHER]
+        if len(set(order)) != len(order):
+            self.problems.append("a datagram has two numbers")
+        if order and max(order) > pushed:
+            self.problems.append("a datagram is there that was never pushed")
+
+    def close(self) -> None:
+        self.publishers.close()
+        self.subscribers.close()
+
+
+def sabotage(data: Path) -> None:
+    """The last durable bytes are lost, and nothing tells of it."""
+    mark = data / "MARK"
+    durable = int.from_bytes(mark.read_bytes()[:8], "little")
+    last = max(path for path in data.glob("*.segment"))
+    offset = durable - int(last.stem, 16)
+    with last.open("r+b") as file:
+        file.seek(max(0, offset - 40))
+        file.write(bytes(min(40, offset)))
+    mark.unlink()
+
+
+def cycle(life: Life, busy: float) -> float:
+    """One start, one check, one kill; how long the start took, in seconds."""
+    dice = life.dice
+    if dice.random() < 0.1:
+        server = life.start()
+        time.sleep(dice.uniform(0, 1.2))
+        server.kill()
+    server = life.start()
+    try:
+        server.wait_until_serving()
+        started = time.monotonic() - server.started
+        life.check(server)
+        for worker in (life.subscribers, life.publishers):
+            worker.connect(server.port("figg"), server.port("backbone"))
+        time.sleep(dice.uniform(0, busy))
+    finally:
+        server.kill()
+    return started
+
+
+def run_life(life: Life, cycles: int, busy: float, told: Any, saboteur: bool) -> list[float]:
+    """``cycles`` kills and a last check; the seconds that each took."""
+    times = []
+    for _ in range(cycles):
+        began = time.monotonic()
+        started = cycle(life, busy)
+        times.append(time.monotonic() - began)
+        told(life, started)
+        if saboteur:
+            sabotage(life.directory / "data")
+        if life.problems:
+            break
+    server = life.start()
+    try:
+        server.wait_until_serving()
+        life.check(server)
+    finally:
+        server.kill(servers.signal.SIGTERM)
+    report = verify(life.directory / "data")
+    life.problems += [f"verify at the end: {problem}" for problem in report.problems]
+    return times
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20, help="kills")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--durability", default="batch")
+    parser.add_argument("--lives", type=int, default=20, help="kills that one journal sees")
+    parser.add_argument(
+        "--busy", type=float, default=300.0, help="the longest time between the load and the kill, in ms"
+    )
+    parser.add_argument("--sabotage", action="store_true")
+    parser.add_argument("--directory", type=Path, help="where journals are made; a temporary one by default")
+    arguments = parser.parse_args()
+
+    dice = random.Random(arguments.seed)
+    root = Path(tempfile.mkdtemp(prefix="fyrehose-kill9-", dir=arguments.directory))
+    kills = acked = kept = duplicates = datagrams = violations = 0
+    times: list[float] = []
+    starts: list[float] = []
+    began = time.monotonic()
+
+    def told(life: Life, started: float) -> None:
+        nonlocal kills
+        kills += 1
+        starts.append(started)
+        if kills % 10 == 0 or life.problems:
+            rate = (time.monotonic() - began) / kills
+            print(f"{kills} kills, {acked + sum(life.acked.values())} acknowledged, {rate:.2f} s each", flush=True)
+
+    while kills < arguments.count and not violations:
+        life = Life(root / f"life-{kills}", dice, arguments.durability)
+        try:
+            times += run_life(
+                life, min(arguments.lives, arguments.count - kills), arguments.busy / 1000, told, arguments.sabotage
+            )
+        except (servers.ServerEnded, OSError, ValueError) as error:
+            life.problems.append(f"{type(error).__name__}: {error}")
+        finally:
+            life.close()
+        acked += sum(life.acked.values())
+        kept, duplicates, datagrams = kept + life.kept, duplicates + life.duplicates, datagrams + life.datagrams
+        violations += len(life.problems)
+        for problem in life.problems[:20]:
+            print(f"VIOLATION: {problem}")
+        if not life.problems:
+            shutil.rmtree(life.directory)
+
+    print(
+        f"{kills} kills with durability {arguments.durability} (seed {arguments.seed}): {acked} messages acknowledged, "
+        f"{kept} kept, {duplicates} of them resent after a reconnect, {datagrams} deliveries by datagram checked, "
+        f"{violations} violations"
+    )
+    if len(times) > 1:
+        spread = statistics.quantiles(times, n=20)
+        print(
+            f"seconds a cycle: median {statistics.median(times):.2f}, 5% {spread[0]:.2f}, 95% {spread[-1]:.2f}, "
+            f"longest {max(times):.2f}; a start: median {statistics.median(starts):.2f}, longest {max(starts):.2f}; "
+            f"{time.monotonic() - began:.0f} in all"
+        )
+    if violations:
+        print(f"kept for a look: {root}")
+        return 1
+    shutil.rmtree(root)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

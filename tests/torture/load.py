@@ -1,0 +1,317 @@
+"""Load from outside: publishers and subscribers of both doors, in processes of their own, that outlive the server.
+
+Each keeps what it was told in its own memory: the acknowledgements, and every message that it was handed.
+
+    Publishers    connect(figg port, backbone port), and then publish as fast as their windows allow, until the server
+                  is gone; resend what was not acknowledged, as the text says, when they are connected again
+    Subscribers   the same, reading every stream; resume where they left off
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import selectors
+import socket
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import wire
+
+#: What a publisher has in its own buffer at the most, in bytes.
+BUFFER = 256 << 10
+#: How many datagrams are pushed at once, and how often, in seconds.
+BURST, PAUSE = 20, 0.005
+#: The publisher that pushes datagrams.
+PUSHER = 1000
+#: The largest payload that fits into a datagram of the backbone.
+LARGEST_DATAGRAM = 60_000
+
+
+class Publisher:
+    """One Figg publisher: a stream, a window, and what was acknowledged."""
+
+    def __init__(self, number: int, stream: str, window: int, largest: int) -> None:
+        self.number, self.topic, self.window, self.largest = number, stream.encode(), window, largest
+        self.acked = self.sent = 0
+        #: (first, last) of what was sent again, once for each connection
+        self.resent: list[tuple[int, int]] = []
+        self.sock: socket.socket | None = None
+        self.out = bytearray()
+        self.frames = wire.Frames()
+        self.next = 1
+        self.wrong = ""
+
+    def connect(self, port: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.setblocking(False)
+        self.out.clear()
+        self.frames = wire.Frames()
+        self.next = self.acked + 1
+        if self.sent > self.acked:
+            self.resent.append((self.next, self.sent))
+
+    def fill(self) -> bool:
+        """Put what the window allows into the buffer; whether there is something to be written."""
+        while len(self.out) < BUFFER and self.next <= self.acked + self.window:
+            data = wire.payload(self.number, self.next, self.largest)
+            self.out += wire.publish(self.topic, self.next, data)
+            self.sent = max(self.sent, self.next)
+            self.next += 1
+        return bool(self.out)
+
+    def write(self) -> None:
+        assert self.sock is not None
+        with contextlib.suppress(BlockingIOError):
+            del self.out[: self.sock.send(self.out)]
+
+    def read(self) -> None:
+        assert self.sock is not None
+        chunk = self.sock.recv(1 << 16)
+        if not chunk:
+            raise ConnectionError
+        for kind, _, number, _ in self.frames.feed(chunk):
+            if kind != wire.ACK or not self.acked <= number <= self.sent:
+                self.wrong = f"publisher {self.number} of {self.acked}..{self.sent} was told {kind} {number}"
+            self.acked = max(self.acked, number)
+
+    def gone(self) -> None:
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+
+
+class Worker:
+    """A process that is told what to do through a pipe, and answers when it is asked."""
+
+    def __init__(self, *plan: Any) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        self._pipe = ours
+        self._process = multiprocessing.get_context("fork").Process(target=self._run, args=(theirs, *plan), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def connect(self, figg: int, backbone: int) -> None:
+        self._pipe.send(("connect", figg, backbone))
+
+    def report(self) -> Any:
+        """What it knows; everybody is disconnected by then."""
+        self._pipe.send(("report",))
+        if not self._pipe.poll(60):
+            raise TimeoutError("a load process does not answer")
+        return self._pipe.recv()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def _run(self, pipe: Connection, *plan: Any) -> None:
+        raise NotImplementedError
+
+
+class Publishers(Worker):
+    """``plan``: (number, stream, window, largest) of each."""
+
+    def _run(self, pipe: Connection, *plan: Any) -> None:
+        (specs,) = plan
+        publishers = [Publisher(*spec) for spec in specs]
+        pusher = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        pushed = 0
+        while True:
+            order = pipe.recv()
+            if order[0] == "report":
+                pipe.send(([(p.number, p.acked, p.sent, p.resent, p.wrong) for p in publishers], pushed))
+                continue
+            pushed = self._publish(pipe, publishers, order[1], (pusher, order[2], pushed))
+
+    def _publish(self, pipe: Connection, publishers: list[Publisher], port: int, push: tuple[Any, int, int]) -> int:
+        pusher, udp_port, pushed = push
+        selector = selectors.DefaultSelector()
+        selector.register(pipe, selectors.EVENT_READ)
+        for publisher in publishers:
+            self._connect(selector, publisher, port)
+        next_push = time.monotonic()
+        ended = False
+        while not ended:
+            for publisher in publishers:
+                if publisher.sock is not None:
+                    events = selectors.EVENT_READ | (selectors.EVENT_WRITE if publisher.fill() else 0)
+                    selector.modify(publisher.sock, events, publisher)
+            for key, events in selector.select(max(0.0, next_push - time.monotonic())):
+                if key.data is None:
+                    ended = True
+                    continue
+                self._serve(selector, key.data, events)
+            if time.monotonic() >= next_push:
+                next_push = time.monotonic() + PAUSE
+                for _ in range(BURST):
+                    pushed += 1
+                    with contextlib.suppress(OSError):
+                        datagram = wire.push(wire.payload(PUSHER, pushed, LARGEST_DATAGRAM))
+                        pusher.sendto(datagram, ("127.0.0.1", udp_port))
+        for publisher in publishers:
+            self._drain(publisher)
+            self._gone(selector, publisher)
+        selector.close()
+        return pushed
+
+    def _connect(self, selector: selectors.BaseSelector, publisher: Publisher, port: int) -> None:
+        try:
+            publisher.connect(port)
+        except OSError:
+            publisher.gone()
+            return
+        selector.register(publisher.sock, selectors.EVENT_READ, publisher)  # type: ignore[arg-type]
+
+    def _serve(self, selector: selectors.BaseSelector, publisher: Publisher, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                publisher.read()
+            if events & selectors.EVENT_WRITE:
+                publisher.write()
+        except OSError:
+            self._gone(selector, publisher)
+
+    @staticmethod
+    def _drain(publisher: Publisher) -> None:
+        """Acknowledgements that had left the server before it was killed are as good as any."""
+        try:
+            while publisher.sock is not None:
+                publisher.read()
+        except OSError:
+            return
+
+    @staticmethod
+    def _gone(selector: selectors.BaseSelector, publisher: Publisher) -> None:
+        if publisher.sock is not None:
+            selector.unregister(publisher.sock)
+            publisher.gone()
+
+
+class Subscribers(Worker):
+    """``plan``: the streams, how many Figg subscribers there are, and the largest payload of each publisher."""
+
+    def _run(self, pipe: Connection, *plan: Any) -> None:
+        streams, count, largest = plan
+        topics = [stream.encode() for stream in streams]
+        positions: list[dict[bytes, int]] = [dict.fromkeys(topics, 0) for _ in range(count)]
+        state = _Seen(largest)
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        datagrams.bind(("127.0.0.1", 0))
+        datagrams.setblocking(False)
+        while True:
+            order = pipe.recv()
+            if order[0] == "report":
+                pipe.send(state.take())
+                continue
+            self._subscribe(pipe, positions, order[1], (datagrams, order[2]), state)
+
+    def _subscribe(
+        self,
+        pipe: Connection,
+        positions: list[dict[bytes, int]],
+        port: int,
+        udp: tuple[socket.socket, int],
+        seen: _Seen,
+    ) -> None:
+        datagrams, udp_port = udp
+        selector = selectors.DefaultSelector()
+        selector.register(pipe, selectors.EVENT_READ)
+        selector.register(datagrams, selectors.EVENT_READ, "udp")
+        for position in positions:
+            try:
+                peer = socket.create_connection(("127.0.0.1", port), timeout=10)
+                peer.sendall(b"".join(wire.attach(topic, offset) for topic, offset in position.items()))
+            except OSError:
+                continue
+            peer.setblocking(False)
+            selector.register(peer, selectors.EVENT_READ, (peer, wire.Frames(), position))
+        keepalive = 0.0
+        ended = False
+        while not ended:
+            if time.monotonic() > keepalive:
+                keepalive = time.monotonic() + 0.5
+                with contextlib.suppress(OSError):
+                    own = datagrams.getsockname()[1]
+                    datagrams.sendto(wire.keepalive(own, os.urandom(16)), ("127.0.0.1", udp_port))
+            for key, _ in selector.select(0.1):
+                if key.data is None:
+                    ended = True
+                elif key.data == "udp":
+                    self._datagrams(datagrams, seen)
+                elif not self._read(key.data, seen):
+                    selector.unregister(key.data[0])
+                    key.data[0].close()
+        for key in list(selector.get_map().values()):
+            if isinstance(key.data, tuple):
+                while self._read(key.data, seen):
+                    pass
+                key.data[0].close()
+        self._datagrams(datagrams, seen)
+        selector.close()
+
+    @staticmethod
+    def _read(reader: tuple[socket.socket, wire.Frames, dict[bytes, int]], seen: _Seen) -> bool:
+        """Whether there is more to come from this connection."""
+        peer, frames, position = reader
+        try:
+            chunk = peer.recv(1 << 18)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        for kind, topic, offset, data in frames.feed(chunk):
+            if kind == wire.ATTACHED and offset != position[topic]:
+                seen.wrong(f"attached to {topic!r} at {offset} instead of {position[topic]}")
+            if kind == wire.DATA:
+                if offset <= position[topic]:
+                    seen.wrong(f"{topic!r} {offset} came after {position[topic]}")
+                seen.message(topic, position[topic], offset, data)
+                position[topic] = offset
+        return bool(chunk)
+
+    @staticmethod
+    def _datagrams(datagrams: socket.socket, seen: _Seen) -> None:
+        try:
+            while True:
+                found = wire.delivered(datagrams.recv(1 << 16))
+                if found is not None:
+                    seen.message(b"backbone", None, *found)
+        except OSError:
+            return
+
+
+class _Seen:
+    """What subscribers were handed since they were asked last."""
+
+    def __init__(self, largest: dict[int, int]) -> None:
+        self.largest = largest
+        self.messages: dict[bytes, dict[int, tuple[int, int]]] = {}
+        self.skips: list[tuple[bytes, int, int]] = []
+        self.problems: list[str] = []
+        self.datagrams = 0
+
+    def wrong(self, what: str) -> None:
+        self.problems.append(what)
+
+    def message(self, topic: bytes, before: int | None, offset: int, data: bytes) -> None:
+        author = wire.whose(data, self.largest)
+        if author is None:
+            self.wrong(f"{topic!r} {offset} is nothing that anybody sent: {data[:40]!r} ({len(data)} bytes)")
+            return
+        if before is None:
+            self.datagrams += 1
+        elif offset != before + 1:
+            self.skips.append((topic, before, offset))
+        known = self.messages.setdefault(topic, {}).setdefault(offset, author)
+        if known != author:
+            self.wrong(f"{topic!r} {offset} was {known} for one subscriber and {author} for another")
+
+    def take(self) -> Any:
+        taken = self.messages, self.skips, self.problems, self.datagrams
+        self.messages, self.skips, self.problems, self.datagrams = {}, [], [], 0
+        return taken
