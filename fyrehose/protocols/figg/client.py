@@ -309,7 +309,7 @@ class _Connection(Protocol):
         self._flush_due: Any = None
 
     def connectionMade(self) -> None:
-        if ITCPTransport.providedBy(self.transport) and hasattr(self.transport.getPeer(), "port"):
+        if ITCPTransport.providedBy(self.transport):
             self.transport.setTcpNoDelay(True)  # else each write waits until the one before it is confirmed
         self.client._made(self)
         self._pings.start(PING_INTERVAL, now=False).addErrback(lambda f: log.failure("pinging failed", f))
