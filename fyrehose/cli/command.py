@@ -96,6 +96,7 @@ def main() -> None:
 @click.option("--file", "files", multiple=True, metavar="PATH", help="Publish its lines; - is standard input.")
 @click.option("--whole", is_flag=True, help="Each file is one message; arguments are files, too.")
 @click.option("--window", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages under way.")
+@click.option("--transaction", type=click.IntRange(1), metavar="N", help="Commit every N messages together (relink).")
 @click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
 @click.argument("messages", nargs=-1)
 def publish(
@@ -105,6 +106,7 @@ def publish(
     files: tuple[str, ...],
     whole: bool,
     window: int,
+    transaction: int | None,
     timeout: float,
     messages: tuple[str, ...],
 ) -> None:
@@ -117,6 +119,7 @@ def publish(
         fyrehose publish --stream log --file /var/log/dpkg.log
         fyrehose publish --stream source --whole src/*.py
         journalctl -f | fyrehose publish --protocol backbone
+        fyrehose publish --protocol relink --stream orders --transaction 50 --file orders.json
     """
     from fyrehose.cli import publishing, running, sources
     from fyrehose.cli.places import server
@@ -131,7 +134,9 @@ def publish(
         source = sources.lines_of(files or ("-",))
     at = server(protocol, place)
     status = running.run(
-        lambda reactor: publishing.publish(reactor, at.publisher(reactor, stream, window), source, timeout, at)
+        lambda reactor: publishing.publish(
+            reactor, at.publisher(reactor, stream, window, transaction), source, timeout, at
+        )
     )
     sys.exit(status)
 

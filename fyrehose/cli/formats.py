@@ -31,7 +31,7 @@ def as_json(run: Run) -> bytes:
 def _line(record: Record) -> bytes:
     known: dict[str, Any] = {
         "stream": record.stream,
-        "seq": record.seq,
+        "seq": record.seq or None,
         "time": record.time or None,
         "source": record.source,
         "producer": record.producer,

@@ -24,12 +24,17 @@ class Server:
     def __str__(self) -> str:
         return f"{self.protocol} at {self.host}:{self.port}"
 
-    def publisher(self, reactor: Any, stream: str | None, window: int) -> Any:
-        """An :class:`fyrehose.interfaces.IPublisher`.
+    def publisher(self, reactor: Any, stream: str | None, window: int, transaction: int | None = None) -> Any:
+        """An :class:`fyrehose.interfaces.IPublisher`; with transactions of ``transaction`` messages, if it is given.
 
         :raises ConfigError: there is none, or not for this stream
         """
-        made = self.clients.publisher(reactor, self.host, self.port, stream, window)
+        if transaction is None:
+            made = self.clients.publisher(reactor, self.host, self.port, stream, window)
+        elif hasattr(self.clients, "transactional_publisher"):
+            made = self.clients.transactional_publisher(reactor, self.host, self.port, stream, window, transaction)
+        else:
+            raise ConfigError(f"{self.protocol} has no transactions")
         if made is None:
             raise ConfigError(f"nothing can be published by {self.protocol}")
         return made

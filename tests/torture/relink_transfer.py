@@ -34,6 +34,8 @@ from fyrehose.sequencer import Sequencer
 
 LOOPBACK = "127.0.0.1"
 STREAM = "transfer"
+#: What a message takes on the wire, about, in bytes.
+MESSAGE = 56
 
 
 class Half(Protocol):
@@ -41,21 +43,24 @@ class Half(Protocol):
 
     transport: Any
 
-    def __init__(self, proxy: Proxy) -> None:
-        self.proxy = proxy
+    def __init__(self, proxy: Proxy, far: bool = False) -> None:
+        self.proxy, self.far = proxy, far
         self.other: Half | None = None
         self.waiting: list[bytes] = []
 
     def connectionMade(self) -> None:
         self.proxy.halves.add(self)
-        if self.other is None:
+        if not self.far:
             self.proxy.join(self)
 
     def dataReceived(self, data: bytes) -> None:
+        passed = self.proxy.let_through(len(data))
         if self.other is None:
-            self.waiting.append(data)
+            self.waiting.append(data[:passed])
         else:
-            self.other.transport.write(data)
+            self.other.transport.write(data[:passed])
+        if passed < len(data):
+            self.proxy.cut(self)
 
     def connectionLost(self, reason: Any = None) -> None:
         self.proxy.halves.discard(self)
@@ -64,40 +69,56 @@ class Half(Protocol):
 
 
 class Proxy(Factory):
-    """Stands between client and server, and cuts."""
+    """Stands between client and server, and cuts within whatever they say.
+
+    :param cuts: how often
+    :param distance: after how many bytes each time, about
+    """
 
     noisy = False
 
-    def __init__(self, reactor: Any, port: int) -> None:
+    def __init__(self, reactor: Any, port: int, rnd: random.Random, cuts: int, distance: int) -> None:
         self.reactor, self.port = reactor, port
+        self.rnd, self.left, self.distance = rnd, cuts, distance
         self.halves: set[Half] = set()
         self.cuts = 0
+        self.next = rnd.randrange(2 * distance)
+
+    def let_through(self, size: int) -> int:
+        """How many of ``size`` bytes come before the next cut."""
+        if not self.left or size <= self.next:
+            self.next -= size
+            return size
+        return self.next
 
     def buildProtocol(self, addr: Any) -> Half:
         return Half(self)
 
     def join(self, near: Half) -> None:
         def made(far: Half) -> None:
+            if near not in self.halves:
+                far.transport.abortConnection()
+                return
             near.other, far.other = far, near
             far.transport.writeSequence(near.waiting)
 
-        factory = Factory.forProtocol(lambda: self.far(near))
+        factory = Factory.forProtocol(lambda: Half(self, far=True))
         factory.noisy = False
         endpoint = TCP4ClientEndpoint(self.reactor, LOOPBACK, self.port)
         connected = endpoint.connect(factory)
         connected.addCallbacks(made, lambda failure: (failure.trap(ConnectError), near.transport.abortConnection()))
 
-    def far(self, near: Half) -> Half:
-        half = Half(self)
-        half.other = near
-        return half
-
-    def cut(self) -> None:
-        """Every connection, in the middle of whatever it is doing; now and then only one of its halves notices."""
-        if self.halves:
-            self.cuts += 1
-        for half in list(self.halves):
-            half.transport.abortConnection()
+    def cut(self, half: Half) -> None:
+        """In the middle of what ``half`` is saying; what is on its way the other way may still arrive."""
+        self.cuts += 1
+        self.left -= 1
+        self.next = self.rnd.randrange(2 * self.distance)
+        other = half.other
+        half.other = None
+        half.transport.abortConnection()
+        if other is not None:
+            other.other = None
+            self.reactor.callLater(self.rnd.choice((0, 0, 0.05)), other.transport.loseConnection)
 
 
 class Server:
@@ -152,11 +173,10 @@ async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> l
     """What was committed, in order."""
     rnd = random.Random(args.seed)
     server = Server(directory, free_port())
-    proxy = Proxy(reactor, server.port)
+    proxy = Proxy(reactor, server.port, rnd, args.cuts, max(1, args.messages * MESSAGE // 2 // max(1, args.cuts)))
     port = await TCP4ServerEndpoint(reactor, 0, interface=LOOPBACK).listen(proxy)
     committed: list[bytes] = []
     results: list[Deferred[None]] = []
-    cut_at = sorted(rnd.randrange(args.messages) for _ in range(args.cuts))
     kill_at = sorted(rnd.randrange(args.messages) for _ in range(args.kills))
     try:
         async with client_of(reactor, port.getHost().port) as client:
@@ -166,10 +186,6 @@ async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> l
                 transaction = await client.transaction().begin()
                 batch = [b"%d %s" % (number, rnd.randbytes(rnd.randrange(60))) for number in range(sent, sent + size)]
                 for message in batch:
-                    while cut_at and sent >= cut_at[0]:
-                        del cut_at[0]
-                        reactor.callLater(rnd.random() * 0.01, proxy.cut)
-                        await task.deferLater(reactor, rnd.random() * 0.01)
                     if kill_at and sent >= kill_at[0]:
                         del kill_at[0]
                         await task.deferLater(reactor, rnd.random() * 0.2)

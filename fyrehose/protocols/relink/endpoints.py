@@ -24,12 +24,14 @@ from fyrehose.protocols.relink.linklog import Anchors
 from fyrehose.protocols.relink.parts import runs_of, split
 from fyrehose.protocols.relink.registry import Entry
 from fyrehose.protocols.relink.tables import Sending
-from fyrehose.records import MAX_NAME, Delivery, Run
+from fyrehose.records import LAST_SEQ, MAX_NAME, Delivery, Run
 
 if TYPE_CHECKING:
     from fyrehose.protocols.relink.server import RelinkProtocol
 
 KIT = "relink"
+#: As many as the last number of a stream has.
+MAX_DIGITS = len(str(LAST_SEQ))
 #: How many gaps of a stream may lie in what a subscriber has not consumed.
 MOST_ANCHORS = 1_000
 
@@ -49,17 +51,18 @@ def parse(terms: Terms) -> Place:
 
     :raises RemoteProtocolError: there is no such endpoint, or it is not to be had with these transactions
     """
-    verb, _, name = terms.endpoint.partition(":")
-    stream, at, after = name.rpartition("@") if verb == "subscribe" else (name, "", "")
-    if not at:
-        stream, after = name, ""
+    verb, _, stream = terms.endpoint.partition(":")
+    name, at, number = stream.rpartition("@")
+    after = None
+    if verb == "subscribe" and at and number.isascii() and number.isdecimal():
+        if len(number) > MAX_DIGITS:
+            raise RemoteProtocolError("endpoint-unknown")
+        stream, after = name, int(number)
     if verb not in ("publish", "subscribe") or not 1 <= len(stream.encode()) <= MAX_NAME:
-        raise RemoteProtocolError("endpoint-unknown")
-    if at and not (after.isascii() and after.isdecimal() and len(after) <= 15):
         raise RemoteProtocolError("endpoint-unknown")
     if terms.listener_transactions or (verb == "subscribe" and terms.connector_transactions):
         raise RemoteProtocolError("transactions-unsupported")
-    return Place(stream=stream, subscribe=verb == "subscribe", after=int(after) if at else None)
+    return Place(stream=stream, subscribe=verb == "subscribe", after=after)
 
 
 def first_anchor(broker: IBroker, place: Place) -> Anchors:
