@@ -113,7 +113,7 @@ class SessionProtocol(TwistedProtocol):
         peer = transport.getPeer()
         port = getattr(peer, "port", None)
         self.address = self.peer if port is None else f"{self.peer}:{port}"
-        if ITCPTransport.providedBy(transport) and port is not None:  # Twisted's UNIX transports say that they are TCP
+        if ITCPTransport.providedBy(transport):
             transport.setTcpNoDelay(True)
             transport.setTcpKeepAlive(True)
         self.reading = Reading(self)
@@ -359,7 +359,7 @@ class Reading:
     def resumeProducing(self) -> None:
         """Whoever paused it takes that back."""
         self._pauses -= 1
-        if not self._pauses:
+        if not self._pauses and self.protocol._linger_timer is None:  # a transport that closes does not like it
             self.protocol.not_read()
             self.protocol.transport.resumeProducing()
 
