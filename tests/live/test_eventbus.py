@@ -1,0 +1,520 @@
+"""A real server, and plain ZeroMQ sockets that know nothing of our code.
+
+EVENTBUS_MESSAGES is how many events go through in the test that looks for a lost wake-up (for a million, say so).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_twisted
+import zmq
+from twisted.internet import reactor
+from twisted.internet.defer import gatherResults
+from twisted.internet.task import deferLater
+from zmq.auth import create_certificates, load_certificate
+
+from fyrehose.protocols.eventbus.client import EventBusClient
+from fyrehose.protocols.eventbus.client_session import Options
+from fyrehose.protocols.eventbus.sockets import Keys, load_public
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
+BUS = "eventbus=tcp:0:interface=127.0.0.1"
+MESSAGES = int(os.environ.get("EVENTBUS_MESSAGES", "30000"))
+#: How long anything may take on a busy machine, in milliseconds.
+PATIENCE = 60_000
+TIME = b"2024-05-01T10:20:30.123Z"
+
+Message = list[bytes]
+Socket = zmq.Socket[bytes]
+
+
+def event(n: int, topic: bytes = b"/a/", data: bytes | None = None, producer: bytes = b"me") -> Message:
+    return [
+        topic,
+        b"null",
+        producer,
+        TIME,
+        str(uuid.UUID(int=n, version=4)).encode(),
+        data or b"\xce%b" % n.to_bytes(4),
+    ]
+
+
+def number(frame: bytes) -> int:
+    (found,) = struct.unpack(">Q", frame)
+    return int(found)
+
+
+class Bus:
+    """Plain sockets around one server."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[Socket] = zmq.Context()
+        self.port = 0
+        self._sockets: list[Socket] = []  # none is lost before it is closed
+
+    def socket(self, kind: int, offset: int, **options: Any) -> Socket:
+        socket = self.context.socket(kind)
+        for name, value in {"LINGER": 0, "RCVTIMEO": PATIENCE, "SNDTIMEO": PATIENCE, **options}.items():
+            socket.setsockopt(getattr(zmq, name), value)
+        socket.connect(f"tcp://127.0.0.1:{self.port + offset}")
+        self._sockets.append(socket)
+        return socket
+
+    def snapshot(self, **options: Any) -> Socket:
+        return self.socket(zmq.DEALER, 0, **options)
+
+    def subscriber(self, *topics: bytes, **options: Any) -> Socket:
+        """One whose subscription has arrived: it has heard of an event."""
+        socket = self.socket(zmq.SUB, 1, **{"RCVHWM": 0, **options})
+        for topic in (*topics, b"/ready/"):
+            socket.setsockopt(zmq.SUBSCRIBE, topic)
+        collector = self.collector()
+        deadline = time.monotonic() + PATIENCE / 1000
+        while not socket.poll(100):
+            assert time.monotonic() < deadline
+            collector.send_multipart(event(0, b"/ready/"))
+        time.sleep(0.2)
+        while socket.poll(0):
+            assert socket.recv_multipart()[0] == b"/ready/"
+        return socket
+
+    def collector(self, **options: Any) -> Socket:
+        return self.socket(zmq.DEALER, 2, **{"SNDHWM": 0, **options})
+
+    def patient_collector(self) -> Socket:
+        """One that sends what it has after it was closed; made when there is room for it: 1,023 are the most."""
+        deadline = time.monotonic() + PATIENCE / 1000
+        while time.monotonic() < deadline:
+            try:
+                return self.collector(LINGER=PATIENCE)
+            except zmq.ZMQError:
+                time.sleep(0.01)
+        return self.collector(LINGER=PATIENCE)
+
+    def sync(self, spec: bytes = b"", sequence: bytes = bytes(8), socket: Socket | None = None) -> list[Message]:
+        """All messages from SYNCSTART to SYNCEND."""
+        asking = self.snapshot() if socket is None else socket
+        asking.send_multipart([b"SYNCSTART", spec, sequence])
+        messages = [asking.recv_multipart()]
+        while messages[-1][0] != b"SYNCEND":
+            messages.append(asking.recv_multipart())
+        if socket is None:
+            asking.close()
+        return messages
+
+    def history(self, wanted: int, topic: bytes = b"/a/") -> list[Message]:
+        """The SYNCs of ``topic``, when there are at least ``wanted``."""
+        deadline = time.monotonic() + PATIENCE / 1000
+        while len(found := self.sync(topic)[:-1]) < wanted:
+            assert time.monotonic() < deadline, f"{len(found)} of {wanted}"
+            time.sleep(0.05)
+        return found
+
+
+@pytest.fixture
+def bus() -> Iterator[Bus]:
+    bus = Bus()
+    yield bus
+    bus.context.destroy(0)
+
+
+@pytest.fixture
+def serve(start: Any, bus: Bus) -> Callable[..., Any]:
+    """Starts a server with these options of the event bus."""
+
+    def serving(*options: str, listen: str = BUS, **more: Any) -> Any:
+        words = [word for option in options for word in ("--option", f"eventbus.{option}")]
+        server = start("--listen", listen, *words, **more)
+        bus.port = server.port("eventbus")
+        return server
+
+    return serving
+
+
+def test_every_command_in_both_dialects(serve: Any, bus: Bus) -> None:
+    serve()
+    subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
+    sent = [event(1), event(2, b"/b/"), event(3, b"/a/b/", b"\xdd\xff\xff\xff\xff")]
+    for frames in sent:
+        collector.send_multipart(frames)
+    got = [subscriber.recv_multipart() for _ in range(2)]
+    assert [[frames[0], *frames[2:]] for frames in got] == [[frames[0], *frames[2:]] for frames in (sent[0], sent[2])]
+    first, last = number(got[0][1]), number(got[1][1])
+    assert last == first + 2
+    syncs = bus.sync(b"/a/")
+    assert syncs == [[b"SYNC", *frames] for frames in got] + [[b"SYNCEND", b"/a/", struct.pack(">Q", last)]]
+    decimal = [[frames[0], b"%d" % number(frames[1]), *frames[2:]] for frames in got]
+    assert bus.sync(b"/a/", b"0") == [[b"SYNC", *frames] for frames in decimal] + [[b"SYNCEND", b"/a/", b"%d" % last]]
+    assert bus.sync(b"/a/;/b/", b"%d" % first)[1:] == [
+        [b"SYNC", *decimal[1]],
+        [b"SYNCEND", b"/a/;/b/", b"%d" % last],
+    ]
+    assert bus.sync(b"/z/", b"1") == [[b"SYNCEND", b"/z/", b"1"]]
+
+
+def test_the_reference_programs_dialect(serve: Any, bus: Bus) -> None:
+    serve("sequence=decimal", "subtrees=reference")
+    subscriber, collector = bus.subscriber(b"plain"), bus.collector()
+    collector.send_multipart(event(1, b"plain"))
+    frames = subscriber.recv_multipart()
+    assert bus.sync(b"/a/,plain", b"0") == [[b"SYNC", *frames], [b"SYNCEND", b"/a/,plain", frames[1]]]
+    assert frames[1].isdigit()
+
+
+def test_a_req_socket_with_its_delimiters(serve: Any, bus: Bus) -> None:
+    serve()
+    asking = bus.socket(zmq.REQ, 0)
+    asking.send_multipart([b"SYNCSTART", b"", b"7"])
+    assert asking.recv_multipart() == [b"SYNCEND", b"", b"7"]
+
+
+@pytest.mark.parametrize("name", ["select", "poll", "epoll"])
+def test_each_reactor(serve: Any, bus: Bus, name: str) -> None:
+    serve(before=("-n", "--reactor", name))
+    subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
+    for n in range(2_000):
+        collector.send_multipart(event(n))
+    assert [subscriber.recv_multipart()[5] for n in range(2_000)] == [event(n)[5] for n in range(2_000)]
+    assert len(bus.sync(b"/a/")) == 2_001
+
+
+def test_no_wake_up_is_lost(serve: Any, bus: Bus) -> None:
+    """Events, questions and answers mixed, and nothing ever waits for something else to happen."""
+    serve()
+    subscriber, collector, asking = bus.subscriber(b"/a/"), bus.collector(), bus.snapshot()
+    for begin in range(0, MESSAGES, 1_000):
+        for n in range(begin, begin + 1_000):
+            collector.send_multipart(event(n))
+            if n % 100 == 0:
+                asking.send_multipart([b"SYNCSTART", b"/z/", b"%d" % n])
+        for n in range(begin, begin + 1_000):
+            assert subscriber.recv_multipart()[5] == event(n)[5]
+            if n % 100 == 0 and n == begin + 900:
+                while asking.recv_multipart() != [b"SYNCEND", b"/z/", b"%d" % n]:
+                    pass
+
+
+def test_60_000_events_reach_a_late_joiner_that_stops_reading_for_4_s(serve: Any, bus: Bus) -> None:
+    serve()
+    count = 60_000
+    collector = bus.collector()
+    for n in range(count):
+        collector.send_multipart(event(n))
+    bus_has = 0
+    deadline = time.monotonic() + PATIENCE / 1000
+    while bus_has < count:
+        assert time.monotonic() < deadline
+        probe = bus.snapshot()
+        probe.send_multipart([b"SYNCSTART", b"", b"%d" % (count - 1)])
+        bus_has = count if probe.recv_multipart()[0] == b"SYNC" else 0
+        time.sleep(0.05)
+    live = bus.subscriber(b"/live/")
+    late = bus.snapshot(RCVHWM=10, RCVBUF=65_536)
+    late.send_multipart([b"SYNCSTART", b"/a/", bytes(8)])
+    got = [late.recv_multipart()]
+    stopped = time.monotonic()
+    heard = 0
+    while time.monotonic() - stopped < 4:
+        collector.send_multipart(event(heard, b"/live/"))
+        assert live.recv_multipart()[5] == event(heard)[5], "the others go on"
+        heard += 1
+        time.sleep(0.01)
+    assert heard > 50
+    while got[-1][0] == b"SYNC":
+        got.append(late.recv_multipart())
+    assert [number(frames[2]) for frames in got] == [*range(1, count + 1), count]
+    assert [frames[6] for frames in got[:-1]] == [event(n)[5] for n in range(count)]
+    assert got[-1] == [b"SYNCEND", b"/a/", struct.pack(">Q", count)]
+
+
+def test_a_slow_subscriber_misses_some_and_has_them_after_it_has_asked(serve: Any, bus: Bus) -> None:
+    serve()
+    slow = bus.subscriber(b"/a/", RCVHWM=10, RCVBUF=4_096)
+    collector = bus.collector()
+    count = 40_000
+    for n in range(count):
+        collector.send_multipart(event(n, data=bytes(200)))
+    history = bus.history(count)
+    slow.setsockopt(zmq.RCVTIMEO, 3_000)
+    heard: list[int] = []
+    try:
+        while True:
+            heard.append(number(slow.recv_multipart()[1]))
+    except zmq.Again:
+        pass
+    assert len(heard) < count, "some were dropped, as ZeroMQ does"
+    assert heard == sorted(set(heard))
+    everything = [number(frames[2]) for frames in history]
+    missing = set(everything) - set(heard)
+    found = [number(frames[2]) for frames in bus.sync(b"/a/", struct.pack(">Q", min(missing) - 1))[:-1]]
+    assert missing <= set(found)
+
+
+def test_thousands_of_short_connections(serve: Any, bus: Bus) -> None:
+    """As the reference program publishes: a new connection for each event."""
+    server = serve("max-connections=1500")
+    count = 3_000
+    for n in range(count):
+        collector = bus.patient_collector()
+        collector.send_multipart(event(n))
+        collector.close()
+    assert sorted(frames[6] for frames in bus.history(count)) == [event(n)[5] for n in range(count)]
+    assert "too-many-connections" not in server.log, "those that left are not counted any more"
+
+
+def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> None:
+    server = serve()
+    rude = [bus.collector(), bus.snapshot(), bus.socket(zmq.DEALER, 1)]
+    for socket in rude[:2]:
+        for count in range(65):
+            socket.send_multipart([b""] * count or [b"x"])
+        socket.send_multipart([b"x"] * 20_000)
+        for n in range(6):
+            frames = event(1)
+            frames[n] = b"\xff" * 1_000
+            socket.send_multipart(frames)
+            socket.send_multipart([b"SYNCSTART", *frames[:n]])
+    huge = bus.collector()
+    huge.send_multipart([*event(1)[:5], bytes((16 << 20) + 1)])
+    polite = bus.collector()
+    subscriber = bus.subscriber(b"/a/")
+    bomb = b"\x91" * 1_000_000
+    forged = event(7, data=bomb)
+    forged[1] = b"\x80" + bytes(7)
+    polite.send_multipart(forged)
+    frames = subscriber.recv_multipart()
+    assert frames[2:] == forged[2:]
+    assert number(frames[1]) < 100, "a forged sequence means nothing"
+    assert "Traceback" not in server.log
+    assert server.stop() == 0
+
+
+def test_binary_routing_ids_and_two_of_one(serve: Any, bus: Bus) -> None:
+    serve()
+    bus.collector().send_multipart(event(1))
+    bus.history(1)
+    for identity in (b"\x01\0\0\0", b"\xff" * 255, bytes(range(1, 200))):
+        asking = bus.snapshot(IDENTITY=identity)
+        assert len(bus.sync(b"/a/", socket=asking)) == 2
+        second = bus.snapshot(IDENTITY=identity, RCVTIMEO=300)
+        with pytest.raises(zmq.Again):
+            bus.sync(b"/a/", socket=second)
+        assert len(bus.sync(b"/a/", socket=asking)) == 2, "the first keeps its name"
+
+
+def test_a_snapshot_that_nobody_reads_is_cancelled(serve: Any, bus: Bus) -> None:
+    server = serve("stall-timeout=500ms")
+    collector = bus.collector()
+    for n in range(300):
+        collector.send_multipart(event(n, data=bytes(100_000)))
+    bus.history(300)
+    code = f"""
+import time, zmq
+socket = zmq.Context().socket(zmq.DEALER)
+socket.setsockopt(zmq.RCVHWM, 1)
+socket.connect("tcp://127.0.0.1:{bus.port}")
+socket.send_multipart([b"SYNCSTART", b"", b"0"])
+socket.recv_multipart()
+print("reading", flush=True)
+time.sleep(100)
+"""
+    stopped = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert stopped.stdout is not None
+        assert stopped.stdout.readline() == b"reading\n"
+        stopped.send_signal(signal.SIGSTOP)
+        server.wait_for("snapshot-stalled")
+        assert len(bus.sync(b"/a/")) == 301
+    finally:
+        stopped.kill()
+        stopped.wait()
+        assert stopped.stdout is not None
+        stopped.stdout.close()
+
+
+class TestKeys:
+    @pytest.fixture
+    def keys(self, tmp_path: Path) -> tuple[Path, Path]:
+        """The server's directory, and that of its clients."""
+        for name in ("server", "clients", "strangers"):
+            tmp_path.joinpath(name).mkdir()
+            create_certificates(tmp_path / name, "one")
+        return tmp_path / "server", tmp_path / "clients"
+
+    def dealer(self, bus: Bus, server: Path | None, own: Path | None) -> Socket:
+        options = {}
+        if server is not None and own is not None:
+            public, secret = load_certificate(own / "one.key_secret")
+            options = {
+                "CURVE_SERVERKEY": load_certificate(server / "one.key")[0],
+                "CURVE_PUBLICKEY": public,
+                "CURVE_SECRETKEY": secret,
+            }
+        return bus.snapshot(**options)
+
+    def test_allowed_and_refused(self, serve: Any, bus: Bus, keys: tuple[Path, Path], tmp_path: Path) -> None:
+        server, clients = keys
+        options = (f"server-key={server}/one.key_secret", f"client-keys={clients}")
+        running = serve(*options, listen="eventbus=tcp:0:interface=0.0.0.0")
+        known = self.dealer(bus, server, clients)
+        assert bus.sync(socket=known) == [[b"SYNCEND", b"", bytes(8)]]
+        for stranger in (self.dealer(bus, server, tmp_path / "strangers"), self.dealer(bus, None, None)):
+            stranger.setsockopt(zmq.RCVTIMEO, 500)
+            stranger.setsockopt(zmq.SNDTIMEO, 500)
+            with pytest.raises(zmq.Again):
+                bus.sync(socket=stranger)
+        assert "unknown-key from 127.0.0.1" in running.log
+
+    def test_networks(self, serve: Any, bus: Bus) -> None:
+        running = serve("allow=10.99.0.0/16", listen="eventbus=tcp:0:interface=0.0.0.0")
+        stranger = bus.snapshot(RCVTIMEO=500, SNDTIMEO=500)
+        with pytest.raises(zmq.Again):
+            bus.sync(socket=stranger)
+        assert "not-allowed from 127.0.0.1" in running.log
+
+    @pytest_twisted.ensureDeferred
+    async def test_our_client(self, serve: Any, bus: Bus, keys: tuple[Path, Path]) -> None:
+        server, clients = keys
+        serve(f"server-key={server}/one.key_secret", f"client-keys={clients}")
+        client = EventBusClient(
+            reactor,
+            "127.0.0.1",
+            bus.port,
+            options=Options(after=0),
+            server_key=load_public(str(server / "one.key")),
+            keys=Keys.load(str(clients / "one.key_secret")),
+        )
+        await client.connect()
+        assert await client.publish("/a/", b"\xc0") == 1
+        await client.close()
+
+
+def test_open_to_others_without_saying_to_whom(start: Any) -> None:
+    server = start("--listen", "eventbus=tcp:0", ready=False)
+    assert server.ended() == 1
+    assert "is open to others" in server.errors
+    assert len(server.errors.splitlines()) == 1
+
+
+def test_a_port_that_is_taken(start: Any, bus: Bus) -> None:
+    taken = bus.context.socket(zmq.ROUTER)
+    port = taken.bind_to_random_port("tcp://127.0.0.1")
+    server = start("--listen", f"eventbus=tcp:{port - 2}:interface=127.0.0.1", ready=False)
+    assert server.ended() == 1
+    assert f"cannot listen: 127.0.0.1 port {port - 2}: Address already in use" in server.errors
+    taken.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_our_client_through_restarts_and_kills(serve: Any, bus: Bus) -> None:
+    server = serve()
+    got: list[int] = []
+    follower = EventBusClient(
+        reactor,
+        "127.0.0.1",
+        bus.port,
+        options=Options(after=0, quiet=2.0, answer=3.0),
+        on_events=lambda events: got.extend(each.sequence for each in events),
+    )
+    publisher = EventBusClient(
+        reactor,
+        "127.0.0.1",
+        bus.port,
+        options=Options(subscribe=False, window=100, confirm=1.0, retries=60),
+        topics=("/a/",),
+    )
+    await gatherResults([follower.connect(), publisher.connect()])
+    confirmed: list[int] = []
+    for turn in range(3):
+        waiting = []
+        for n in range(1_500):
+            await publisher.ready()
+            waiting.append(publisher.publish("/a/", b"%d" % n))
+            if n == 700:
+                server.stop(signal.SIGKILL if turn % 2 else signal.SIGTERM)
+                server = serve(listen=f"eventbus=tcp:{bus.port}:interface=127.0.0.1")
+        confirmed += await gatherResults(waiting)
+    last = max(confirmed)
+    for _ in range(400):
+        if got and got[-1] >= last:
+            break
+        await deferLater(reactor, 0.05)
+    assert got == list(range(1, got[-1] + 1)), "in order, none twice, none missing"
+    assert set(confirmed) <= set(got)
+    await gatherResults([follower.close(), publisher.close()])
+    stored = {number(frames[2]) for frames in bus.sync(b"/a/")[:-1]}
+    assert set(confirmed) <= stored
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_of_our_clients_pauses_and_goes_on(serve: Any, bus: Bus) -> None:
+    serve()
+    got: list[int] = []
+    client = EventBusClient(
+        reactor,
+        "127.0.0.1",
+        bus.port,
+        options=Options(after=0),
+        on_events=lambda events: got.extend(each.sequence for each in events),
+    )
+    await client.connect()
+    client.pause()
+    collector = bus.collector()
+    for n in range(3_000):
+        collector.send_multipart(event(n))
+    await deferLater(reactor, 0.3)
+    assert got == []
+    client.resume()
+    for _ in range(400):
+        if len(got) == 3_000:
+            break
+        await deferLater(reactor, 0.05)
+    assert got == list(range(1, 3_001))
+    await client.close()
+
+
+def command(*words: str, data: bytes = b"") -> bytes:
+    ended = subprocess.run([FYREHOSE, *words], input=data, capture_output=True, check=False, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_command_line_and_the_other_doors(start: Any, bus: Bus) -> None:
+    """What the bus carries is tailed by Figg and the backbone byte for byte, and what they take in by the bus."""
+    doors = (
+        "--listen",
+        BUS,
+        "--listen",
+        "figg=tcp:0:interface=127.0.0.1",
+        "--listen",
+        "backbone=udp:0:interface=127.0.0.1",
+    )
+    server = start(*doors, "--option", "backbone.stream=eventbus")
+    bus.port = server.port("eventbus")
+    at = f"127.0.0.1:{bus.port}"
+    figg, backbone = (f"127.0.0.1:{server.port(name)}" for name in ("figg", "backbone"))
+    lines = [b"line %d" % n for n in range(500)]
+    command("publish", "--protocol", "eventbus", "--to", at, "--stream", "notes", data=b"\n".join(lines) + b"\n")
+    command("publish", "--protocol", "figg", "--to", figg, "--stream", "eventbus", "by figg")
+    tail = ("--since", "start", "--count", "501")
+    assert command("tail", "--protocol", "eventbus", "--from", at, *tail).splitlines() == [*lines, b"by figg"]
+    stored = [frames[6] for frames in bus.sync()[:-1]]
+    raw = ("--format", "raw", *tail)
+    expected = b"".join(stored[:500]) + b"by figg"
+    assert command("tail", "--protocol", "figg", "--from", figg, "--stream", "eventbus", *raw) == expected
+    assert command("tail", "--protocol", "backbone", "--from", backbone, *raw) == expected
+    only = ("--stream", "notes", "--since", "500", "--count", "1")
+    assert command("tail", "--protocol", "eventbus", "--from", at, *only) == b"line 499\n"
