@@ -1,0 +1,235 @@
+"""Random messages for the event bus: decoders, labels, sessions of both sides.
+
+    python tests/fuzz/fuzz_eventbus.py [EXECUTIONS [SEED]]
+
+Prints what it did; ends with an error at the first crash, execution that takes more than a second, or growth of more
+than 64 MiB.  Messages are valid ones, cut, joined, swapped and overwritten, so that most get past the first check.
+"""
+
+from __future__ import annotations
+
+import resource
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.protocols.eventbus.client_session import ClientSession, Options
+from fyrehose.protocols.eventbus.encoding import KIT, event_frames
+from fyrehose.protocols.eventbus.frames import (
+    MAX_LABEL,
+    Broadcast,
+    Dialect,
+    Pub,
+    Subtrees,
+    Sync,
+    SyncEnd,
+    SyncStart,
+    parse_sequence,
+)
+from fyrehose.protocols.eventbus.labels import Written, read_labels
+from fyrehose.protocols.eventbus.session import ServerSession
+from fyrehose.protocols.eventbus.settings import Settings, Syntax
+from fyrehose.protocols.eventbus.zap import Door
+from fyrehose.records import Run
+
+Message = list[bytes]
+
+#: How long one execution may take, in seconds, and how much the process may grow, in KiB.
+SLOWEST = 1.0
+GROWTH = 64 << 10
+
+PIECES = [
+    b"",
+    b"null",
+    b"0",
+    b"42",
+    b"281474976710655",
+    b"281474976710656",
+    bytes(8),
+    b"\0\0" + b"\xff" * 6,
+    b"\x80" + bytes(7),
+    b"SYNCSTART",
+    b"SYNC",
+    b"SYNCEND",
+    b"/",
+    b"/a/",
+    b"/a/;/b/c/",
+    b"/a/,/b/",
+    b";" * 63,
+    b"/" * 255,
+    b"2024-05-01T10:20:30.123Z",
+    b"2024-05-01T10:20:30+02:00",
+    b"0001-01-01T00:00:00.000001+23:59",
+    b"9999-12-31T23:59:59.999999-23:59",
+    b"7d444840-9dc0-41d1-b245-5ffdce74fad2",
+    b"7D444840-9DC0-41D1-B245-5FFDCE74FAD2",
+    b'"; time=0Z',
+    b"; producer=percent",
+    b"%FF",
+    b"\xff\xfe",
+    "Łódź".encode(),
+    b"\xdd\xff\xff\xff\xff",
+    b"\x91" * 300,
+    b"1.0",
+    b"CURVE",
+    bytes(32),
+]
+EVENT = [b"/a/", b"null", b"me", PIECES[18], PIECES[22], b"\x81\xa1n\x01"]
+
+
+class Fuzzer:
+    """Makes messages, and gives them to everything that takes some."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """New sessions."""
+        random = self.random
+        self.server = ServerSession(
+            Settings(dedup=random.random() < 0.5, subtrees=random.choice(list(Syntax)), max_payload=1 << 20)
+        )
+        self.client = ClientSession(
+            Options(subtrees=random.choice([(), ("/a/",)]), after=random.choice([None, 0, 7])), Random(1), self.now
+        )
+        self.client.connected(self.now)
+
+    def piece(self) -> bytes:
+        """A frame."""
+        random = self.random
+        piece = bytearray(random.choice(PIECES))
+        for _ in range(random.choice([0, 0, 0, 1, 2, 4])):
+            at = random.randint(0, len(piece))
+            how = random.randrange(4)
+            if how == 0:
+                piece[at:at] = random.randbytes(random.choice([1, 2, 8]))
+            elif how == 1:
+                del piece[at : at + random.choice([1, 2, 8])]
+            elif how == 2 and at < len(piece):
+                piece[at] = random.randrange(256)
+            else:
+                piece += random.choice(PIECES)
+        return bytes(piece)
+
+    def message(self) -> Message:
+        """Frames, mostly as many as make sense."""
+        random = self.random
+        kind = random.randrange(6)
+        if kind == 0:
+            message = list(EVENT)
+        elif kind == 1:
+            message = [b"SYNC", EVENT[0], b"%d" % random.randrange(40), *EVENT[2:]]
+        elif kind == 2:
+            message = [EVENT[0], struct.pack(">Q", random.randrange(40)), *EVENT[2:]]
+        elif kind == 3:
+            message = [random.choice([b"SYNCSTART", b"SYNCEND"]), b"/a/", b"%d" % random.randrange(40)]
+        else:
+            message = [self.piece() for _ in range(random.choice([0, 1, 2, 3, 3, 4, 6, 6, 6, 7, 7, 8, 16]))]
+        for _ in range(random.choice([0, 0, 1, 1, 2])):
+            if message:
+                message[random.randrange(len(message))] = self.piece()
+        if random.random() < 0.1:
+            message.insert(0, b"")
+        return message
+
+    def decoders(self) -> None:
+        """What is parsed is written again as it was, or as the same."""
+        message = self.message()
+        for parse in (Pub.parse, Broadcast.parse, Sync.parse, SyncStart.parse, SyncEnd.parse):
+            again(parse, message)
+        for frame in message:
+            for read in (parse_sequence, Subtrees.parse):
+                try:
+                    read(frame)
+                except RemoteProtocolError:
+                    pass
+
+    def labels(self) -> None:
+        """Labels come back byte for byte."""
+        sent = tuple(self.piece()[:MAX_LABEL] for _ in range(3))
+        labels = read_labels(*sent)
+        run = Run.of(
+            "s",
+            [b""],
+            source=KIT,
+            producer=labels.producer,
+            content_type=labels.content_type,
+            event_ids=labels.event_id,
+            event_times=None if labels.event_time is None else struct.pack("<q", labels.event_time),
+        )
+        written = Written(run, KIT)
+        assert (written.producer, written.timestamp(0), written.uuid(0)) == sent, sent
+
+    def servers(self) -> None:
+        """A session takes what is right, as it is, and refuses the rest."""
+        message = self.message()
+        identity = self.piece()
+        self.now += self.random.choice([0, 0.1, 100])
+        count = 1 + len(message)
+        self.server.receive_pub([identity, *message][:16], count, self.now)
+        self.server.receive_request([identity, *message][:16], count, self.now)
+        batch = self.server.take()
+        if batch is not None:
+            for run in batch.runs:
+                (frames,) = event_frames(run.numbered(1, 1), Dialect.BINARY)
+                sent = message[-6:]
+                assert [bytes(frames[0]), *map(bytes, frames[2:])] == [sent[0], *sent[2:]], message
+        assert len(self.server.snapshots) <= 72
+        if self.random.random() < 0.01:
+            self.server.snapshots.clear()
+
+    def clients(self) -> None:
+        """What a client hands out rises."""
+        self.now += self.random.choice([0, 0, 1, 30])
+        messages: Sequence[Message] = [self.message() for _ in range(3)]
+        receive: Callable[..., object] = self.random.choice([self.client.receive_broadcasts, self.client.receive_syncs])
+        receive(messages, self.now)
+        self.client.tick(self.now)
+        self.client.data_to_send()
+        assert self.client._held_bytes <= 16 << 20
+
+    def doors(self) -> None:
+        """Whatever is asked, there is an answer."""
+        assert len(Door(curve=True, clients=frozenset()).answer(self.message()).frames) == 6
+
+
+def again(parse: Callable[[Message], object], message: Message) -> None:
+    """Parse, write, and parse again."""
+    try:
+        parsed = parse(message)
+    except RemoteProtocolError:
+        return
+    assert parse(parsed.serialize()) == parsed, message  # type: ignore[attr-defined]
+
+
+def run(executions: int, seed: int) -> None:
+    """So many executions of each target in turn; raises at the first that is wrong."""
+    fuzzer = Fuzzer(seed)
+    targets = [fuzzer.decoders, fuzzer.labels, fuzzer.servers, fuzzer.clients, fuzzer.doors]
+    before, began, slowest = 0, time.monotonic(), 0.0
+    for n in range(executions):
+        if n % 10_000 == 0:
+            fuzzer.reset()
+        if n == 10_000:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        started = time.process_time()
+        for target in targets:
+            target()
+        took = time.process_time() - started
+        slowest = max(slowest, took)
+        assert took < SLOWEST, f"execution {n} of seed {seed} took {took:.1f} s"
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before if before else 0
+    assert grown < GROWTH, f"grew by {grown} KiB"
+    print(
+        f"eventbus: {executions} executions of each of {len(targets)} targets, seed {seed}, in "
+        f"{time.monotonic() - began:.0f} s; slowest {slowest * 1000:.0f} ms, grown by {grown} KiB"
+    )
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]) if len(sys.argv) > 1 else 200_000, int(sys.argv[2]) if len(sys.argv) > 2 else 1)
