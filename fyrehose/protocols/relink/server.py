@@ -74,7 +74,7 @@ class RelinkProtocol(SessionProtocol):
         self._deadline: IDelayedCall | None = None
         self._flush_due: IDelayedCall | None = None
         self._unread_paused = False
-        self._going_on = False
+        self._hung_up = False
 
     # What the reactor calls.
 
@@ -154,7 +154,8 @@ class RelinkProtocol(SessionProtocol):
                 entry.saved = False
                 if not (place.subscribe and isinstance(result.value, ReadOnly)):  # reading goes on, while we live
                     self.registry.discard(entry)
-                    self._give_up(result)
+                    self._refused(result)
+                    self._go_on()
             self._settled(entry, place, resumed=False)
 
         self.registry.write_entry(entry, written)
@@ -223,7 +224,7 @@ class RelinkProtocol(SessionProtocol):
     def received(self, found: Sequence[object]) -> None:
         super().received(found)
         if self.entry is not None and found:
-            self.entry.used = self.entry.used or not isinstance(found[0], events.Linked)
+            self.entry.used = self.entry.used or not isinstance(found[0], (events.Asked, events.Linked))
         if self.endpoint is not None and not self._closing:
             self.endpoint.after_read()
 
@@ -334,13 +335,7 @@ class RelinkProtocol(SessionProtocol):
         self.session.fenced()
         if isinstance(error, FOR_GOOD):
             self.registry.discard(entry)  # and would be refused again
-        self._give_up(failure)
-
-    def _give_up(self, failure: Failure) -> None:
-        """The journal does not take it: close, after a while if the disk is full."""
         self._refused(failure)
-        if not isinstance(failure.value, ReadOnly) and not self._disconnected() and not self._in_flight:
-            self._hang_up()
 
     def count_refusal(self, error: PublishError) -> None:
         """A publish was refused for good."""
@@ -353,6 +348,11 @@ class RelinkProtocol(SessionProtocol):
                 self._hang_up()
             return
         self.flush_soon()
+
+    def _hang_up(self) -> None:
+        if not self._hung_up:
+            self._hung_up = True
+            super()._hang_up()
 
     def flush_soon(self) -> None:
         """Write when this turn of the reactor is over: one commit settles many writes, one after the other."""

@@ -1,4 +1,4 @@
-"""Golden packets, and the simulated network of tests/torture."""
+"""Golden packets, a server to talk to by hand, and the simulated network of tests/torture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 
 import attrs
 import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 
+from fyrehose.broker import Broker
 from fyrehose.protocols.relink.frames import (
     NOP,
     PING,
@@ -22,6 +28,16 @@ from fyrehose.protocols.relink.frames import (
     Operation,
     Packet,
 )
+from fyrehose.protocols.relink.handshake import Hello, Terms
+from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.registry import Registry
+from fyrehose.protocols.relink.server import make_factory
+from fyrehose.protocols.relink.session import ConnectorSession
+from fyrehose.protocols.relink.settings import Settings
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.settings import build
+from fyrehose.testing import MemoryJournal
 
 
 @attrs.frozen(kw_only=True)
@@ -177,3 +193,148 @@ def torture(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports a module of tests/torture."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "torture"))
     return importlib.import_module
+
+
+class Transport(StringTransport):
+    """A TCP transport that remembers what was done to it."""
+
+    aborted = False
+    certificate: Any = None
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+
+    def getPeerCertificate(self) -> Any:
+        return self.certificate
+
+
+@attrs.define(eq=False)
+class Peer:
+    """A connector by hand: a session of ours, on a transport of the server's."""
+
+    server: Server
+    protocol: Any
+    transport: Transport
+    session: ConnectorSession
+    events: list[Any] = attrs.field(factory=list)
+
+    @property
+    def link(self) -> Link:
+        assert self.session.link is not None
+        return self.session.link
+
+    def talk(self) -> list[Any]:
+        """Let both say what they have to say, until they have nothing more; what we heard."""
+        heard: list[Any] = []
+        while True:
+            said = b"".join(self.session.data_to_send())
+            if said and not self.transport.disconnecting:
+                self.protocol.dataReceived(said)
+            self.server.clock.advance(0)
+            answer = self.transport.value()
+            self.transport.clear()
+            heard += self.session.receive_data(answer)
+            if not said and not answer:
+                self.events += heard
+                return heard
+
+    def say(self, data: bytes) -> None:
+        """Raw bytes."""
+        self.protocol.dataReceived(data)
+
+    def leave(self) -> None:
+        self.session.receive_eof()
+        self.protocol.connectionLost(Failure(ConnectionDone()))
+
+    @property
+    def closed(self) -> bool:
+        return self.transport.disconnecting or self.transport.aborted
+
+
+@attrs.define(eq=False)
+class Server:
+    """A server in memory; ``restart`` is what a crash and another start make of it."""
+
+    journal: MemoryJournal
+    clock: Clock
+    settings: Settings
+    now: int = 1_000_000
+    broker: Broker = attrs.field(init=False)
+    registry: Registry = attrs.field(init=False)
+    factory: Any = attrs.field(init=False)
+    _random: int = 0
+
+    def start(self) -> None:
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+        self.registry = Registry(self.broker, self.clock, self.settings, ".relink/x", lambda: self.now, self.bits)
+        opened = self.registry.open()
+        if not self.journal.auto:
+            self.journal.commit()
+        assert opened.called
+        self.factory = make_factory(self.broker, self.clock, self.settings, self.registry)
+
+    def restart(self) -> None:
+        self.registry.close()
+        self.start()
+
+    def bits(self, count: int) -> int:
+        self._random += 1
+        return self._random
+
+    def connect(
+        self,
+        name: str = "publish:s",
+        *,
+        old: Link | None = None,
+        require: bool = False,
+        host: str = "127.0.0.1",
+        certificate: Any = None,
+        hello: Hello | None = None,
+        **terms: Any,
+    ) -> Peer:
+        """A connector, before its first byte."""
+        address = IPv4Address("TCP", host, 5000)
+        protocol = self.factory.buildProtocol(address)
+        transport = Transport(peerAddress=address)
+        transport.certificate = certificate
+        wanted = old.terms if old else Terms(endpoint=name, **{"connector_size": 1, **terms})
+        if hello is None:
+            hello = Hello(terms=wanted, require=require, epoch=old.epoch if old else 0, link_id=old.id if old else 0)
+        session = ConnectorSession(link=old, hello=hello, fresh=lambda epoch, id_: Link(wanted, True, epoch, id_))
+        protocol.makeConnection(transport)
+        return Peer(self, protocol, transport, session)
+
+    def linked(self, name: str = "publish:s", **more: Any) -> Peer:
+        """A connector whose handshake is over."""
+        peer = self.connect(name, **more)
+        peer.talk()
+        return peer
+
+    def publish(self, stream: str, *payloads: bytes, **more: Any) -> None:
+        self.broker.publish([Run.of(stream, payloads, source="test", **more)])
+
+    def records(self, stream: str = "s") -> list[Any]:
+        return [record for run in self.journal.read(stream, 1, 1 << 30) for record in run.records()]
+
+    def payloads(self, stream: str = "s") -> list[bytes]:
+        return [record.payload for record in self.records(stream)]
+
+    def count(self, what: str) -> int:
+        return self.broker.counters.counts["relink", what]
+
+
+@pytest.fixture
+def make_server() -> Any:
+    """Makes servers: ``make_server(auto=True, **settings)``; with ``auto=False`` the test commits."""
+    made: list[Server] = []
+
+    def make(auto: bool = True, **settings: str) -> Server:
+        server = Server(MemoryJournal(auto=auto), Clock(), build(Settings, "relink", settings))
+        server.start()
+        made.append(server)
+        return server
+
+    yield make
+    for server in made:
+        server.registry.close()

@@ -1,0 +1,558 @@
+"""The server: links, what they survive, and every row of the threat table that is its own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import Broken
+from fyrehose.interfaces import JournalState
+from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
+from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
+from fyrehose.testing import MemoryJournal
+
+ME = "127.0.0.1"
+
+
+def kinds(found: list[Any]) -> list[str]:
+    return [type(event).__name__ for event in found]
+
+
+def send(peer: Any, *payloads: bytes, channel: int = 0) -> None:
+    for payload in payloads:
+        peer.link.send((channel,), (payload,))
+
+
+# Publishing.
+
+
+def test_consumed_when_it_is_durable_and_not_before(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.talk()
+    assert peer.session.link is None, "a link is promised when it is durable"
+    server.journal.commit()
+    assert kinds(peer.talk()) == ["Linked"]
+    send(peer, b"one", b"two")
+    assert peer.talk() == []
+    server.journal.commit()
+    assert peer.talk() == [events.Consumed(channel=0, first=0, last=1)]
+    assert server.payloads() == [b"one", b"two"]
+
+
+def test_records_say_where_they_come_from(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    send(peer, b"a", b"b", channel=7)
+    peer.link.send((7,), (b"c", b"", b"d"))
+    peer.talk()
+    first, second, third = server.records()
+    name = server.registry.entries.popitem()[1].label
+    assert (first.source, first.producer, first.topic, first.producer_seq) == ("relink", f"{name}.0", "7", 0)
+    assert (second.producer_seq, third.producer_seq) == (1, 2)
+    assert first.content_type is None
+    assert third.content_type == "application/vnd.fyrehose.relink-parts"
+    assert str(peer.link.id) not in name
+
+
+def test_a_commit_is_one_batch_and_a_rollback_leaves_nothing(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect(connector_transactions=True)
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    send(peer, b"1", b"2", b"3")
+    peer.link.decide(0, Op.COMMIT, 1)
+    peer.link.decide(0, Op.ROLLBACK, 2)
+    assert peer.talk() == []
+    server.journal.commit()
+    assert peer.talk() == [
+        events.Resulted(channel=0, first=0, last=1, result=Ack.COMMITTED),
+        events.Consumed(channel=0, first=0, last=1),
+        events.Consumed(channel=0, first=2, last=2),
+    ]
+    assert server.payloads() == [b"1", b"2"]
+
+
+def test_what_the_journal_refuses_for_good_is_uncommitted(make_server: Any) -> None:
+    server = make_server()
+    server.broker.restrict("s", 3)
+    peer = server.linked(connector_transactions=True)
+    send(peer, b"1", b"too large", b"2")
+    peer.link.decide(0, Op.COMMIT, 1)
+    peer.link.decide(0, Op.COMMIT, 2)
+    peer.talk()
+    assert [(e.first, e.last, e.result) for e in peer.events if isinstance(e, events.Resulted)] == [
+        (0, 1, Ack.UNCOMMITTED),
+        (2, 2, Ack.COMMITTED),
+    ]
+    assert server.payloads() == [b"2"]
+    assert server.count("PayloadTooLarge") == 1
+
+
+def test_a_plain_message_that_is_refused_for_good_costs_the_link(make_server: Any) -> None:
+    server = make_server()
+    server.broker.restrict("s", 3)
+    peer = server.linked()
+    send(peer, b"too large")
+    peer.talk()
+    assert peer.closed
+    assert not server.registry.entries
+
+
+def test_a_full_disk_costs_the_connection_and_not_the_link(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    send(peer, b"one")
+    peer.talk()
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    assert peer.talk() == []
+    assert not peer.closed, "it would come back at once"
+    server.clock.advance(5)
+    assert peer.closed
+    peer.leave()
+    server.journal.enter(JournalState.WRITABLE, "room")
+    again = server.linked(old=peer.link)
+    server.journal.commit()
+    assert kinds(again.events) == ["Linked", "Resumed"]
+    assert again.talk() == [events.Consumed(channel=0, first=0, last=0)]
+    assert server.payloads() == [b"one"]
+
+
+def test_a_reopened_channel_is_another_producer(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    for round_ in (b"a", b"b"):
+        send(peer, round_)
+        peer.talk()
+        peer.link.close(0)
+        assert events.Closed(channel=0) in peer.talk()
+    one, two = server.records()
+    assert (one.producer_seq, two.producer_seq) == (0, 0)
+    assert one.producer != two.producer
+
+
+# Links.
+
+
+def test_a_link_is_resumed_without_loss_or_repeat(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    send(peer, b"one", b"two")
+    peer.protocol.dataReceived(b"".join(peer.session.data_to_send())[:-4])  # the second does not arrive whole
+    peer.leave()
+    again = server.connect(old=peer.link)
+    again.talk()
+    assert again.link.may_send is False, "what is under way is waited for"
+    server.journal.commit()
+    found = again.talk()
+    assert kinds(found) == ["Linked", "Consumed", "Resumed"]
+    server.journal.commit()
+    assert again.talk() == [events.Consumed(channel=0, first=1, last=1)]
+    assert server.payloads() == [b"one", b"two"]
+    assert server.count("links-resumed") == 1
+
+
+def test_a_half_open_connection_is_fenced(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    send(peer, b"one")
+    late = b"".join(peer.session.data_to_send())
+    peer.session.receive_eof()  # only we have noticed
+    again = server.linked(old=peer.link)
+    assert peer.transport.aborted
+    peer.protocol.dataReceived(late)
+    again.talk()
+    assert server.payloads() == [b"one"]
+    assert server.count("connections-fenced") == 1
+    peer.leave()
+    assert server.registry.entries.popitem()[1].holder is again.protocol
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_link_outlives_the_server(make_server: Any, transactional: bool) -> None:
+    server = make_server(auto=False)
+    peer = server.connect(connector_transactions=transactional)
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    send(peer, b"1", b"2", b"3")
+    if transactional:
+        peer.link.decide(0, Op.COMMIT, 0)
+        peer.link.decide(0, Op.ROLLBACK, 1)
+    peer.protocol.dataReceived(b"".join(peer.session.data_to_send()))
+    server.journal.commit()  # durable, but nobody was told
+    send(peer, b"4")
+    if transactional:
+        peer.link.decide(0, Op.COMMIT, 3)
+    peer.protocol.dataReceived(b"".join(peer.session.data_to_send()))  # never durable
+    server.journal._pending.clear()
+    peer.session.receive_eof()
+    server.restart()
+    again = server.linked(old=peer.link)
+    assert kinds(again.events)[0] == "Linked"
+    assert again.events[0].resumed
+    server.journal.commit()
+    again.talk()
+    assert server.payloads() == ([b"1", b"3", b"4"] if transactional else [b"1", b"2", b"3", b"4"])
+    assert again.link.sending[0].base == 4
+    assert [r.producer_seq for r in server.records()] == ([0, 2, 3] if transactional else [0, 1, 2, 3])
+
+
+def test_results_outlive_the_server(make_server: Any) -> None:
+    server = make_server()
+    server.broker.restrict("s", 3)
+    peer = server.linked(connector_transactions=True)
+    send(peer, b"1", b"too large", b"3")
+    for seq in range(3):
+        peer.link.decide(0, Op.COMMIT, seq)
+    peer.protocol.dataReceived(b"".join(peer.session.data_to_send()))
+    peer.session.receive_eof()
+    server.restart()
+    again = server.linked(old=peer.link)
+    found = [(e.first, e.last, e.result) for e in again.events if isinstance(e, events.Resulted)]
+    assert found == [(0, 0, Ack.COMMITTED), (1, 1, Ack.UNCOMMITTED), (2, 2, Ack.COMMITTED)]
+    assert server.payloads() == [b"1", b"3"]
+
+
+def test_a_closed_channel_stays_closed_over_a_restart(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    send(peer, b"a")
+    peer.talk()
+    peer.link.close(0)
+    for _ in range(2):  # close, ping; pong, closed: which does not arrive
+        peer.protocol.dataReceived(b"".join(peer.session.data_to_send()))
+        server.clock.advance(0)
+        said = peer.transport.value()
+        peer.transport.clear()
+        if _ == 0:
+            peer.session.receive_data(said)
+    peer.session.receive_eof()
+    server.restart()
+    again = server.linked(old=peer.link)
+    assert events.Closed(channel=0) in again.events
+    send(again, b"b")
+    assert again.talk() == [events.Consumed(channel=0, first=0, last=0)]
+    assert server.payloads() == [b"a", b"b"]
+
+
+def test_shutdown_of_both_ends_the_link(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    send(peer, b"a")
+    peer.talk()
+    peer.link.close(0)
+    peer.link.shutdown()
+    assert kinds(peer.talk())[-1] == "Ended"
+    assert peer.closed
+    peer.leave()
+    assert not server.registry.entries
+    server.restart()
+    assert not server.registry.entries
+
+
+# Every row of the handshake's table.
+
+
+@pytest.mark.parametrize("require", [False, True])
+@pytest.mark.parametrize("case", ["zero", "zero-epoch", "other-epoch", "unknown", "match", "name", "size", "identity"])
+def test_the_listeners_table(make_server: Any, case: str, require: bool) -> None:
+    server = make_server()
+    first = server.linked()
+    first.leave()
+    epoch, id_ = first.link.epoch, first.link.id
+    asked = {
+        "zero": (0, 0),
+        "zero-epoch": (0, id_),
+        "other-epoch": (epoch + 1, id_),
+        "unknown": (epoch, id_ + 1),
+    }.get(case, (epoch, id_))
+    name = "publish:other" if case == "name" else "publish:s"
+    size = 2 if case == "size" else 1
+    hello = Hello(terms=Terms(endpoint=name, connector_size=size), require=require, epoch=asked[0], link_id=asked[1])
+    certificate = SimpleNamespace(digest=lambda kind: b"other") if case == "identity" else None
+    old = first.link if case == "match" else None
+    peer = server.connect(name, hello=hello, old=old, certificate=certificate, connector_size=size)
+    found = peer.talk()
+    if case == "match":
+        assert (found[0].resumed, peer.link.id) == (True, id_)
+    elif require:
+        assert isinstance(found[0], events.Refused)
+        assert peer.closed
+    else:
+        assert (found[0].resumed, peer.link.epoch) == (False, epoch)
+        assert peer.link.id != id_
+    if case != "match":
+        intact = server.linked(old=first.link)
+        assert intact.events[0].resumed, "the link that was asked for in vain is as it was"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "publish", "publish:", "subscribe:", "other:s", "publish:" + "s" * 256, "subscribe:s@" + "9" * 16],
+)
+def test_unknown_endpoints_are_closed_in_silence(make_server: Any, name: str) -> None:
+    server = make_server()
+    if len(name) > 255:
+        pytest.skip("no such name can be said")
+    peer = server.connect(name)
+    assert peer.talk() == []
+    assert peer.closed
+    assert peer.session.link is None
+
+
+@pytest.mark.parametrize(
+    ("name", "terms"),
+    [
+        ("publish:s", {"listener_transactions": True}),
+        ("subscribe:s", {"connector_transactions": True}),
+        ("subscribe:s", {"listener_transactions": True}),
+    ],
+)
+def test_transactions_that_the_endpoint_has_not(make_server: Any, name: str, terms: Any) -> None:
+    server = make_server()
+    peer = server.connect(name, **terms)
+    peer.talk()
+    assert peer.closed
+    assert server.count("transactions-unsupported") == 1
+
+
+@pytest.mark.parametrize("version", [0, 1, 127, 255])
+def test_every_version_is_answered_with_ours(make_server: Any, version: int) -> None:
+    peer = make_server().connect()
+    peer.session.data_to_send()
+    peer.say(pack_version(version))
+    assert peer.transport.value() == bytes(8)
+
+
+# Threats.
+
+
+def test_a_handshake_has_its_time(make_server: Any) -> None:
+    server = make_server()
+    peer = server.connect()
+    server.clock.advance(9.9)
+    assert not peer.closed
+    server.clock.advance(0.1)
+    assert peer.closed
+    assert server.count("handshake-timeout") == 1
+
+
+def test_links_that_are_not_used_do_not_stay(make_server: Any) -> None:
+    server = make_server()
+    unused, used = server.linked(), server.linked()
+    send(used, b"x")
+    used.talk()
+    unused.leave()
+    used.leave()
+    server.clock.advance(10)
+    assert len(server.registry.entries) == 1
+    server.clock.pump([1.0] * 290)
+    assert not server.registry.entries
+    server.restart()
+    assert not server.registry.entries
+
+
+def test_one_address_keeps_few_links(make_server: Any) -> None:
+    server = make_server()
+    others = server.linked(host="10.0.0.1")
+    others.leave()
+    for _ in range(20):
+        server.linked().leave()
+    assert sum(entry.host == ME for entry in server.registry.entries.values()) == 16
+    assert len(server.registry.entries) == 17
+    assert server.count("too-many-detached-links") == 4
+
+
+def test_there_are_only_so_many_links(make_server: Any) -> None:
+    server = make_server(max_links="2")
+    first, second = server.linked(), server.linked()
+    refused = server.connect()
+    refused.talk()
+    assert refused.closed
+    assert server.count("too-many-links") == 1
+    first.leave()
+    third = server.linked()
+    assert third.events, "the one without a connection made room"
+    assert not second.closed
+
+
+def test_guessing_is_not_for_long(make_server: Any) -> None:
+    server = make_server()
+    real = server.linked()
+    for guess in range(11):
+        hello = Hello(terms=Terms(endpoint="publish:s"), epoch=real.link.epoch, link_id=1_000 + guess, require=True)
+        peer = server.connect(hello=hello)
+        peer.talk()
+        assert peer.closed
+    assert server.count("links-unknown") == 10
+    assert server.count("too-many-failed-resumes") == 1
+    other = server.linked(host="10.0.0.1")
+    assert other.events
+    server.clock.advance(61)
+    hello = Hello(terms=Terms(endpoint="publish:s"), epoch=real.link.epoch, link_id=5_000)
+    assert server.linked(hello=hello).events
+
+
+@pytest.mark.parametrize(
+    ("packet", "cause"),
+    [
+        (Acknowledgement(kind=Ack.CONSUMED, channels=(0,)), "acknowledged-unsent"),
+        (Operation(kind=Op.COMMIT, channels=(0,)), "operation-on-unreceived"),
+        (bytes([0x60]) + bytes(7), "resume-unexpected"),
+        (bytes([0x40]) + bytes(7), "pong-unasked"),
+        (bytes([0xA0]) + bytes(7), "general-unknown"),
+    ],
+)
+def test_whoever_breaks_a_rule_loses_link_and_connection(make_server: Any, packet: Any, cause: str) -> None:
+    server = make_server()
+    bystander = server.linked()
+    if cause == "acknowledged-unsent":
+        peer = server.linked("subscribe:s")
+    else:
+        peer = server.linked(connector_transactions=True)
+        send(peer, b"x")
+        peer.link.decide(0, Op.COMMIT)
+        peer.talk()
+    peer.say(packet if isinstance(packet, bytes) else packet.serialize(1 if packet.kind is Op.COMMIT else 0))
+    assert server.count(cause) == 1
+    assert peer.closed
+    assert len(server.registry.entries) == 1
+    send(bystander, b"y")
+    assert kinds(bystander.talk()) == ["Consumed"]
+
+
+def test_a_flood_of_channels(make_server: Any) -> None:
+    server = make_server(max_channels="4")
+    peer = server.linked()
+    for channel in range(5):
+        send(peer, b"x", channel=channel)
+    peer.talk()
+    assert peer.closed
+    assert server.count("too-many-channels") == 1
+
+
+def test_what_is_not_durable_holds_its_sender(make_server: Any) -> None:
+    server = make_server(auto=False, backlog="3")
+    peer = server.connect()
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    for number in range(10):
+        send(peer, b"%d" % number)
+    peer.talk()
+    assert peer.protocol.session.waiting
+    for _ in range(4):
+        server.journal.commit()
+        peer.talk()
+    assert server.payloads() == [b"%d" % number for number in range(10)]
+    assert peer.link.sending[0].base == 10
+
+
+def test_what_nobody_decides_has_an_end(make_server: Any) -> None:
+    server = make_server(backlog="3")
+    peer = server.linked(connector_transactions=True)
+    for _ in range(6):
+        send(peer, b"x")
+    peer.talk()
+    assert not peer.closed
+    send(peer, b"x")
+    peer.talk()
+    assert server.count("backlog-too-large") == 1
+
+
+def test_pings_are_answered_until_nobody_reads_the_answers(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    peer.say(PING.serialize() * 3)
+    assert peer.transport.value() == bytes.fromhex("4000000000000000") * 3
+    peer.protocol.pauseProducing()
+    assert peer.transport.producerState == "paused"
+    peer.protocol.resumeProducing()
+    assert peer.transport.producerState == "producing"
+
+
+def test_silence_is_asked_and_then_given_up(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    send(peer, b"x")
+    peer.talk()
+    server.clock.pump([1.0] * 15)
+    assert peer.transport.value() == PING.serialize()
+    server.clock.pump([1.0] * 30)
+    assert peer.transport.aborted
+    assert server.count("silent-peer") == 1
+    peer.leave()
+    assert server.linked(old=peer.link).events[0].resumed, "its link is kept"
+
+
+def test_bytes_before_their_turn_wait(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.session.data_to_send()
+    hello = Hello(terms=Terms(endpoint="publish:s", connector_size=1)).serialize()
+    early = Message(channels=(0,), parts=(b"early",)).serialize(1)
+    peer.say(pack_version(0) + hello + early)
+    server.journal.commit()
+    server.clock.advance(0)
+    server.journal.commit()
+    assert server.payloads() == [b"early"]
+
+
+def test_too_many_of_them_do_not(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.talk()
+    peer.say(bytes(2 << 20))
+    assert server.count("too-early") == 1
+
+
+def test_another_certificate_is_another_peer(make_server: Any) -> None:
+    server = make_server()
+    mine = SimpleNamespace(digest=lambda kind: b"me")
+    peer = server.linked(certificate=mine)
+    peer.leave()
+    stranger = server.linked(old=None, hello=Hello(terms=peer.link.terms, epoch=peer.link.epoch, link_id=peer.link.id))
+    assert not stranger.events[0].resumed
+    assert server.linked(old=peer.link, certificate=mine).events[0].resumed
+
+
+def test_a_journal_that_fails_promises_nothing(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.talk()
+    server.journal.enter(JournalState.FAILED, "broken")
+    server.clock.advance(0)
+    assert peer.closed
+    assert peer.session.link is None
+    assert isinstance(server.journal, MemoryJournal)
+
+
+def test_the_peer_is_told_nothing_of_a_broken_rule(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    peer.say(bytes([0xA0]) + bytes(7))
+    assert peer.transport.value() == b""
+    assert Broken.__name__ not in kinds(peer.events)
+
+
+def test_stopping_keeps_the_links(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    send(peer, b"x")
+    peer.talk()
+    server.factory.drain()
+    assert peer.closed
+    peer.leave()
+    server.restart()
+    assert server.linked(old=peer.link).events[0].resumed
