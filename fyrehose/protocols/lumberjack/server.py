@@ -195,7 +195,8 @@ class LumberjackProtocol(SessionProtocol):
         self._turns.wake()
 
     def finish(self) -> None:
-        self.session.acknowledge_part()  # what is durable need not come again
+        if not self._in_flight:
+            self.session.acknowledge_part()  # what is durable need not come again
         super().finish()
         self._stop_working()
 
@@ -242,13 +243,12 @@ class LumberjackProtocol(SessionProtocol):
 
     def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
         self.session.durable(events)
-        if self._closing:
+        if self._closing and self._in_flight == 1:  # this one was the last
             self.session.acknowledge_part()
-        self._speak()
-
-    def _speak(self) -> None:
+        self._active = self.clock.seconds()
+        if self.session.speaks:
+            self._spoke = self._active
         self.flush()
-        self._spoke = self._active = self.clock.seconds()
 
     def _work_on(self) -> None:
         """See to it that what the session has kept is done, and read nothing more until then."""
@@ -276,16 +276,19 @@ class LumberjackProtocol(SessionProtocol):
         if self._closing:
             self.session.receive_eof()
         self._charge(0)
-        self.reading.resumeProducing()
+        if not self._disconnected():
+            self.reading.resumeProducing()
 
     def _charge(self, held: int) -> None:
         """Have what the session holds counted."""
         account, before = cast("Account", self._account), self._charged
+        if held == before:
+            return
         self._charged = held
-        if held > before:
-            account.hold(held - before)
-        elif held < before:
-            account.release(before - held)
+        if before:
+            account.release(before)
+        if held:
+            account.hold(held)
 
     def _note_published(self) -> None:
         now = cast("Account", self._account).held - self._charged

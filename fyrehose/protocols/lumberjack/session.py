@@ -178,6 +178,11 @@ class LumberjackServerSession:
         """Whether the writer waits for an acknowledgement of something that it has sent."""
         return self._windows.waits
 
+    @property
+    def speaks(self) -> bool:
+        """Whether there is something to be written."""
+        return bool(self._out)
+
     def data_to_send(self) -> list[bytes]:
         """What is to be written, once."""
         out, self._out = self._out, []
@@ -228,7 +233,7 @@ class LumberjackServerSession:
 
     def _take_inner(self, inflation: Inflation) -> None:
         inflation.at = self._take(inflation.data, inflation.at, inflation)
-        if len(self._windows.unsealed) > self.limits.max_windows:
+        if len(self._windows.unsealed) >= self.limits.max_windows:  # they cannot be acknowledged before it ends
             raise RemoteProtocolError("too-many-windows", "in one compressed frame")
         if inflation.at == len(inflation.data):
             self._inflation = None

@@ -43,7 +43,7 @@ class Worker(Protocol):
 
     @property
     def held(self) -> int:
-        """What it holds of what it was granted."""
+        """What it holds in memory, and what of ``needs`` it has begun to fill."""
 
     def take_turn(self, granted: int) -> Outcome:
         """Do a piece of work; never raises."""
@@ -104,7 +104,7 @@ class Turns:
         if outcome is Outcome.DONE:
             self.leave(worker)
             return
-        if worker.needs > self._grants[worker]:  # the next frame: to the end of the queue
+        if worker.needs > worker.held:  # a frame that has not begun: to the end of the queue
             self.leave(worker)
             self._waiting[worker] = None
             return

@@ -1,0 +1,314 @@
+"""Lumberjack's client for programs: batches of documents, acknowledged, over connections that come and go.
+
+    client = LumberjackClient(reactor, [clientFromString(reactor, "tcp:127.0.0.1:5044")])
+    await client.connect()
+    await client.publish([b'{"message":"one"}', b'{"message":"two"}'])
+    await client.close()
+
+Given several endpoints it keeps a connection to each, and hands every window to the one that has fewest under way.
+What a lost connection had not acknowledged goes out again, first of all, by whichever is there: an event may be stored
+twice, and is never lost.  With one endpoint the order is kept.  For TLS the endpoints are TLS endpoints.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+from twisted.application.internet import ClientService, backoffPolicy
+from twisted.internet.defer import Deferred, DeferredList, succeed
+from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory, Protocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from fyrehose.errors import Broken, Closed, LocalProtocolError
+from fyrehose.protocols.lumberjack.client_session import Acknowledged, LumberjackWriterSession
+from fyrehose.protocols.lumberjack.frames import MAX_FRAME
+from fyrehose.records import Buffer, Run
+
+log = Logger()
+
+
+@attrs.define(eq=False)
+class _Batch:
+    """Documents that were published together; ``left`` of them are not acknowledged."""
+
+    done: Deferred[None]
+    left: int
+
+
+@attrs.define(eq=False)
+class _Part:
+    """Documents of one batch."""
+
+    batch: _Batch
+    run: Run
+
+    def cut(self, count: int) -> _Part:
+        """Take the first ``count`` off."""
+        head, self.run = self.run.slice(0, count), self.run.slice(count, len(self.run))
+        return _Part(self.batch, head)
+
+
+@attrs.define(eq=False)
+class LumberjackClient:
+    """A writer to one or several servers.
+
+    :ivar clock: the reactor, or a Clock
+    :ivar endpoints: the servers
+    :ivar version: 1 or 2
+    :ivar compression: 0 (none) to 9
+    :ivar window: events in a window at the most
+    :ivar window_bytes: and their bytes, but at least one event
+    :ivar pipelining: windows under way to one server
+    :ivar most: bytes that may wait to be acknowledged before :meth:`publish` refuses
+    :ivar timeout: how long a server that owes an acknowledgement may say nothing, in seconds
+    :ivar on_state: is called with an endpoint and True when it is connected, with False when it is lost
+    :ivar retry: how long to wait before the next try, by how many have failed in a row
+    """
+
+    clock: IReactorTime
+    endpoints: Sequence[IStreamClientEndpoint]
+    version: int = attrs.field(default=2, kw_only=True)
+    compression: int = attrs.field(default=3, kw_only=True)
+    window: int = attrs.field(default=2_048, kw_only=True)
+    window_bytes: int = attrs.field(default=4 << 20, kw_only=True)
+    pipelining: int = attrs.field(default=2, kw_only=True)
+    most: int = attrs.field(default=64 << 20, kw_only=True)
+    timeout: float = attrs.field(default=30.0, kw_only=True)
+    on_state: Callable[[IStreamClientEndpoint, bool], object] = attrs.field(
+        default=lambda endpoint, connected: None, kw_only=True
+    )
+    retry: Callable[[int], float] = attrs.field(factory=lambda: backoffPolicy(0.5, 30.0, 2.0), kw_only=True)
+    _services: list[ClientService] = attrs.field(factory=list, init=False)
+    _connections: list[_Connection] = attrs.field(factory=list, init=False)
+    _waiting: deque[_Part] = attrs.field(factory=deque, init=False)
+    _batches: dict[_Batch, None] = attrs.field(factory=dict, init=False)
+    _events: int = attrs.field(default=0, init=False)
+    _held: int = attrs.field(default=0, init=False)
+    _connected: Deferred[None] = attrs.field(factory=Deferred, init=False)
+    _watchers: list[tuple[Callable[[], bool], Deferred[None]]] = attrs.field(factory=list, init=False)
+    _send_due: IDelayedCall | None = attrs.field(default=None, init=False)
+    _closed: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        LumberjackWriterSession(self.version, self.compression)  # says what is wrong with them
+        if not self.endpoints or min(self.window, self.window_bytes, self.pipelining) < 1:
+            raise LocalProtocolError("a client has a server, and window, window_bytes and pipelining of 1 at the least")
+
+    # For programs.
+
+    def connect(self) -> Deferred[None]:
+        """Connect to all, and stay connected until :meth:`close`; fires when the first is there."""
+        if self._services or self._closed:
+            raise LocalProtocolError("a client connects once")
+        for endpoint in self.endpoints:
+            service = ClientService(endpoint, _Factory(self, endpoint), retryPolicy=self.retry, clock=self.clock)
+            self._services.append(service)
+            service.startService()
+        return self._connected
+
+    def publish(self, documents: Iterable[Buffer]) -> Deferred[None]:
+        """Publish documents of JSON, whole and in order; fires when all of them are stored.
+
+        What is published in one turn of the reactor shares windows.
+
+        :raises LocalProtocolError: the client is closed, a document is too large, or more waits than ``most``: see
+            :meth:`ready`
+        """
+        run = Run.of("", documents, source="lumberjack")
+        if self._closed:
+            raise LocalProtocolError("the client is closed")
+        if self._held > self.most:
+            raise LocalProtocolError(f"{self._held} bytes wait to be acknowledged: wait for ready() before publishing")
+        if not len(run):
+            return succeed(None)
+        if max(run.sizes) > MAX_FRAME:
+            raise LocalProtocolError(f"a document has {MAX_FRAME} bytes at the most")
+        batch = _Batch(Deferred(), len(run))
+        self._batches[batch] = None
+        self._waiting.append(_Part(batch, run))
+        self._events += len(run)
+        self._held += run.size
+        self._send_soon()
+        return batch.done
+
+    def ready(self) -> Deferred[None]:
+        """Fires when there is room for more: what is published then goes out as soon as it can."""
+        events = self.window * self.pipelining * len(self.endpoints)
+        return self._when(lambda: self._events < events and self._held < self.most)
+
+    def flush(self) -> Deferred[None]:
+        """Fires when everything that was published is stored."""
+        return self._when(lambda: not self._events)
+
+    def close(self) -> Deferred[None]:
+        """Let go of the servers; what is not acknowledged fails with :class:`~fyrehose.errors.Closed`."""
+        self._closed = True
+        if self._send_due is not None:
+            self._send_due.cancel()
+            self._send_due = None
+        reason = Closed("the client was closed before a server had acknowledged it")
+        dead = [batch.done for batch in self._batches] + [deferred for _, deferred in self._watchers]
+        if self._services and not self._connected.called:
+            dead.append(self._connected)
+        self._batches.clear()
+        self._watchers.clear()
+        self._waiting.clear()
+        self._events = self._held = 0
+        services, self._services = self._services, []
+        for deferred in dead:
+            deferred.errback(reason)
+        stopping = [service.stopService() for service in services]
+        return DeferredList(stopping).addCallback(lambda _: None)
+
+    # What a connection calls.
+
+    def _made(self, connection: _Connection) -> None:
+        self._connections.append(connection)
+        if not self._connected.called:
+            self._connected.callback(None)
+        self.on_state(connection.endpoint, True)
+        self._send_soon()
+
+    def _lost(self, connection: _Connection) -> None:
+        self._connections.remove(connection)
+        if self._closed:
+            return
+        self._waiting.extendleft(reversed(connection.sent))
+        self.on_state(connection.endpoint, False)
+        self._send_soon()
+
+    def _acknowledged(self, connection: _Connection, count: int) -> None:
+        done = []
+        while count and connection.sent:
+            part = connection.sent[0]
+            settled = part.cut(min(count, len(part.run))).run
+            if not len(part.run):
+                connection.sent.popleft()
+            count -= len(settled)
+            self._events -= len(settled)
+            self._held -= settled.size
+            part.batch.left -= len(settled)
+            if not part.batch.left:
+                self._batches.pop(part.batch, None)
+                done.append(part.batch.done)
+        for deferred in done:
+            deferred.callback(None)
+        self._tell()
+        self._send_soon()
+
+    # Inside.
+
+    def _send_soon(self) -> None:
+        if self._send_due is None and not self._closed:
+            self._send_due = self.clock.callLater(0, self._send)
+
+    def _send(self) -> None:
+        """Windows to whoever has room, the least busy first."""
+        self._send_due = None
+        while self._waiting:
+            free = [connection for connection in self._connections if connection.windows < self.pipelining]
+            if not free:
+                return
+            min(free, key=lambda connection: connection.windows).send(self._next_window())
+
+    def _next_window(self) -> list[_Part]:
+        parts: list[_Part] = []
+        count, size = self.window, self.window_bytes
+        while self._waiting and count > 0:
+            part = self._waiting[0]
+            fits = min(part.run.fitting(size), count)
+            if parts and (size <= 0 or part.run.sizes[0] > size):
+                break
+            parts.append(part.cut(fits))
+            if not len(part.run):
+                self._waiting.popleft()
+            count -= fits
+            size -= len(parts[-1].run.payload)
+        return parts
+
+    def _when(self, condition: Callable[[], bool]) -> Deferred[None]:
+        if condition():
+            return succeed(None)
+        watcher: Deferred[None] = Deferred()
+        self._watchers.append((condition, watcher))
+        return watcher
+
+    def _tell(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for condition, deferred in watchers:
+            if condition():
+                deferred.callback(None)
+            else:
+                self._watchers.append((condition, deferred))
+
+
+class _Connection(Protocol):
+    """One connection to one server."""
+
+    transport: Any
+
+    def __init__(self, client: LumberjackClient, endpoint: IStreamClientEndpoint) -> None:
+        self.client = client
+        self.endpoint = endpoint
+        self.session = LumberjackWriterSession(client.version, client.compression)
+        self.sent: deque[_Part] = deque()
+        self._timer: IDelayedCall | None = None
+
+    @property
+    def windows(self) -> int:
+        return self.session.windows
+
+    def connectionMade(self) -> None:
+        self.client._made(self)
+
+    def send(self, parts: list[_Part]) -> None:
+        """Send a window."""
+        lengths = b"".join(part.run.lengths for part in parts)
+        payload = b"".join(part.run.payload for part in parts)
+        self.session.send_window(lengths, payload)
+        self.sent.extend(parts)
+        if self._timer is None:
+            self._timer = self.client.clock.callLater(self.client.timeout, self._silent)
+        self.transport.writeSequence(self.session.data_to_send())
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._timer is not None:
+            self._timer.reset(self.client.timeout)
+        for event in self.session.receive_data(data):
+            if isinstance(event, Broken):
+                log.warn("the server breaks the protocol: {error}", error=event.error)
+                self.transport.abortConnection()
+            elif isinstance(event, Acknowledged):
+                self.client._acknowledged(self, event.count)
+        if not self.windows:
+            self._cancel()
+
+    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
+        self._cancel()
+        self.client._lost(self)
+
+    def _silent(self) -> None:
+        self._timer = None
+        log.info("the server has acknowledged nothing for {seconds} s: connecting again", seconds=self.client.timeout)
+        self.transport.abortConnection()
+
+    def _cancel(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+
+class _Factory(Factory):
+    noisy = False
+
+    def __init__(self, client: LumberjackClient, endpoint: IStreamClientEndpoint) -> None:
+        self.client = client
+        self.endpoint = endpoint
+
+    def buildProtocol(self, addr: Any) -> _Connection:
+        return _Connection(self.client, self.endpoint)

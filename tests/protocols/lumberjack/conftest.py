@@ -1,0 +1,221 @@
+"""What the tests of lumberjack share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+
+from fyrehose.broker import Broker
+from fyrehose.errors import Broken
+from fyrehose.flow import Budget
+from fyrehose.protocols.lumberjack.frames import Ack, Compressed, EventRun, Json, Window
+from fyrehose.protocols.lumberjack.server import Settings, make_factory
+from fyrehose.protocols.lumberjack.session import LumberjackServerSession
+from fyrehose.records import Record, Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+
+Event = tuple[bytes, int, str | None, str]
+
+
+def flatten(events: Sequence[Any]) -> list[Event]:
+    """The events of runs one by one: payload, sequence, topic, content type."""
+    found: list[Event] = []
+    for event in events:
+        if isinstance(event, EventRun):
+            run = Run(
+                stream="s",
+                source="x",
+                lengths=event.lengths,
+                payload=event.payload,
+                producer_seq=event.producer_seq,
+            )
+            seqs = run.producer_seqs() or ()
+            found += [
+                (bytes(payload), seq, event.topic, event.content_type)
+                for payload, seq in zip(run.payloads(), seqs, strict=True)
+            ]
+    return found
+
+
+@attrs.define
+class Peer:
+    """A session that is fed, and whose events are durable as soon as they are made, or when a test says so."""
+
+    session: LumberjackServerSession = attrs.field(factory=LumberjackServerSession)
+    auto: bool = True
+    events: list[Event] = attrs.field(factory=list)
+    causes: list[str] = attrs.field(factory=list)
+    answers: bytes = b""
+    undurable: int = 0
+    turns: int = 0
+
+    def take(self, made: Sequence[Any]) -> None:
+        flat = flatten(made)
+        self.events += flat
+        self.undurable += len(flat)
+        assert not any(isinstance(event, Broken) for event in made[:-1])
+        if made and isinstance(made[-1], Broken):
+            self.causes.append(made[-1].error.cause)
+        if self.auto:
+            self.commit()
+        self.answers += b"".join(self.session.data_to_send())
+
+    def commit(self) -> None:
+        """What came in so far is durable."""
+        count, self.undurable = self.undurable, 0
+        if count:
+            self.session.durable(count)
+        self.answers += b"".join(self.session.data_to_send())
+
+    def feed(self, *chunks: bytes) -> Peer:
+        """Everything that ``chunks`` are, in as many turns as it takes."""
+        for chunk in chunks:
+            self.take(self.session.receive_data(chunk))
+            while self.session.more_work:
+                self.turns += 1
+                assert self.turns < 100_000, "it does not end"
+                self.take(self.session.go_on(self.session.needs))
+        return self
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [payload for payload, *_ in self.events]
+
+    @property
+    def acks(self) -> list[tuple[int, int]]:
+        """Version and sequence of the acknowledgements so far."""
+        pieces = [self.answers[i : i + 6] for i in range(0, len(self.answers), 6)]
+        frames = [Ack.parse(piece) for piece in pieces]
+        return [(frame.version, frame.number) for frame in frames]
+
+
+@pytest.fixture(scope="session")
+def peer() -> Callable[..., Peer]:
+    """Makes peers."""
+    return Peer
+
+
+def _window(
+    count: int,
+    *,
+    version: int = 2,
+    first: int = 1,
+    size: int | None = None,
+    compressed: bool = False,
+    topic: str = "fb",
+) -> bytes:
+    """A window as Beats send it; ``size`` is what it announces, if that is not ``count``."""
+    document = b'{"@metadata":{"beat":"%b"},"n":%%d}' % topic.encode()
+    numbers = [(first + i) % (1 << 32) for i in range(count)]
+    frames = b"".join(
+        Json(version=version, sequence=number, payload=document % i).serialize() for i, number in enumerate(numbers)
+    )
+    if compressed:
+        frames = Compressed.of(frames, version=version).serialize()
+    return Window(version=version, number=count if size is None else size).serialize() + frames
+
+
+@pytest.fixture(scope="session")
+def window() -> Callable[..., bytes]:
+    """Makes the bytes of windows."""
+    return _window
+
+
+class Transport(StringTransport):
+    """A StringTransport as a socket is: it can be aborted, and half-closed."""
+
+    aborted = False
+
+    def setTcpNoDelay(self, on: bool) -> None: ...
+
+    setTcpKeepAlive = setTcpNoDelay
+
+    def abortConnection(self) -> None:
+        self.aborted = self.disconnecting = True
+
+    @property
+    def reads(self) -> bool:
+        return self.producerState == "producing"
+
+
+@attrs.define(eq=False)
+class Connection:
+    """A writer at a server, by hand."""
+
+    server: Server
+    protocol: Any
+    transport: Transport
+
+    def says(self, data: bytes) -> None:
+        self.protocol.dataReceived(data)
+
+    @property
+    def acks(self) -> list[tuple[int, int]]:
+        """Version and sequence of the acknowledgements so far."""
+        data = self.transport.value()
+        frames = [Ack.parse(data[i : i + 6]) for i in range(0, len(data), 6)]
+        return [(frame.version, frame.number) for frame in frames]
+
+    def lose(self) -> None:
+        self.transport.disconnecting = True
+        self.protocol.connectionLost(Failure(ConnectionDone()))
+
+
+@attrs.define(eq=False)
+class Server:
+    """A lumberjack factory over a journal in memory."""
+
+    journal: MemoryJournal
+    clock: Clock
+    broker: Broker
+    factory: Any
+
+    @classmethod
+    def make(cls, auto: bool = True, budget: Budget | None = None, **settings: Any) -> Server:
+        journal, clock = MemoryJournal(auto=auto), Clock()
+        broker = Broker(clock, journal, Sequencer(), budget=budget or Budget())
+        broker.open()
+        return cls(journal, clock, broker, make_factory(broker, clock, Settings(**settings)))
+
+    def connect(self, host: str = "10.0.0.1", port: int = 5000, transport: Transport | None = None) -> Connection:
+        address = IPv4Address("TCP", host, port)
+        protocol = self.factory.buildProtocol(address)
+        assert protocol is not None, "refused"
+        transport = transport or Transport(peerAddress=address)
+        protocol.makeConnection(transport)
+        return Connection(self, protocol, transport)
+
+    def settle(self) -> None:
+        """Every turn that anybody wants."""
+        for _ in range(10_000):
+            if not [call for call in self.clock.getDelayedCalls() if call.getTime() <= self.clock.seconds()]:
+                return
+            self.clock.advance(0)
+        raise AssertionError("it does not end")
+
+    def count(self, what: str) -> int:
+        return self.broker.counters.counts["lumberjack", what]
+
+    @property
+    def records(self) -> list[Record]:
+        runs = self.journal.read("lumberjack", 1, 1 << 40)
+        return [record for run in runs for record in run.records()]
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [record.payload for record in self.records]
+
+
+@pytest.fixture(scope="session")
+def server() -> Callable[..., Server]:
+    """Makes servers."""
+    return Server.make

@@ -1,0 +1,123 @@
+"""Columns: as few runs as topics and content types allow, and nothing lost or changed on the way."""
+
+from __future__ import annotations
+
+from struct import pack, unpack
+
+import pytest
+
+from fyrehose.protocols.lumberjack.columns import JSON, NOT_JSON, RAW_PAIRS, Columns, topic_of
+from fyrehose.protocols.lumberjack.frames import Data
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD
+
+TOPIC = (b"t",)
+
+
+def columns(path: tuple[bytes, ...] = TOPIC) -> Columns:
+    return Columns(path, 4096)
+
+
+def add(columns: Columns, sequences: int | bytes, *documents: bytes) -> None:
+    columns.add_json(len(documents), sequences, pack(f"<{len(documents)}I", *map(len, documents)), b"".join(documents))
+
+
+def add_pairs(columns: Columns, sequence: int, *pairs: tuple[bytes, bytes]) -> None:
+    columns.add_pairs(sequence, Data(sequence=sequence, pairs=pairs).serialize()[6:], pairs)
+
+
+def test_what_is_alike_and_follows_on_is_one_run() -> None:
+    made = columns()
+    add(made, 1, b'{"t":"a"}', b'{"t":"a","n":1}')
+    add(made, 3, b'{"t":"a"}')
+    (run,) = made.take()
+    assert (len(run), run.producer_seq, run.topic, run.content_type) == (3, 1, "a", JSON)
+    assert run.payload == b'{"t":"a"}{"t":"a","n":1}{"t":"a"}'
+    assert made.take() == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        ([(1, 2), (1, 1)], (1, 2, 1)),
+        ([(0xFFFFFFFF, 1), (0, 1)], (0xFFFFFFFF, 0)),
+        ([(5, 1), (pack("<2Q", 9, 7), 2)], (5, 9, 7)),
+        ([(pack("<2Q", 9, 7), 2), (8, 2)], (9, 7, 8, 9)),
+    ],
+)
+def test_sequences_that_do_not_follow_on_are_a_column(parts: list[tuple[int | bytes, int]], wanted: tuple[int]) -> None:
+    made = columns()
+    for sequences, count in parts:
+        add(made, sequences, *[b"{}"] * count)
+    (run,) = made.take()
+    assert isinstance(run.producer_seq, bytes)
+    assert unpack(f"<{len(wanted)}Q", run.producer_seq) == wanted
+
+
+def test_topics_split_a_run_in_order() -> None:
+    made = columns()
+    add(made, 7, b'{"t":"a"}', b'{"t":"b"}', b'{"t":"b"}', b"{}")
+    add(made, pack("<2Q", 3, 1), b'{"t":"c"}', b'{"t":"c"}')
+    runs = made.take()
+    assert [(run.topic, len(run)) for run in runs] == [("a", 1), ("b", 2), (None, 1), ("c", 2)]
+    seqs = b"".join(bytes(run.producer_seq) for run in runs if not isinstance(run.producer_seq, int))
+    assert unpack("<6Q", seqs) == (7, 8, 9, 10, 3, 1)
+    assert [bytes(run.payload) for run in runs] == [b'{"t":"a"}', b'{"t":"b"}' * 2, b"{}", b'{"t":"c"}' * 2]
+
+
+def test_a_split_of_consecutive_sequences_stays_so() -> None:
+    made = columns()
+    add(made, 7, b'{"t":"a"}', b'{"t":"b"}', b'{"t":"b"}')
+    assert [run.producer_seq for run in made.take()] == [7, 8]
+
+
+def test_a_document_that_is_plainly_no_json_says_so() -> None:
+    made = columns()
+    add(made, 1, b"{}", b"", b"not json", b"[]")
+    assert [(run.content_type, len(run)) for run in made.take()] == [(JSON, 1), (NOT_JSON, 2), (JSON, 1)]
+
+
+def test_pairs_join_documents() -> None:
+    made = columns()
+    add_pairs(made, 1, (b"t", b"a"), (b"t", b"b"))
+    add(made, 2, b'{"t":"a"}')
+    (run,) = made.take()
+    assert (run.topic, run.content_type, run.producer_seq) == ("a", JSON, 1)
+    assert run.payload == b'{"t":"a","t":"b"}{"t":"a"}'
+
+
+def test_pairs_that_are_no_text_stay_as_they_came() -> None:
+    made = columns()
+    add(made, 1, b"{}")
+    add_pairs(made, 2, (b"k", b"\xff"))
+    add_pairs(made, 3, (b"k", b"v"))
+    runs = made.take()
+    assert [run.content_type for run in runs] == [JSON, RAW_PAIRS, JSON]
+    assert runs[1].payload == bytes.fromhex("00000001 00000001 6b 00000001 ff")
+    assert [run.producer_seq for run in runs] == [1, 2, 3]
+
+
+def test_pairs_that_are_too_large_as_json_stay_as_they_came() -> None:
+    made = columns()
+    add_pairs(made, 1, (b"k", b"\0" * (MAX_PAYLOAD // 6)))
+    assert made.take()[0].content_type == RAW_PAIRS
+
+
+@pytest.mark.parametrize(
+    ("raw", "topic"),
+    [
+        (b"filebeat", "filebeat"),
+        ("ü".encode(), "ü"),
+        (b"\\u00fc\\n", "ü\n"),
+        (b"x" * MAX_NAME, "x" * MAX_NAME),
+        (b"x" * (MAX_NAME + 1), None),
+        ("ü".encode() * 128, None),
+        (b"", None),
+        (b"\xff", None),
+        (b"\\ud800", None),
+        (b"\\x", None),
+        (b"\\", None),
+        (b"a\tb\\n", None),
+    ],
+)
+def test_what_a_string_is_as_a_topic(raw: bytes, topic: str | None) -> None:
+    assert topic_of(raw) == topic

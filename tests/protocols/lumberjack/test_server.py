@@ -1,0 +1,532 @@
+"""The server: acknowledged when durable, patient, silent where it has to be, fair, and bounded."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from struct import pack
+from typing import Any
+
+import pytest
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IHalfCloseableProtocol, IHandshakeListener, ISSLTransport
+from twisted.python.failure import Failure
+from zope.interface import alsoProvides
+from zope.interface.verify import verifyObject
+
+from fyrehose.errors import ConfigError
+from fyrehose.flow import Budget
+from fyrehose.interfaces import JournalState
+from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
+from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
+from fyrehose.settings import build
+from fyrehose.tcp import FULL_GRACE, LINGER
+
+Make = Callable[..., Any]
+both = pytest.mark.parametrize("version", [1, 2])
+
+
+def announce(size: int, version: int = 2) -> bytes:
+    return Window(version=version, number=size).serialize()
+
+
+def doc(sequence: int, payload: bytes = b"{}", version: int = 2) -> bytes:
+    return Json(version=version, sequence=sequence, payload=payload).serialize()
+
+
+@both
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_window_is_acknowledged_when_it_is_durable(
+    server: Make, window: Make, version: int, compressed: bool
+) -> None:
+    made = server(auto=False)
+    peer = made.connect()
+    peer.says(window(3, version=version, first=5, compressed=compressed))
+    made.settle()
+    assert peer.acks == []
+    made.journal.commit()
+    assert peer.acks == [(version, 7)]
+    assert [record.producer_seq for record in made.records] == [5, 6, 7]
+
+
+def test_what_a_record_says(server: Make, window: Make) -> None:
+    made = server()
+    made.connect().says(window(1) + announce(1) + Data(sequence=9, pairs=((b"k", b"\xff"),)).serialize())
+    first, second = made.records
+    assert first.payload == b'{"@metadata":{"beat":"fb"},"n":0}'
+    assert (first.source, first.producer, first.topic) == ("lumberjack", "10.0.0.1:5000", "fb")
+    assert (first.content_type, first.producer_seq) == ("application/json", 1)
+    assert (second.content_type, second.producer_seq, second.topic) == ("application/x-lumberjack-d", 9, None)
+
+
+def test_the_stream_and_the_topic_are_options(server: Make) -> None:
+    made = server(stream="logs", topic="log.level")
+    made.connect().says(announce(1) + doc(1, b'{"log":{"level":"warn"}}'))
+    (run,) = made.journal.read("logs", 1, 1000)
+    assert run.topic == "warn"
+
+
+def test_topics_split_what_came_together(server: Make, window: Make) -> None:
+    made = server(auto=False)
+    peer = made.connect()
+    peer.says(window(2, topic="a") + window(1, topic="b"))
+    made.journal.commit()
+    assert [record.topic for record in made.records] == ["a", "a", "b"]
+    assert peer.acks == [(2, 2), (2, 1)]
+
+
+def test_several_windows_of_one_read_are_acknowledged_one_by_one(server: Make, window: Make) -> None:
+    made = server()
+    peer = made.connect()
+    peer.says(window(2) + announce(0) + window(3, compressed=True) + window(1))
+    made.settle()
+    assert peer.acks == [(2, 2), (2, 0), (2, 3), (2, 1)]
+
+
+# Patience
+
+
+def test_a_writer_of_version_2_is_kept_alive_while_a_commit_takes_long(server: Make, window: Make) -> None:
+    made = server(auto=False)
+    peer = made.connect()
+    peer.says(window(3))
+    made.clock.advance(KEEP_ALIVE - 0.1)
+    assert peer.acks == []
+    made.clock.advance(0.1)
+    assert peer.acks == [(2, 0)]
+    made.clock.pump([1.0] * 8)
+    assert peer.acks == [(2, 0)] * 3
+    made.journal.commit()
+    assert peer.acks == [(2, 0)] * 3 + [(2, 3)]
+    made.clock.pump([1.0] * 20)
+    assert peer.acks[-1] == (2, 3), "nothing more: it waits for nothing"
+
+
+def test_a_writer_of_version_1_is_never_kept_alive(server: Make, window: Make) -> None:
+    """An established server does, and its writers take it for an acknowledgement."""
+    made = server(auto=False)
+    peer = made.connect()
+    peer.says(window(3, version=1))
+    made.clock.pump([1.0] * 30)
+    assert peer.acks == []
+    assert not peer.transport.disconnecting
+    made.journal.commit()
+    assert peer.acks == [(1, 3)]
+
+
+def test_a_window_that_spans_commits_for_long_is_acknowledged_in_part(server: Make) -> None:
+    made = server()
+    peer = made.connect()
+    peer.says(announce(10) + doc(1))
+    for number in range(2, 8):
+        made.clock.advance(1.0)
+        peer.says(doc(number))
+    assert peer.acks == [(2, 4)]
+    peer.says(b"".join(doc(number) for number in range(8, 11)))
+    assert peer.acks == [(2, 4), (2, 10)]
+
+
+def test_a_writer_of_version_1_that_falls_silent_is_acknowledged(server: Make) -> None:
+    made = server()
+    peer = made.connect()
+    peer.says(announce(5, 1) + doc(1, version=1) + doc(2, version=1))
+    made.clock.advance(SILENCE / 2)
+    peer.says(doc(3, version=1) + b"1J")
+    made.clock.pump([SILENCE / 2] * 6)
+    assert peer.acks == [], "in mid-frame"
+    peer.says(doc(4, version=1)[2:])
+    made.clock.advance(SILENCE)
+    assert peer.acks == [(1, 4)]
+    made.clock.pump([SILENCE] * 5)
+    assert peer.acks == [(1, 4)], "once"
+
+
+def test_silence_does_not_count_while_the_commit_is_under_way(server: Make) -> None:
+    made = server(auto=False)
+    peer = made.connect()
+    peer.says(announce(5, 1) + doc(1, version=1))
+    made.clock.pump([SILENCE] * 5)
+    assert peer.acks == []
+    made.journal.commit()
+    made.clock.advance(SILENCE)
+    assert peer.acks == [(1, 1)]
+
+
+# The end
+
+
+def test_who_is_idle_is_closed_without_a_word(server: Make, window: Make, log_lines: list[str]) -> None:
+    made = server(idle_timeout=60.0)
+    peer = made.connect()
+    made.clock.advance(50)
+    peer.says(window(1))
+    made.clock.pump([10] * 5)
+    assert not peer.transport.disconnecting
+    made.clock.advance(10)
+    assert peer.transport.disconnecting
+    assert made.count("idle") == 1
+    assert log_lines == []
+
+
+def test_who_waits_for_a_commit_is_not_idle(server: Make, window: Make) -> None:
+    made = server(auto=False)
+    peers = [made.connect(port=5000 + version) for version in (1, 2)]
+    for version, peer in enumerate(peers, 1):
+        peer.says(window(1, version=version))
+    made.clock.pump([5] * 60)
+    assert not any(peer.transport.disconnecting for peer in peers)
+    made.journal.commit()
+    assert [peer.acks[-1] for peer in peers] == [(1, 1), (2, 1)]
+
+
+def test_half_a_batch_that_stalls_is_idle(server: Make) -> None:
+    made = server()
+    peer = made.connect()
+    peer.says(announce(9) + doc(1))
+    made.clock.pump([5] * 13)
+    assert peer.transport.disconnecting
+    assert peer.acks == [(2, 1)], "what is durable need not come again"
+
+
+def test_a_frame_that_stalls_has_a_deadline_of_its_own(server: Make) -> None:
+    made = server(frame_timeout=30.0)
+    peer = made.connect()
+    peer.says(announce(9) + doc(1)[:-1])
+    made.clock.pump([1] * 32)
+    assert peer.transport.disconnecting
+    assert made.count("frame-timeout") == 1
+
+
+def test_a_slow_frame_is_not_idle(server: Make) -> None:
+    made = server(idle_timeout=60.0)
+    peer = made.connect()
+    frame = doc(1, b"x" * (8 << 20))
+    peer.says(announce(1))
+    step = 128 << 10
+    for begin in range(0, len(frame), step):
+        peer.says(frame[begin : begin + step])
+        made.clock.advance(1.2)
+    assert peer.acks == [(2, 1)]
+
+
+def test_a_writer_that_has_finished_sending_is_acknowledged(server: Make, window: Make) -> None:
+    made = server(auto=False)
+    for compressed in (False, True):
+        peer = made.connect()
+        assert verifyObject(IHalfCloseableProtocol, peer.protocol)
+        peer.says(window(200, compressed=compressed) * 5)
+        peer.protocol.readConnectionLost()
+        made.settle()
+        assert not peer.transport.disconnecting
+        made.journal.commit()
+        assert peer.acks == [(2, 200)] * 5
+        assert peer.transport.disconnecting
+
+
+def test_stopping_acknowledges_what_was_taken_in(server: Make, window: Make) -> None:
+    made = server(auto=False)
+    peer, other = made.connect(), made.connect(port=5001)
+    peer.says(window(2, size=9))
+    other.says(window(2, size=9, version=1))
+    drained = made.factory.drain()
+    assert not peer.transport.disconnecting
+    made.journal.commit()
+    assert peer.acks == [(2, 2)]
+    assert other.acks == [], "to version 1 that would be the whole window"
+    peer.lose()
+    other.lose()
+    assert drained.called
+
+
+def test_stopping_drops_work_that_was_not_begun(server: Make, window: Make) -> None:
+    made = server()
+    peer = made.connect()
+    peer.says(window(2, compressed=True))
+    made.factory.drain()
+    assert peer.transport.disconnecting
+    made.settle()
+    assert (peer.acks, made.payloads, made.broker.budget.used) == ([], [], 0)
+
+
+@both
+def test_a_full_disk_closes_without_an_acknowledgement(server: Make, window: Make, version: int) -> None:
+    made = server(auto=False)
+    peer = made.connect()
+    peer.says(window(2, version=version))
+    made.journal.enter(JournalState.READ_ONLY, "no room")
+    made.clock.advance(FULL_GRACE - 0.1)
+    assert not peer.transport.disconnecting
+    made.clock.advance(0.1)
+    assert peer.transport.disconnecting
+    assert peer.acks == []
+
+
+def test_a_connection_that_is_lost_leaves_nothing(server: Make, window: Make) -> None:
+    made = server(auto=False)
+    peer = made.connect()
+    peer.says(window(2) + window(500, compressed=True) + b"2")
+    peer.lose()
+    assert [call for call in made.clock.getDelayedCalls() if call.getTime() > 0] == []
+    made.settle()
+    made.journal.commit()
+    assert made.broker.budget.used == 0
+    assert made.count("connections-now") == 0
+
+
+def test_connections_are_counted(server: Make) -> None:
+    made = server()
+    peers = [made.connect(port=5000 + n) for n in range(3)]
+    peers[0].lose()
+    peers.append(made.connect())
+    assert (made.count("connections"), made.count("connections-now"), made.count("connections-peak")) == (4, 3, 3)
+
+
+# Offences
+
+
+def test_an_offence_costs_its_sender_the_connection_and_nobody_else_anything(
+    server: Make, window: Make, log_lines: list[str]
+) -> None:
+    made = server(auto=False)
+    rude, kind = made.connect(), made.connect(port=5001)
+    rude.says(window(1) + b"GET / HTTP/1.1")
+    kind.says(window(2))
+    made.journal.commit()
+    assert rude.acks == [(2, 1)]
+    assert rude.transport.disconnecting
+    assert kind.acks == [(2, 2)]
+    assert not kind.transport.disconnecting
+    assert made.count("bad-version") == 1
+    assert len(log_lines) == 1
+    assert "lumberjack: bad-version from 10.0.0.1" in log_lines[0]
+
+
+def test_a_bomb_is_closed_without_an_acknowledgement(server: Make) -> None:
+    made = server()
+    peer = made.connect()
+    peer.says(announce(1) + Compressed(payload=zlib.compress(b"\0" * (8 << 20), 9)).serialize())
+    made.settle()
+    assert peer.transport.disconnecting
+    assert (peer.acks, made.count("decompression-bomb"), made.broker.budget.used) == ([], 1, 0)
+
+
+def test_part_of_a_compressed_frame_that_is_wrong_is_not_acknowledged(server: Make) -> None:
+    made = server()
+    peer = made.connect()
+    peer.says(announce(1) + Compressed.of(doc(1) + b"2J").serialize())
+    made.settle()
+    assert peer.transport.disconnecting
+    assert peer.acks == []
+
+
+def test_a_bug_of_ours_costs_one_connection(
+    server: Make, window: Make, monkeypatch: pytest.MonkeyPatch, logged_errors: Any
+) -> None:
+    made = server()
+    peer, other = made.connect(), made.connect(port=5001)
+    peer.says(window(1, compressed=True))
+    other.says(window(1, compressed=True))
+    wrong = peer.protocol.session
+    go_on = type(wrong).go_on
+    monkeypatch.setattr(type(wrong), "go_on", lambda self, granted: go_on(self, 1 / 0 if self is wrong else granted))
+    made.settle()
+    assert peer.transport.aborted
+    assert other.acks == [(2, 1)]
+    assert len(logged_errors.take()) == 1
+    peer.lose()
+
+
+def test_a_writer_that_does_not_read_acknowledgements(server: Make) -> None:
+    """Zero TCP window: an acknowledgement is 6 bytes; nothing more is read, and then it is closed."""
+    made = server(stall_timeout=30.0)
+    peer = made.connect()
+    peer.protocol.pauseProducing()
+    assert not peer.transport.reads
+    peer.protocol.resumeProducing()
+    assert peer.transport.reads
+    peer.protocol.pauseProducing()
+    made.clock.advance(31)
+    assert peer.transport.aborted
+    assert made.count("stalled-reader") == 1
+
+
+def test_who_does_not_let_go_is_cut_off(server: Make) -> None:
+    made = server()
+    peer = made.connect()
+    peer.says(b"?")
+    made.clock.advance(LINGER + 1)
+    assert peer.transport.aborted
+
+
+# Memory and turns
+
+
+def test_a_window_of_2_32_is_paused_by_what_is_not_durable(server: Make) -> None:
+    """W = 2^32-1: never preallocate; what is not durable is bounded and pauses reading."""
+    made = server(auto=False, budget=Budget(each=1 << 20))
+    peer = made.connect()
+    peer.says(announce(0xFFFFFFFF))
+    sent = 0
+    while peer.transport.reads:
+        peer.says(doc(sent + 1, b"x" * 1000) * 50)
+        sent += 50
+        assert sent < 2_000
+    assert made.broker.budget.used < 2 << 20
+    made.journal.commit()
+    assert peer.transport.reads
+    assert made.broker.budget.used == 0
+
+
+def test_while_there_is_work_nothing_is_read(server: Make, window: Make) -> None:
+    made = server()
+    peer = made.connect()
+    peer.says(window(2_000, compressed=True))
+    assert not peer.transport.reads
+    assert made.broker.budget.used > 0
+    made.settle()
+    assert peer.transport.reads
+    assert made.broker.budget.used == 0
+
+
+def test_a_frame_that_comes_to_much_waits_for_the_journal(server: Make, window: Make) -> None:
+    made = server(auto=False, budget=Budget(each=64 << 10))
+    peer = made.connect()
+    peer.says(window(20_000, compressed=True))
+    made.settle()
+    taken = peer.protocol._in_flight
+    assert taken
+    made.settle()
+    assert peer.protocol._in_flight == taken, "held back"
+    assert made.broker.budget.used < 4 << 20
+    for _ in range(1000):
+        if peer.acks:
+            break
+        made.journal.commit()
+        made.settle()
+    assert peer.acks == [(2, 20_000)]
+    assert made.broker.budget.used == 0
+    assert len(made.payloads) == 20_000
+
+
+@both
+def test_500_writers_at_once_stay_inside_the_budget(server: Make, window: Make, version: int) -> None:
+    """Thundering herd: 500 writers x pipelining 5 x 2048 events: nobody is dropped, all are served in turn, and those
+    of version 2 that wait are kept alive."""
+    budget = Budget(limit=24 << 20)
+    made = server(auto=False, budget=budget, max_per_host=1000)
+    data = window(2_048, version=version, compressed=True, topic="herd")
+    writers = [made.connect(port=1000 + n) for n in range(500)]
+    left = {writer: [data[i : i + 65_536] for i in range(0, len(data), 65_536)] * 5 for writer in writers}
+    heard = dict.fromkeys(writers, (0, 0.0))
+    most, rounds = 0, 0
+    while any(left.values()) or any(len(final(writer)) < 5 for writer in writers):
+        rounds += 1
+        assert rounds < 5_000, "somebody is not served"
+        for writer, chunks in left.items():
+            if chunks and writer.transport.reads:
+                writer.says(chunks.pop(0))
+        made.clock.advance(0.2)
+        most = max(most, budget.used)
+        if rounds % 30 == 0:
+            made.journal.commit()
+        now = made.clock.seconds()
+        for writer in writers if version == 2 else ():
+            said = len(writer.transport.value())
+            if said > heard[writer][0]:
+                heard[writer] = said, now
+            waits = len(final(writer)) < 5
+            assert not waits or now - heard[writer][1] < KEEP_ALIVE + 1.0, "somebody was not kept alive in time"
+    assert most <= budget.limit + (8 << 20), "and what the turns that were granted came to"
+    assert not any(writer.transport.disconnecting for writer in writers)
+    assert all(final(writer) == [(version, 2_048)] * 5 for writer in writers)
+    assert made.journal.bounds("lumberjack")[1] == 500 * 5 * 2_048
+    assert any((2, 0) in writer.acks for writer in writers) == (version == 2), "some waited for long"
+    assert budget.used == 0
+
+
+def final(writer: Any) -> list[tuple[int, int]]:
+    """Acknowledgements of whole windows."""
+    return [ack for ack in writer.acks if ack[1] == 2_048]
+
+
+# TLS
+
+
+class TestTLS:
+    def connect(self, made: Any) -> Any:
+        peer = made.connect()
+        peer.lose()
+        transport = type(peer.transport)(peerAddress=peer.transport.getPeer())
+        alsoProvides(transport, ISSLTransport)
+        transport.getPeerCertificate = lambda: None
+        return made.connect(transport=transport)
+
+    def test_a_handshake_has_a_deadline(self, server: Make) -> None:
+        made = server(handshake_timeout=10.0)
+        peer = self.connect(made)
+        assert verifyObject(IHandshakeListener, peer.protocol)
+        made.clock.advance(10)
+        assert peer.transport.aborted
+        assert made.count("handshake-timeout") == 1
+
+    def test_a_handshake_in_time(self, server: Make) -> None:
+        made = server()
+        peer = self.connect(made)
+        peer.protocol.handshakeCompleted()
+        made.clock.advance(11)
+        assert not peer.transport.aborted
+        peer.lose()
+        assert made.count("handshake-aborted") == 0
+
+    def test_a_handshake_that_fails(self, server: Make) -> None:
+        made = server()
+        for reason, what in ((ConnectionDone(), "handshake-aborted"), (ValueError("no"), "handshake-failed")):
+            peer = self.connect(made)
+            peer.protocol.connectionLost(Failure(reason))
+            assert made.count(what) == 1
+        assert not made.factory.connections
+        assert not made.clock.getDelayedCalls()
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max-frame": "0"},
+        {"max-frame": "17MiB"},
+        {"max-inflated": "0"},
+        {"max-ratio": "0"},
+        {"idle-timeout": "8s"},
+        {"topic": "a..b"},
+        {"tls-client-auth": "maybe"},
+        {"tls-minimum": "1.0"},
+    ],
+)
+def test_options_that_cannot_be(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="lumberjack"):
+        build(Settings, "lumberjack", wrong)
+
+
+def test_options_become_limits() -> None:
+    limits = build(Settings, "lumberjack", {"topic": "log.level", "max-ratio": "9", "topic-search": "1KiB"}).limits
+    assert limits.topic == (b"log", b"level")
+    assert limits.topic_bytes == 1024
+    assert limits.inflate.ratio == 9
+    assert build(Settings, "lumberjack", {"topic": ""}).limits.topic == ()
+
+
+def test_lies_about_counts_cost_nothing(server: Make) -> None:
+    """Lengths and counts of 2^32-1: the header alone closes the connection."""
+    for lie in (
+        b"2J" + pack(">II", 1, 0xFFFFFFFF),
+        b"1D" + pack(">II", 1, 0xFFFFFFFF),
+        b"1D" + pack(">IIII", 1, 1, 0, 0xFFFFFFFF),
+        b"2C" + pack(">I", 0xFFFFFFFF),
+    ):
+        made = server()
+        peer = made.connect()
+        peer.says(lie)
+        assert peer.transport.disconnecting
+        assert made.broker.budget.used == 0

@@ -1,0 +1,491 @@
+"""The reader's session: what occurs in the wild, in every chunking, and what is refused."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from struct import pack
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
+from fyrehose.protocols.lumberjack.inflate import InflateLimits
+from fyrehose.protocols.lumberjack.session import Limits, LumberjackServerSession
+from fyrehose.testing import every_chunking
+
+Make = Callable[..., Any]
+J = "application/json"
+both = pytest.mark.parametrize("version", [1, 2])
+
+
+def doc(sequence: int, payload: bytes = b"{}", version: int = 2) -> bytes:
+    return Json(version=version, sequence=sequence, payload=payload).serialize()
+
+
+def pairs(sequence: int, *found: tuple[bytes, bytes], version: int = 2) -> bytes:
+    return Data(version=version, sequence=sequence, pairs=found).serialize()
+
+
+def announce(size: int, version: int = 2) -> bytes:
+    return Window(version=version, number=size).serialize()
+
+
+def packed(*frames: bytes, version: int = 2) -> bytes:
+    return Compressed.of(b"".join(frames), version=version).serialize()
+
+
+def golden(version: int) -> list[tuple[str, bytes, list[tuple[bytes, int]], list[int]]]:
+    """Name, bytes, payloads with their sequences, sequences that are acknowledged."""
+    v = version
+
+    def d(sequence: int, payload: bytes = b"{}") -> bytes:
+        return doc(sequence, payload, v)
+
+    def c(*frames: bytes) -> bytes:
+        return packed(*frames, version=v)
+
+    w = lambda size: announce(size, v)  # noqa: E731
+    p = lambda sequence, *found: pairs(sequence, *found, version=v)  # noqa: E731
+    e = b"{}"
+    return [
+        ("one window", w(2) + d(1) + d(2), [(e, 1), (e, 2)], [2]),
+        ("pairs", w(1) + p(9, (b"k", b"v"), (b"k", b"")), [(b'{"k":"v","k":""}', 9)], [9]),
+        ("pairs and documents", w(3) + p(1) + d(2) + p(3), [(e, 1), (e, 2), (e, 3)], [3]),
+        ("compressed", w(2) + c(d(1), d(2)), [(e, 1), (e, 2)], [2]),
+        ("compressed pairs", w(1) + c(p(1, (b"\xc3\xbc", b"x"))), [(b'{"\xc3\xbc":"x"}', 1)], [1]),
+        ("several compressed frames in a window", w(3) + c(d(1)) + c(d(2), d(3)), [(e, 1), (e, 2), (e, 3)], [3]),
+        ("a document after a compressed frame", w(2) + c(d(1)) + d(2), [(e, 1), (e, 2)], [2]),
+        ("a window that is announced within", c(w(1), d(4)), [(e, 4)], [4]),
+        ("a window of none", w(0), [], [0]),
+        ("what pylogbeat sends for nothing", w(0) + c(), [], [0]),
+        ("several windows of none", w(0) + w(0) + w(1) + d(5) + w(0), [(e, 5)], [0, 0, 5, 0]),
+        (
+            "a compressed frame without a byte",
+            w(1) + Compressed(version=v, payload=b"").serialize() + d(1),
+            [(e, 1)],
+            [1],
+        ),
+        ("sequences that go on", w(1) + d(7) + w(2) + d(8) + d(9), [(e, 7), (e, 8), (e, 9)], [7, 9]),
+        ("sequences that restart", w(1) + d(1) + w(1) + d(1), [(e, 1), (e, 1)], [1, 1]),
+        ("sequences that roll over", w(2) + d(0xFFFFFFFF) + d(0), [(e, 0xFFFFFFFF), (e, 0)], [0]),
+        ("sequences that repeat and jump", w(3) + d(5) + d(5) + d(2), [(e, 5), (e, 5), (e, 2)], [2]),
+        ("a window within a window", w(5) + d(1) + d(2) + w(1) + d(3), [(e, 1), (e, 2), (e, 3)], [2, 3]),
+        ("a window that is announced twice", w(5) + w(1) + d(1), [(e, 1)], [1]),
+        ("no JSON", w(2) + d(1, b"") + d(2, b"\xff"), [(b"", 1), (b"\xff", 2)], [2]),
+        ("arrays and scalars", w(2) + d(1, b"[1]") + d(2, b"7"), [(b"[1]", 1), (b"7", 2)], [2]),
+        (
+            "bytes behind a zlib stream",
+            w(1) + Compressed(version=v, payload=zlib.compress(d(1)) + b"trailing").serialize(),
+            [(e, 1)],
+            [1],
+        ),
+    ]
+
+
+CASES = [(version, *case) for version in (1, 2) for case in golden(version)]
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "data", "events", "acks"), CASES, ids=[f"v{case[0]} {case[1]}" for case in CASES]
+)
+def test_golden_sessions_in_every_chunking(
+    peer: Make, version: int, name: str, data: bytes, events: list[tuple[bytes, int]], acks: list[int]
+) -> None:
+    for chunks in every_chunking(data):
+        fed = peer().feed(*chunks)
+        assert [(payload, sequence) for payload, sequence, *_ in fed.events] == events
+        assert fed.acks == [(version, number) for number in acks]
+        assert fed.causes == []
+        assert (fed.session.expected, fed.session.held, fed.session.waits) == (0, 0, False)
+
+
+BROKEN = [
+    ("bad-version", b"\x01J"),
+    ("bad-version", b"3W"),
+    ("bad-type", b"2A" + b"\0" * 4),
+    ("bad-type", b"1Z"),
+    ("mixed-versions", announce(2) + doc(1) + doc(2, version=1)),
+    ("mixed-versions", announce(1) + packed(doc(1, version=1), version=1)),
+    ("mixed-versions", announce(1) + packed(doc(1, version=1))),
+    ("mixed-versions", packed(announce(1, version=1))),
+    ("mixed-versions", announce(1) + doc(1) + doc(2, version=1)),
+    ("frame-too-large", b"2J" + pack(">II", 1, (16 << 20) + 1)),
+    ("frame-too-large", b"2J" + pack(">II", 1, 0xFFFFFFFF)),
+    ("frame-too-large", b"2C" + pack(">I", (16 << 20) + 1)),
+    ("frame-too-large", b"2D" + pack(">IIII", 1, 1, 0, 16 << 20)),
+    ("too-many-pairs", b"2D" + pack(">II", 1, 0xFFFFFFFF)),
+    ("too-many-pairs", b"2D" + pack(">II", 1, 4097)),
+    ("key-too-large", b"2D" + pack(">III", 1, 1, (64 << 10) + 1)),
+    ("nested-compression", packed(packed(doc(1)))),
+    ("nested-compression", packed(doc(1), packed(doc(2)), b"2J")),
+    ("bad-compression", Compressed(payload=b"no zlib").serialize()),
+    ("bad-compression", Compressed(payload=zlib.compress(doc(1))[:-1]).serialize()),
+    ("partial-frame", announce(1) + packed(doc(1), b"2J")),
+    ("partial-frame", packed(doc(1)[:-1])),
+    ("partial-frame", packed(b"2")),
+    ("partial-frame", packed(pairs(1, (b"k", b"v"))[:-1])),
+    ("too-many-pairs", packed(b"2D" + pack(">II", 1, 2) + b"\0" * 15)),
+    ("bad-type", packed(doc(1), b"2A\0\0\0\0")),
+]
+
+
+@pytest.mark.parametrize(("cause", "data"), BROKEN, ids=[f"{i} {case[0]}" for i, case in enumerate(BROKEN)])
+def test_an_offence_is_the_last_event_in_every_chunking(peer: Make, cause: str, data: bytes) -> None:
+    before = announce(1) + doc(41)
+    wanted = peer().feed(before + data)
+    assert wanted.causes == [cause]
+    assert wanted.acks[0] == (2, 41), "what came before it counts"
+    for chunks in every_chunking(before + data):
+        fed = peer().feed(*chunks)
+        assert fed.causes == [cause]
+        assert fed.events == wanted.events
+        assert fed.acks == wanted.acks
+        assert fed.session.receive_data(announce(0)) == []
+        assert fed.session.go_on(1 << 30) == []
+        assert fed.session.data_to_send() == []
+        assert (fed.session.expected, fed.session.held, fed.session.more_work) == (0, 0, False)
+
+
+def test_every_header_is_a_frame_or_an_offence(peer: Make) -> None:
+    """Threat table: reader-only frames, unknown type or version: all 256 x 256 headers."""
+    for version in range(256):
+        for kind in range(256):
+            fed = peer().feed(bytes((version, kind)))
+            if version not in b"12":
+                assert fed.causes == ["bad-version"]
+            elif kind not in b"CDJW":
+                assert fed.causes == ["bad-type"]
+            else:
+                assert fed.causes == []
+                assert fed.session.expected >= 6
+
+
+# Threat table, row by row
+
+
+def test_a_bomb_is_closed_and_memory_is_bounded(peer: Make) -> None:
+    """Decompression bomb: 1 GiB of zeros; the process' memory is looked at in tests/live."""
+    squeeze = zlib.compressobj(9)
+    head = squeeze.compress(b"\0" * (1 << 20)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    payload = head + (squeeze.compress(b"\0" * (1 << 20)) + squeeze.flush(zlib.Z_FULL_FLUSH)) * 1023
+    fed = peer()
+    fed.take(fed.session.receive_data(announce(1) + Compressed(payload=payload).serialize()))
+    most = 0
+    while fed.session.more_work:
+        fed.take(fed.session.go_on(fed.session.needs))
+        most = max(most, fed.session.held)
+    assert fed.causes == ["decompression-bomb"]
+    assert fed.acks == []
+    assert most <= (64 << 20) + len(payload)
+
+
+def test_the_ratio_counts_beyond_the_first_mib(peer: Make) -> None:
+    """Decompression bomb: ratio cap 200:1 past 1 MiB."""
+    for size, causes in (((1 << 20) - 10, []), (3 << 20, ["decompression-bomb"])):
+        assert peer().feed(announce(1) + packed(doc(1, b"\0" * size))).causes == causes
+
+
+@pytest.mark.parametrize("depth", [2, 3, 1000])
+def test_nested_compression_is_refused(peer: Make, depth: int) -> None:
+    """C inside C: depth 2 and 1,000."""
+    data = doc(1)
+    for _ in range(depth):
+        data = packed(data)
+    fed = peer().feed(announce(1) + data)
+    assert fed.causes == ["nested-compression"]
+    assert fed.acks == []
+
+
+def test_a_compressed_frame_in_a_truncated_one_ends(peer: Make) -> None:
+    """An established server goes round for ever on C(C(J) + a truncated frame)."""
+    fed = peer().feed(packed(packed(doc(1)), b"2J\0\0"))
+    assert fed.causes == ["nested-compression"]
+
+
+@both
+def test_a_compressed_frame_that_is_cut_anywhere_is_not_acknowledged(peer: Make, version: int) -> None:
+    """C truncated, trailing bytes, partial inner frame: cut at each byte."""
+    inner = doc(1, b'{"a":1}', version) + doc(2, b"x" * 50, version)
+    stream = zlib.compress(inner)
+    for cut in range(len(stream)):
+        fed = peer().feed(announce(2, version) + Compressed(version=version, payload=stream[:cut]).serialize())
+        assert fed.causes == ["bad-compression"] if cut else fed.causes == []
+        assert fed.acks == []
+        assert fed.events == []
+    for cut in range(1, len(inner)):
+        whole = cut == len(doc(1, b'{"a":1}', version))
+        fed = peer().feed(announce(1, version) + packed(inner[:cut], version=version))
+        assert fed.causes == ([] if whole else ["partial-frame"])
+        assert fed.acks == ([(version, 1)] if whole else []), (
+            "whole windows within a frame that is wrong are not, either"
+        )
+    for cut in range(6 + len(stream)):
+        frame = Compressed(version=version, payload=stream).serialize()[:cut]
+        fed = peer().feed(announce(2, version) + frame)
+        assert (fed.causes, fed.acks) == ([], [])
+        assert fed.session.expected == (6 + len(stream) if cut >= 6 else 6 if cut else 0)
+
+
+def test_frames_are_refused_by_their_header_alone(peer: Make) -> None:
+    """Pair count 2^32-1, key or value length 2^32-1: header only, close before allocating."""
+    for data in (
+        b"2D" + pack(">II", 1, 0xFFFFFFFF),
+        b"2D" + pack(">III", 1, 1, 0xFFFFFFFF),
+        b"2D" + pack(">IIII", 1, 1, 0, 0xFFFFFFFF),
+        b"2J" + pack(">II", 1, 0xFFFFFFFF),
+        b"2C" + pack(">I", 0xFFFFFFFF),
+    ):
+        fed = peer().feed(data)
+        assert len(fed.causes) == 1
+        assert fed.session.expected == 0
+
+
+def test_documents_at_the_boundary(peer: Make) -> None:
+    """J length 0 or > 16 MiB: 0 is stored empty and flagged, large is closed."""
+    (event,) = peer().feed(announce(1) + doc(1, b"")).events
+    assert event == (b"", 1, None, "application/x-lumberjack-j")
+    limits = Limits(max_frame=100)
+    for size, causes in ((100, []), (101, ["frame-too-large"])):
+        fed = peer(LumberjackServerSession(limits)).feed(announce(1) + doc(1, b"x" * size))
+        assert fed.causes == causes
+    whole = peer().feed(announce(1) + doc(1, b"x" * (16 << 20)))
+    assert whole.acks == [(2, 1)]
+    assert len(whole.payloads[0]) == 16 << 20
+
+
+@both
+def test_an_empty_window_is_acknowledged_with_0(peer: Make, version: int) -> None:
+    """W = 0: an empty batch."""
+    assert peer().feed(announce(0, version)).acks == [(version, 0)]
+
+
+def test_a_huge_window_costs_nothing(peer: Make) -> None:
+    """W = 2^32-1: never preallocate."""
+    fed = peer().feed(announce(0xFFFFFFFF) + doc(1) * 10)
+    assert len(fed.events) == 10
+    assert fed.acks == []
+    assert fed.session.held == 0
+
+
+@both
+def test_a_window_within_a_window_finishes_it(peer: Make, version: int) -> None:
+    """W in mid-window: the earlier frames are a finished window."""
+    fed = peer(auto=False).feed(announce(9, version) + doc(7, version=version) + announce(1, version))
+    assert fed.acks == []
+    fed.commit()
+    assert fed.acks == [(version, 7)]
+    fed.feed(doc(8, version=version)).commit()
+    assert fed.acks == [(version, 7), (version, 8)]
+
+
+def test_windows_may_change_their_version_but_not_within(peer: Make) -> None:
+    fed = peer().feed(announce(1, 1) + doc(1, version=1) + announce(1) + doc(2))
+    assert fed.acks == [(1, 1), (2, 2)]
+
+
+# Acknowledgements
+
+
+@both
+def test_nothing_is_acknowledged_before_all_of_its_window_is_durable(peer: Make, window: Make, version: int) -> None:
+    fed = peer(auto=False)
+    fed.take(fed.session.receive_data(window(2, version=version) + window(3, version=version)[:-40]))
+    assert fed.acks == []
+    fed.commit()
+    assert fed.acks == [(version, 2)]
+
+
+def test_frames_beyond_the_window(peer: Make) -> None:
+    """Version 2: nobody can know which of them is waited for, so each is acknowledged; version 1: another window."""
+    assert peer().feed(announce(1) + doc(1), doc(2), doc(3)).acks == [(2, 1), (2, 2), (2, 3)]
+    assert peer().feed(announce(2, 1) + b"".join(doc(n, version=1) for n in range(1, 8))).acks == [
+        (1, 2),
+        (1, 4),
+        (1, 6),
+    ]
+
+
+def test_events_without_any_window(peer: Make) -> None:
+    assert peer().feed(doc(5)).acks == [(2, 5)]
+    fed = peer().feed(doc(5, version=1))
+    assert fed.acks == []
+    fed.session.acknowledge_idle()
+    fed.commit()
+    assert fed.acks == [(1, 5)]
+
+
+def test_a_writer_of_version_2_is_told_to_have_patience(peer: Make, window: Make) -> None:
+    fed = peer(auto=False).feed(window(3))
+    fed.session.keep_alive()
+    fed.commit()
+    assert fed.acks == [(2, 0), (2, 3)]
+    fed.feed(announce(9) + doc(1) + doc(2))
+    fed.session.acknowledge_part()
+    fed.commit()
+    fed.session.acknowledge_part()
+    fed.session.acknowledge_part()
+    fed.feed()
+    fed.commit()
+    assert fed.acks == [(2, 0), (2, 3), (2, 2)], "how far it is durable, once"
+
+
+def test_a_part_is_acknowledged_once(peer: Make) -> None:
+    fed = peer().feed(announce(3) + doc(1) + doc(2))
+    fed.session.keep_alive()
+    fed.session.keep_alive()
+    fed.feed(doc(3))
+    assert fed.acks == [(2, 2), (2, 0), (2, 3)]
+
+
+def test_a_writer_of_version_1_gets_neither_patience_nor_parts(peer: Make, window: Make) -> None:
+    fed = peer(auto=False).feed(window(3, version=1))
+    fed.session.keep_alive()
+    fed.session.acknowledge_part()
+    fed.session.acknowledge_idle()
+    assert fed.session.data_to_send() == []
+    fed.commit()
+    assert fed.acks == [(1, 3)]
+
+
+def test_a_writer_of_version_1_that_falls_silent_in_mid_window(peer: Make) -> None:
+    fed = peer(auto=False).feed(announce(3, 1) + doc(1, version=1) + doc(2, version=1) + b"1J")
+    assert not fed.session.idle_due, "not durable"
+    fed.commit()
+    assert not fed.session.idle_due, "in mid-frame"
+    fed.feed(doc(3, version=1)[2:] + announce(3, 1) + doc(4, version=1))
+    fed.commit()
+    assert fed.session.idle_due
+    fed.session.acknowledge_idle()
+    assert not fed.session.idle_due
+    fed.commit()
+    assert fed.acks == [(1, 3), (1, 4)]
+
+
+def test_patience_is_not_for_somebody_who_has_said_nothing(peer: Make) -> None:
+    fed = peer()
+    fed.session.keep_alive()
+    assert fed.session.data_to_send() == []
+    assert fed.session.version == 0
+    assert not fed.session.idle_due
+
+
+# Turns
+
+
+def test_work_comes_in_turns(peer: Make, window: Make) -> None:
+    limits = Limits(turn_events=10, turn_bytes=1000)
+    data = window(100, compressed=True) + window(35)
+    fed = peer(LumberjackServerSession(limits))
+    first = fed.session.receive_data(data)
+    assert first == []
+    assert fed.session.more_work
+    assert fed.session.needs == 1 << 20
+    assert fed.session.go_on(fed.session.needs - 1) == [], "it is not granted enough to begin"
+    assert fed.session.receive_data(b"") == []
+    sizes = []
+    while fed.session.more_work:
+        before = len(fed.events)
+        fed.take(fed.session.go_on(fed.session.needs))
+        sizes.append(len(fed.events) - before)
+    assert max(sizes) == 10
+    assert sum(sizes) == 135
+    assert fed.acks == [(2, 100), (2, 35)]
+
+
+def test_turns_change_nothing(peer: Make, window: Make) -> None:
+    data = window(50, compressed=True, topic="a") + window(7) + announce(0) + window(20, topic="b") + b"2Q"
+    wanted = peer().feed(data)
+    assert wanted.causes == ["bad-type"]
+    for limits in (Limits(turn_events=1), Limits(turn_bytes=1), Limits(turn_events=3, turn_bytes=64)):
+        fed = peer(LumberjackServerSession(limits)).feed(data)
+        assert (fed.events, fed.acks, fed.causes) == (wanted.events, wanted.acks, wanted.causes)
+
+
+def test_what_it_holds_is_what_is_charged(peer: Make, window: Make) -> None:
+    data = window(100, compressed=True)
+    fed = peer()
+    fed.take(fed.session.receive_data(data + b"2"))
+    assert fed.session.held == len(data) - 12 + 1
+    assert fed.session.expected == 0, "nothing is waited for while there is work"
+    fed.feed(b"")
+    assert fed.session.held == 0
+    assert fed.session.expected == 6
+
+
+def test_many_windows_at_once_wait_for_the_journal(peer: Make) -> None:
+    limits = Limits(max_windows=5)
+    fed = peer(LumberjackServerSession(limits), auto=False)
+    fed.take(fed.session.receive_data(b"".join(announce(1) + doc(n) for n in range(1, 21))))
+    assert fed.session.crowded
+    assert fed.session.more_work
+    assert len(fed.events) <= 5
+    assert fed.session.go_on(0) == []
+    fed.commit()
+    assert not fed.session.crowded
+    while fed.session.more_work:
+        fed.take(fed.session.go_on(0))
+        fed.commit()
+    assert fed.acks == [(2, n) for n in range(1, 21)]
+
+
+def test_many_windows_in_one_compressed_frame_are_refused(peer: Make) -> None:
+    fed = peer().feed(packed(*(announce(1) + doc(n) for n in range(1, 2_000))))
+    assert fed.causes == ["too-many-windows"]
+
+
+def test_what_is_left_is_forgotten_at_the_end(peer: Make, window: Make) -> None:
+    fed = peer()
+    fed.take(fed.session.receive_data(window(3, compressed=True)))
+    assert fed.session.receive_eof() == []
+    assert (fed.session.more_work, fed.session.held, fed.session.expected) == (False, 0, 0)
+
+
+def test_topics(peer: Make) -> None:
+    session = LumberjackServerSession(Limits(topic=(b"a", b"b")))
+    fed = peer(session).feed(doc(1, b'{"a":{"b":"t"}}') + doc(2, b'{"b":"t"}') + pairs(3, (b"a", b"b")))
+    assert [topic for *_, topic, _ in fed.events] == ["t", None, None]
+    assert [topic for *_, topic, _ in peer(LumberjackServerSession(Limits(topic=()))).feed(doc(1)).events] == [None]
+
+
+# Anything at all
+
+FRAMES = st.one_of(
+    st.builds(announce, st.integers(0, 4) | st.just(0xFFFFFFFF), st.sampled_from([1, 2, 2, 2])),
+    st.builds(
+        doc, st.integers(0, 5) | st.just(0xFFFFFFFF), st.sampled_from([b"{}", b"", b'{"@metadata":{"beat":"x"}}'])
+    ),
+    st.builds(pairs, st.integers(0, 5), st.tuples(st.binary(max_size=3), st.binary(max_size=3))),
+)
+STREAMS = st.lists(
+    FRAMES | st.lists(FRAMES, max_size=4).map(lambda frames: packed(*frames)) | st.binary(max_size=2), max_size=12
+).map(b"".join)
+
+
+@given(STREAMS, st.lists(st.integers(1, 30), max_size=30), st.integers(1, 20), st.integers(1, 300))
+@settings(max_examples=300, deadline=None)
+def test_neither_chunks_nor_turns_change_anything(
+    peer: Make, data: bytes, cuts: list[int], events: int, size: int
+) -> None:
+    wanted = peer().feed(data)
+    chunks, rest = [], data
+    for cut in cuts:
+        chunks.append(rest[:cut])
+        rest = rest[cut:]
+    limits = Limits(turn_events=events, turn_bytes=size)
+    fed = peer(LumberjackServerSession(limits)).feed(*chunks, rest)
+    assert (fed.events, fed.causes) == (wanted.events, wanted.causes)
+    # Events without a window are acknowledged as they become durable: how they were cut shows in how often.
+    assert fed.acks[-1:] == wanted.acks[-1:]
+    rest = iter(fed.acks)
+    assert all(ack in rest for ack in wanted.acks), "in the same order"
+
+
+def test_a_small_bomb_limit_is_an_option(peer: Make) -> None:
+    limits = Limits(inflate=InflateLimits(largest=1000, ratio=1, free=10))
+    fed = peer(LumberjackServerSession(limits)).feed(announce(1) + packed(doc(1, b"x" * 90)))
+    assert fed.causes == ["decompression-bomb"]
+    assert attrs.evolve(limits, inflate=InflateLimits()).inflate.largest == 64 << 20

@@ -1,0 +1,173 @@
+"""Turns: round and round, within the pool, first come first served, and never stuck."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.flow import Budget
+from fyrehose.protocols.lumberjack.turns import POOL, TURNS, Outcome, Turns
+
+
+@attrs.define(eq=False)
+class Toy:
+    """Does as it was told: (needs before, held after, outcome) for each turn."""
+
+    name: str
+    plan: deque[tuple[int, int, Outcome]]
+    log: list[str]
+    held: int = 0
+    grants: list[int] = attrs.field(factory=list)
+
+    @property
+    def needs(self) -> int:
+        return self.plan[0][0] if self.plan else 0
+
+    def take_turn(self, granted: int) -> Outcome:
+        needs, self.held, outcome = self.plan.popleft()
+        assert granted >= needs
+        self.grants.append(granted)
+        self.log.append(self.name)
+        return outcome
+
+
+class Table:
+    """Turns, a clock, and who had one."""
+
+    def __init__(self, limit: int = 1 << 40) -> None:
+        self.clock, self.budget, self.log = Clock(), Budget(limit=limit), list[str]()
+        self.turns = Turns(self.clock, self.budget)
+
+    def toy(self, name: str, *plan: tuple[int, int, Outcome]) -> Toy:
+        return Toy(name, deque(plan), self.log)
+
+    def ask(self, *toys: Toy) -> None:
+        for toy in toys:
+            self.turns.ask(toy)
+
+    def run(self) -> str:
+        """Who has had a turn when nobody asks any more."""
+        for _ in range(1000):
+            if not self.clock.getDelayedCalls():
+                break
+            self.clock.advance(0)
+        said, self.log[:] = "".join(self.log), []
+        return said
+
+
+MORE, DONE, BACK = Outcome.MORE, Outcome.DONE, Outcome.HELD_BACK
+
+
+def test_everybody_has_a_turn_and_then_the_next() -> None:
+    table = Table()
+    table.ask(*(table.toy(name, (0, 0, MORE), (0, 0, MORE), (0, 0, DONE)) for name in "abc"))
+    assert table.run() == "abcabcabc"
+
+
+def test_there_are_so_many_turns_between_two_looks_at_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table()
+    looks: list[int] = []
+    call_later = table.clock.callLater
+    monkeypatch.setattr(table.clock, "callLater", lambda *words: (looks.append(len(table.log)), call_later(*words))[1])
+    table.ask(table.toy("a", *[(0, 0, MORE)] * 9, (0, 0, DONE)))
+    assert table.run() == "a" * 10
+    assert looks == [0, TURNS, 2 * TURNS]
+
+
+def test_asking_twice_is_asking_once() -> None:
+    table = Table()
+    toy = table.toy("a", (0, 0, DONE))
+    table.ask(toy, toy)
+    assert table.run() == "a"
+
+
+def test_the_pool_is_shared_in_the_order_in_which_they_asked() -> None:
+    table = Table()
+    half = POOL // 2
+    table.ask(
+        table.toy("a", (half, half, MORE), (half, half, DONE)),
+        table.toy("b", (half, half, MORE), (half, half, MORE), (half, half, DONE)),
+        table.toy("c", (half, half, DONE)),
+        table.toy("d", (1, 1, DONE)),
+    )
+    assert table.run() == "ababcbd"
+    assert table.turns._granted == 0
+
+
+def test_somebody_who_needs_more_than_there_is_waits_and_nobody_overtakes() -> None:
+    table = Table()
+    table.ask(
+        table.toy("a", (POOL, POOL, MORE), (POOL, POOL, DONE)),
+        table.toy("b", (POOL, POOL, DONE)),
+        table.toy("c", (1, 1, DONE)),
+    )
+    assert table.run() == "aabc"
+
+
+def test_more_than_the_pool_is_granted_to_one_alone() -> None:
+    table = Table(limit=10)
+    table.ask(table.toy("a", (2 * POOL, 0, DONE)), table.toy("b", (2 * POOL, 0, DONE)))
+    assert table.run() == "ab"
+
+
+def test_what_is_not_needed_any_more_is_given_back() -> None:
+    table = Table()
+    first = table.toy("a", (POOL, 10, MORE), (0, 10, MORE), (0, 0, DONE))
+    table.ask(first, table.toy("b", (POOL - 10, 0, DONE)))
+    assert table.run() == "aaba"
+    assert first.grants == [POOL, 10, 10]
+
+
+def test_the_next_frame_goes_to_the_end_of_the_queue() -> None:
+    table = Table()
+    table.ask(table.toy("a", (POOL, 0, MORE), (POOL, 0, DONE)), table.toy("b", (POOL, 0, DONE)))
+    assert table.run() == "aba"
+
+
+def test_who_is_held_back_keeps_its_grant_and_its_place() -> None:
+    table = Table()
+    toy = table.toy("a", (POOL, POOL, BACK), (0, 0, DONE))
+    other = table.toy("b", (1, 0, DONE))
+    table.ask(toy, other)
+    assert table.run() == "a"
+    assert table.run() == ""
+    table.ask(toy)
+    assert table.run() == "ab"
+
+
+def test_the_budget_of_all_kits_counts_while_something_of_ours_will_be_released() -> None:
+    table = Table(limit=100)
+    table.budget.used = 90
+    table.turns.in_flight = 5
+    table.ask(table.toy("a", (20, 0, DONE)), table.toy("b", (20, 0, DONE)))
+    assert table.run() == ""
+    table.turns.in_flight = 0
+    table.turns.wake()
+    assert table.run() == "ab", "waiting would change nothing"
+
+
+def test_who_leaves_is_not_served() -> None:
+    table = Table()
+    waiting, running = table.toy("a", (POOL, 0, DONE)), table.toy("b", (POOL, POOL, BACK))
+    table.ask(running, waiting)
+    assert table.run() == "b"
+    table.turns.leave(running)
+    table.turns.leave(waiting)
+    assert table.run() == ""
+    assert table.turns._granted == 0
+
+
+def test_who_leaves_in_its_turn_is_forgotten() -> None:
+    table = Table()
+
+    class Leaver(Toy):
+        def take_turn(self, granted: int) -> Outcome:
+            table.turns.leave(self)
+            return super().take_turn(granted)
+
+    table.ask(Leaver("a", deque([(5, 5, MORE)]), table.log))
+    assert table.run() == "a"
+    assert table.turns._granted == 0

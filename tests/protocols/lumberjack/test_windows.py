@@ -1,0 +1,122 @@
+"""Which acknowledgement is due: the rules that the golden sessions do not reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.protocols.lumberjack.windows import Windows
+
+
+def made(version: int = 2, *sizes: int) -> Windows:
+    windows = Windows()
+    for size in sizes:
+        windows.announce(version, size, True)
+    windows.version = version
+    return windows
+
+
+def numbers(windows: Windows) -> list[int]:
+    return [ack.number for ack in windows.acks()]
+
+
+def test_room_is_what_the_open_window_takes() -> None:
+    windows = Windows()
+    assert windows.room == 1 << 32
+    windows.announce(2, 3, True)
+    assert windows.room == 3
+    windows.receive(2, 7, True)
+    assert windows.room == 1
+    windows.receive(1, 8, True)
+    assert windows.room == 1 << 32, "beyond the window"
+    old = made(1, 3)
+    old.receive(3, 3, True)
+    assert old.room == 3, "the window slides"
+
+
+def test_acknowledgements_keep_the_order_in_which_windows_came() -> None:
+    windows = made(2, 1)
+    windows.receive(1, 1, True)
+    windows.announce(2, 0, True)
+    windows.announce(2, 1, True)
+    windows.receive(1, 5, True)
+    assert numbers(windows) == []
+    windows.durable(1)
+    assert numbers(windows) == [1, 0]
+    windows.durable(1)
+    assert numbers(windows) == [5]
+    assert len(windows) == 0
+
+
+def test_many_windows_of_none_take_one_place() -> None:
+    windows = made(2, 1)
+    windows.receive(1, 1, True)
+    for _ in range(1000):
+        windows.announce(2, 0, True)
+    assert len(windows) == 2
+    windows.durable(1)
+    assert numbers(windows) == [1] + [0] * 1000
+
+
+def test_what_is_durable_may_be_less_than_what_came_together() -> None:
+    windows = made(2, 5)
+    windows.receive(3, 3, True)
+    windows.receive(2, 5, True)
+    windows.durable(1)
+    assert windows.partial() == []
+    windows.durable(3)
+    assert [ack.number for ack in windows.partial()] == [3]
+    windows.durable(1)
+    assert numbers(windows) == [5]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_window_of_which_a_part_is_not_sealed_waits(version: int) -> None:
+    windows = made(version, 2)
+    windows.receive(1, 1, True)
+    windows.receive(1, 2, False)
+    windows.durable(2)
+    assert numbers(windows) == []
+    assert windows.partial() == []
+    assert windows.idle() == []
+    assert len(windows.unsealed) == 1
+    windows.seal()
+    assert numbers(windows) == [2]
+    assert windows.unsealed == []
+
+
+def test_a_window_that_begins_within_a_compressed_frame_waits_too() -> None:
+    windows = Windows()
+    windows.announce(2, 0, False)
+    windows.announce(2, 0, True)
+    assert numbers(windows) == []
+    windows.seal()
+    assert numbers(windows) == [0, 0]
+    windows.receive(1, 4, False)
+    windows.durable(1)
+    assert numbers(windows) == []
+    windows.seal()
+    assert numbers(windows) == [4]
+
+
+def test_patience_is_for_version_2() -> None:
+    assert made(1, 3).alive() == []
+    assert [ack.number for ack in made(2, 3).alive()] == [0]
+    mixed = made(1, 1)
+    mixed.receive(1, 1, True)
+    mixed.announce(2, 1, True)
+    assert mixed.alive() == [], "the oldest window is of version 1"
+
+
+def test_an_idle_writer_of_version_1_is_told_once() -> None:
+    windows = made(1, 9)
+    assert not windows.idle_due
+    windows.receive(2, 2, True)
+    assert windows.waits
+    assert not windows.idle_due
+    windows.durable(2)
+    assert windows.idle_due
+    assert [(ack.version, ack.number) for ack in windows.idle()] == [(1, 2)]
+    assert not windows.idle_due
+    assert not windows.waits
+    windows.announce(1, 1, True)
+    assert numbers(windows) == [], "it was told already"
