@@ -7,8 +7,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 from twisted.internet import reactor
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
+
+# How long an example takes says more about the machine than about us.
+settings.register_profile("fyrehose", deadline=None)
+settings.load_profile("fyrehose")
 
 
 class LoggedErrors(list[LogEvent]):
