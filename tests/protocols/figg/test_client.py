@@ -387,3 +387,37 @@ def test_pausing_holds_over_connections() -> None:
     assert bench.transport.producerState == "paused"
     bench.client.resume()
     assert bench.transport.producerState == "producing"
+
+
+def test_a_run_that_comes_twice_in_part_is_handed_out_from_what_is_new() -> None:
+    bench = connected()
+    bench.client.subscribe("t", bench.take, offset=0)
+    bench.say(Attached(topic="t", offset=0), data(1, b"a"), data(2, b"b"))
+    bench.say(data(2, b"b"), data(3, b"c"), data(4, b"d"))
+    assert bench.got == [(1, b"a"), (2, b"b"), (3, b"c"), (4, b"d")]
+
+
+def test_what_is_asked_while_there_is_no_connection_is_said_on_the_next() -> None:
+    bench = connected()
+    bench.client.unsubscribe("never read")
+    bench.client.subscribe("left", bench.take)
+    bench.say(Attached(topic="left", offset=0))
+    bench.said()
+    bench.cut()
+    bench.client.pause()
+    bench.client.resume()
+    bench.client.unsubscribe("left")
+    bench.client.subscribe("t", bench.take, offset=2)
+    bench.clock.advance(0)
+    bench.accept()
+    assert bench.said() == [Attach(topic="t", offset=2), Detach(topic="left")]
+    assert bench.transport.producerState == "producing"
+
+
+def test_data_of_a_topic_that_was_left_is_dropped() -> None:
+    bench = connected()
+    bench.client.subscribe("t", bench.take, offset=0)
+    bench.say(Attached(topic="t", offset=0))
+    bench.client.unsubscribe("t")
+    bench.say(data(1, b"on its way"), Detached(topic="t"))
+    assert bench.got == []

@@ -240,6 +240,16 @@ class TestAttach:
         peer.say(Attach(topic="t", offset=1))
         assert peer.hear() == [Attached(topic="t", offset=3), data(4, b"4"), data(5, b"5")]
 
+    def test_records_that_expire_before_they_are_read_show_in_the_next_offset(self) -> None:
+        server = make()
+        for i in range(1, 6):
+            server.connect().say(publish(i, b"%d" % i))
+        peer = server.connect()
+        peer.say(Attach(topic="t", offset=1))
+        server.journal.forget("t", 4)
+        assert peer.hear() == [Attached(topic="t", offset=1), data(4, b"4"), data(5, b"5")]
+        assert server.count("skipped") == 2
+
     def test_detach(self) -> None:
         server = make()
         peer = server.connect()
