@@ -194,7 +194,7 @@ class Subscribing(Endpoint):
 
     def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
         super().__init__(protocol, entry, place)
-        self._subscription: ISubscription | None = None
+        self._subscription: Windowed | None = None
         self._pending: deque[tuple[bytes, ...] | _Gap] = deque()
         self._writing = False
 
@@ -269,6 +269,7 @@ class Subscribing(Endpoint):
             self.skipped(wanted, subscription.position)
         self._subscription = Windowed(subscription, self)
         self.protocol.attach(self._subscription)
+        self._pump()
 
     @property
     def full(self) -> bool:
@@ -286,8 +287,8 @@ class Subscribing(Endpoint):
                 self._write_anchor(channel.next, one.seq)
                 break
             self.link.send((0,), one)
-        if not self._pending and self._subscription is not None:
-            self._subscription.resumeProducing()
+        if self._subscription is not None:
+            self._subscription.update()
         self.protocol.flush_soon()
 
     def _write_anchor(self, channel_seq: int, seq: int) -> None:
@@ -333,10 +334,14 @@ class Windowed:
 
     def resumeProducing(self) -> None:
         self._wanted = True
-        if self._endpoint.full:
-            self._subscription.pauseProducing()
-        else:
+        self.update()
+
+    def update(self) -> None:
+        """The window has changed."""
+        if self._wanted and not self._endpoint.full:
             self._subscription.resumeProducing()
+        else:
+            self._subscription.pauseProducing()
 
     def stopProducing(self) -> None:
         self._subscription.stopProducing()

@@ -1,0 +1,257 @@
+"""``publish:`` and ``subscribe:``: what is asked for, and how a subscriber goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.interfaces import JournalState
+from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.endpoints import Place, first_anchor, parse, stream_seq
+from fyrehose.protocols.relink.frames import Message
+from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+
+
+def got(peer: Any) -> list[tuple[int, tuple[bytes, ...]]]:
+    return [(e.seq, e.parts) for e in peer.events if isinstance(e, events.Received)]
+
+
+def bodies(peer: Any) -> list[bytes]:
+    return [parts[0] for _, parts in got(peer)]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("publish:a", Place(stream="a", subscribe=False)),
+        ("publish:a@5", Place(stream="a@5", subscribe=False)),
+        ("subscribe:a", Place(stream="a", subscribe=True)),
+        ("subscribe:a@0", Place(stream="a", subscribe=True, after=0)),
+        ("subscribe:a@b", Place(stream="a@b", subscribe=True)),
+        ("subscribe:a@b@7", Place(stream="a@b", subscribe=True, after=7)),
+        ("publish:é:x", Place(stream="é:x", subscribe=False)),
+    ],
+)
+def test_names_of_endpoints(name: str, place: Place) -> None:
+    assert parse(Terms(endpoint=name)) == place
+
+
+@pytest.mark.parametrize(
+    "name", ["", "x", "publish", "publish:", "subscribe:@5", "PUBLISH:a", "subscribe:a@" + "1" * 16]
+)
+def test_names_of_none(name: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="endpoint-unknown"):
+        parse(Terms(endpoint=name))
+
+
+def test_anchors(make_server: Any) -> None:
+    server = make_server()
+    server.publish("s", b"1", b"2", b"3")
+    for after, first in ((None, 4), (0, 1), (2, 3), (3, 4), (99, 4)):
+        assert first_anchor(server.broker, Place(stream="s", subscribe=True, after=after)) == [(0, first)]
+    assert first_anchor(server.broker, Place(stream="s", subscribe=False)) == []
+    assert [stream_seq([(0, 5), (3, 20)], seq) for seq in (0, 2, 3, 4)] == [5, 7, 20, 21]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("subscribe:s", [b"3"]), ("subscribe:s@0", [b"1", b"2", b"3"]), ("subscribe:s@1", [b"2", b"3"])],
+)
+def test_a_subscriber_gets_what_follows(make_server: Any, name: str, expected: list[bytes]) -> None:
+    server = make_server()
+    server.publish("s", b"1", b"2")
+    peer = server.linked(name)
+    server.publish("s", b"3")
+    peer.talk()
+    assert bodies(peer) == expected
+
+
+def test_nothing_before_it_is_durable(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect("subscribe:s@0")
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    server.publish("s", b"1")
+    peer.talk()
+    assert bodies(peer) == []
+    server.journal.commit()
+    peer.talk()
+    assert bodies(peer) == [b"1"]
+
+
+def test_parts_come_back_as_they_went_in(make_server: Any) -> None:
+    server = make_server()
+    publisher = server.linked()
+    messages = [(b"one",), (), (b"",), (b"a", b"", b"bc"), (b"one more",)]
+    for parts in messages:
+        publisher.link.send((3,), parts)
+    publisher.talk()
+    server.publish("s", b"not parts", content_type=CONTENT_TYPE)
+    server.publish("s", join((b"x", b"y")))
+    peer = server.linked("subscribe:s@0")
+    assert [parts for _, parts in got(peer)] == [*messages, (b"not parts",), (join((b"x", b"y")),)]
+
+
+def test_the_window_is_held_open_by_consumed(make_server: Any) -> None:
+    server = make_server(window="3")
+    server.publish("s", *(b"%d" % i for i in range(10)))
+    peer = server.linked("subscribe:s@0")
+    assert bodies(peer) == [b"0", b"1", b"2"]
+    peer.link.consume(0, 1)
+    peer.talk()
+    assert bodies(peer) == [b"0", b"1", b"2", b"3", b"4"]
+    for last in (4, 7, 9):
+        peer.link.consume(0, last)
+        peer.talk()
+    server.publish("s", b"10")
+    peer.talk()
+    assert bodies(peer) == [b"%d" % i for i in range(11)]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_subscriber_goes_on_without_loss_or_repeat(make_server: Any, restarted: bool) -> None:
+    server = make_server(window="4")
+    server.publish("s", *(b"%d" % i for i in range(10)))
+    peer = server.linked("subscribe:s@0")
+    peer.link.consume(0, 1)
+    peer.session.data_to_send()  # is lost
+    peer.leave()
+    if restarted:
+        server.restart()
+    again = server.linked(old=peer.link)
+    assert again.events[0].resumed
+    again.link.consume(0, 3)
+    again.talk()
+    again.link.consume(0, 7)
+    again.talk()
+    assert bodies(peer) + bodies(again) == [b"%d" % i for i in range(10)]
+    assert [seq for seq, _ in got(peer) + got(again)] == list(range(10))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_gap_has_its_place(make_server: Any, restarted: bool) -> None:
+    """Retention takes what was not sent yet; a later connection still knows which number is which."""
+    server = make_server(window="2")
+    for i in range(8):
+        server.publish("s", b"%d" % i)
+    peer = server.linked("subscribe:s@0")
+    assert bodies(peer) == [b"0", b"1"]
+    peer.leave()
+    server.journal.forget("s", 6)
+    if restarted:
+        server.restart()
+    peer.link.consume(0, 1)
+    again = server.linked(old=peer.link)
+    assert bodies(again) == [b"5", b"6"]
+    assert server.count("skipped") == 3
+    again.leave()
+    if restarted:
+        server.restart()
+    third = server.linked(old=again.link)
+    third.link.consume(0, 3)
+    third.talk()
+    assert bodies(third) == [b"7"]
+    assert [seq for seq, _ in got(third)] == [4]
+
+
+def test_an_acknowledgement_of_what_the_stream_never_had(make_server: Any) -> None:
+    server = make_server()
+    server.publish("s", b"1")
+    peer = server.linked("subscribe:s@0")
+    peer.leave()
+    server.restart()
+    channel = peer.link.receiving[0]
+    channel.next = channel.consumed = 500
+    channel.done = 499
+    channel.consumed = 499
+    again = server.linked(old=peer.link)
+    assert again.closed
+    assert server.count("acknowledged-unsent") == 1
+    assert not server.registry.entries
+
+
+def test_a_subscriber_that_sends_loses_its_link(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked("subscribe:s")
+    peer.say(Message(channels=(0,), parts=(b"x",)).serialize(1))
+    assert peer.closed
+    assert server.count("message-to-subscription") == 1
+
+
+def test_a_subscriber_leaves(make_server: Any) -> None:
+    server = make_server()
+    server.publish("s", b"1", b"2")
+    peer = server.linked("subscribe:s@0")
+    peer.link.shutdown()
+    peer.talk()
+    assert not any(isinstance(e, events.Ended) for e in peer.events), "what was sent is still to be consumed"
+    peer.link.consume(0, 1)
+    for event in peer.talk():
+        if isinstance(event, events.Finished):
+            peer.session.link.forget(0)
+    assert isinstance(peer.talk()[-1], events.Ended)
+    assert peer.closed
+    assert not server.registry.entries
+
+
+def test_a_subscriber_that_left_is_not_known_after_a_restart(make_server: Any) -> None:
+    server = make_server()
+    server.publish("s", b"1")
+    peer = server.linked("subscribe:s@0")
+    peer.link.shutdown()
+    peer.talk()
+    peer.leave()
+    again = server.linked(old=peer.link)
+    assert again.events[0].resumed, "in memory it is, until it has consumed"
+    again.leave()
+    server.restart()
+    assert not server.linked(old=again.link).events[0].resumed
+
+
+def test_reading_goes_on_when_the_disk_is_full(make_server: Any) -> None:
+    server = make_server()
+    server.publish("s", b"1")
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    peer = server.linked("subscribe:s@0")
+    assert bodies(peer) == [b"1"]
+    refused = server.connect("publish:s")
+    refused.talk()
+    assert refused.session.link is None
+
+
+def test_a_gap_that_cannot_be_written_ends_the_link(make_server: Any) -> None:
+    server = make_server(window="1")
+    for i in range(4):
+        server.publish("s", b"%d" % i)
+    peer = server.linked("subscribe:s@0")
+    peer.leave()
+    server.journal.forget("s", 4)
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    peer.link.consume(0, 0)
+    again = server.linked(old=peer.link)
+    assert bodies(again) == []
+    assert again.closed
+    assert server.count("gap-not-written") == 1
+
+
+def test_a_subscription_that_ends_closes_the_connection(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked("subscribe:s")
+    server.broker.close()
+    assert peer.closed
+
+
+def test_a_slow_transport_pauses_the_stream(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked("subscribe:s")
+    peer.protocol.pauseProducing()
+    server.publish("s", b"1")
+    server.clock.advance(0)
+    assert peer.transport.value() == b""
+    peer.protocol.resumeProducing()
+    peer.talk()
+    assert bodies(peer) == [b"1"]

@@ -1,0 +1,119 @@
+"""Links on disk: what is written is found again, and what is damaged is lost and not guessed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.protocols.relink import linklog
+from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.linklog import (
+    SOURCE,
+    Kind,
+    name_of,
+    pack,
+    pack_checkpoint,
+    pack_entry,
+    recover,
+    unpack_entry,
+)
+from fyrehose.records import Run
+
+TERMS = Terms(endpoint="publish:s", connector_size=4, connector_transactions=True)
+
+
+def entry(number: int, snapshot: bytes = b"\1\0\0\0") -> bytes:
+    return pack_entry(bytes([number]) * 8, TERMS, b"me", [(0, 1), (5, 9)], snapshot)
+
+
+def written(*runs: tuple[str, list[bytes]]) -> Any:
+    """A journal with these records, by source, one after the other."""
+    made: list[Run] = []
+    seq = 1
+    for source, records in runs:
+        made.append(Run.of("l", records, source=source).numbered(seq, 1))
+        seq += len(records)
+
+    def read(stream: str, start: int, size: int) -> tuple[Run, ...]:
+        return tuple(run.slice(max(0, start - run.first_seq), len(run)) for run in made if run.last_seq >= start)
+
+    return lambda oldest=1, last=seq - 1: recover(read, "l", (oldest, last))
+
+
+def test_an_entry_there_and_back() -> None:
+    saved = unpack_entry(entry(7, b"snapshot"))
+    assert (saved.name, saved.terms, saved.identity) == (b"\7" * 8, TERMS, b"me")
+    assert (saved.anchors, saved.snapshots) == ([(0, 1), (5, 9)], [b"snapshot"])
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_an_entry_that_is_cut(cut: int) -> None:
+    whole = entry(1, b"")
+    with pytest.raises(ValueError):
+        unpack_entry(whole[: len(whole) - cut])
+
+
+def test_names_lead_nowhere_back() -> None:
+    assert name_of(1, 2) == name_of(1, 2)
+    assert len({name_of(epoch, id_) for epoch in range(10) for id_ in range(10)}) == 100
+
+
+def test_nothing_was_written() -> None:
+    assert recover(lambda *a: (), "l", (1, 0)) == linklog.Recovered()
+
+
+def test_what_was_written_is_found() -> None:
+    checkpoint = pack_checkpoint(5, [entry(1), entry(2)])
+    more = [
+        pack(Kind.ENTRY, 5, 1, entry(3)),
+        pack(Kind.DELTA, 5, 1, b"\1" * 8 + b"a"),
+        pack(Kind.DELTA, 5, 1, b"\1" * 8 + b"b"),
+        pack(Kind.DELTA, 5, 1, b"\x99" * 8 + b"of nobody"),
+        pack(Kind.GONE, 5, 1, b"\2" * 8 + b"\x98" * 8),
+    ]
+    found = written((SOURCE, checkpoint), (SOURCE, more))()
+    assert found.epoch == 5
+    assert sorted(found.links) == [b"\1" * 8, b"\3" * 8]
+    assert found.links[b"\1" * 8].snapshots == [b"\1\0\0\0", b"a", b"b"]
+
+
+def test_reading_begins_at_the_last_checkpoint() -> None:
+    old = [b"garbage of a version that nobody knows"]
+    found = written((SOURCE, old), (SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [pack(Kind.GONE, 5, 2, b"")]))()
+    assert sorted(found.links) == [b"\1" * 8]
+
+
+def test_a_checkpoint_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linklog, "PIECE", 10)
+    pieces = pack_checkpoint(5, [entry(number) for number in range(5)])
+    assert len(pieces) == 5
+    assert len(written((SOURCE, pieces))().links) == 5
+    assert len(written((SOURCE, pieces), (SOURCE, [pack(Kind.GONE, 5, 1, b"")]))().links) == 5
+
+
+def test_others_are_passed_over() -> None:
+    forged = [pack(Kind.GONE, 5, 1, b"\1" * 8)] * 9
+    found = written(("figg", forged), (SOURCE, pack_checkpoint(5, [entry(1)])), ("figg", forged))()
+    assert sorted(found.links) == [b"\1" * 8]
+    assert written(("figg", forged))() == linklog.Recovered()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        [pack(Kind.ENTRY, 5, 1, b"too short")],
+        [b"\x09" + pack(Kind.GONE, 5, 1, b"")[1:]],
+        [pack(Kind.GONE, 6, 1, b"")],
+    ],
+)
+def test_damage_loses_all_of_them_and_not_the_epoch(damaged: list[bytes]) -> None:
+    found = written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [*damaged, pack(Kind.GONE, 5, 1, b"")]))()
+    assert (found.epoch, found.links) == (5, None)
+
+
+def test_a_checkpoint_that_is_gone_loses_all_of_them() -> None:
+    runs = (SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [pack(Kind.GONE, 5, 1, b"")])
+    made = Run.of("l", runs[1][1], source=SOURCE).numbered(2, 1)
+    found = recover(lambda stream, start, size: (made,) if start <= 2 else (), "l", (2, 2))
+    assert (found.epoch, found.links) == (5, None)
