@@ -1,0 +1,231 @@
+"""TLS by settings: who is let in, with what, and what is said about files that cannot be used."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from OpenSSL import SSL
+from twisted.internet.address import IPv4Address
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from fyrehose.errors import ConfigError
+from fyrehose.settings import build
+from fyrehose.testing.certificates import Authority
+from fyrehose.tls import TLSFactory, TLSSettings, identity
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+def options(authority: Authority, **more: Any) -> TLSSettings:
+    own = authority.issue("server", "localhost", "127.0.0.1")
+    return TLSSettings(**{"tls_certificate": own.certificate, "tls_key": own.key, **more})
+
+
+class Echo(Protocol):
+    """Answers what it was told, and remembers who said it."""
+
+    who: str | None = None
+
+    def dataReceived(self, data: bytes) -> None:
+        self.who = identity(self.transport)
+        self.transport.write(data)  # type: ignore[union-attr]
+
+
+@attrs.define
+class Met:
+    """What became of a connection: the protocol inside, the answer, the error of the client."""
+
+    inside: Echo
+    answer: bytes = b""
+    error: ssl.SSLError | None = None
+
+
+def meet(settings: TLSSettings, client: ssl.SSLContext) -> Met:
+    """A client at a server, without sockets."""
+    tls = settings.tls("toy")
+    assert tls is not None
+    inside = Echo()
+    factory = Factory()
+    factory.buildProtocol = lambda addr: inside  # type: ignore[method-assign,assignment]
+    clock = Clock()
+    around = TLSFactory(tls, factory, clock)
+    protocol = around.buildProtocol(IPv4Address("TCP", "10.0.0.1", 1))
+    transport = StringTransport()
+    protocol.makeConnection(transport)
+    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+    peer = client.wrap_bio(received, to_send, server_hostname="localhost")
+    met = Met(inside)
+    said = False
+    for _ in range(10):
+        try:
+            if not said:
+                peer.do_handshake()
+                peer.write(b"hello")
+                said = True
+            met.answer += peer.read(100)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            met.error = error
+            break
+        if to_send.pending:
+            protocol.dataReceived(to_send.read())
+        clock.advance(0)
+        received.write(transport.value())
+        transport.clear()
+    return met
+
+
+def client(authority: Authority, name: str | None = None, *others: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.certificate)
+    if name is not None or others:
+        own = authority.issue(name, *others)
+        context.load_cert_chain(own.certificate, own.key)
+    return context
+
+
+def test_without_a_certificate_it_is_no_tls() -> None:
+    assert TLSSettings().tls("toy") is None
+
+
+def test_a_client_that_trusts_the_authority_is_answered(authority: Authority) -> None:
+    met = meet(options(authority), client(authority))
+    assert (met.answer, met.error, met.inside.who) == (b"hello", None, None)
+
+
+@pytest.mark.parametrize(
+    ("auth", "certificate", "welcome"),
+    [
+        ("optional", False, True),
+        ("optional", True, True),
+        ("required", False, False),
+        ("required", True, True),
+    ],
+)
+def test_client_certificates(authority: Authority, auth: str, certificate: bool, welcome: bool) -> None:
+    settings = options(authority, tls_client_auth=auth, tls_authorities=authority.certificate)
+    met = meet(settings, client(authority, "writer-7" if certificate else None))
+    assert (met.answer == b"hello") == welcome
+    assert (met.error is None) == welcome
+    assert met.inside.who == ("writer-7" if certificate else None)
+
+
+@pytest.mark.parametrize("auth", ["optional", "required"])
+def test_a_certificate_of_a_stranger_is_refused(authority: Authority, tmp_path: Path, auth: str) -> None:
+    settings = options(authority, tls_client_auth=auth, tls_authorities=authority.certificate)
+    stranger = Authority(tmp_path, "stranger").issue("writer-7")
+    context = client(authority)
+    context.load_cert_chain(stranger.certificate, stranger.key)
+    met = meet(settings, context)
+    assert (met.answer, met.inside.who) == (b"", None)
+    assert met.error is not None
+
+
+def test_several_authorities_in_one_file(authority: Authority, tmp_path: Path) -> None:
+    other = Authority(tmp_path, "other")
+    both = tmp_path / "both.pem"
+    both.write_bytes(Path(other.certificate).read_bytes() + Path(authority.certificate).read_bytes())
+    settings = options(authority, tls_client_auth="required", tls_authorities=str(both))
+    for issuer in (authority, other):
+        own = issuer.issue("writer-1")
+        context = client(authority)
+        context.load_cert_chain(own.certificate, own.key)
+        assert meet(settings, context).inside.who == "writer-1"
+
+
+def test_a_chain_of_its_own(authority: Authority, tmp_path: Path) -> None:
+    between = Authority(tmp_path, "between", authority)
+    own = between.issue("server", "localhost", chain=True)
+    assert meet(TLSSettings(tls_certificate=own.certificate, tls_key=own.key), client(authority)).answer == b"hello"
+
+
+def test_a_key_with_a_passphrase(authority: Authority, tmp_path: Path) -> None:
+    own = authority.issue("server", "localhost", passphrase="open sesame")
+    file = tmp_path / "passphrase"
+    file.write_text("open sesame\nnot this\n")
+    settings = TLSSettings(tls_certificate=own.certificate, tls_key=own.key, tls_key_passphrase=str(file))
+    assert meet(settings, client(authority)).answer == b"hello"
+    for wrong in ("", str(Path(own.certificate))):
+        with pytest.raises(ConfigError, match=r"toy.*server\.key"):
+            attrs.evolve(settings, tls_key_passphrase=wrong).tls("toy")
+
+
+def test_the_key_may_be_in_the_same_file(authority: Authority, tmp_path: Path) -> None:
+    own = authority.issue("server", "localhost")
+    both = tmp_path / "both.pem"
+    both.write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
+    assert meet(TLSSettings(tls_certificate=str(both)), client(authority)).answer == b"hello"
+
+
+def test_the_lowest_version(authority: Authority) -> None:
+    old = client(authority)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert meet(options(authority), old).answer == b"hello"
+    assert meet(options(authority, tls_minimum="1.3"), old).error is not None
+    assert meet(options(authority, tls_minimum="1.3"), client(authority)).answer == b"hello"
+
+
+def test_ciphers(authority: Authority) -> None:
+    old = client(authority)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    old.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+    assert meet(options(authority, tls_ciphers="ECDHE-ECDSA-AES128-GCM-SHA256"), old).answer == b"hello"
+    assert meet(options(authority, tls_ciphers="ECDHE-ECDSA-AES256-GCM-SHA384"), old).error is not None
+
+
+def test_a_name_of_another_kind_is_an_identity_too(authority: Authority) -> None:
+    settings = options(authority, tls_client_auth="required", tls_authorities=authority.certificate)
+    assert meet(settings, client(authority, None, "beat.example", "10.0.0.9")).inside.who == "beat.example"
+    assert meet(settings, client(authority, "x" * 64)).inside.who == "x" * 64
+
+
+def test_a_factory_that_refuses_a_connection_is_understood(authority: Authority) -> None:
+    factory = Factory()
+    factory.buildProtocol = lambda addr: None  # type: ignore[method-assign]
+    assert TLSFactory(options(authority).tls("toy"), factory, Clock()).buildProtocol(None) is None  # type: ignore[arg-type]
+
+
+def test_who_shows_no_certificate_is_nobody() -> None:
+    assert identity(StringTransport()) is None
+
+
+def test_options_that_do_not_go_together(authority: Authority) -> None:
+    for wrong in (
+        TLSSettings(tls_key="key"),
+        TLSSettings(tls_client_auth="required", tls_authorities="x"),
+        options(authority, tls_client_auth="required"),
+        options(authority, tls_authorities=authority.certificate),
+        options(authority, tls_certificate="nowhere.pem"),
+        options(authority, tls_ciphers="NONSENSE"),
+        options(authority, tls_key=authority.issue("other").key),
+        options(authority, tls_certificate=__file__),
+        options(authority, tls_key=authority.certificate),
+        options(authority, tls_client_auth="required", tls_authorities=__file__),
+    ):
+        with pytest.raises(ConfigError, match="toy"):
+            wrong.tls("toy")
+
+
+def test_options_from_text() -> None:
+    assert build(TLSSettings, "toy", {"tls-minimum": "1.3"}).tls_minimum == "1.3"
+    for wrong in ({"tls-minimum": "1.1"}, {"tls-client-auth": "perhaps"}):
+        with pytest.raises(ConfigError, match="one of"):
+            build(TLSSettings, "toy", wrong)
+
+
+def test_an_error_without_words_is_said_in_words(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> None:
+        raise SSL.Error
+
+    monkeypatch.setattr(SSL.Context, "check_privatekey", fail)
+    with pytest.raises(ConfigError, match="does not say why"):
+        options(authority).tls("toy")
