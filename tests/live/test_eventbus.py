@@ -290,9 +290,9 @@ def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> N
     huge = bus.collector()
     huge.send_multipart([*event(1)[:5], bytes((16 << 20) + 1)])
     polite = bus.collector()
-    subscriber = bus.subscriber(b"/a/")
+    subscriber = bus.subscriber(b"/polite/")
     bomb = b"\x91" * 1_000_000
-    forged = event(7, data=bomb)
+    forged = event(7, b"/polite/", bomb)
     forged[1] = b"\x80" + bytes(7)
     polite.send_multipart(forged)
     frames = subscriber.recv_multipart()

@@ -260,7 +260,7 @@ class ClientSession:
         """A broadcast that need not wait."""
         assert self.position is not None
         seq = broadcast.sequence
-        if seq <= self.position or seq in self._ahead:
+        if seq <= self.position:
             return
         if seq == self.position + 1:
             self.position = seq

@@ -135,12 +135,12 @@ def _read_time(timestamp: bytes) -> tuple[int | None, str]:
     form = f"{len(digits)}{zone}"
     try:
         micros = _seconds(timestamp[:19], zone) * 1_000_000 + int(digits.ljust(6, b"0"))
-        same = write_time(micros, form) == timestamp
+        exact = write_time(micros, form) == timestamp
     except (ValueError, OverflowError):  # the 30th of February, or a second before the year 1 in UTC
         return None, _note("timestamp", timestamp)
-    if not same:
-        return micros, _note("timestamp", timestamp)
-    return micros, "" if form == USUAL_TIME else f"; time={form}"
+    if form == USUAL_TIME and exact:
+        return micros, ""
+    return micros, f"; time={form}" if exact else _note("timestamp", timestamp)
 
 
 def _read_uuid(uuid: bytes) -> tuple[bytes | None, str]:

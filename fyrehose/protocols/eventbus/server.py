@@ -313,7 +313,7 @@ class EventBusServer:
             self._cancel(snapshot, "snapshot-left")
         except JournalCorrupt as damage:
             self._cancel(snapshot, "journal-corrupt", str(damage))
-        self._broker.counters.add(KIT, "syncs", sent)
+        self._broker.counters.add(KIT, "syncs", sent - snapshot.ended)
         if snapshot.ended:
             self._session.snapshots.forget(snapshot)
         return left

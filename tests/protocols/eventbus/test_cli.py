@@ -74,3 +74,33 @@ def test_events_that_follow_on_are_a_run() -> None:
     assert [bytes(payload) for run in runs for payload in run.payloads()] == [b"\x01", b"x", b"", b"a", b"b"]
     assert runs[3].event_ids is None
     assert runs[3].event_times is None
+
+
+class FakeClient:
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *words: self.asked.append((name, *words))
+
+
+def test_publishing_packs() -> None:
+    client: Any = FakeClient()
+    one = cli.EventBusPublisher(client, "/a/")
+    one.connect()
+    one.ready()
+    one.publish(b"hi")
+    one.close()
+    assert client.asked == [("connect",), ("ready",), ("publish", "/a/", b"\xc4\x02hi"), ("close",)]
+
+
+def test_following_pauses() -> None:
+    client: Any = FakeClient()
+    follower = cli.EventBusTailer(client)
+    follower.connect()
+    follower.pause()
+    follower.resume()
+    follower.close()
+    assert client.asked == [("connect",), ("pause",), ("resume",), ("close",)]

@@ -138,10 +138,10 @@ class TestGaps:
         one = session(after=0)
         one.connected(0)
         asked(one)
-        one.receive_broadcasts([broadcast(3)], 0)
+        one.receive_broadcasts([broadcast(3), broadcast(4), broadcast(5)], 0)
         assert sequences(one.receive_syncs([sync(1), end(1)], 0)) == [1]
         assert asked(one) == [(To.SNAPSHOT, 1)]
-        assert sequences(one.receive_syncs([sync(2), sync(3), end(3)], 0)) == [2, 3]
+        assert sequences(one.receive_syncs([sync(2), sync(3), end(3)], 0)) == [2, 3, 4, 5]
 
     def test_under_a_filter_gaps_are_normal_and_checked_now_and_then(self) -> None:
         one = ready(after=0, subtrees=("/a/",), recheck=60, quiet=1_000)

@@ -192,6 +192,7 @@ class TestSnapshots:
         world.run()
         sent = world.snapshot.take()
         assert len(sent) == 3_001, "it ends where the stream ended as it began"
+        assert world.count("syncs") == 3_000
         assert sent[-1] == [b"c", b"SYNCEND", b"", b"3000"]
 
     def test_several_take_turns(self, make_world: Any) -> None:
@@ -277,6 +278,16 @@ class TestSnapshots:
         assert world.count("snapshot-replaced") == 1
         world.run()
         assert world.snapshot.take() == [[b"c", b"SYNCEND", b"", b"0"]]
+
+    def test_what_nobody_wants_is_read_in_small_pieces(self, world: World) -> None:
+        for _ in range(20):
+            world.broker.publish([Run.of("eventbus", [bytes(60_000)], source="figg", topic="/b/")])
+        world.run(40)
+        world.ask(b"SYNCSTART", b"/a/", b"0")
+        world.clock.advance(0)
+        assert world.snapshot.sent == [], "ten pieces are a turn"
+        world.run()
+        assert world.snapshot.take() == [[b"c", b"SYNCEND", b"/a/", b"0"]]
 
     def test_a_damaged_journal_has_no_end(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fill(world, 10)
