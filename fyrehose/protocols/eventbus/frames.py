@@ -18,7 +18,7 @@ in: frames without routing id and delimiter      out: messages; errors are Remot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from struct import Struct
 
 import attrs
@@ -41,7 +41,7 @@ SYNCEND = b"SYNCEND"
 _BINARY = Struct(">Q")  # sequence => u64, network order
 
 
-class Dialect(Enum):
+class Dialect(StrEnum):
     """How a sequence is written."""
 
     BINARY = "binary"  #: 8 bytes, as the text says

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 import attrs
@@ -14,7 +14,7 @@ from fyrehose.settings import Network, boolean, count, duration, name, networks,
 E = TypeVar("E", bound=Enum)
 
 
-class Syntax(Enum):
+class Syntax(StrEnum):
     """How clients write the subtrees that they want."""
 
     TEXT = "text"  #: /a/;/b/c/
