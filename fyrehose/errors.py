@@ -63,6 +63,10 @@ class Broken:
 
     error: RemoteProtocolError
 
+    def __attrs_post_init__(self) -> None:
+        # A traceback keeps its frames, in a circle, and they keep the buffers of a peer that is gone.
+        self.error.__traceback__ = self.error.__context__ = None
+
 
 class PublishError(FyrehoseError):
     """A publish was refused or failed; nothing of it was or will be acknowledged."""

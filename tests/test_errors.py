@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
+from weakref import ref
 
 from fyrehose import errors
 from fyrehose.errors import Broken, FyrehoseError, PublishError, RemoteProtocolError
@@ -59,3 +61,28 @@ def test_only_a_full_disk_is_worth_another_try() -> None:
         return {cls}.union(*(all_of(child) for child in cls.__subclasses__() if child.__module__ == errors.__name__))
 
     assert {cls.__name__ for cls in all_of(PublishError) if cls.retriable} == {"ReadOnly"}
+
+
+def test_a_broken_session_keeps_nothing_of_the_peer_alive() -> None:
+    def break_it() -> Broken:
+        buffer = Buffer(b"what the peer sent")
+        kept.append(ref(buffer))
+        try:
+            try:
+                int(buffer)
+            except ValueError:
+                raise RemoteProtocolError("rude") from None
+        except RemoteProtocolError as error:
+            return Broken(error=error)
+
+    class Buffer(bytearray):
+        """One that can be looked after."""
+
+    kept: list[ref[Buffer]] = []
+    gc.disable()  # it has to go without being looked for
+    try:
+        broken = break_it()
+        assert kept[0]() is None
+        assert broken.error.cause == "rude"
+    finally:
+        gc.enable()
