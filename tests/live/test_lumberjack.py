@@ -1,0 +1,288 @@
+"""Lumberjack with programs that we did not write, against a server in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import attrs
+import pylogbeat
+import pytest
+import pytest_twisted
+from twisted.internet import reactor
+from twisted.internet.endpoints import clientFromString, wrapClientTLS
+from twisted.internet.ssl import Certificate, PrivateCertificate, optionsForClientTLS, trustRootFromCertificates
+
+from fyrehose.broker import Broker
+from fyrehose.protocols.lumberjack.client import LumberjackClient
+from fyrehose.protocols.lumberjack.kit import kit
+from fyrehose.protocols.lumberjack.server import Settings
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+from fyrehose.testing.certificates import Authority, Issued
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+FYREHOSE = Path(sys.executable).with_name("fyrehose")
+LOOPBACK = "tcp:0:interface=127.0.0.1"
+FIGG = f"figg={LOOPBACK}"
+BACKBONE = "backbone=udp:0:interface=127.0.0.1"
+
+
+@attrs.define(eq=False)
+class Place:
+    """A server, and what a writer has to know of it."""
+
+    server: Any
+    authority: Authority | None = None
+    writer: Issued | None = None
+
+    @property
+    def port(self) -> int:
+        return int(self.server.port("lumberjack"))
+
+    def tail(self, protocol: str, count: int, *words: str) -> bytes:
+        """The first ``count`` payloads, end to end."""
+        place = f"127.0.0.1:{self.server.port(protocol)}"
+        where = ["--protocol", protocol, "--from", place, *words]
+        what = ["--since", "start", "--count", str(count), "--format", "raw"]
+        return subprocess.run([FYREHOSE, "tail", *where, *what], capture_output=True, check=True, timeout=60).stdout
+
+
+@pytest.fixture(params=["tcp", "tls"])
+def place(request: pytest.FixtureRequest, start: Any, tmp_path: Path) -> Place:
+    """A server that takes lumberjack into the backbone's stream, in plain or with client certificates only."""
+    words = ["--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, "--listen", BACKBONE]
+    words += ["--option", "lumberjack.stream=backbone"]
+    authority = writer = None
+    if request.param == "tls":
+        authority = Authority(tmp_path)
+        own, writer = authority.issue("localhost", "127.0.0.1"), authority.issue("writer-7")
+        for name, value in (
+            ("certificate", own.certificate),
+            ("key", own.key),
+            ("authorities", authority.certificate),
+            ("client-auth", "required"),
+        ):
+            words += ["--option", f"lumberjack.tls-{name}={value}"]
+    return Place(start(*words), authority, writer)
+
+
+def tls_words(place: Place) -> dict[str, Any]:
+    """The TLS arguments of pylogbeat, which python-logstash-async shares."""
+    if place.authority is None or place.writer is None:
+        return {"ssl_enable": False}
+    return {
+        "ssl_enable": True,
+        "ssl_verify": True,
+        "ca_certs": place.authority.certificate,
+        "certfile": place.writer.certificate,
+        "keyfile": place.writer.key,
+    }
+
+
+def test_pylogbeat(place: Place) -> None:
+    batches: list[list[str]] = [
+        ['{"message":"one","@metadata":{"beat":"real"}}'],
+        [json.dumps({"n": n, "message": "x" * (n % 500), "@metadata": {"beat": "real"}}) for n in range(5_000)],
+        ["not json", "", "[1]", '{"ü":"ü"}'],
+    ]
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", place.port, timeout=30, **tls_words(place))
+    client.send([])
+    for batch in batches:
+        client.send(batch)
+    client.close()
+    sent = [document.encode() for batch in batches for document in batch]
+    for protocol, words in (("figg", ("--stream", "backbone")), ("backbone", ())):
+        assert place.tail(protocol, len(sent), *words) == b"".join(sent), protocol
+    assert place.server.stop() == 0
+    dump = subprocess.run(
+        [FYREHOSE, "journal", "verify", place.server.directory / "data"], capture_output=True, text=True, check=False
+    )
+    assert dump.returncode == 0, dump.stderr
+
+
+PROGRAM = """
+import json, logging, sys
+from logstash_async.handler import AsynchronousLogstashHandler
+from logstash_async.transport import BeatsTransport
+words = json.loads(sys.argv[2])
+transport = BeatsTransport(
+    "127.0.0.1", int(sys.argv[1]), ssl_verify_flags=None, timeout=30.0,
+    **{"ssl_verify": False, "keyfile": None, "certfile": None, "ca_certs": None, **words},
+)
+handler = AsynchronousLogstashHandler("127.0.0.1", int(sys.argv[1]), database_path=None, transport=transport)
+log = logging.getLogger("real")
+log.setLevel(logging.INFO)
+log.addHandler(handler)
+for number in range(300):
+    log.info("message %d", number)
+handler.flush()
+handler.close()
+logging.shutdown()
+"""
+
+
+def test_python_logstash_async(place: Place) -> None:
+    program = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(place.port), json.dumps(tls_words(place))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (program.returncode, program.stderr) == (0, "")
+    raw = place.tail("figg", 300, "--stream", "backbone")
+    assert place.tail("backbone", 300) == raw
+    documents, decoder, text = [], json.JSONDecoder(), raw.decode()
+    while text:
+        found, end = decoder.raw_decode(text)
+        documents.append(found)
+        text = text[end:].lstrip()
+    # Its own queue does not keep the order.
+    assert sorted(found["message"] for found in documents) == sorted(f"message {number}" for number in range(300))
+
+
+def raw_socket(place: Place) -> socket.socket:
+    peer = socket.create_connection(("127.0.0.1", place.port), timeout=30)
+    if place.authority is None or place.writer is None:
+        return peer
+    context = ssl.create_default_context(cafile=place.authority.certificate)
+    context.load_cert_chain(place.writer.certificate, place.writer.key)
+    return context.wrap_socket(peer, server_hostname="127.0.0.1")
+
+
+def test_version_1_as_its_forwarder_speaks_it(place: Place) -> None:
+    """W, then one C with D frames; six bytes are read, once, and are the acknowledgement of everything."""
+    with raw_socket(place) as peer:
+        sequence = 0
+        for size in (1, 100, 1024):
+            frames = b""
+            for _ in range(size):
+                sequence += 1
+                frames += b"1D" + pack(">II", sequence, 2)
+                for text in (b"line", b"text %d" % sequence, b"host", b"web-1"):
+                    frames += pack(">I", len(text)) + text
+            body = zlib.compress(frames)
+            peer.sendall(b"1W" + pack(">I", size) + b"1C" + pack(">I", len(body)) + body)
+            answer = b""
+            while len(answer) < 6 and (more := peer.recv(6 - len(answer))):
+                answer += more
+            assert answer == b"1A" + pack(">I", sequence)
+    first = b'{"line":"text 1","host":"web-1"}'
+    assert place.tail("figg", 1, "--stream", "backbone") == first
+
+
+def test_a_writer_without_a_certificate_is_refused(place: Place) -> None:
+    if place.authority is None:
+        pytest.skip("in plain nobody has one")
+    for number in range(20):
+        client = pylogbeat.PyLogBeatClient(
+            "127.0.0.1", place.port, timeout=30, ssl_enable=True, ca_certs=place.authority.certificate
+        )
+        with pytest.raises((ssl.SSLError, OSError, pylogbeat.ConnectionException)):
+            client.send(["{}"])
+        client.close()
+        if not number:
+            place.server.wait_for("handshake-failed from 127.0.0.1")
+            before = descriptors(place)
+    deadline = time.monotonic() + 30
+    while (after := descriptors(place)) > before:
+        assert time.monotonic() < deadline, f"{after - before} descriptors are left"
+        time.sleep(0.05)
+
+
+def descriptors(place: Place) -> int:
+    """How many files and sockets the server has open."""
+    return len(list(Path(f"/proc/{place.server.process.pid}/fd").iterdir()))
+
+
+def resident(pid: int) -> int:
+    """The most memory that the process ever had, in bytes."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def test_a_bomb_of_1_gib_costs_less_than_70_mib(start: Any) -> None:
+    place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG))
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", place.port, timeout=30)
+    client.send(['{"before":1}'])
+    squeeze = zlib.compressobj(9)
+    head = squeeze.compress(b"\0" * (1 << 20)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    bomb = head + (squeeze.compress(b"\0" * (1 << 20)) + squeeze.flush(zlib.Z_FULL_FLUSH)) * 1023
+    before = resident(place.server.process.pid)
+    for _ in range(5):
+        with raw_socket(place) as peer:
+            peer.sendall(b"2W\0\0\0\1" + b"2C" + pack(">I", len(bomb)) + bomb)
+            assert peer.recv(6) == b"", "closed, and not acknowledged"
+    grown = resident(place.server.process.pid) - before
+    assert grown < 70 << 20, f"{grown >> 20} MiB"
+    client.send(['{"after":1}'])
+    client.close()
+    assert "decompression-bomb from 127.0.0.1" in place.server.log
+    assert place.tail("figg", 2, "--stream", "lumberjack") == b'{"before":1}{"after":1}'
+
+
+def test_the_command_line_publishes(start: Any, tmp_path: Path) -> None:
+    place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG))
+    lines = tmp_path / "lines"
+    lines.write_text("".join(f'{{"n":{n}}}\n' for n in range(5_000)) + "text\n")
+    subprocess.run(
+        [FYREHOSE, "publish", "--protocol", "lumberjack", "--to", f"127.0.0.1:{place.port}", "--file", lines],
+        check=True,
+        timeout=60,
+        capture_output=True,
+    )
+    wanted = "".join(f'{{"n":{n}}}' for n in range(5_000)) + '{"message": "text"}'
+    assert place.tail("figg", 5_001, "--stream", "lumberjack") == wanted.encode()
+
+
+@pytest.mark.filterwarnings("ignore:Passing pyOpenSSL:DeprecationWarning")
+@pytest_twisted.ensureDeferred
+async def test_our_client_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own, writer = authority.issue("localhost", "localhost"), authority.issue("writer-7")
+    journal = MemoryJournal()
+    broker = Broker(reactor, journal, Sequencer())  # type: ignore[arg-type]
+    broker.open()
+    service = kit.make_service(
+        reactor,
+        broker,
+        LOOPBACK,
+        Settings(
+            tls_certificate=own.certificate,
+            tls_key=own.key,
+            tls_authorities=authority.certificate,
+            tls_client_auth="required",
+        ),
+    )
+    port = await service.startService()
+    context = optionsForClientTLS(
+        "localhost",
+        trustRoot=trustRootFromCertificates([Certificate.loadPEM(Path(authority.certificate).read_bytes())]),
+        clientCertificate=PrivateCertificate.loadPEM(
+            Path(writer.certificate).read_bytes() + Path(writer.key).read_bytes()
+        ),
+    )
+    plain = clientFromString(reactor, f"tcp:127.0.0.1:{port.getHost().port}")
+    client = LumberjackClient(reactor, [wrapClientTLS(context, plain)], window=100)  # type: ignore[arg-type]
+    try:
+        await client.connect()
+        await client.publish([b'{"n":%d}' % n for n in range(1_000)])
+        await client.publish([b'{"last":1}'])
+    finally:
+        await client.close()
+        await service.stopService()
+    records = [record for run in journal.read("lumberjack", 1, 1 << 30) for record in run.records()]
+    assert len(records) == 1_001
+    assert {record.producer for record in records} == {"writer-7"}
