@@ -145,4 +145,5 @@ class Connection(TwistedProtocol):
         if silence >= PING_AFTER and self.session.link is not None:
             self.session.link.ping()
             self.flush()
-        self._watch = self.clock.callLater(PING_AFTER, self._check)
+        left = PING_AFTER - silence
+        self._watch = self.clock.callLater(left if left > 0 else PING_AFTER, self._check)

@@ -217,7 +217,8 @@ class RelinkProtocol(SessionProtocol):
         if silence >= settings.ping_after and self.entry.link.attached:
             self.entry.link.ping()
             self.flush()
-        self._deadline = self.clock.callLater(settings.ping_after, self._watch_silence)
+        left = settings.ping_after - silence
+        self._deadline = self.clock.callLater(left if left > 0 else settings.ping_after, self._watch_silence)
 
     # What the link says.
 

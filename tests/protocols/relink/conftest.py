@@ -9,12 +9,17 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.address import IPv4Address
-from twisted.internet.error import ConnectionDone
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import ConnectError, ConnectionDone
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from fyrehose.broker import Broker
+from fyrehose.errors import Closed
+from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.frames import (
     NOP,
     PING,
@@ -338,3 +343,81 @@ def make_server() -> Any:
     yield make
     for server in made:
         server.registry.close()
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.define(eq=False)
+class Wire:
+    """An endpoint whose connections lead to a :class:`Server`, and can be cut."""
+
+    server: Server
+    refusing: bool = False
+    near: Any = None
+    far: Any = None
+    attempts: int = 0
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        self.attempts += 1
+        if self.refusing:
+            return fail(ConnectError())
+        address = IPv4Address("TCP", "127.0.0.1", 5000)
+        self.near, self.far = factory.buildProtocol(address), self.server.factory.buildProtocol(address)
+        self.far.makeConnection(Transport(peerAddress=address))
+        self.near.makeConnection(Transport(peerAddress=address))
+        return succeed(self.near)
+
+    def pump(self, seconds: float = 0.0) -> None:
+        """Let both say what they have to say, until they have nothing more."""
+        self.server.clock.advance(seconds)
+        while self.near is not None:
+            self.server.clock.advance(0)
+            moved = False
+            for one, other in ((self.near, self.far), (self.far, self.near)):
+                if one is None:
+                    return
+                said = one.transport.value()
+                one.transport.clear()
+                if said:
+                    moved = True
+                    other.dataReceived(said)
+            if (
+                self.near.transport.aborted
+                or self.far.transport.aborted
+                or (not moved and (self.near.transport.disconnecting or self.far.transport.disconnecting))
+            ):
+                self.cut()
+            elif not moved:
+                return
+
+    def cut(self) -> None:
+        near, far, self.near, self.far = self.near, self.far, None, None
+        for one in (near, far):
+            if one is not None:
+                one.connectionLost(Failure(ConnectionDone()))
+
+    def crash(self) -> None:
+        """The server's process dies and another starts; the client comes back."""
+        near, self.near, self.far = self.near, None, None
+        self.server.restart()
+        near.connectionLost(Failure(ConnectionDone()))
+
+
+@pytest.fixture
+def make_client(make_server: Any) -> Any:
+    """Makes a client and the wire to its server: ``make_client("publish:s", transactional=True)``."""
+    made: list[tuple[RelinkClient, Wire]] = []
+
+    def make(name: str = "publish:s", server: Server | None = None, **more: Any) -> tuple[RelinkClient, Wire]:
+        wire = Wire(server or make_server())
+        client = RelinkClient(wire.server.clock, wire, name, retry=lambda attempt: 0.5 * attempt, **more)
+        made.append((client, wire))
+        client.connect().addErrback(lambda failure: failure.trap(Closed))
+        wire.pump()
+        return client, wire
+
+    yield make
+    for client, wire in made:
+        client.close().addErrback(lambda failure: None)
+        wire.pump()
+        wire.pump(6)
+        wire.cut()

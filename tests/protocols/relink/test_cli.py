@@ -1,0 +1,110 @@
+"""What ``fyrehose publish`` and ``fyrehose tail`` find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.testing import MemoryReactorClock
+
+from fyrehose.errors import ConfigError
+from fyrehose.protocols.relink import cli
+from fyrehose.protocols.relink.cli import RelinkPublisher, RelinkTailer, TransactionalPublisher
+from fyrehose.protocols.relink.outcomes import UnknownOutcome
+from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+
+
+def outcome(done: Deferred[Any]) -> list[Any]:
+    found: list[Any] = []
+    done.addCallbacks(lambda value: found.append("done"), lambda failure: found.append(type(failure.value)))
+    return found
+
+
+def test_what_is_made() -> None:
+    clock = MemoryReactorClock()
+    assert cli.publisher(clock, "h", 1, "s", 7).client.limits.window == 7
+    tailer = cli.tailer(clock, "h", 1, "s", 5, print, print)
+    assert tailer.client.name == "subscribe:s@5"
+    assert cli.tailer(clock, "h", 1, "s", None, print, print).client.name == "subscribe:s"
+    transactional = cli.transactional_publisher(clock, "h", 1, "s", 7, 50)
+    assert (transactional.client.limits.window, transactional.client.transactional) == (50, True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: cli.publisher(MemoryReactorClock(), "h", 1, None, 7),
+        lambda: cli.tailer(MemoryReactorClock(), "h", 1, None, 5, print, print),
+        lambda: cli.transactional_publisher(MemoryReactorClock(), "h", 1, "s", 7, 5_000),
+    ],
+)
+def test_what_cannot_be(make: Any) -> None:
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_publishing(make_client: Any) -> None:
+    client, wire = make_client()
+    publisher = RelinkPublisher(client)
+    assert outcome(publisher.ready()) == ["done"]
+    done = outcome(publisher.publish(b"x"))
+    wire.pump()
+    assert done == ["done"]
+    closed = outcome(publisher.close())
+    wire.pump()
+    assert closed == ["done"]
+
+
+def test_publishing_in_transactions(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+    publisher = TransactionalPublisher(wire.server.clock, client, 3)
+    assert outcome(publisher.ready()) == ["done"]
+    done = [outcome(publisher.publish(b"%d" % i)) for i in range(5)]
+    wire.pump()
+    assert done == [["done"]] * 3 + [[]] * 2
+    wire.pump(0.2)
+    assert done == [["done"]] * 5
+    assert wire.server.payloads() == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_transaction_whose_link_is_lost(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+    publisher = TransactionalPublisher(wire.server.clock, client, 3)
+    done = [outcome(publisher.publish(b"0"))]
+    wire.cut()
+    for entry in list(wire.server.registry.entries.values()):
+        wire.server.registry.discard(entry)
+    wire.near = None
+    wire.server.clock.advance(0.1)
+    client.link.over = True
+    done.append(outcome(publisher.publish(b"1")))
+    wire.server.clock.advance(0.2)
+    wire.pump(1)
+    wire.pump()
+    wire.pump(1)
+    assert done[0] == [UnknownOutcome]
+    closed = outcome(publisher.close())
+    wire.pump()
+    assert closed == ["done"]
+
+
+def test_reading(make_client: Any) -> None:
+    runs: list[Any] = []
+    tailer = RelinkTailer("s", runs.append)
+    client, wire = make_client("subscribe:s@0", on_message=tailer.message)
+    tailer.client = client
+    tailer.pause()
+    wire.server.publish("s", b"x")
+    wire.server.publish("s", join((b"a", b"b")), content_type=CONTENT_TYPE)
+    wire.pump()
+    assert runs == []
+    tailer.resume()
+    wire.pump()
+    assert [(bytes(run.payload), run.content_type, run.first_seq) for run in runs] == [
+        (b"x", None, 0),
+        (join((b"a", b"b")), CONTENT_TYPE, 0),
+    ]
+    closed = outcome(tailer.close())
+    wire.pump()
+    assert closed == ["done"]

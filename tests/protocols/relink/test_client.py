@@ -1,0 +1,230 @@
+"""The client: what it promises over cuts, crashes and lost links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose.protocols.relink.client import backoff
+from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.outcomes import UnknownOutcome
+
+
+def outcome(done: Deferred[Any]) -> list[Any]:
+    """Where what the Deferred fires with will be."""
+    found: list[Any] = []
+    done.addCallbacks(lambda value: found.append("done"), lambda failure: found.append(type(failure.value)))
+    return found
+
+
+def test_backoff() -> None:
+    assert [round(backoff(attempt, lambda: 0.5), 2) for attempt in (0, 1, 2, 3, 20)] == [0.0, 0.1, 0.2, 0.4, 30.0]
+    assert (backoff(1, lambda: 0.0), backoff(1, lambda: 1.0)) == (pytest.approx(0.08), pytest.approx(0.12))
+
+
+def test_sent_is_done_when_it_is_consumed(make_client: Any) -> None:
+    client, wire = make_client()
+    done = outcome(client.send(b"one"))
+    assert done == []
+    wire.pump()
+    assert done == ["done"]
+    assert wire.server.payloads() == [b"one"]
+
+
+def test_a_cut_changes_nothing(make_client: Any) -> None:
+    states: list[bool] = []
+    client, wire = make_client(on_state=states.append)
+    done = [outcome(client.send(b"%d" % i)) for i in range(3)]
+    wire.cut()
+    done.append(outcome(client.send(b"3")))
+    wire.pump(1)
+    wire.pump()
+    assert done == [["done"]] * 4
+    assert wire.server.payloads() == [b"0", b"1", b"2", b"3"]
+    assert states == [True, False, True]
+
+
+def test_a_crash_of_the_server_changes_nothing(make_client: Any) -> None:
+    client, wire = make_client()
+    outcomes = [outcome(client.send(b"0"))]
+    wire.pump()
+    outcomes.append(outcome(client.send(b"1")))
+    wire.crash()
+    wire.pump(1)
+    wire.pump()
+    assert outcomes == [["done"], ["done"]]
+    assert wire.server.payloads() == [b"0", b"1"]
+
+
+def test_a_lost_link_is_said(make_client: Any) -> None:
+    lost: list[Any] = []
+    client, wire = make_client(on_lost=lost.extend)
+    settled, open_ = outcome(client.send(b"0")), []
+    wire.pump()
+    open_ = outcome(client.send(b"1"))
+    waiting = outcome(client.close_channel(0))
+    wire.cut()
+    for entry in list(wire.server.registry.entries.values()):
+        wire.server.registry.discard(entry)
+    wire.pump(1)
+    wire.pump()
+    assert (settled, open_, waiting) == (["done"], [UnknownOutcome], [UnknownOutcome])
+    assert [(one.seq, one.parts) for one in lost] == [(1, (b"1",))]
+    again = outcome(client.send(b"2"))
+    wire.pump()
+    assert again == ["done"]
+
+
+def test_a_multicast_is_done_when_all_have_it(make_client: Any) -> None:
+    client, wire = make_client()
+    done = outcome(client.multicast([b"a", b"b"], (1, 2)))
+    wire.pump()
+    assert done == ["done"]
+    assert [record.topic for record in wire.server.records()] == ["1", "2"]
+
+
+def test_the_window_has_room_again(make_client: Any) -> None:
+    client, wire = make_client(limits=Limits(window=2))
+    for payload in (b"0", b"1"):
+        client.send(payload)
+    with pytest.raises(LocalProtocolError, match="room"):
+        client.send(b"2")
+    ready = outcome(client.ready())
+    assert ready == []
+    wire.pump()
+    assert ready == ["done"]
+    assert outcome(client.ready()) == ["done"]
+
+
+def test_a_channel_is_closed_and_opened_again(make_client: Any) -> None:
+    client, wire = make_client()
+    for payload in (b"0", b"1"):
+        client.send(payload)
+        closed = outcome(client.close_channel(0))
+        wire.pump()
+        assert closed == ["done"]
+    assert wire.server.payloads() == [b"0", b"1"]
+
+
+def test_closing_settles_and_ends_the_link(make_client: Any) -> None:
+    client, wire = make_client()
+    done = outcome(client.send(b"0"))
+    closed = outcome(client.close())
+    wire.pump()
+    assert (done, closed) == (["done"], ["done"])
+    assert not wire.server.registry.entries
+    assert wire.attempts == 1
+    with pytest.raises(LocalProtocolError):
+        client.send(b"1")
+    with pytest.raises(LocalProtocolError):
+        client.ready()
+
+
+def test_closing_does_not_wait_for_ever(make_client: Any) -> None:
+    client, wire = make_client()
+    done = outcome(client.send(b"0"))
+    wire.cut()
+    wire.refusing = True
+    closed = outcome(client.close())
+    wire.server.clock.pump([0.5] * 12)
+    assert (done, closed) == ([Closed], ["done"])
+
+
+def test_an_end_that_only_the_listener_has_seen(make_client: Any) -> None:
+    client, wire = make_client()
+    closed = outcome(client.close())
+    wire.server.clock.advance(0)
+    wire.far.dataReceived(wire.near.transport.value())  # shutdown arrives; the answer does not
+    wire.server.clock.advance(0)
+    assert not wire.server.registry.entries
+    wire.cut()
+    wire.pump(1)
+    wire.pump()
+    assert closed == ["done"]
+    assert wire.attempts == 2
+
+
+def test_before_there_is_a_link(make_client: Any, make_server: Any) -> None:
+    server = make_server(auto=False)
+    client, wire = make_client(server=server)
+    with pytest.raises(LocalProtocolError, match="no link"):
+        client.send(b"x")
+    with pytest.raises(LocalProtocolError, match="once"):
+        client.connect()
+    ready = outcome(client.ready())
+    closed = outcome(client.close())
+    assert (ready, closed[:1]) == ([Closed], closed[:1])
+    server.journal.commit()
+    wire.pump()
+
+
+def test_reading(make_client: Any) -> None:
+    got: list[Any] = []
+    client, wire = make_client("subscribe:s@0", on_message=lambda *message: got.append(message))
+    wire.server.publish("s", b"1", b"2")
+    wire.pump()
+    client.pause()
+    wire.server.publish("s", b"3")
+    wire.pump()
+    assert [seq for _, seq, _ in got] == [0, 1]
+    client.resume()
+    wire.pump()
+    assert got[2] == (0, 2, (b"3",))
+    wire.crash()
+    wire.server.publish("s", b"4")
+    wire.pump(1)
+    wire.pump()
+    assert [parts for _, _, parts in got] == [(b"1",), (b"2",), (b"3",), (b"4",)]
+
+
+def test_a_message_is_consumed_when_it_is_dealt_with(make_client: Any) -> None:
+    busy: list[Deferred[None]] = []
+
+    def take(channel: int, seq: int, parts: Any) -> Deferred[None]:
+        busy.append(Deferred())
+        return busy[-1]
+
+    client, wire = make_client("subscribe:s@0", on_message=take)
+    wire.server.publish("s", b"1", b"2")
+    wire.pump()
+    (entry,) = wire.server.registry.entries.values()
+    assert (len(busy), entry.link.sending[0].base) == (1, 0)
+    busy[0].callback(None)
+    wire.pump()
+    assert (len(busy), entry.link.sending[0].base) == (2, 1)
+    busy[1].callback(None)
+    wire.pump()
+    assert client.link is not None
+    assert entry.link.sending[0].base == 2
+
+
+def test_a_message_that_is_not_dealt_with_ends_the_link(make_client: Any, logged_errors: Any) -> None:
+    failing = [True]
+
+    def take(channel: int, seq: int, parts: Any) -> None:
+        if failing.pop():
+            failing.append(False)
+            raise ValueError("not today")
+        failing.append(False)
+
+    client, wire = make_client("subscribe:s@0", on_message=take)
+    first = client.link
+    wire.server.publish("s", b"1")
+    wire.pump()
+    wire.pump(1)
+    wire.pump()
+    assert first.over
+    assert client.link is not first
+    assert len(logged_errors.take()) == 1
+
+
+def test_transactions_are_another_kind_of_link(make_client: Any) -> None:
+    plain, _ = make_client()
+    with pytest.raises(LocalProtocolError, match="plain"):
+        plain.transaction()
+    transactional, _ = make_client(transactional=True)
+    with pytest.raises(LocalProtocolError, match="transactional"):
+        transactional.send(b"x")

@@ -1,0 +1,61 @@
+"""A client's connection: its timers, and a listener that breaks the rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fyrehose.protocols.relink.frames import PING
+from fyrehose.protocols.relink.limits import Limits
+
+
+def test_silence_is_asked_and_then_given_up(make_client: Any) -> None:
+    client, wire = make_client()
+    wire.near.transport.clear()
+    wire.server.clock.pump([1.0] * 15)
+    assert wire.near.transport.value() == PING.serialize()
+    wire.server.clock.pump([1.0] * 29)
+    assert not wire.near.transport.aborted
+    wire.server.clock.pump([1.0] * 2)
+    assert wire.near.transport.aborted
+    assert client.link is not None
+    assert not client.link.over
+
+
+def test_a_handshake_has_its_time(make_client: Any, make_server: Any) -> None:
+    server = make_server(auto=False)
+    _, wire = make_client(server=server)
+    server.clock.pump([1.0] * 9)
+    assert not wire.near.transport.aborted
+    server.clock.pump([1.0] * 2)
+    assert wire.near.transport.aborted
+    server.journal.auto = True
+    server.journal.commit()
+
+
+def test_a_listener_that_breaks_the_protocol_costs_the_link(make_client: Any) -> None:
+    lost: list[Any] = []
+    client, wire = make_client(on_lost=lost.append)
+    first = client.link
+    wire.near.dataReceived(bytes([0xA0]) + bytes(7))
+    assert wire.near.transport.aborted
+    wire.pump()
+    wire.pump(1)
+    wire.pump()
+    assert first.over
+    assert len(lost) == 1
+    assert client.link is not first
+
+
+def test_a_reader_that_waits_holds_the_listener(make_client: Any) -> None:
+    got: list[bytes] = []
+    client, wire = make_client(
+        "subscribe:s@0", on_message=lambda channel, seq, parts: got.append(parts[0]), limits=Limits(backlog=2)
+    )
+    client.pause()
+    wire.server.publish("s", *(b"%d" % i for i in range(6)))
+    wire.pump()
+    assert wire.near.transport.producerState == "paused"
+    client.resume()
+    wire.pump()
+    assert wire.near.transport.producerState == "producing"
+    assert got == [b"%d" % i for i in range(6)]

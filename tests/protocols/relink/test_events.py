@@ -1,0 +1,16 @@
+"""Events: what a session tells."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from fyrehose.protocols.relink import events
+
+
+def test_they_are_values() -> None:
+    one = events.Received(channel=1, seq=2, parts=(b"x",))
+    assert one == events.Received(channel=1, seq=2, parts=(b"x",))
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        one.seq = 3  # type: ignore[misc]
+    assert not events.Unknown(channel=1, seq=2, parts=(), decided=False).decided

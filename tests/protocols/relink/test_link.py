@@ -1,0 +1,199 @@
+"""Links: both peers' channels, multicast, shutdown, loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.decoder import Decoder
+from fyrehose.protocols.relink.frames import PONG, SHUTDOWN, Ack, Acknowledgement, Message, Op, Operation
+from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.link import Link
+
+
+def link(attached: bool = True, **more: Any) -> Link:
+    limits = Limits(**more.pop("limits", {}))
+    keep = {key: more.pop(key) for key in ("durable", "kept") if key in more}
+    made = Link(Terms(endpoint="e", connector_size=1, listener_size=1, **more), True, 1, 2, limits, **keep)
+    if attached:
+        made.attach(resumed=False)
+    return made
+
+
+def packets(of: Link) -> list[Any]:
+    decoder = Decoder(1, 1)
+    decoder.feed(b"".join(of.data_to_send()))
+    found = []
+    while (packet := decoder.next_packet()) is not None:
+        found.append(packet)
+    return found
+
+
+def message(*channels: int) -> Message:
+    return Message(channels=channels, parts=(b"x",), multicast=len(channels) != 1)
+
+
+def test_a_multicast_is_one_packet_and_split_when_it_is_sent_again() -> None:
+    ours = link()
+    assert ours.send((1, 2, 1), (b"x",)) == (0, 0, 1)
+    assert packets(ours) == [message(1, 2, 1)]
+    ours.detach()
+    ours.attach(resumed=True)
+    packets(ours)
+    ours.acknowledged(Acknowledgement(kind=Ack.RECEIVED, channels=(1,), number=0))
+    ours.resumed(PONG)
+    assert packets(ours) == [message(1), message(2)]
+
+
+def test_a_multicast_without_room_everywhere_is_sent_nowhere() -> None:
+    ours = link(limits={"window": 2})
+    ours.send((1,), (b"x",))
+    with pytest.raises(LocalProtocolError, match="channel 1"):
+        ours.send((2, 1, 1), (b"x",))
+    assert ours.channel(2).next == 0
+    assert ours.send((), (b"x",)) == ()
+
+
+@pytest.mark.parametrize("wrong", [((300,), (b"x",)), ((0,) * 3, ()), ((0,), (b"",) * 5), ((0,), (b"x" * 65,))])
+def test_what_cannot_be_sent(wrong: Any) -> None:
+    with pytest.raises(LocalProtocolError):
+        link(limits={"targets": 2, "parts": 4, "message_size": 64}).send(*wrong)
+
+
+def test_operations_on_channels_that_are_not_open() -> None:
+    ours = link(connector_transactions=True)
+    for wrong in (lambda: ours.decide(0, Op.COMMIT), lambda: ours.close(0), lambda: ours.stage(0, 0)):
+        with pytest.raises(LocalProtocolError):
+            wrong()
+    ours.send((0,), (b"x",))
+    with pytest.raises(LocalProtocolError, match="undecided"):
+        ours.close(0)
+
+
+def test_what_is_done_while_detached_goes_out_behind_the_resume() -> None:
+    ours = link(connector_transactions=True)
+    ours.detach()
+    ours.send((0,), (b"x",))
+    ours.decide(0, Op.COMMIT)
+    assert ours.data_to_send() == []
+    ours.attach(resumed=True)
+    packets(ours)
+    assert ours.resumed(PONG) == [events.Resumed()]
+    assert packets(ours) == [message(0), Operation(kind=Op.COMMIT, channels=(0,), number=0)]
+
+
+def test_messages_open_channels_up_to_a_limit() -> None:
+    ours = link(limits={"channels": 2})
+    ours.message(message(1, 2))
+    assert [channel.ordinal for channel in ours.receiving.values()] == [0, 1]
+    with pytest.raises(RemoteProtocolError, match="too-many-channels"):
+        ours.message(message(3))
+
+
+def test_results_are_forgotten_behind_a_ping() -> None:
+    ours = link(listener_transactions=True, limits={"results": 2})
+    for _ in range(4):
+        ours.message(message(0))
+    ours.operation(Operation(kind=Op.COMMIT, channels=(0,), number=3))
+    ours.consume(0, 2, Ack.COMMITTED)
+    assert ours.pings == 1
+    ours.consume(0, 3, Ack.COMMITTED)
+    assert ours.ponged(PONG) == []
+    assert [(run.first, run.last) for run in ours.receiving[0].results] == [(3, 3)]
+
+
+def test_whoever_never_pongs_has_an_end() -> None:
+    ours = link(listener_transactions=True, limits={"result_runs": 3})
+    commit = Operation(kind=Op.COMMIT, channels=(0,))
+    for seq in range(4):
+        ours.message(message(0))
+        ours.operation(commit)
+        ours.consume(0, seq, Ack.COMMITTED if seq % 2 else Ack.UNCOMMITTED)
+    ours.message(message(0))
+    with pytest.raises(RemoteProtocolError, match="results-unconfirmed"):
+        ours.operation(commit)
+
+
+def test_closed_goes_out_behind_a_barrier() -> None:
+    ours = link()
+    close = Operation(kind=Op.CLOSE, channels=(0,))
+    ours.message(message(0))
+    ours.operation(close)
+    assert ours.pings == 0
+    ours.consume(0, 0)
+    assert ours.pings == 1
+    assert ours.operation(close) == []
+    assert ours.ponged(PONG) == [events.Finished(channel=0)]
+    assert ours.operation(close) == [events.Finished(channel=0)], "said again while the owner has not forgotten it"
+    packets(ours)
+    ours.forget(0)
+    ours.operation(close)
+    assert [packet.kind for packet in packets(ours)] == [Ack.CLOSED, Ack.CLOSED]
+
+
+def test_shutdown_waits_for_our_channels_and_the_end_for_both() -> None:
+    ours = link()
+    ours.send((0,), (b"x",))
+    ours.message(message(5))
+    assert ours.shutdown() == []
+    with pytest.raises(LocalProtocolError, match="shutting down"):
+        ours.send((1,), (b"x",))
+    ours.close(0)
+    ours.acknowledged(Acknowledgement(kind=Ack.CONSUMED, channels=(0,)))
+    assert ours.acknowledged(Acknowledgement(kind=Ack.CLOSED, channels=(0,))) == [events.Closed(channel=0)]
+    assert SHUTDOWN in packets(ours)
+    assert ours.shut_down(SHUTDOWN) == [events.PeerShutdown()], "the peer's channel goes on"
+    ours.operation(Operation(kind=Op.CLOSE, channels=(5,)))
+    ours.consume(5, 0)
+    ours.ponged(PONG)
+    assert ours.forget(5) == [events.Ended()]
+
+
+def test_shutdown_is_said_again_after_a_resume() -> None:
+    ours = link()
+    ours.shutdown()
+    ours.detach()
+    ours.attach(resumed=True)
+    packets(ours)
+    ours.resumed(PONG)
+    assert packets(ours) == [SHUTDOWN]
+
+
+def test_what_is_not_known_when_a_link_is_lost() -> None:
+    ours = link(connector_transactions=True)
+    for _ in range(4):
+        ours.send((0,), (b"x",))
+    ours.decide(0, Op.COMMIT, 0)
+    ours.decide(0, Op.ROLLBACK, 1)
+    ours.decide(0, Op.COMMIT, 2)
+    ours.acknowledged(Acknowledgement(kind=Ack.COMMITTED, channels=(0,)))
+    assert [(one.seq, one.decided) for one in ours.unknown()] == [(2, True), (3, False)]
+
+
+def test_durable_links_do_not_promise_what_they_hold() -> None:
+    ours = link(durable=True, kept=False)
+    ours.message(message(0))
+    ours.acknowledge()
+    assert packets(ours) == []
+    with pytest.raises(LocalProtocolError, match="detached"):
+        ours.rewind()
+    ours.detach()
+    ours.rewind()
+    assert ours.receiving[0].next == 0
+    plain = link()
+    plain.message(message(0))
+    plain.acknowledge()
+    assert packets(plain) == [Acknowledgement(kind=Ack.RECEIVED, channels=(0,), number=0)]
+
+
+def test_a_large_multicast_counts_once() -> None:
+    ours = link(limits={"backlog_size": 1_000_000, "message_size": 1_000_000})
+    big = Message(channels=tuple(range(100)), parts=(b"x" * 900_000,), multicast=True)
+    assert len(ours.message(big)) == 100
+    assert not ours.held
+    ours.message(big)
+    assert ours.held

@@ -1,0 +1,15 @@
+"""How messages end other than well."""
+
+from __future__ import annotations
+
+from fyrehose.errors import PublishError
+from fyrehose.protocols.relink.events import Unknown
+from fyrehose.protocols.relink.outcomes import Uncommitted, UnknownOutcome
+
+
+def test_what_they_say() -> None:
+    unknown = UnknownOutcome([Unknown(channel=0, seq=1, parts=(b"x",), decided=True)])
+    assert "1 messages" in str(unknown)
+    assert unknown.unknown[0].seq == 1
+    assert (unknown.retriable, Uncommitted.retriable) == (True, False)
+    assert issubclass(Uncommitted, PublishError)

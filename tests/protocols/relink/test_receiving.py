@@ -1,0 +1,138 @@
+"""The peer's channels: guards, two steps of finishing, reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.protocols.relink.frames import Ack
+from fyrehose.protocols.relink.receiving import ReceiveChannel
+from fyrehose.protocols.relink.tables import Event, Receiving
+
+
+def channel(count: int = 0, transactional: bool = True, decided: int = 0) -> ReceiveChannel:
+    made = ReceiveChannel(0, transactional, 0)
+    for number in range(count):
+        made.accept((b"%d" % number,), 10)
+    if decided:
+        made.decide(decided - 1)
+    return made
+
+
+def said(packets: list[Any]) -> list[tuple[str, int | None]]:
+    return [(packet.kind.name, packet.number) for packet in packets]
+
+
+def test_deciding() -> None:
+    got = channel(4)
+    assert got.undecided == 4
+    assert got.decide(None) == (0, 0, ((b"0",),))
+    assert got.decide(2) == (1, 2, ((b"1",), (b"2",)))
+    assert got.decide(1) is None
+    assert (got.waiting, got.undecided) == (3, 1)
+    with pytest.raises(RemoteProtocolError, match="operation-on-unreceived"):
+        got.decide(4)
+    with pytest.raises(RemoteProtocolError, match="operation-not-transactional"):
+        channel(1, transactional=False).decide(0)
+
+
+def test_results_go_before_consumed_and_carry_numbers_when_they_must() -> None:
+    got = channel(8, decided=8)
+    got.stage(1, Ack.COMMITTED)
+    got.stage(2, None)
+    got.stage(3, Ack.COMMITTED)
+    got.stage(4, Ack.COMMITTED)
+    got.stage(5, Ack.UNCOMMITTED)
+    assert (said(got.settle(1)[0]), said(got.settle(2)[0])) == (
+        [("COMMITTED", 1), ("CONSUMED", 1)],
+        [("CONSUMED", None)],
+    )
+    assert said(got.settle(3)[0]) == [("COMMITTED", 3), ("CONSUMED", None)]
+    assert said(got.settle(4)[0]) == [("COMMITTED", None), ("CONSUMED", None)]
+    packets, freed = got.settle(5)
+    assert (said(packets), freed) == ([("UNCOMMITTED", 5), ("CONSUMED", None)], 10)
+
+
+def test_what_the_owner_may_not_do() -> None:
+    got = channel(3, decided=2)
+    for wrong in (lambda: got.stage(2, None), lambda: got.stage(-1, None), lambda: got.settle(0)):
+        with pytest.raises(LocalProtocolError):
+            wrong()
+
+
+def test_unstaging() -> None:
+    got = channel(6, decided=6)
+    got.stage(1, Ack.COMMITTED)
+    got.settle(1)
+    got.stage(3, Ack.COMMITTED)
+    got.stage(4, Ack.UNCOMMITTED)
+    got.unstage(2)
+    assert (got.done, [(r.result, r.first, r.last) for r in got.results]) == (2, [(Ack.COMMITTED, 0, 2)])
+    got.unstage(-1)
+    assert got.done == 1, "what is durable stays"
+
+
+def test_the_report() -> None:
+    got = channel(8, decided=6)
+    assert said(got.report(True)) == [("RECEIVED", 7)]
+    assert said(got.report(False)) == []
+    got.stage(1, Ack.COMMITTED)
+    got.stage(2, None)
+    got.stage(3, Ack.UNCOMMITTED)
+    got.settle(2)
+    assert said(got.report(True)) == [("RECEIVED", 7), ("COMMITTED", 1), ("CONSUMED", 2)]
+    got.settle(3)
+    got.forget_results(0)
+    assert said(got.report(False)) == [("COMMITTED", 1), ("UNCOMMITTED", 3), ("CONSUMED", 3)]
+    got.forget_results(1)
+    assert said(got.report(False)) == [("UNCOMMITTED", 3), ("CONSUMED", 3)]
+
+
+def test_receipts_cover_all_that_came() -> None:
+    got = channel(1, transactional=False)
+    receipts = [got.receipt()]
+    got.accept((), 1)
+    receipts.append(got.receipt())
+    got.accept((), 1)
+    got.accept((), 1)
+    receipts.append(got.receipt())
+    assert [receipt.number for receipt in receipts if receipt] == [0, None, 3]
+    assert got.receipt() is None
+    got.stage(3, None)
+    got.settle(3)
+    got.accept((), 1)
+    got.stage(4, None)
+    got.settle(4)
+    assert got.receipt() is None, "consumed has said it"
+    got.accept((), 1)
+    last = got.receipt()
+    assert last is not None
+    assert last.number == 5, "to the letter a plain one would mean another message"
+
+
+def test_rewinding_forgets_what_is_not_durable() -> None:
+    got = channel(6, decided=4)
+    got.stage(1, Ack.COMMITTED)
+    got.settle(0)
+    got.advance(Event.CLOSE)
+    got.leaving = True
+    assert got.rewind() == 50
+    assert (got.next, got.dec, got.done, got.consumed, got.mode) == (1, 0, 0, 0, Receiving.OPEN)
+    assert not got.leaving
+    assert got.accept((b"again",), 1) == 1
+
+
+def test_closing() -> None:
+    got = channel(1, transactional=False)
+    got.advance(Event.CLOSE)
+    assert not got.exhausted
+    with pytest.raises(RemoteProtocolError, match="message-after-close"):
+        got.accept((), 1)
+    got.stage(0, None)
+    got.settle(0)
+    assert got.exhausted
+    got.advance(Event.PING)
+    got.detach()
+    assert got.exhausted, "the barrier is to be built again"

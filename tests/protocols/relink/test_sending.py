@@ -1,0 +1,138 @@
+"""Our own channels: guards, cursors, what is sent again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation
+from fyrehose.protocols.relink.sending import SendChannel
+from fyrehose.protocols.relink.tables import Event, Sending
+
+
+def channel(count: int = 0, transactional: bool = True, **more: Any) -> SendChannel:
+    made = SendChannel(0, transactional, 10, **more)
+    for number in range(count):
+        made.add((b"%d" % number,))
+    return made
+
+
+def again(sent: SendChannel) -> list[Any]:
+    """What is sent again, in short: payloads, and (op, number)."""
+    sent.attach()
+    return [
+        packet.parts[0] if isinstance(packet, Message) else (packet.kind.name, packet.number)
+        for packet in sent.resend()
+    ]
+
+
+def test_the_window() -> None:
+    sent = channel(10, transactional=False)
+    assert sent.room == 0
+    with pytest.raises(LocalProtocolError, match="full"):
+        sent.add((b"x",))
+    sent.consumed(3)
+    assert sent.room == 4
+
+
+def test_decisions_are_made_in_order() -> None:
+    sent = channel(4)
+    assert sent.undecided == 4
+    assert sent.decide(Op.COMMIT, 1) == (0, 1)
+    assert sent.decide(Op.ROLLBACK, 3) == (2, 3)
+    for through in (1, 3, 4):
+        with pytest.raises(LocalProtocolError):
+            sent.decide(Op.COMMIT, through)
+    with pytest.raises(LocalProtocolError):
+        channel(1, transactional=False).decide(Op.COMMIT, 0)
+
+
+def test_numberless_only_behind_the_same_decision() -> None:
+    sent = channel(6)
+    numbers = []
+    for op, last in ((Op.COMMIT, 0), (Op.COMMIT, 1), (Op.ROLLBACK, 2), (Op.COMMIT, 3), (Op.COMMIT, 5)):
+        numbers.append(sent.decision(op, *sent.decide(op, last)).number)
+    assert numbers == [0, None, 2, 3, 5]
+    sent.attach()
+    sent.add((b"x",))
+    assert sent.decision(Op.COMMIT, *sent.decide(Op.COMMIT, 6)).number == 6, "the first on a connection"
+
+
+def test_what_is_sent_again() -> None:
+    sent = channel(6)
+    for op, last in ((Op.COMMIT, 0), (Op.ROLLBACK, 2), (Op.COMMIT, 4)):
+        sent.decide(op, last)
+    assert again(sent) == [*(b"%d" % i for i in range(6)), ("COMMIT", 0), ("ROLLBACK", 2), ("COMMIT", 4)]
+    sent.attach()
+    sent.resulted(Ack.COMMITTED, 0)
+    sent.consumed(0)
+    sent.received(4)
+    rest = [p.number if isinstance(p, Operation) else p.parts[0] for p in sent.resend()]
+    assert rest == [b"5", 2, 4]
+
+
+def test_results_and_consumed() -> None:
+    sent = channel(5)
+    for op, last in ((Op.COMMIT, 1), (Op.ROLLBACK, 2), (Op.COMMIT, 3)):
+        sent.decide(op, last)
+    assert sent.resulted(Ack.COMMITTED, None) == [(0, 0)]
+    assert sent.resulted(Ack.UNCOMMITTED, 3) == [(1, 1), (3, 3)]
+    assert sent.resulted(Ack.COMMITTED, 3) == [], "the first result stands"
+    assert sent.consumed(None) == (0, 0)
+    assert sent.consumed(3) == (1, 3)
+    assert sent.consumed(2) is None
+    with pytest.raises(RemoteProtocolError, match="consumed-undecided"):
+        sent.consumed(4)
+
+
+@pytest.mark.parametrize(
+    ("do", "cause"),
+    [
+        (lambda c: c.consumed(None), "consumed-before-result"),
+        (lambda c: c.consumed(5), "acknowledged-unsent"),
+        (lambda c: c.received(5), "acknowledged-unsent"),
+        (lambda c: c.resulted(Ack.COMMITTED, 2), "result-unasked"),
+        (lambda c: (c.resulted(Ack.COMMITTED, 1), c.resulted(Ack.COMMITTED, None)), "result-unasked"),
+    ],
+)
+def test_what_the_peer_may_not_say(do: Any, cause: str) -> None:
+    sent = channel(3)
+    sent.decide(Op.COMMIT, 1)
+    with pytest.raises(RemoteProtocolError, match=cause):
+        do(sent)
+
+
+def test_closing() -> None:
+    sent = channel(1, transactional=False)
+    sent.advance(Event.CLOSE)
+    with pytest.raises(LocalProtocolError, match="closed"):
+        sent.add((b"x",))
+    sent.consumed(None)
+    sent.advance(Event.DRAINED)
+    assert again(sent) == [("CLOSE", None)]
+    sent.advance(Event.CLOSED)
+    assert sent.mode is Sending.GONE
+
+
+def test_without_payloads_the_peer_says_where_to_go_on() -> None:
+    sent = channel(5, transactional=False, kept=False)
+    sent.advance(Event.CLOSE)
+    sent.attach()
+    sent.received(2)
+    assert list(sent.resend()) == []
+    assert (sent.next, sent.mode) == (3, Sending.OPEN)
+    sent.unsure = True
+    sent.attach()
+    assert sent.consumed(41) == (0, 41)
+    list(sent.resend())
+    assert (sent.next, sent.base, sent.unsure) == (42, 42, False)
+
+
+def test_numbers_that_wrap() -> None:
+    sent = channel(transactional=False)
+    sent.next = sent.base = 1 << 32
+    sent.recv = (1 << 32) - 1
+    sent.add((b"x",))
+    assert sent.consumed(0) == (1 << 32, 1 << 32)

@@ -1,0 +1,262 @@
+"""Sessions: both ends of every table, and random schedules over a network that breaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import Broken, LocalProtocolError
+from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.frames import NOP, PING, PONG, RESUME, Ack, Acknowledgement, Message, Op, Operation
+from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
+from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession
+from fyrehose.protocols.relink.tables import Phase
+from fyrehose.testing import every_chunking, feed
+
+TERMS = Terms(endpoint="e", connector_size=1, listener_size=2, connector_transactions=True)
+
+
+def connector(old: Link | None = None, require: bool = False) -> ConnectorSession:
+    hello = Hello(terms=TERMS, require=require, epoch=old.epoch if old else 0, link_id=old.id if old else 0)
+    return ConnectorSession(link=old, hello=hello, fresh=lambda epoch, id_: Link(TERMS, True, epoch, id_))
+
+
+def listener(resumed: bool = False, link: Link | None = None, **limits: int) -> ListenerSession:
+    """One that is linked."""
+    session = ListenerSession(Limits(**limits))
+    (asked,) = session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize())
+    assert isinstance(asked, events.Asked)
+    session.accept(link or Link(TERMS, False, 5, 6, session.limits), resumed=resumed)
+    session.data_to_send()
+    return session
+
+
+def old_link() -> Link:
+    return Link(TERMS, True, 5, 6)
+
+
+def cause(found: list[Any]) -> str:
+    assert isinstance(found[-1], Broken)
+    return found[-1].error.cause
+
+
+# The handshake.
+
+
+def test_a_handshake_from_both_sides() -> None:
+    one, other = connector(), ListenerSession()
+    assert other.receive_data(b"".join(one.data_to_send())) == []
+    assert one.receive_data(b"".join(other.data_to_send())) == []
+    (asked,) = other.receive_data(b"".join(one.data_to_send()))
+    assert asked == events.Asked(hello=Hello(terms=TERMS))
+    (linked,) = other.accept(Link(TERMS, False, 5, 6), resumed=False)
+    assert linked.resumed is False
+    (linked,) = one.receive_data(b"".join(other.data_to_send()))
+    assert (linked.link.epoch, linked.link.id, linked.resumed, linked.lost) == (5, 6, False, None)
+    assert one.phase is other.phase is Phase.OPEN
+
+
+@pytest.mark.parametrize(
+    ("reply", "old", "require", "expected"),
+    [
+        ((5, 6), True, False, "resumed"),
+        ((5, 7), True, False, "lost"),
+        ((4, 6), True, False, "lost"),
+        ((5, 6), False, False, "new"),
+        ((5, 0), True, True, "refused"),
+        ((5, 0), True, False, "zero-link-id"),
+        ((5, 0), False, False, "zero-link-id"),
+        ((0, 6), False, False, "zero-epoch"),
+        ((5, 1 << 63), False, False, "bad-link-id"),
+    ],
+)
+def test_every_reply(reply: tuple[int, int], old: bool, require: bool, expected: str) -> None:
+    data = pack_version(0) + pack_reply(*reply)
+    for chunks in every_chunking(data):
+        link = old_link() if old else None
+        session = connector(link, require)
+        found = feed(session, chunks)
+        if expected in ("resumed", "lost", "new"):
+            (linked,) = found
+            assert linked.resumed is (expected == "resumed")
+            assert linked.lost is (link if expected == "lost" else None)
+            assert (linked.link is link) is (expected == "resumed")
+            assert link is None or link.over is (expected == "lost")
+        elif expected == "refused":
+            assert found == [events.Refused(lost=link)]
+        else:
+            assert cause(found) == expected
+            assert link is None or not link.over, "that was no reply, so the link may still be there"
+
+
+@pytest.mark.parametrize("version", range(1, 256, 50))
+def test_a_listener_that_wants_more_than_we_speak(version: int) -> None:
+    assert cause(connector().receive_data(pack_version(version))) == "version-unknown"
+
+
+def test_a_required_link_that_is_unknown() -> None:
+    session = ListenerSession()
+    session.receive_data(pack_version(9) + Hello(terms=TERMS, require=True, epoch=1, link_id=2).serialize())
+    session.data_to_send()
+    session.refuse(77)
+    assert b"".join(session.data_to_send()) == pack_reply(77, 0)
+    assert session.phase is Phase.ENDED
+
+
+def test_an_answer_to_a_question_that_was_not_asked() -> None:
+    with pytest.raises(LocalProtocolError):
+        ListenerSession().refuse(1)
+    link = old_link()
+    link.attach(resumed=False)
+    session = ListenerSession()
+    session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize())
+    with pytest.raises(LocalProtocolError, match="fenced"):
+        session.accept(link, resumed=True)
+
+
+def test_an_old_link_says_what_it_has_at_once() -> None:
+    session = connector(old_link())
+    session.receive_data(pack_version(0) + pack_reply(5, 6))
+    assert b"".join(session.data_to_send()).endswith(RESUME.serialize())
+    assert session.phase is Phase.RESYNC
+    session.receive_data(RESUME.serialize())
+    assert session.phase is Phase.OPEN
+
+
+# Packets.
+
+COMMIT = Operation(kind=Op.COMMIT, channels=(3,)).serialize(1)
+MESSAGE = Message(channels=(3,), parts=(b"x", b"yz")).serialize(1)
+LINES = [
+    (MESSAGE, []),
+    (COMMIT, [events.Decided(channel=3, first=0, last=0, commit=True, messages=((b"x", b"yz"),))]),
+    (NOP.serialize(), []),
+    (PING.serialize(), []),
+    (MESSAGE, []),
+    (
+        Operation(kind=Op.ROLLBACK, channels=(3,), number=1).serialize(1),
+        [events.Decided(channel=3, first=1, last=1, commit=False, messages=((b"x", b"yz"),))],
+    ),
+    (Message(channels=(1, 1), parts=(), multicast=True).serialize(1), []),
+    (bytes([0x80]) + bytes(7), [events.PeerShutdown()]),
+]
+
+
+def test_events_however_the_bytes_are_cut() -> None:
+    data = b"".join(line for line, _ in LINES)
+    expected = [event for _, found in LINES for event in found]
+    for chunks in every_chunking(data):
+        assert feed(listener(), chunks) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (RESUME.serialize(), "resume-unexpected"),
+        (PONG.serialize(), "pong-unasked"),
+        (COMMIT, None),
+        (MESSAGE + COMMIT + COMMIT, "operation-on-unreceived"),
+        (MESSAGE + Operation(kind=Op.CLOSE, channels=(3,)).serialize(1) + MESSAGE, "message-after-close"),
+        (bytes([0x80]) + bytes(7) + MESSAGE, "channel-after-shutdown"),
+        (b"\x1d" + bytes(7), "format-unknown"),
+    ],
+)
+def test_what_a_peer_may_not_do(data: bytes, expected: str | None) -> None:
+    for chunks in every_chunking(data):
+        session = listener()
+        found = feed(session, chunks)
+        if expected is None:
+            assert found == [], "an operation of a channel that is closed and forgotten"
+            continue
+        assert cause(found) == expected
+        assert session.link is not None
+        assert session.link.over
+        assert session.receive_data(MESSAGE) == []
+        assert session.data_to_send() == []
+
+
+@pytest.mark.parametrize("what", ["received", "consumed", "result", "numbered", "plain result"])
+def test_acknowledgements_that_cannot_be(what: str) -> None:
+    """Beyond what was sent, and results where there are no transactions."""
+    session = listener()
+    link = session.link
+    assert link is not None
+    link.send((0,), (b"x",))
+    kind, number = {
+        "received": (Ack.RECEIVED, 1),
+        "consumed": (Ack.CONSUMED, 1),
+        "numbered": (Ack.CONSUMED, 1 << 30),
+        "result": (Ack.COMMITTED, 0),
+        "plain result": (Ack.COMMITTED, None),
+    }[what]
+    packet = Acknowledgement(kind=kind, channels=(0,), number=number)
+    expected = "result-not-transactional" if "result" in what else "acknowledged-unsent"
+    assert cause(session.receive_data(packet.serialize(2))) == expected
+
+
+def test_the_end_of_a_transport_keeps_the_link() -> None:
+    session = listener()
+    session.receive_data(MESSAGE + MESSAGE[:5])
+    assert session.receive_eof() == []
+    assert session.link is not None
+    assert not session.link.over
+    assert not session.link.attached
+    assert session.receive_data(MESSAGE) == []
+
+
+def test_messages_may_come_before_the_peers_resume() -> None:
+    session = listener(resumed=True)
+    assert session.receive_data(MESSAGE + COMMIT) != []
+    assert session.receive_data(RESUME.serialize()) == [events.Resumed()]
+    assert cause(session.receive_data(RESUME.serialize())) == "resume-unexpected"
+
+
+def test_too_much_before_the_answer() -> None:
+    session = ListenerSession(Limits(early=10))
+    session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize() + bytes(10))
+    assert session.expected == 0
+    assert cause(session.receive_data(b"\0")) == "too-early"
+
+
+def test_what_waits_for_us_holds_the_rest() -> None:
+    session = listener(backlog=2)
+    link = session.link
+    assert link is not None
+    data = (MESSAGE + COMMIT) * 5
+    assert len(session.receive_data(data)) == 2
+    assert session.waiting
+    assert session.expected == 0
+    assert session.receive_data(b"") == []
+    link.consume(3, 0, Ack.COMMITTED)
+    assert len(session.receive_data(b"")) == 1
+    link.consume(3, 2, Ack.COMMITTED)
+    assert len(session.receive_data(b"")) == 2
+    assert not session.waiting
+
+
+# The checker of RELINK.md, over real bytes: see tests/torture.
+
+
+@pytest.mark.parametrize("losses", [False, True])
+def test_random_schedules(torture: Any, losses: bool) -> None:
+    world, rules = torture("relink_world"), torture("relink_rules")
+    seen = 0
+    with rules.without("letter") as broken:
+        for seed in range(300):
+            seen += world.run(seed, broken, losses).resumes
+    assert seen > 300
+
+
+@pytest.mark.parametrize("rule", ["rollback-resend", "fence", "retention", "order", "barrier", "explicit"])
+def test_each_rule_is_needed(torture: Any, rule: str) -> None:
+    world, rules = torture("relink_world"), torture("relink_rules")
+    with rules.without(rule) as broken:
+        for seed in range(1_000):
+            try:
+                world.run(seed, broken)
+            except world.Violation:
+                return
+    pytest.fail(f"nobody missed the rule {rule}")

@@ -1,0 +1,23 @@
+"""The kit's options."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.errors import ConfigError
+from fyrehose.protocols.relink.settings import Settings
+from fyrehose.settings import build
+
+
+def test_they_become_limits() -> None:
+    limits = build(Settings, "relink", {"max-channels": "5", "window": "7", "max-message": "1MiB"}).limits
+    assert (limits.channels, limits.window, limits.message_size) == (5, 7, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max-message": "0"}, {"max-message": "17MiB"}, {"window": "0"}, {"window": "2147483648"}, {"backlog": "0"}],
+)
+def test_what_cannot_be(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="options of relink"):
+        build(Settings, "relink", wrong)

@@ -1,0 +1,92 @@
+"""Cursors as bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fyrehose.errors import LocalProtocolError
+from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation
+from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.snapshot import restore, save
+
+TERMS = Terms(endpoint="e", connector_size=8, listener_size=8, connector_transactions=True)
+
+
+def link() -> Link:
+    return Link(TERMS, False, durable=True, kept=False)
+
+
+def cursors(of: Link) -> Any:
+    return of.opened, {
+        id_: (c.ordinal, c.next, c.dec, c.done, c.consumed, [(r.result, r.first, r.last) for r in c.results])
+        for id_, c in of.receiving.items()
+    }
+
+
+def worked(results: list[Ack | None], channel: int = 3) -> Link:
+    """A link on which messages came to these ends; one more is not finished."""
+    made = link()
+    for _ in range(len(results) + 1):
+        made.message(Message(channels=(channel,), parts=(b"x",)))
+    for seq, result in enumerate(results):
+        made.operation(Operation(kind=Op.ROLLBACK if result is None else Op.COMMIT, channels=(channel,)))
+        made.stage(channel, seq, result)
+    return made
+
+
+def test_golden_bytes() -> None:
+    made = worked([Ack.COMMITTED, Ack.COMMITTED, None, Ack.UNCOMMITTED], channel=200)
+    made.channel(1).base = 300
+    assert save(made).hex() == "0101019003000402040003010101ac02"
+
+
+@given(st.lists(st.sampled_from([Ack.COMMITTED, Ack.UNCOMMITTED, None]), max_size=20))
+def test_there_and_back(results: list[Ack | None]) -> None:
+    made = worked(results)
+    found = link()
+    restore(found, save(made))
+    if results:
+        made.settle(3, len(results) - 1)
+    made.rewind()
+    assert cursors(found) == cursors(made)
+
+
+def test_some_channels_over_what_was_there() -> None:
+    made = worked([Ack.COMMITTED])
+    found = link()
+    restore(found, save(made))
+    made.message(Message(channels=(9,), parts=()))
+    restore(found, save(made, [9]))
+    assert sorted(found.receiving) == [3, 9]
+    made.leave(3)
+    restore(found, save(made, [3]))
+    assert sorted(found.receiving) == [9]
+    assert found.opened == 2
+
+
+def test_our_channels_are_to_be_made_again() -> None:
+    made = link()
+    made.channel(0).base = 41
+    found = link()
+    restore(found, save(made))
+    sent = found.sending[0]
+    assert (sent.base, sent.next, sent.recv, sent.unsure) == (41, 41, 40, True)
+    kept = Link(TERMS, False)
+    kept.channel(0)
+    with pytest.raises(LocalProtocolError, match="keeps messages"):
+        save(kept)
+
+
+def test_damage_is_found() -> None:
+    whole = save(worked([Ack.COMMITTED, None, Ack.UNCOMMITTED]))
+    for size in range(len(whole)):
+        with pytest.raises(ValueError):
+            restore(link(), whole[:size])
+    for wrong in (b"\2" + whole[1:], whole + b"\0", b"\1" + b"\xff" * 12):
+        with pytest.raises(ValueError):
+            restore(link(), wrong)

@@ -1,0 +1,162 @@
+"""A client's transactions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from fyrehose.errors import LocalProtocolError
+from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.outcomes import Uncommitted, UnknownOutcome
+
+
+def outcome(done: Deferred[Any]) -> list[Any]:
+    found: list[Any] = []
+    done.addCallbacks(lambda value: found.append("done"), lambda failure: found.append(type(failure.value)))
+    return found
+
+
+def opened(client: Any, channel: int = 0) -> Any:
+    transaction = client.transaction(channel)
+    assert outcome(transaction.begin()) == ["done"]
+    return transaction
+
+
+def test_a_block_commits(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+
+    async def work() -> None:
+        async with client.transaction() as transaction:
+            await transaction.send(b"1")
+            await transaction.send([b"2", b"3"])
+
+    done = outcome(ensureDeferred(work()))
+    assert done == []
+    wire.pump()
+    assert done == ["done"]
+    assert len(wire.server.records()) == 2
+
+
+def test_an_exception_rolls_back(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+
+    async def work() -> None:
+        async with client.transaction() as transaction:
+            await transaction.send(b"1")
+            raise KeyError("no")
+
+    assert outcome(ensureDeferred(work())) == [KeyError]
+    wire.pump()
+    assert wire.server.records() == []
+    assert client.link.sending[0].base == 1
+
+
+def test_one_at_a_time_on_a_channel_and_results_in_order(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+    first = opened(client)
+    second = client.transaction()
+    waiting = outcome(second.begin())
+    elsewhere = opened(client, 1)
+    first.send(b"1")
+    elsewhere.send(b"other")
+    assert waiting == []
+    committed = outcome(first.commit())
+    assert waiting == ["done"]
+    second.send(b"2")
+    again = outcome(second.commit())
+    wire.pump()
+    assert (committed, again) == (["done"], ["done"])
+    assert wire.server.payloads() == [b"1", b"2"]
+    elsewhere.rollback()
+
+
+def test_one_that_is_refused_is_not_the_others_fault(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+    wire.server.broker.restrict("s", 5)
+    outcomes = []
+    for payloads in ([b"1"], [b"2", b"too large"], [b"3"], []):
+        transaction = opened(client)
+        for payload in payloads:
+            transaction.send(payload)
+        outcomes.append(outcome(transaction.commit()))
+    wire.pump()
+    assert outcomes == [["done"], [Uncommitted], ["done"], ["done"]]
+    assert wire.server.payloads() == [b"1", b"3"]
+
+
+def test_a_cut_in_the_middle(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+    transaction = opened(client)
+    transaction.send(b"1")
+    wire.pump()
+    wire.cut()
+    transaction.send(b"2")
+    done = outcome(transaction.commit())
+    wire.pump(1)
+    wire.pump()
+    assert done == ["done"]
+    assert wire.server.payloads() == [b"1", b"2"]
+
+
+def test_a_link_that_is_lost_takes_its_transactions(make_client: Any) -> None:
+    lost: list[Any] = []
+    client, wire = make_client(transactional=True, on_lost=lost.extend)
+    committed = opened(client)
+    committed.send(b"1")
+    wire.pump()
+    done = outcome(committed.commit())
+    open_ = opened(client)
+    open_.send(b"2")
+    wire.cut()
+    for entry in list(wire.server.registry.entries.values()):
+        wire.server.registry.discard(entry)
+    wire.pump(1)
+    wire.pump()
+    assert done == [UnknownOutcome]
+    assert [(one.parts, one.decided) for one in lost] == [((b"1",), True), ((b"2",), False)]
+    assert outcome(open_.send(b"3")) == [UnknownOutcome]
+    with pytest.raises(LocalProtocolError, match="not open"):
+        open_.rollback()
+    again = opened(client)
+    again.send(b"4")
+    assert outcome(again.commit()) == []
+    wire.pump()
+    assert wire.server.payloads() == [b"4"]
+
+
+def test_a_transaction_waits_for_room_and_is_no_larger_than_the_window(make_client: Any) -> None:
+    client, wire = make_client(transactional=True, limits=Limits(window=2))
+    first = opened(client)
+    for payload in (b"1", b"2"):
+        assert outcome(first.send(payload)) == ["done"]
+    with pytest.raises(LocalProtocolError, match="window"):
+        first.send(b"3")
+    first.commit()
+    second = client.transaction()
+    began = outcome(second.begin())
+    assert began == []
+    wire.pump()
+    assert began == ["done"]
+    second.rollback()
+
+
+def test_closing_rolls_back_what_is_open(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+    transaction = opened(client)
+    transaction.send(b"1")
+    closed = outcome(client.close())
+    wire.pump()
+    wire.pump()
+    assert closed == ["done"]
+    assert wire.server.records() == []
+
+
+def test_what_is_over_is_over(make_client: Any) -> None:
+    client, _ = make_client(transactional=True)
+    transaction = opened(client)
+    transaction.rollback()
+    for wrong in (transaction.rollback, transaction.commit, lambda: transaction.send(b"x")):
+        with pytest.raises(LocalProtocolError, match="not open"):
+            wrong()
