@@ -333,6 +333,16 @@ class TestStopping:
         assert world.sequences() == [1, 2]
         assert not world.clock.getDelayedCalls()
 
+    def test_everything_is_broadcast_first_however_many_turns_that_takes(self, world: World, make_event: Any) -> None:
+        world.journal.auto = False
+        world.publish_all([make_event(n, data=bytes(100_000)) for n in range(12)])
+        done = stop(world)
+        world.journal.commit()
+        assert done == []
+        world.run()
+        assert done == [None]
+        assert world.sequences() == list(range(1, 13))
+
     def test_publishers_that_never_stop_do_not_keep_it(self, world: World) -> None:
         world.collector.empty = False
         done = stop(world)
