@@ -59,13 +59,14 @@ class _Known:
 class PartReader:
     """Reads one part.
 
+    :ivar schema: of its record batches; columns may be nullable that never are null
     :ivar skip_gaps: numbers that are not in the journal are no error
     """
 
     place: Place
     part: Part
     selection: Selection
-    columns: tuple[str, ...]
+    schema: pa.Schema
     skip_gaps: bool = False
     _streams: dict[str, _Stream] = attrs.field(factory=dict, init=False)
     #: how far streams had come that were not heard of, if that is known
@@ -73,11 +74,9 @@ class PartReader:
     _known: dict[bytes, _Known] = attrs.field(factory=dict, init=False)
     _kinds: list[Kind] = attrs.field(factory=list, init=False)
     _pieces: Pieces = attrs.field(init=False)
-    _schema: pa.Schema = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._schema = col.arrow_schema(self.columns)
-        self._pieces = Pieces(self.columns, self._kinds)
+        self._pieces = self._empty()
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """All records of the part that are selected.
@@ -99,7 +98,7 @@ class PartReader:
             reader.close()
         self._check_end()
         if self._pieces.rows:
-            yield self._pieces.batch(self._schema)
+            yield self._pieces.batch(self.schema)
 
     def _read(self, reader: SegmentReader) -> Iterator[pa.RecordBatch]:
         position = self.part.first
@@ -120,12 +119,15 @@ class PartReader:
                     self._entries(fmt.BatchHeader.unpack(view[begin - _BATCH : begin], here), body)
                 position = here + _BATCH + length
                 if self._pieces.rows >= col.ROWS or self._pieces.size >= col.BYTES:
-                    yield self._pieces.batch(self._schema)
-                    self._pieces = Pieces(self.columns, self._kinds)
+                    yield self._pieces.batch(self.schema)
+                    self._pieces = self._empty()
             if self.part.chain is not None and chain is not None and chain != self.part.chain:
                 raise fmt.Damage("what follows does not continue from it: it is not what was planned")
         except fmt.Damage as damage:
             raise describe(self.place, self.part.base, position, self.part.limit, damage) from damage
+
+    def _empty(self) -> Pieces:
+        return Pieces(tuple(self.schema.names), self._kinds)
 
     def _records(self, body: memoryview, time: int) -> None:
         if self.selection.accepts(time):

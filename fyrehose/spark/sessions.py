@@ -44,11 +44,8 @@ LOCAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-#: The source prunes by what Spark tells it, and Spark tells it only if asked to.
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 #: What suits the source, the lake and the jobs anywhere.
 ALWAYS = {
-    PUSHDOWN: "true",
     # times of producers are numbers from strangers: kept as they are, whatever century they mean
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -107,10 +104,16 @@ def session(
 
 def register(spark: SparkSession) -> SparkSession:
     """Make ``spark.read.format("fyrehose")`` known to a session of your own; the session itself."""
+    from pyspark.errors import AnalysisException
+
     from fyrehose.spark.source import FyrehoseDataSource
 
-    spark.conf.set(PUSHDOWN, "true")
-    spark.dataSource.register(FyrehoseDataSource)
+    try:
+        spark.dataSource.register(FyrehoseDataSource)
+    except AnalysisException as error:
+        # Sessions of one Spark share what is registered.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
     return spark
 
 

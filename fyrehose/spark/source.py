@@ -11,14 +11,16 @@
 The offset of a stream of micro-batches is a position of the journal: one number for all streams.
 
 Spark prunes no columns for a source in Python: ``.schema("stream string, seq bigint")`` does, and what is not in it is
-not read.
+not read.  Nor are filters pushed down, because Spark 4.3 remembers what was planned for a filter and gives it to the
+next query of the same DataFrame that has none: fewer rows, in silence (docs/spark.md).  The options choose instead.
+
+A DataFrame is planned once, when it is first used, and has the same records from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import attrs
 import pyarrow as pa
@@ -26,14 +28,9 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
-    LessThan,
-    LessThanOrEqual,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -53,7 +50,8 @@ from fyrehose.spark.gaps import survey
 from fyrehose.spark.places import Place, place
 from fyrehose.spark.plan import PIECE, Part, Planner, admitted, check
 from fyrehose.spark.reading import PartReader
-from fyrehose.spark.selection import EVERY, Bounds, Selection, microseconds, selection
+from fyrehose.spark.selection import Selection, selection
+from fyrehose.spark.sink import BatchWriter, StreamWriter, Target
 
 RECORDS = (
     "stream string not null, seq bigint not null, time timestamp not null, source string not null, producer string, "
@@ -116,13 +114,21 @@ class FyrehoseDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options.of(self.options)
-        return GapReader(options) if options.table == "gaps" else RecordReader(options, columns_of(schema))
+        return GapReader(options) if options.table == "gaps" else RecordReader(options, checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = Options.of(self.options)
         if options.table == "gaps":
             raise ConfigError("the table of gaps is read at once, not as a stream: spark.read")
-        return StreamReader(options, columns_of(schema))
+        return StreamReader(options, checked(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        _refuse_overwrite(overwrite)
+        return BatchWriter(Target.of(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        _refuse_overwrite(overwrite)
+        return StreamWriter(Target.of(self.options, schema))
 
 
 class PartPartition(InputPartition):
@@ -145,28 +151,21 @@ class ExtentPartition(InputPartition):
 class RecordReader(DataSourceReader):
     """Records, all that there are when the query is planned."""
 
-    def __init__(self, options: Options, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
         self.options = options
-        self.columns = columns
-        self.selection = options.selection
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """They say which segments and batches need not be read.  Spark applies all of them again."""
-        for one in filters:
-            self.selection = narrowed(self.selection, one)
-        return filters
+        self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
         start = options.place.view().mark if options.latest else options.start_position
-        planner = Planner(options.place, self.selection, options.piece, options.skip_gaps)
+        planner = Planner(options.place, options.selection, options.piece, options.skip_gaps)
         return [PartPartition(part) for part in planner.parts(start, options.end_position)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, PartPartition):
             return iter(())  # Spark makes one up where there is none
         options = self.options
-        return PartReader(options.place, partition.part, self.selection, self.columns, options.skip_gaps).read()
+        return PartReader(options.place, partition.part, options.selection, self.schema, options.skip_gaps).read()
 
 
 class GapReader(DataSourceReader):
@@ -188,9 +187,9 @@ class GapReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Records in micro-batches."""
 
-    def __init__(self, options: Options, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
         self.options = options
-        self.columns = columns
+        self.schema = schema
         #: where a run with availableNow ends
         self.target: int | None = None
 
@@ -242,7 +241,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PartPartition)
         options = self.options
-        return PartReader(options.place, partition.part, options.selection, self.columns, options.skip_gaps).read()
+        return PartReader(options.place, partition.part, options.selection, self.schema, options.skip_gaps).read()
 
 
 def with_holes(view: View) -> Iterator[tuple[Extent, Extent | None]]:
@@ -255,58 +254,23 @@ def with_holes(view: View) -> Iterator[tuple[Extent, Extent | None]]:
         yield extent, view.segments[i + 1] if i + 1 < len(view.segments) else None
 
 
-def columns_of(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema, whose types are those that the source has.
+def checked(schema: StructType) -> pa.Schema:
+    """The schema that is asked for, as record batches have it.
 
-    :raises ConfigError: there is no such column, or it is of another type
+    :raises ConfigError: there is no such column, it is of another type, or it may be null and must not
     """
-    columns = tuple(schema.fieldNames())
-    wanted, ours = to_arrow_schema(schema, timezone="UTC"), col.arrow_schema(columns)
-    for field in ours:
-        if wanted.field(field.name).type != field.type:
-            raise ConfigError(f"column {field.name} is {field.type}, not {wanted.field(field.name).type}")
-    return columns
+    wanted = cast("pa.Schema", to_arrow_schema(schema, timezone="UTC"))
+    for ours, field in zip(col.arrow_schema(tuple(wanted.names)), wanted, strict=True):
+        if field.type != ours.type:
+            raise ConfigError(f"column {ours.name} is {ours.type}, not {field.type}")
+        if ours.nullable and not field.nullable:
+            raise ConfigError(f"column {ours.name} is null in some records")
+    return wanted
 
 
-def narrowed(chosen: Selection, one: Filter) -> Selection:
-    """A selection that has everything of ``chosen`` that ``one`` lets through, and perhaps more."""
-    match one:
-        case EqualTo(("stream",), str(stream)):
-            return _only(chosen, {stream})
-        case In(("stream",), streams):
-            return _only(chosen, set(streams))
-        case EqualTo(("seq",), int(seq)):
-            return _from(_until(chosen, seq), seq)
-        case GreaterThan(("seq",), int(seq)):
-            return _from(chosen, seq + 1)
-        case GreaterThanOrEqual(("seq",), int(seq)):
-            return _from(chosen, seq)
-        case LessThan(("seq",), int(seq)):
-            return _until(chosen, seq - 1)
-        case LessThanOrEqual(("seq",), int(seq)):
-            return _until(chosen, seq)
-        case GreaterThan(("time",), datetime() as time) | GreaterThanOrEqual(("time",), datetime() as time):
-            since = max(microseconds(time), chosen.start.time or 0)
-            return attrs.evolve(chosen, start=attrs.evolve(chosen.start, time=since))
-        case LessThan(("time",), datetime() as time) | LessThanOrEqual(("time",), datetime() as time):
-            until = min(microseconds(time), _NO_LIMIT if chosen.end.time is None else chosen.end.time)
-            return attrs.evolve(chosen, end=attrs.evolve(chosen.end, time=until))
-    return chosen
-
-
-def _only(chosen: Selection, streams: set[str]) -> Selection:
-    both = frozenset(streams) if chosen.streams is None else chosen.streams & streams
-    return attrs.evolve(chosen, streams=both)
-
-
-def _from(chosen: Selection, seq: int) -> Selection:
-    seqs = {stream: max(first, seq) for stream, first in {EVERY: 1, **chosen.start.seqs}.items()}
-    return attrs.evolve(chosen, start=Bounds(seqs, chosen.start.time))
-
-
-def _until(chosen: Selection, seq: int) -> Selection:
-    seqs = {stream: min(last, seq) for stream, last in {EVERY: _NO_LIMIT, **chosen.end.seqs}.items()}
-    return attrs.evolve(chosen, end=Bounds(seqs, chosen.end.time))
+def _refuse_overwrite(overwrite: bool) -> None:
+    if overwrite:
+        raise ConfigError("a stream is only ever appended to: .mode('append')")
 
 
 def _number(options: Mapping[str, str], name: str) -> int | None:

@@ -19,6 +19,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Record, Run
+from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.places import Directory
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
@@ -100,7 +101,7 @@ class Written:
         chosen = selection or Selection()
         rows: list[dict[str, Any]] = []
         for part in Planner(self.place, chosen, piece, skip_gaps).parts(start, stop):
-            for batch in PartReader(self.place, part, chosen, columns, skip_gaps).read():
+            for batch in PartReader(self.place, part, chosen, arrow_schema(columns), skip_gaps).read():
                 rows += batch.to_pylist()
         return rows
 
@@ -143,6 +144,17 @@ def serve() -> Iterator[Callable[[Path], str]]:
         assert process.wait(60) == 0
         assert process.stdout is not None
         process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """One session for all tests: it takes seconds to start."""
+    from fyrehose.spark import session
+
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.sql.warehouse.dir": "/nonexistent"}
+    started = session("tests", "local[2]", memory="1g", quick=True, conf=conf)
+    yield started
+    started.stop()
 
 
 Opener = Callable[..., Written]

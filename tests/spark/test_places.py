@@ -13,6 +13,7 @@ import pytest
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError
 from fyrehose.journal import readers
 from fyrehose.spark import places
+from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.places import Directory, Missing, Server, place
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
@@ -44,7 +45,7 @@ def test_a_server_is_read_like_a_directory(written: Opener, serve: Callable[[Pat
     rows = [
         row
         for part in parts
-        for batch in PartReader(server, part, chosen, ("stream", "seq", "payload")).read()
+        for batch in PartReader(server, part, chosen, arrow_schema(("stream", "seq", "payload"))).read()
         for row in batch.to_pylist()
     ]
     assert journal.brief(rows) == journal.rows(lambda r: r.stream == "s1")
@@ -63,7 +64,7 @@ def test_a_segment_that_a_server_has_not_any_more(written: Opener, serve: Callab
     with pytest.raises(Missing):
         server.open(0, 100)
     with pytest.raises(JournalCorrupt, match=f"{server}/segments/0000000000000000 was deleted after .*'s0' 1-"):
-        list(PartReader(server, parts[0], Selection(), ("seq",)).read())
+        list(PartReader(server, parts[0], Selection(), arrow_schema(("seq",))).read())
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from fyrehose.errors import JournalCorrupt, JournalGap
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.records import Run
-from fyrehose.spark.columns import COLUMNS
+from fyrehose.spark.columns import COLUMNS, arrow_schema
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Bounds, Selection
@@ -192,14 +192,14 @@ def test_a_segment_that_retention_deletes_after_the_planning(written: Opener) ->
     gone = journal.segments[0]
     gone.path.unlink()
     with pytest.raises(JournalCorrupt, match=f"{gone.path} was deleted after its reading was planned.*'s0' 1-"):
-        list(PartReader(journal.place, parts[0], Selection(), ("seq",)).read())
+        list(PartReader(journal.place, parts[0], Selection(), arrow_schema(("seq",))).read())
 
 
 def test_an_open_segment_is_read_to_its_end_though_it_is_deleted(written: Opener) -> None:
     journal = written()
     journal.fill(300)
     part = Planner(journal.place, Selection(), piece=1 << 30).parts()[0]
-    reader = PartReader(journal.place, part, Selection(), ("seq",))
+    reader = PartReader(journal.place, part, Selection(), arrow_schema(("seq",)))
     batches = reader.read()
     # The file is opened with the first batch; columns.ROWS is larger than what the segment has, so open it by hand.
     opened = journal.place.open(part.base, part.limit)

@@ -1,0 +1,300 @@
+"""The command ``fyrehose-spark``: each job, with a bar while it runs and a table when it is done."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fyrehose import __version__
+from fyrehose.errors import FyrehoseError
+from fyrehose.settings import duration, size
+from fyrehose.spark import showing
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: The status where a job has found that something is missing, doubled or different.
+FOUND = 3
+
+
+class Group(click.Group):
+    """Turns our errors into one line and a status, those too that come out of a task."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except Exception as error:
+            ours = error if isinstance(error, FyrehoseError) else showing.own_error(error)
+            if ours is None:
+                raise
+            click.echo(f"fyrehose-spark: {ours}", err=True)
+            ctx.exit(ours.exit_status)
+
+
+class Text(click.ParamType[Any]):
+    """What one of the functions of fyrehose.settings reads."""
+
+    def __init__(self, name: str, convert: Callable[[str], Any]) -> None:
+        self.name = name
+        self.read = convert
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            return self.read(str(value))
+        except ValueError as wanted:
+            self.fail(f"{value!r} should be {wanted}", param, ctx)
+
+
+def _spark(command: F) -> F:
+    for option in (
+        click.option("--memory", default="2g", show_default=True, help="Of Spark's driver."),
+        click.option("--master", metavar="URL", help="Where Spark runs.  [default: local[*], or as spark-submit says]"),
+    ):
+        command = option(command)
+    return command
+
+
+def _records(command: F) -> F:
+    for option in (
+        click.option("--skip-gaps", is_flag=True, help="Numbers that the journal declares as lost are no error."),
+        click.option("--where", metavar="SQL", help="Only records for which this holds, such as \"topic = 'web'\"."),
+        click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated."),
+        click.option("--journal", metavar="DIR|URL", help="What is behind the lake, or all there is without one."),
+        click.option("--lake", metavar="DIR", help="What was archived."),
+    ):
+        command = option(command)
+    return _spark(command)
+
+
+def _open(master: str | None, memory: str, name: str) -> SparkSession:
+    from fyrehose.spark.sessions import session
+
+    return session(f"fyrehose {name}", master, memory=memory)
+
+
+def _table(
+    spark: SparkSession,
+    lake: str | None,
+    journal: str | None,
+    streams: tuple[str, ...],
+    where: str | None,
+    skip_gaps: bool,
+) -> DataFrame:
+    from fyrehose.spark.tables import table as of
+
+    if lake is None and journal is None:
+        raise click.UsageError("of what?  --lake DIR, --journal DIR, or both")
+    found = of(spark, lake, journal, streams=streams or None, gaps="skip" if skip_gaps else "error")
+    return found if where is None else found.where(where)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="fyrehose %(version)s")
+def main() -> None:
+    """Streams as tables: archive a journal, and ask questions of all that is durable."""
+
+
+@main.command()
+@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--every", type=Text("duration", duration), default="60s", show_default=True, help="A round so often.")
+@click.option("--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Its size.")
+@click.option("--reader", metavar="NAME", help="Have retention wait for this archive, by this name.")
+@click.option("--by-date", is_flag=True, help="No directory for each stream: there are thousands of small ones.")
+@click.option("--variant", is_flag=True, help="A column json (VARIANT) of payloads that say that they are JSON.")
+@_spark
+@click.argument("journal")
+@click.argument("lake")
+def archive(
+    journal: str,
+    lake: str,
+    follow: bool,
+    every: float,
+    round_bytes: int,
+    reader: str | None,
+    by_date: bool,
+    variant: bool,
+    master: str | None,
+    memory: str,
+) -> None:
+    """Archive what is durable in JOURNAL (a directory or http://HOST:PORT) into LAKE, exactly once.
+
+    It may be stopped or killed at any moment, and goes on where it was.
+    """
+    from fyrehose.spark.jobs.archive import archive as run
+
+    asked: list[int] = []
+    began = time.monotonic()
+    spark = _open(master, memory, "archive")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: asked.append(number))
+    with showing.bar(f"archiving {journal}", "bytes of the journal") as draw:
+        done = run(
+            spark,
+            journal,
+            lake,
+            follow=follow,
+            every=every,
+            reader=reader,
+            round_bytes=round_bytes,
+            by_stream=not by_date,
+            variant=variant,
+            progress=lambda done, view: draw(done.position, view.mark),
+            stop=lambda: bool(asked),
+        )
+    seconds = time.monotonic() - began
+    rows = [(done.rounds, done.rows, done.size, done.position, done.gaps, done.removed, seconds)]
+    columns = ("rounds", "records", "bytes of Parquet", "position", "numbers lost", "rounds removed", "seconds")
+    showing.table(f"archived {journal} into {lake}", columns, rows)
+
+
+@main.command()
+@click.option("--sql", metavar="QUERY", help="Ask this instead; the table is called records.")
+@_records
+def table(sql: str | None, master: str | None, memory: str, **which: Any) -> None:
+    """Count the records of each stream: in the lake, and behind it in the journal."""
+    from pyspark.sql import functions as f
+
+    spark = _open(master, memory, "table")
+    records = _table(spark, **which)
+    if sql is not None:
+        records.createOrReplaceTempView("records")
+        answer = spark.sql(sql)
+    else:
+        answer = records.groupBy("stream").agg(
+            f.count("*").alias("records"),
+            f.min("seq").alias("first"),
+            f.max("seq").alias("last"),
+            f.sum(f.length("payload")).alias("bytes"),
+            f.min("time").alias("from"),
+            f.max("time").alias("to"),
+        )
+        answer = answer.sort("stream")
+    with showing.tasks_of(spark, "counting"):
+        rows = answer.collect()
+    showing.table("records" if sql is None else sql, answer.columns, rows)
+
+
+@main.command()
+@click.option("--within", default="10 minutes", show_default=True, help="How long after the first a double may come.")
+@click.option("--output", metavar="DIR", help="Write the doubles there as Parquet, in place of what is there.")
+@_records
+def dedup(within: str, output: str | None, master: str | None, memory: str, **which: Any) -> None:
+    """Find records that are there twice because they were sent again."""
+    from fyrehose.spark.jobs.dedup import doubles
+
+    spark = _open(master, memory, "dedup")
+    found = doubles(_table(spark, **which), within)
+    with showing.tasks_of(spark, "looking for doubles"):
+        if output is not None:
+            found.write.mode("overwrite").parquet(output)
+            found = spark.read.parquet(output)
+        rows = found.groupBy("stream", "source").count().sort("stream", "source").collect()
+    showing.table("doubles", ("stream", "source", "doubles"), rows)
+
+
+@main.command()
+@click.option("--producers", is_flag=True, help="Look at the producers' own numbers, not at those of streams.")
+@_records
+def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None:
+    """Find numbers that are missing, or there twice; status 3 if there are any that the journal does not declare."""
+    from fyrehose.spark.jobs.gaps import PRODUCER
+    from fyrehose.spark.jobs.gaps import gaps as find
+    from fyrehose.spark.lake import Lake
+
+    spark = _open(master, memory, "gaps")
+    # Those that are declared are what this is about: reading goes on over them, and they are in the table below.
+    records = _table(spark, **(which | {"skip_gaps": True}))
+    declared = [gap for commit in (Lake.at(which["lake"]).commits() if which["lake"] else []) for gap in commit.gaps]
+    with showing.tasks_of(spark, "looking for gaps"):
+        if which["journal"]:
+            lost = spark.read.format("fyrehose").option("table", "gaps").load(which["journal"])
+            told = lost.where("kind = 'declared'").select("stream", "first_seq", "last_seq").collect()
+            declared += [(row[0], row[1], row[2]) for row in told]
+        found = find(records, keys=PRODUCER, number="producer_seq") if producers else find(records, declared)
+    title = "no gaps" if not found else f"{len(found)} gaps"
+    rows = [(" ".join(map(str, gap.key)), gap.kind, gap.first, gap.last, gap.count) for gap in found]
+    showing.table(title, ("producer" if producers else "stream", "kind", "first", "last", "numbers"), rows)
+    if any(gap.kind != "declared" for gap in found):
+        sys.exit(FOUND)
+
+
+@main.command()
+@click.option("--window", default="1 minute", show_default=True, help="How long a window of time is.")
+@click.option("--plot", metavar="FILE.png", type=click.Path(path_type=Path), help="Draw it, too.")
+@click.option("--output", metavar="DIR", help="Write it there as Parquet, in place of what is there.")
+@_records
+def rates(window: str, plot: Path | None, output: str | None, master: str | None, memory: str, **which: Any) -> None:
+    """Count records, bytes and lag by window of time, stream, source and topic."""
+    from fyrehose.spark.jobs import rates as job
+
+    spark = _open(master, memory, "rates")
+    counted = job.rates(_table(spark, **which), window)
+    with showing.tasks_of(spark, "counting"):
+        if output is not None:
+            counted.write.mode("overwrite").parquet(output)
+            counted = spark.read.parquet(output).sort("start", "stream", "source", "topic")
+        rows = counted.collect()
+        seconds = spark.sql(f"select unix_seconds(timestamp '1970-01-01 UTC' + interval {window})").collect()[0][0]
+    if plot is not None:
+        job.plot(rows, seconds, plot)
+    showing.table(f"by {window}", counted.columns, rows)
+
+
+@main.command()
+@click.option("--output", required=True, metavar="DIR", help="Where to, in place of what is there.")
+@click.option("--schema", metavar="DDL", help='Columns instead of VARIANT, such as "level string, ms double".')
+@_records
+def parse(output: str, schema: str | None, master: str | None, memory: str, **which: Any) -> None:
+    """Parse JSON payloads; what is no JSON is kept beside it."""
+    from fyrehose.spark.jobs.parse import parse as run
+
+    spark = _open(master, memory, "parse")
+    with showing.tasks_of(spark, "parsing"):
+        good, bad = run(_table(spark, **which), output, schema)
+    showing.table(f"parsed into {output}", ("parsed", "unparsed"), [(good, bad)])
+
+
+@main.command()
+@click.option("--to", required=True, metavar="HOST:PORT", help="The Figg door of a server.")
+@click.option("--into", metavar="NAME", help="Which stream; each into its own if this is left out.")
+@click.option("--rate", type=click.FloatRange(min=0), default=0.0, help="Records a second at the most.")
+@_records
+def replay(to: str, into: str | None, rate: float, master: str | None, memory: str, **which: Any) -> None:
+    """Publish records again, in their order, into a stream of a running server."""
+    from fyrehose.spark.jobs.replay import replay as run
+
+    spark = _open(master, memory, "replay")
+    with showing.tasks_of(spark, "publishing"):
+        count = run(_table(spark, **which), to, into, rate)
+    showing.table(f"published to {to}", ("records",), [(count,)])
+
+
+@main.command()
+@_spark
+@click.argument("journal")
+@click.argument("lake")
+def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
+    """Compare every column of what LAKE and JOURNAL both have; status 3 if it is not the same."""
+    from fyrehose.spark.jobs.verify import verify as run
+
+    spark = _open(master, memory, "verify")
+    with showing.tasks_of(spark, "comparing"):
+        found = run(spark, journal, lake)
+    rows = [(one.stream, one.first, one.last, one.in_lake, one.in_journal) for one in found.differences]
+    showing.table(
+        f"{found.checked:,} records are the same, {found.unchecked:,} are only in the lake",
+        ("stream", "from", "to", "in the lake", "in the journal"),
+        rows,
+    )
+    if found.differences:
+        sys.exit(FOUND)

@@ -1,0 +1,251 @@
+"""``archive``: from the journal into the lake, exactly once.
+
+    journal -> a range of positions -> a round of Parquet files -> counted -> synced -> committed -> said to retention
+
+It is a loop of batches and not a streaming query, because the lake's own log says where to go on: one checkpoint
+instead of two that have to agree, and nothing to lose when the driver, the planner or a worker is killed.  Before a
+round is committed it is counted against the journal's own headers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal.view import View
+from fyrehose.spark import tables
+from fyrehose.spark.lake import Commit, File, Lake, round_files
+from fyrehose.spark.places import CHUNK, Missing, Place, place
+from fyrehose.spark.plan import admitted, missing, walk
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: What a round takes, in bytes of the journal: enough for files of a good size, and not too much to do again.
+ROUND = 1 << 30
+#: How often a named reader says that it is alive, in seconds.
+HEARTBEAT = 60.0
+
+#: A name of a stream that can be the name of a directory; others are there as a digest.
+_PLAIN = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+
+
+@attrs.frozen(kw_only=True)
+class Account:
+    """What a range of the journal has, by its headers.
+
+    :ivar chain: the checksum of its last batch; None where a batch takes the place of a damaged range
+    :ivar continued: what its first batch continues from; None as above
+    """
+
+    rows: int
+    continued: int | None
+    chain: int | None
+    gaps: tuple[tuple[str, int, int], ...]
+
+
+@attrs.define
+class Archived:
+    """What was done so far.
+
+    :ivar position: the lake has everything of the journal below it
+    """
+
+    position: int
+    rounds: int = 0
+    rows: int = 0
+    size: int = 0  #: of the files, in bytes
+    gaps: int = 0  #: numbers that the journal declares as lost
+    removed: int = 0  #: rounds that were not committed
+
+
+def archive(
+    spark: SparkSession,
+    journal: str,
+    lake: str | Path,
+    *,
+    follow: bool = False,
+    every: float = 60.0,
+    reader: str | None = None,
+    round_bytes: int = ROUND,
+    by_stream: bool = True,
+    variant: bool = False,
+    progress: Callable[[Archived, View], object] = lambda done, view: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Archived:
+    """Archive what is durable; with ``follow`` go on with what comes, until ``stop()``.
+
+    :param every: with ``follow``, begin a round so often in seconds, and sooner when it is full
+    :param reader: the name by which retention waits for this archive (``fyrehose journal readers``)
+    :param round_bytes: what a round takes, in bytes of the journal
+    :param by_stream: a directory for each stream; False where there are thousands of small ones
+    :param variant: a column ``json`` besides, of payloads whose content type is application/json
+    :param progress: is told after each round
+    :raises JournalCorrupt: something is damaged or was deleted before it was archived; the lake has all before it
+    :raises JournalLocked: another archive writes to the lake
+    """
+    source, target = place(journal), Lake.at(lake)
+    target.lock()
+    try:
+        run = _Run(spark, journal, source, target, reader, round_bytes, by_stream, variant)
+        removed = len(target.clean())
+        run.done = Archived(run.resume(source.view()), removed=removed)
+        return run.loop(follow, every, progress, stop)
+    finally:
+        target.unlock()
+
+
+@attrs.define(eq=False)
+class _Run:
+    spark: SparkSession
+    journal: str
+    source: Place
+    lake: Lake
+    reader: str | None
+    round_bytes: int
+    by_stream: bool
+    variant: bool
+    done: Archived = attrs.field(init=False)
+    _chain: int | None = attrs.field(default=None, init=False)
+    _reported: float = attrs.field(default=float("-inf"), init=False)
+
+    def resume(self, view: View) -> int:
+        """Where to go on."""
+        commits = self.lake.commits()
+        self._chain = commits[-1].chain if commits else None
+        return commits[-1].end if commits else view.start
+
+    def loop(
+        self, follow: bool, every: float, progress: Callable[[Archived, View], object], stop: Callable[[], bool]
+    ) -> Archived:
+        began = float("-inf")
+        while not stop():
+            view = self.source.view()
+            behind = view.mark - self.done.position
+            waited = time.monotonic() - began
+            if behind > 0 and (not follow or behind >= self.round_bytes or waited >= every):
+                began = time.monotonic()
+                self.round(view)
+                progress(self.done, view)
+            elif follow:
+                self.report(HEARTBEAT)
+                time.sleep(min(1.0, max(0.05, every - waited)) if behind else 0.5)
+            else:
+                break
+        self.report(0)
+        return self.done
+
+    def round(self, view: View) -> None:
+        """One round: all of it, or nothing."""
+        start = self.done.position
+        end = admitted(self.source, start, view.mark, 1 << 62, self.round_bytes)
+        account = account_of(self.source, view, start, end)
+        if None not in (self._chain, account.continued) and self._chain != account.continued:
+            raise JournalCorrupt(
+                f"{self.journal} does not go on at position {start} from what the lake {self.lake} has: it is another "
+                "journal, or was put back from another copy; use a lake of its own"
+            )
+        directory = self.lake.begin(start, end)
+        try:
+            commit = self._written(directory, start, end, account)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        self.lake.commit(commit)
+        self._chain = account.chain
+        self.done.position = end
+        self.done.rounds += 1
+        self.done.rows += commit.rows
+        self.done.size += sum(file.size for file in commit.files)
+        self.done.gaps += sum(last - first + 1 for _, first, last in commit.gaps)
+        self.report(0)
+
+    def _written(self, directory: Path, start: int, end: int, account: Account) -> Commit:
+        files: tuple[File, ...] = ()
+        if account.rows:
+            rows = tables.of_journal(self.spark, self.journal, start=start, stop=end, gaps="skip")
+            self._write(rows, directory)
+            files = tuple(round_files(directory))
+        written = sum(file.rows for file in files)
+        if written != account.rows:
+            raise JournalCorrupt(
+                f"{directory} has {written} records, and the journal has {account.rows} between the positions {start} "
+                f"and {end}; nothing was committed"
+            )
+        return Commit(
+            start=start,
+            end=end,
+            chain=account.chain,
+            directory=directory.name if files else "",
+            rows=written,
+            files=files,
+            gaps=account.gaps,
+            time=time.time_ns() // 1000,
+        )
+
+    def _write(self, rows: DataFrame, directory: Path) -> None:
+        from pyspark.sql import functions as f
+
+        stream = f.col("stream")
+        digest = f.concat(f.lit("~"), f.substring(f.sha2(stream.cast("binary"), 256), 1, 32))
+        key = f.when(stream.rlike(_PLAIN), stream).otherwise(digest) if self.by_stream else f.lit("~")
+        if self.variant:
+            is_json = f.col("content_type") == "application/json"
+            rows = rows.withColumn("json", f.when(is_json, f.try_parse_json(f.col("payload").cast("string"))))
+        (
+            rows.withColumn("stream_key", key)
+            .write.partitionBy("stream_key", "date")
+            .option("compression", "zstd")
+            .option("parquet.block.size", 64 << 20)
+            .parquet(str(directory))
+        )
+
+    def report(self, at_least: float) -> None:
+        """Say to retention how far we have come, if we did not within so many seconds."""
+        if self.reader is not None and time.monotonic() - self._reported >= at_least:
+            self.source.report(self.reader, self.done.position)
+            self._reported = time.monotonic()
+
+
+def account_of(source: Place, view: View, start: int, end: int) -> Account:
+    """Count what is between two positions, by the headers of its batches alone.
+
+    :raises JournalCorrupt: a header is damaged, or a segment is missing
+    """
+    rows, first, last = 0, None, None
+    gaps: list[tuple[str, int, int]] = []
+    for extent in view.segments:
+        if extent.end <= start or extent.base >= end:
+            continue
+        position = max(start, extent.base + fmt.SEGMENT_HEADER.size)
+        try:
+            reader = source.open(extent.base, min(extent.end, end))
+        except Missing as error:
+            raise missing(source, view, position, f"{error} was deleted before it was archived") from None
+        reader.ahead = CHUNK
+        try:
+            for header in walk(reader, position, min(extent.end, end)):
+                rows += header.records
+                if header.kind is fmt.Kind.GAP:
+                    body = reader.batch(header.position)[1]
+                    gaps += [(e.stream, e.first, e.last) for e in fmt.entries(body, header.parts) if e.stream]
+                first = first or header
+                last = header
+                position = header.end
+        except fmt.Damage as damage:
+            raise JournalCorrupt(f"{source.name(extent.base)} is damaged at position {position}: {damage}") from damage
+        finally:
+            reader.close()
+    return Account(
+        rows=rows,
+        continued=None if first is None or first.mended else first.chain,
+        chain=None if last is None or last.mended else last.checksum,
+        gaps=tuple(gaps),
+    )

@@ -1,0 +1,138 @@
+"""``gaps``: numbers that are not in a table, though those around them are.
+
+    per stream      every number from the first to the last has to be there, once
+    per producer    the same for the producers' own numbers, for protocols whose producers count on
+
+Numbers are counted in blocks of 32,768 with a bitmap each, so a hundred million records become three thousand rows;
+only blocks that are not full are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: What identifies a producer that numbers what it sends.
+PRODUCER = ("stream", "source", "producer")
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Gap:
+    """Numbers that are missing, or there more than once.
+
+    :ivar key: the stream, or what else was counted by
+    :ivar kind: ``missing``, ``declared`` (the journal says itself that it has lost them), ``double``
+    """
+
+    key: tuple[Any, ...]
+    first: int
+    last: int
+    kind: str
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first + 1
+
+
+@attrs.frozen(slots=True)
+class _Block:
+    """The numbers of one key in one block."""
+
+    key: tuple[Any, ...]
+    bucket: int
+    rows: int
+    distinct: int
+    first: int
+    last: int
+
+    @property
+    def full(self) -> bool:
+        return self.rows == self.distinct == self.last - self.first + 1
+
+
+def gaps(
+    records: DataFrame,
+    declared: Iterable[tuple[str, int, int]] = (),
+    *,
+    keys: Sequence[str] = ("stream",),
+    number: str = "seq",
+) -> list[Gap]:
+    """The numbers between the first and the last of each key that are missing, or there more than once.
+
+    :param declared: (stream, first, last) that the journal declares as lost: what they cover is no surprise
+    """
+    blocks = _blocks(records, keys, number)
+    inside = _inside(records, keys, number, [block for block in blocks if not block.full])
+    found = sorted([*between(blocks), *inside], key=lambda gap: (tuple(map(str, gap.key)), gap.first))
+    return list(explained(found, list(declared)))
+
+
+def between(blocks: Sequence[_Block]) -> Iterator[Gap]:
+    """What is missing between blocks, which are sorted."""
+    for i in range(1, len(blocks)):
+        before, block = blocks[i - 1], blocks[i]
+        if before.key == block.key and block.first > before.last + 1:
+            yield Gap(key=block.key, first=before.last + 1, last=block.first - 1, kind="missing")
+
+
+def holes(key: tuple[Any, ...], numbers: Sequence[int]) -> Iterator[Gap]:
+    """What is missing among numbers, which are sorted, and what is there more than once."""
+    for i in range(1, len(numbers)):
+        before, number = numbers[i - 1], numbers[i]
+        if number == before and (i == 1 or numbers[i - 2] != number):
+            yield Gap(key=key, first=number, last=number, kind="double")
+        elif number > before + 1:
+            yield Gap(key=key, first=before + 1, last=number - 1, kind="missing")
+
+
+def explained(found: Iterable[Gap], declared: Sequence[tuple[str, int, int]]) -> Iterator[Gap]:
+    """The same gaps, those parts marked that the journal declares as lost."""
+    for gap in found:
+        at = gap.first
+        if gap.kind == "missing":
+            for stream, first, last in sorted(declared):
+                first, last = max(first, at), min(last, gap.last)
+                if gap.key[0] != stream or first > last:
+                    continue
+                if first > at:
+                    yield attrs.evolve(gap, first=at, last=first - 1)
+                yield attrs.evolve(gap, first=first, last=last, kind="declared")
+                at = last + 1
+        if at <= gap.last:
+            yield attrs.evolve(gap, first=at)
+
+
+def _blocks(records: DataFrame, keys: Sequence[str], number: str) -> list[_Block]:
+    from pyspark.sql import functions as f
+
+    position = f.bitmap_bit_position(f.col(number))
+    counted = (
+        records.where(f.col(number) >= 0)
+        .groupBy(*keys, f.bitmap_bucket_number(f.col(number)).alias("bucket"))
+        .agg(
+            f.count("*").alias("rows"),
+            f.bitmap_count(f.bitmap_construct_agg(position)).alias("distinct"),
+            f.min(number).alias("first"),
+            f.max(number).alias("last"),
+        )
+    )
+    width = len(keys)
+    found = [_Block(tuple(row[:width]), *row[width:]) for row in counted.collect()]
+    return sorted(found, key=lambda block: (tuple(map(str, block.key)), block.first))
+
+
+def _inside(records: DataFrame, keys: Sequence[str], number: str, blocks: Sequence[_Block]) -> Iterator[Gap]:
+    """What is missing within blocks; one after the other, so that no more than one is in memory."""
+    from pyspark.sql import functions as f
+
+    for block in blocks:
+        same = f.bitmap_bucket_number(f.col(number)) == block.bucket
+        for name, value in zip(keys, block.key, strict=True):
+            same &= f.col(name).eqNullSafe(f.lit(value))
+        near = records.where(same & f.col(number).between(block.first, block.last))
+        yield from holes(block.key, [row[0] for row in near.select(number).sort(number).toLocalIterator()])

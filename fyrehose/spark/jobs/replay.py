@@ -1,0 +1,37 @@
+"""``replay``: a slice of a table back into a stream of a running server, in order and as fast as is wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def replay(records: DataFrame, to: str, stream: str | None = None, rate: float = 0.0) -> int:
+    """Publish ``records`` to the Figg door at ``to``; how many, all of them durable.
+
+    They keep their order within each stream.  They are new records there: with numbers, times and a producer of their
+    own.  Whoever runs it twice has them twice: only what the same run repeats can be told by its numbers.
+
+    :param stream: where to; None: each into the stream that it came from
+    :param rate: records a second at the most; 0: as fast as they are taken
+    :raises PublishError: the server is not there, or refuses
+    """
+    # One task: records of a stream that several publish would come in any order.
+    chosen = records.select("stream", "seq", "payload").coalesce(1).sortWithinPartitions("stream", "seq").cache()
+    try:
+        count = chosen.count()
+        writer = (
+            chosen.select("stream", "payload")
+            .write.format("fyrehose")
+            .mode("append")
+            .option("to", to)
+            .option("rate", str(rate))
+        )
+        if stream is not None:
+            writer = writer.option("stream", stream)
+        writer.save()
+    finally:
+        chosen.unpersist()
+    return count

@@ -1,0 +1,198 @@
+"""A publisher that waits: records of a table into streams of a running server, over Figg (docs/protocols/figg.md).
+
+Executors have no reactor and need none: a socket, a window of what was not acknowledged, and an end to patience.  This
+is the small part of Figg that publishing needs, so that nothing of the server is imported here.
+
+    in: (stream, payload)      out: PUBLISH frames; returns when the server has acknowledged, which means on its disk
+
+     0        2          4                8
+    | type u16 | version 1 | size u32 | payload      all in network byte order
+    PUBLISH (5)   topic: u32 and its bytes | seq_num u64 | data: u32 and its bytes
+    ACK (6)       seq_num u64: this message and all before it
+    PING (8), PONG (9)   a stamp u64 that goes back as it came
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from struct import Struct
+
+import attrs
+
+from fyrehose.errors import ConfigError, InvalidName, PayloadTooLarge, PublishError
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
+
+_HEADER = Struct(">HHI")
+_NUMBER = Struct(">Q")
+_SIZE = Struct(">I")
+_VERSION, _PUBLISH, _ACK, _PING, _PONG = 1, 5, 6, 8, 9
+#: No frame that we are sent is larger than an ACK or a PING with much to spare, in bytes.
+_LARGEST = 1024
+
+#: What is under way at once, in messages and in bytes.
+WINDOW = 10_000
+WINDOW_BYTES = 8 << 20
+#: How long the server may be silent while it owes an ACK, in seconds, and how often we connect again.
+PATIENCE = 30.0
+TRIES = 5
+#: What is sent at once, in bytes.
+_SEND = 64 << 10
+
+
+@attrs.define(eq=False)
+class Publisher:
+    """Publishes to one server; everything at least once, in order.
+
+    :ivar first: the number of the first message; a caller that may have to start again begins with the same one, so
+        that what comes twice can be told (jobs/dedup.py)
+    :ivar rate: messages a second at the most; 0: as fast as they are taken
+    """
+
+    host: str
+    port: int
+    first: int = 1
+    rate: float = 0.0
+    patience: float = PATIENCE
+    acknowledged: int = attrs.field(default=0, init=False)
+    _next: int = attrs.field(init=False)
+    _pending: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
+    _pending_bytes: int = attrs.field(default=0, init=False)
+    _unsent: list[bytes] = attrs.field(factory=list, init=False)
+    _unsent_bytes: int = attrs.field(default=0, init=False)
+    _socket: socket.socket | None = attrs.field(default=None, init=False)
+    _received: bytearray = attrs.field(factory=bytearray, init=False)
+    _began: float = attrs.field(factory=time.monotonic, init=False)
+    _failures: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._next = self.first
+
+    def publish(self, stream: str, payload: Buffer) -> None:
+        """Send one message, waiting where too much is under way.
+
+        :raises PublishError: the server is not there, does not answer, or refuses
+        """
+        topic = stream.encode()
+        if not 1 <= len(topic) <= MAX_NAME:
+            raise InvalidName(f"a stream is named by 1 to {MAX_NAME} bytes, not {stream[:80]!r}")
+        if len(payload) > MAX_PAYLOAD:
+            raise PayloadTooLarge(f"a payload of {len(payload)} bytes is larger than {MAX_PAYLOAD}")
+        size = len(topic) + len(payload) + 2 * _SIZE.size + _NUMBER.size
+        frame = b"".join(
+            (
+                _HEADER.pack(_PUBLISH, _VERSION, size),
+                _SIZE.pack(len(topic)),
+                topic,
+                _NUMBER.pack(self._next),
+                _SIZE.pack(len(payload)),
+                payload,
+            )
+        )
+        self._pace()
+        self._pending.append((self._next, frame))
+        self._pending_bytes += len(frame)
+        self._next += 1
+        self._unsent.append(frame)
+        self._unsent_bytes += len(frame)
+        if self._unsent_bytes >= _SEND or self.rate:
+            self._exchange(len(self._pending) >= WINDOW or self._pending_bytes >= WINDOW_BYTES)
+
+    def flush(self) -> None:
+        """Return when everything is acknowledged.
+
+        :raises PublishError: it will not be; says how much is
+        """
+        while self._pending:
+            self._exchange(wait=True)
+
+    def close(self) -> None:
+        """Let go of the connection; what is not acknowledged may or may not be published."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _pace(self) -> None:
+        if self.rate:
+            due = self._began + (self._next - self.first) / self.rate
+            if (early := due - time.monotonic()) > 0:
+                time.sleep(early)
+
+    def _exchange(self, wait: bool) -> None:
+        """Send what was not sent, and take what was answered; ``wait`` for an answer if there is none."""
+        try:
+            if self._socket is None:
+                self._connect()
+            assert self._socket is not None
+            if self._unsent:
+                data, self._unsent, self._unsent_bytes = b"".join(self._unsent), [], 0
+                self._socket.sendall(data)
+            before = self.acknowledged
+            while True:
+                self._socket.settimeout(self.patience if wait else 0.0)
+                try:
+                    data = self._socket.recv(1 << 16)
+                except BlockingIOError:
+                    return
+                finally:
+                    self._socket.settimeout(self.patience)
+                if not data:
+                    raise ConnectionError("it closed the connection")
+                self._take(data)
+                wait = wait and self.acknowledged == before
+                if self.acknowledged > before:
+                    self._failures = 0
+        except OSError as error:
+            self._failed(error)
+
+    def _connect(self) -> None:
+        self._socket = socket.create_connection((self.host, self.port), timeout=self.patience)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._received.clear()
+        self._unsent = [frame for _, frame in self._pending]
+        self._unsent_bytes = self._pending_bytes
+
+    def _failed(self, error: OSError) -> None:
+        self.close()
+        self._failures += 1
+        if self._failures >= TRIES:
+            reason = "it is silent" if isinstance(error, TimeoutError) else str(error)
+            raise PublishError(
+                f"{self.host}:{self.port} does not take what is published: {reason}; {self.acknowledged} messages are "
+                f"acknowledged and {len(self._pending)} are not"
+            ) from error
+        time.sleep(min(5.0, 0.1 * 2**self._failures))
+
+    def _take(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= _HEADER.size:
+            kind, version, size = _HEADER.unpack_from(self._received)
+            if version != _VERSION or size > _LARGEST:
+                raise ConnectionError("it does not speak Figg")
+            end = _HEADER.size + size
+            if len(self._received) < end:
+                break
+            body = bytes(self._received[_HEADER.size : end])
+            del self._received[:end]
+            if kind == _ACK and size == _NUMBER.size:
+                self._acked(_NUMBER.unpack(body)[0])
+            elif kind == _PING:
+                assert self._socket is not None
+                self._socket.sendall(_HEADER.pack(_PONG, _VERSION, size) + body)
+
+    def _acked(self, number: int) -> None:
+        while self._pending and self._pending[0][0] <= number:
+            self._pending_bytes -= len(self._pending.popleft()[1])
+            self.acknowledged += 1
+
+
+def parse_place(text: str) -> tuple[str, int]:
+    """``HOST:PORT`` of a server's Figg door.
+
+    :raises ConfigError: it is none
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{text!r} should be HOST:PORT of a server's Figg door, such as 127.0.0.1:8119")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,100 @@
+"""What people see of a job: a bar while it runs, a table when it is done, one line when it cannot be done."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from fyrehose import errors
+from fyrehose.errors import FyrehoseError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: How often a bar is drawn again, in seconds.
+REFRESH = 0.25
+#: How many rows of a table are shown.
+ROWS = 50
+
+_OURS = re.compile(r"^(?:[\w.]*: )?fyrehose\.errors\.(\w+): (.+)$", re.MULTILINE)
+
+
+def own_error(error: Exception) -> FyrehoseError | None:
+    """The error of ours that a task or a planner ended with, which Spark has wrapped in pages of its own."""
+    found = _OURS.findall(str(error))
+    if not found:
+        return None
+    name, text = found[-1]
+    kind = getattr(errors, name, FyrehoseError)
+    return kind(text) if isinstance(kind, type) and issubclass(kind, FyrehoseError) else FyrehoseError(text)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], console: Console | None = None) -> None:
+    """A table on standard output; numbers to the right, and nothing in it that a terminal would obey."""
+    listed = list(rows)
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for i, name in enumerate(columns):
+        numeric = bool(listed) and all(isinstance(row[i], int | float | None) for row in listed)
+        made.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in listed[:ROWS]:
+        made.add_row(*(Text(_cell(value)) for value in row))
+    console = console or Console()
+    console.print(made)
+    if len(listed) > ROWS:
+        console.print(f"... and {len(listed) - ROWS:,} more")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+
+
+@contextmanager
+def bar(what: str, unit: str = "") -> Iterator[Callable[[float, float], object]]:
+    """A bar on standard error, where that is a terminal; is told what is done and what there is."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def tasks_of(spark: SparkSession, what: str) -> Iterator[None]:
+    """A bar of the tasks of whatever Spark does meanwhile."""
+    done = threading.Event()
+    with bar(what, "tasks") as draw:
+
+        def watch() -> None:
+            tracker = spark.sparkContext.statusTracker()
+            while not done.wait(REFRESH):
+                stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+                known = [stage for stage in stages if stage is not None]
+                if known:
+                    draw(sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known))
+
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watching.join()

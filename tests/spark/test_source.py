@@ -1,0 +1,209 @@
+"""The data source in a real session (the logic without one: test_reading.py, test_plan.py)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from fyrehose.errors import ConfigError
+from fyrehose.records import Run
+from fyrehose.spark.columns import arrow_schema
+from fyrehose.spark.showing import own_error
+from fyrehose.spark.source import FyrehoseDataSource, Options, StreamReader, checked, with_holes
+
+SEQ = arrow_schema(("seq",))
+Opener = Callable[..., Any]
+
+
+def brief(rows: list[Any]) -> list[tuple[str, int, bytes]]:
+    return sorted((row.stream, row.seq, bytes(row.payload)) for row in rows)
+
+
+# Without a session.
+
+
+def test_options() -> None:
+    options = Options.of({"path": "/j", "gaps": "skip", "partitionBytes": "8M", "maxRowsPerBatch": "10"})
+    assert (options.skip_gaps, options.piece, options.max_rows, options.latest) == (True, 8 << 20, 10, False)
+    for wrong in (
+        {},
+        {"path": "/j", "gaps": "ignore"},
+        {"path": "/j", "table": "x"},
+        {"path": "/j", "endPosition": "x"},
+    ):
+        with pytest.raises(ConfigError):
+            Options.of(wrong)
+    with pytest.raises(ConfigError, match="not as a stream"):
+        FyrehoseDataSource({"path": "/j", "table": "gaps"}).streamReader(None)  # type: ignore[arg-type]
+
+
+def test_micro_batches_follow_on_each_other(written: Opener) -> None:
+    journal = written()
+    journal.fill(100)
+    reader = StreamReader(Options.of({"path": str(journal.directory), "maxRowsPerBatch": "50"}), SEQ)
+    assert reader.getDefaultReadLimit() == ReadMaxRows(50)
+    offset, batches = reader.initialOffset(), 0
+    while (end := reader.latestOffset(offset, ReadMaxRows(50))) != offset:
+        rows = [
+            row for part in reader.partitions(offset, end) for batch in reader.read(part) for row in batch.to_pylist()
+        ]
+        assert 0 < len(rows) <= 50
+        offset, batches = end, batches + 1
+    assert batches >= 5
+    assert offset == reader.reportLatestOffset()
+    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == offset
+    assert reader.latestOffset(reader.initialOffset(), ReadMaxBytes(1))["position"] < offset["position"]
+
+
+def test_what_comes_after_the_target_is_for_the_next_run(written: Opener) -> None:
+    journal = written()
+    journal.fill(5)
+    reader = StreamReader(Options.of({"path": str(journal.directory)}), SEQ)
+    reader.prepareForTriggerAvailableNow()
+    target = reader.reportLatestOffset()
+    journal.fill(5)
+    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == target
+    assert reader.latestOffset(target, ReadAllAvailable()) == target
+    latest = StreamReader(Options.of({"path": str(journal.directory), "start": "latest"}), SEQ)
+    assert latest.initialOffset() == reader.reportLatestOffset() != target
+
+
+def test_holes_are_among_the_segments(written: Opener) -> None:
+    journal = written()
+    journal.fill(300)
+    view = journal.place.view()
+    whole = list(with_holes(view))
+    journal.segments[1].path.unlink()
+    found = list(with_holes(journal.place.view()))
+    assert [extent for extent, _ in found] == [extent for extent, _ in whole]
+
+
+# With one.
+
+
+@pytest.mark.slow
+def test_a_table_is_what_was_written(spark: Any, written: Opener) -> None:
+    journal = written()
+    journal.fill(200)
+    frame = spark.read.format("fyrehose").option("partitionBytes", "100k").load(str(journal.directory))
+    assert brief(frame.collect()) == journal.rows()
+    assert frame.rdd.getNumPartitions() > 2
+    narrow = spark.read.format("fyrehose").schema("seq bigint, stream string").load(str(journal.directory))
+    assert sorted((row.stream, row.seq) for row in narrow.collect()) == [row[:2] for row in journal.rows()]
+
+
+@pytest.mark.slow
+def test_options_choose_what_a_filter_leaves(spark: Any, written: Opener) -> None:
+    journal = written()
+    journal.fill(200)
+    moment = sorted({record.time for record in journal.records})[100]
+    expected = journal.rows(lambda r: r.stream != "s0" and r.seq > 10 and r.time < moment)
+    frame = spark.read.format("fyrehose").load(str(journal.directory))
+    assert (
+        brief(frame.where(f"stream <> 's0' and seq > 10 and time < timestamp_micros({moment})").collect()) == expected
+    )
+    assert brief(frame.collect()) == journal.rows(), "what one query left out is there for the next"
+    chosen = (
+        spark.read.format("fyrehose")
+        .options(streams='["s1", "s2"]', start="11", end=datetime.fromtimestamp(moment / 1e6, UTC).isoformat())
+        .load(str(journal.directory))
+    )
+    assert brief(chosen.collect()) == expected
+    assert chosen.rdd.getNumPartitions() < frame.rdd.getNumPartitions(), "what is not needed is not planned"
+
+
+@pytest.mark.slow
+def test_damage_is_an_error_that_says_what_is_lost(spark: Any, written: Opener) -> None:
+    journal = written()
+    journal.fill(200)
+    path = journal.flip(journal.segments[0].size // 2)
+    with pytest.raises(PySparkException) as raised:
+        spark.read.format("fyrehose").load(str(journal.directory)).count()
+    error = own_error(raised.value)
+    assert error is not None
+    assert error.exit_status == 3
+    assert str(path) in str(error)
+    assert "lost are 's" in str(error)
+    lost = spark.read.format("fyrehose").option("table", "gaps").load(str(journal.directory)).collect()
+    assert {(row.kind, row.file) for row in lost} == {("damaged", str(path))}
+
+
+@pytest.mark.slow
+def test_a_stream_of_all_that_is_there_and_then_of_what_has_come(spark: Any, written: Opener, tmp_path: Path) -> None:
+    journal = written()
+    journal.fill(50)
+    output, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
+
+    def run() -> None:
+        query = (
+            spark.readStream.format("fyrehose")
+            .option("maxRowsPerBatch", "60")
+            .load(str(journal.directory))
+            .writeStream.format("parquet")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start(output)
+        )
+        query.awaitTermination()
+
+    run()
+    assert brief(spark.read.parquet(output).collect()) == journal.rows()
+    journal.fill(50)
+    run()
+    assert brief(spark.read.parquet(output).collect()) == journal.rows()
+
+
+@pytest.mark.slow
+def test_a_journal_that_is_written_rolled_and_deleted_at_that_moment(spark: Any, written: Opener) -> None:
+    journal = written(keep_bytes=2 << 20)
+    journal.fill(100)
+    going = threading.Event()
+
+    def write() -> None:
+        while not going.is_set():
+            journal.fill(5, streams=1, size=500)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        complete, said = 0, []
+        for _ in range(4):
+            durable = journal.next["s0"] - 1
+            rows = spark.read.format("fyrehose").schema("stream string, seq bigint").load(str(journal.directory))
+            try:
+                seqs = sorted(row.seq for row in rows.where("stream = 's0'").collect())
+            except PySparkException as error:  # retention was faster: said, and not fewer rows
+                said.append(str(own_error(error)))
+                continue
+            assert seqs == list(range(seqs[0], seqs[-1] + 1)), "none is missing in the middle"
+            assert seqs[-1] >= durable
+            complete += 1
+        assert complete
+        assert all("was deleted" in text for text in said)
+    finally:
+        going.set()
+        writing.join()
+    journal.append(Run.of("s0", [b"end"], source="test"))
+
+
+@pytest.mark.slow
+def test_the_session_that_runs_is_the_one_that_is_given(spark: Any) -> None:
+    from fyrehose.spark import register, session
+
+    assert session() is spark
+    assert register(spark) is spark
+
+
+def test_schemas_that_do_not_fit() -> None:
+    for schema in ("offset bigint", "seq int", "topic string not null"):
+        with pytest.raises(ConfigError):
+            checked(StructType.fromDDL(schema))
+    assert checked(StructType.fromDDL("topic string, seq bigint not null")).names == ["topic", "seq"]
