@@ -6,14 +6,17 @@ PACKAGING = setup.cfg setup.py pyproject.toml
 KERNELS = $(wildcard fyrehose/kernels/native/*.pyx)
 # What may behave differently with the kernels in Python.
 PURE_TESTS = tests/kernels tests/protocols
+# Executions of each fuzzed decoder.
+FUZZ_RUNS ?= 20000
 
-.PHONY: run test lint types unit pure trial news coverage clean help
+.PHONY: run test lint types unit pure trial news coverage fuzz clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run       serve every protocol on loopback, the journal in ./data"
 	@echo "make test      set up, then check style, types and behaviour: what CI does"
 	@echo "make coverage  run the tests and say what they never reached"
+	@echo "make fuzz      random bytes for every decoder: FUZZ_RUNS=1000000 for a million each"
 	@echo "make clean     remove what the other targets made (not ./data)"
 
 $(BIN)/python:
@@ -69,6 +72,10 @@ news: .venv/test.stamp
 coverage: .venv/native.stamp
 	$(BIN)/coverage run -m pytest -m 'not live'
 	$(BIN)/coverage report
+
+# Each takes a number of executions, and ends with a status that says what became of them.
+fuzz: .venv/native.stamp
+	@set -e; for each in tests/fuzz/fuzz_*.py; do echo "$$each"; $(BIN)/python "$$each" $(FUZZ_RUNS); done
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*

@@ -1,0 +1,25 @@
+"""The page of lumberjack says what is so: every option with its default, and an example that runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+
+from fyrehose.protocols.lumberjack.server import Settings
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocols" / "lumberjack.md").read_text()
+
+
+def test_every_option_is_in_the_table() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert {field.name for field in attrs.fields(Settings)} <= named
+
+
+def test_the_codec_works_as_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "session.more_work" in block)
+    exec(compile(code, "lumberjack.md", "exec"), {})
+    assert capsys.readouterr().out == "None 1 b'{}'\n[b'2A\\x00\\x00\\x00\\x01']\n"
