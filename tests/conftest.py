@@ -16,6 +16,12 @@ settings.register_profile("fyrehose", deadline=None)
 settings.load_profile("fyrehose")
 
 
+def pytest_collection_finish() -> None:
+    # What was imported stays: the collection after each test need not look at it again.
+    gc.collect()
+    gc.freeze()
+
+
 class LoggedErrors(list[LogEvent]):
     """The errors that were logged; a test that expects some takes them out with :meth:`take`."""
 
