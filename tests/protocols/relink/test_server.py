@@ -299,12 +299,10 @@ def test_the_listeners_table(make_server: Any, case: str, require: bool) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["", "publish", "publish:", "subscribe:", "other:s", "publish:" + "s" * 256, "subscribe:s@" + "9" * 16],
+    ["", "publish", "publish:", "subscribe:", "other:s", "subscribe:s@" + "9" * 16],
 )
 def test_unknown_endpoints_are_closed_in_silence(make_server: Any, name: str) -> None:
     server = make_server()
-    if len(name) > 255:
-        pytest.skip("no such name can be said")
     peer = server.connect(name)
     assert peer.talk() == []
     assert peer.closed
