@@ -8,8 +8,12 @@ KERNELS = $(wildcard fyrehose/kernels/native/*.pyx)
 PURE_TESTS = tests/kernels tests/protocols
 # Executions of each fuzzed decoder.
 FUZZ_RUNS ?= 20000
+# Kills of the server; flipped bits and cuts of each shape (0: all); failed syncs, and power cuts.
+KILLS ?= 100
+FLIPS ?= 2000
+FAULTS ?= 5
 
-.PHONY: run test lint types unit pure trial news coverage fuzz clean help
+.PHONY: run test lint types unit pure trial news coverage fuzz torture clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +21,7 @@ help:
 	@echo "make test      set up, then check style, types and behaviour: what CI does"
 	@echo "make coverage  run the tests and say what they never reached"
 	@echo "make fuzz      random bytes for every decoder: FUZZ_RUNS=1000000 for a million each"
+	@echo "make torture   kill the server, flip bits, fail its disk: KILLS=1000 FLIPS=0 (all of them) FAULTS=20"
 	@echo "make clean     remove what the other targets made (not ./data)"
 
 $(BIN)/python:
@@ -76,6 +81,13 @@ coverage: .venv/native.stamp
 # Each takes a number of executions, and ends with a status that says what became of them.
 fuzz: .venv/native.stamp
 	@set -e; for each in tests/fuzz/fuzz_*.py; do echo "$$each"; $(BIN)/python "$$each" $(FUZZ_RUNS); done
+
+torture: .venv/test.stamp
+	$(BIN)/python tests/torture/kill9.py --count $(KILLS)
+	$(BIN)/python tests/torture/kill9.py --count $(KILLS) --durability interval:20
+	$(BIN)/python tests/torture/bits.py --kind checks --count 0
+	$(BIN)/python tests/torture/bits.py --count $(FLIPS)
+	$(BIN)/python tests/torture/faults.py --count $(FAULTS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*

@@ -237,8 +237,8 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: int, files: File
             recovered.saw(header, body)
     except fmt.Damage as damage:
         at = recovered.position
-        durable = max(recovered.durable, durable_beyond(reader, at, segment.end))
-        if at < durable or recovered.index.end == 0:
+        known = at < recovered.durable or recovered.index.end == 0
+        if known or at < durable_beyond(reader, at, segment.end):
             raise damaged(segment.path, at, segment.base, damage) from damage
         _cut_off(segment, reader, recovered, files)
     finally:

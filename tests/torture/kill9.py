@@ -73,7 +73,7 @@ class Life:
         self.acked: dict[int, int] = {}
         self.kept = self.duplicates = self.datagrams = 0
 
-    def start(self) -> servers.Server:
+    def start(self, before: tuple[str, ...] = ()) -> servers.Server:
         return servers.Server(
             self.directory,
             "--durability",
@@ -82,7 +82,13 @@ class Life:
             "journal.min-free=0",
             "--option",
             f"journal.segment-size={self.segment_size}",
+            before=before,
         )
+
+    def load(self, server: servers.Server) -> None:
+        """Everybody connects and goes on, until the next check."""
+        for worker in (self.subscribers, self.publishers):
+            worker.connect(server.port("figg"), server.port("backbone"))
 
     def check(self, server: servers.Server) -> None:
         """Everything, against what the others noted; the server serves, and nobody is connected."""
@@ -210,8 +216,7 @@ def cycle(life: Life, busy: float) -> float:
         server.wait_until_serving()
         started = time.monotonic() - server.started
         life.check(server)
-        for worker in (life.subscribers, life.publishers):
-            worker.connect(server.port("figg"), server.port("backbone"))
+        life.load(server)
         time.sleep(dice.uniform(0, busy))
     finally:
         server.kill()

@@ -243,7 +243,7 @@ class Subscribers(Worker):
                     ended = True
                 elif key.data == "udp":
                     self._datagrams(datagrams, seen)
-                elif not self._read(key.data, seen):
+                elif self._read(key.data, seen) is False:
                     selector.unregister(key.data[0])
                     key.data[0].close()
         for key in list(selector.get_map().values()):
@@ -255,13 +255,13 @@ class Subscribers(Worker):
         selector.close()
 
     @staticmethod
-    def _read(reader: tuple[socket.socket, wire.Frames, dict[bytes, int]], seen: _Seen) -> bool:
-        """Whether there is more to come from this connection."""
+    def _read(reader: tuple[socket.socket, wire.Frames, dict[bytes, int]], seen: _Seen) -> bool | None:
+        """Whether something came; None: nothing at this moment; False: nothing any more."""
         peer, frames, position = reader
         try:
             chunk = peer.recv(1 << 18)
         except BlockingIOError:
-            return True
+            return None
         except OSError:
             return False
         for kind, topic, offset, data in frames.feed(chunk):

@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Flips every bit of a segment, and cuts it at every byte, and looks what recovery makes of it.
+
+    bits.py [--count N] [--seed S] [--jobs J] [--shape NAME] [--size BYTES]
+
+A segment of --size bytes is written in each of three shapes: many tiny runs, few large ones, many streams.  Then, on a
+copy of it:
+
+    checks    one bit each of what was written: the checksums of its batch, or of the segment's header, have to tell.
+    flips     one bit each.  Below the durable mark the journal must refuse to open, and must not be changed; behind it,
+              and in the last batch if the mark does not cover it, what is recovered is what was written before.
+    cuts      from each byte on the file ends, or has zeros, or garbage; with the mark, with one that does not cover
+              the last batch, and without: nine trials each.  Either the journal refuses to open, or what is recovered
+              is a beginning of what was written, up to the mark at least.
+
+Never may there be a record that was not written, or in another shape.  --count takes so many places of each kind and
+shape at random; 0 takes them all.  Prints how many were tried; the status is 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.files import Files
+from fyrehose.journal.recovery import Recovered, recover
+from fyrehose.journal.writer import Writer
+from fyrehose.records import Run
+
+SHAPES = ("tiny", "large", "streams")
+KINDS = ("checks", "flips", "cuts")
+FILLS = ("cut", "zeros", "garbage")
+#: Places that one job takes at a time.
+SHARE = 2000
+
+
+class NoSync(Files):
+    """What is killed here is nobody's: nothing has to reach a disk."""
+
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_directory(self, directory: Path) -> None:
+        pass
+
+
+class Specimen:
+    """A segment as it was written, what it holds, and a directory to damage copies of it in."""
+
+    def __init__(self, directory: Path, shape: str, size: int, seed: int) -> None:
+        self.directory, self.shape, self.files = directory, shape, NoSync()
+        writer = Writer(directory, Recovered(), size, True, self.files)
+        writer.open(1)
+        #: where each batch begins, the last number of each stream there, and a digest of everything before
+        self.states: list[tuple[int, dict[str, int], bytes]] = []
+        self._write(writer, random.Random(seed), size)
+        self.end, self.last = writer.position, self.states[-2][0]
+        writer.close(in_order=False)
+        self.path = scan.path_of(directory, 0)
+        self.whole = self.path.read_bytes()
+        self.marks = {
+            "mark": scan.pack_mark(self.end),
+            "old mark": scan.pack_mark(self.last),
+            "no mark": b"",
+        }
+
+    def _write(self, writer: Writer, dice: random.Random, size: int) -> None:
+        digest = hashlib.blake2b()
+        while True:
+            self.states.append((writer.position, dict(writer.ends), digest.digest()))
+            runs = self._runs(writer.ends, dice)
+            needed = sum(run.room for run in runs) + fmt.BATCH_HEADER.size
+            if writer.position + needed > size:
+                return
+            writer.commit([runs], 1, 1)
+            for run in fmt.grouped(runs):
+                _digest(digest, run)
+
+    def _runs(self, ends: dict[str, int], dice: random.Random) -> list[Run]:
+        if self.shape == "tiny":
+            sizes = {"s": dice.randrange(12), "t": dice.randrange(12)}
+        elif self.shape == "large":
+            sizes = {"s": dice.randrange(4000, 9000)}
+        else:
+            sizes = {f"stream-{dice.randrange(1000)}": dice.randrange(40) for _ in range(40)}
+        return [
+            Run.of(stream, [dice.randbytes(length)], source="figg", producer_seq=7).numbered(ends.get(stream, 0) + 1, 1)
+            for stream, length in sizes.items()
+        ]
+
+    def damage(self, changed: bytes, mark: str) -> str:
+        """What recovery made of it: refused, or recovered; anything else is an AssertionError."""
+        self.path.write_bytes(changed)
+        mark_path = self.directory / scan.MARK_NAME
+        if self.marks[mark]:
+            mark_path.write_bytes(self.marks[mark])
+        else:
+            mark_path.unlink(missing_ok=True)
+        try:
+            found = recover(self.directory, self.files)
+        except JournalCorrupt:
+            assert self.path.read_bytes() == changed, "it was refused and changed all the same"
+            return "refused"
+        self._check(found, mark)
+        for aside in self.directory.glob("torn-*"):
+            aside.unlink()
+        return "recovered"
+
+    def _check(self, found: Recovered, mark: str) -> None:
+        known = [state for state in self.states if state[0] == found.position]
+        assert known, f"it goes on at {found.position}, where nothing ended"
+        position, ends, digest = known[0]
+        least = {"mark": self.end, "old mark": self.last, "no mark": 0}[mark]
+        assert position >= least, f"{least - position} durable bytes were cut off"
+        assert found.ends == ends, "the numbers are others"
+        assert self._reread(position) == digest, "the records are others"
+
+    def _reread(self, stop: int) -> bytes:
+        digest = hashlib.blake2b()
+        reader = scan.SegmentReader(self.path, 0, self.files)
+        try:
+            for header, body in reader.batches(fmt.SEGMENT_HEADER.size, stop):
+                if header.kind is fmt.Kind.RECORDS:
+                    for run in fmt.runs(body, header.time):
+                        _digest(digest, run)
+        finally:
+            reader.close()
+        return digest.digest()
+
+    def check(self, bit: int) -> list[str]:
+        """The least that has to be: the bytes around the bit are not taken for what was written."""
+        if bit // 8 >= self.end:
+            return []
+        changed = bytearray(self.whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        position = max((state[0] for state in self.states if state[0] <= bit // 8), default=0)
+        try:
+            if bit // 8 < fmt.SEGMENT_HEADER.size:
+                fmt.SegmentHeader.unpack(changed)
+            else:
+                position = max(position, fmt.SEGMENT_HEADER.size)
+                view = memoryview(changed)[position:]
+                header = fmt.BatchHeader.unpack(view, position)
+                header.check(view[fmt.BATCH_HEADER.size : fmt.BATCH_HEADER.size + header.length])
+        except fmt.Damage:
+            return ["refused"]
+        raise AssertionError("nobody noticed")
+
+    def flip(self, bit: int) -> list[str]:
+        changed = bytearray(self.whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        outcome = self.damage(bytes(changed), "mark")
+        assert outcome == ("refused" if bit // 8 < self.end else "recovered"), outcome
+        if self.last <= bit // 8 < self.end:
+            assert self.damage(bytes(changed), "old mark") == "recovered"
+        return [outcome]
+
+    def cut(self, at: int) -> list[str]:
+        dice = random.Random(at)
+        outcomes = []
+        for fill in FILLS:
+            rest = {"cut": b"", "zeros": bytes(len(self.whole) - at), "garbage": dice.randbytes(len(self.whole) - at)}
+            changed = self.whole[:at] + rest[fill]
+            for mark in self.marks:
+                outcome = self.damage(changed, mark)
+                if mark == "mark" and at < self.end and changed[: self.end] != self.whole[: self.end]:
+                    assert outcome == "refused", f"{fill}: {outcome}"
+                if at < fmt.SEGMENT_HEADER.size + 1:
+                    assert outcome == "refused", "without a beginning there is nothing"
+                outcomes.append(outcome)
+        return outcomes
+
+
+def _digest(digest: hashlib.blake2b, run: Run) -> None:
+    digest.update(f"{run.stream} {run.first_seq} {run.source} {run.producer_seq} ".encode())
+    digest.update(run.lengths)
+    digest.update(run.payload)
+
+
+def share(kind: str, shape: str, size: int, seed: int, places: Iterable[int]) -> tuple[int, dict[str, int], list[str]]:
+    """Try ``places``: how many, what came of them, and what was wrong."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    directory = Path(tempfile.mkdtemp(prefix="fyrehose-bits-", dir=base))
+    outcomes: dict[str, int] = {}
+    wrong = []
+    tried = 0
+    try:
+        specimen = Specimen(directory, shape, size, seed)
+        attempts: dict[str, Callable[[int], list[str]]] = {
+            "checks": specimen.check,
+            "flips": specimen.flip,
+            "cuts": specimen.cut,
+        }
+        for place in places:
+            tried += 1
+            try:
+                for outcome in attempts[kind](place):
+                    outcomes[outcome] = outcomes.get(outcome, 0) + 1
+            except Exception as error:
+                wrong.append(f"{shape} {kind} {place} (seed {seed}): {type(error).__name__}: {error}")
+    finally:
+        shutil.rmtree(directory)
+    return tried, outcomes, wrong
+
+
+def shares(size: int, kind: str, count: int, dice: random.Random) -> Iterator[Iterable[int]]:
+    total = size if kind == "cuts" else size * 8
+    places = list(range(total) if not count or count >= total else dice.sample(range(total), count))
+    for begin in range(0, len(places), SHARE):
+        yield places[begin : begin + SHARE]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=2000, help="places of each kind and shape; 0: all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--size", type=int, default=64 << 10)
+    parser.add_argument("--shape", choices=SHAPES, action="append")
+    parser.add_argument("--kind", choices=KINDS, action="append")
+    arguments = parser.parse_args()
+    dice = random.Random(arguments.seed)
+    failed = 0
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for shape in arguments.shape or SHAPES:
+            for kind in arguments.kind or KINDS:
+                began = time.monotonic()
+                jobs = [
+                    pool.submit(share, kind, shape, arguments.size, arguments.seed, places)
+                    for places in shares(arguments.size, kind, arguments.count, dice)
+                ]
+                tried, outcomes, wrong = 0, dict.fromkeys(("refused", "recovered"), 0), []
+                for job in jobs:
+                    some, results, problems = job.result()
+                    tried += some
+                    wrong += problems
+                    for outcome, times in results.items():
+                        outcomes[outcome] += times
+                seconds = time.monotonic() - began
+                print(
+                    f"{shape}: {tried} {kind} of {arguments.size} bytes, {outcomes['refused']} refused, "
+                    f"{outcomes['recovered']} recovered what was before, {len(wrong)} wrong, {seconds:.0f} s",
+                    flush=True,
+                )
+                for problem in wrong[:10]:
+                    print(f"WRONG: {problem}")
+                failed += len(wrong)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""Faults of the disk, against the real server under load; what is promised is looked for as in kill9.py.
+
+    faults.py [--count N] [--seed S] [--part syncs|full|limit|power ...]
+
+    syncs   the Nth fdatasync, and then the Nth fsync, fails with EIO, for N = 1 ... --count (strace injects it): the
+            server ends with status 4, and what it had acknowledged is there when it starts again
+    full    the disk fills up (a small tmpfs; needs root): the server takes nothing more, serves on, and takes messages
+            again when there is room
+    limit   the same by RLIMIT_FSIZE, which gives EFBIG after a short write
+    power   --count power cuts (ext4 on a loop device, EXT4_IOC_SHUTDOWN without flushing its log; needs root): what was
+            not synced is gone, and nothing that was acknowledged is
+
+Prints a line for each part; a part that cannot be run here says why.  The status is 1 if anything was violated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import kill9
+import servers
+
+FULL = "the journal takes nothing more in"
+AGAIN = "the journal takes messages again"
+#: _IOR('X', 125, __u32), and its way of losing what the log of the file system has not written.
+EXT4_IOC_SHUTDOWN, NOLOGFLUSH = 0x8004587D, 2
+
+
+class NotHere(Exception):
+    """This part cannot be run on this machine."""
+
+
+class Bench:
+    """A journal under load, and what was wrong."""
+
+    def __init__(self, root: Path, dice: random.Random, segment_size: int) -> None:
+        self.life = kill9.Life(root, dice, "batch")
+        self.life.segment_size = segment_size
+        self.dice = dice
+
+    @property
+    def problems(self) -> list[str]:
+        return self.life.problems
+
+    @property
+    def acked(self) -> int:
+        return sum(self.life.acked.values())
+
+    def expect(self, what: bool, said: str) -> None:
+        if not what:
+            self.problems.append(said)
+
+    def serve(self) -> servers.Server:
+        """Start it, in order and with everything that it promised."""
+        server = self.life.start()
+        try:
+            server.wait_until_serving()
+            self.life.check(server)
+        except BaseException:
+            server.process.kill()
+            server.process.wait()
+            raise
+        return server
+
+
+def syncs(bench: Bench, count: int) -> str:
+    if shutil.which("strace") is None:
+        raise NotHere("there is no strace")
+    statuses: dict[int, int] = {}
+    for call in ("fdatasync", "fsync"):
+        for nth in range(1, count + 1):
+            status = _one_sync(bench, call, nth)
+            statuses[status] = statuses.get(status, 0) + 1
+            bench.expect(status in (0, 4), f"status {status} after {call} {nth} failed")
+            if bench.problems:
+                break
+    bench.expect(4 in statuses, "no fault had any effect")
+    fatal, harmless = statuses.get(4, 0), statuses.get(0, 0)
+    return f"{fatal} failed syncs ended the server with status 4, {harmless} were harmless or never came to pass"
+
+
+def _one_sync(bench: Bench, call: str, nth: int) -> int:
+    trace = bench.life.directory / "strace"
+    inject = f"inject={call}:error=EIO:when={nth}"
+    words = ("strace", "-f", "-qq", "-e", "signal=none", "-o", str(trace), "-e", f"trace={call}", "-e", inject)
+    server = bench.life.start(before=words)
+    try:
+        server.wait_until_serving()
+        bench.life.load(server)
+        server.process.wait(2.0)
+    except subprocess.TimeoutExpired:
+        _end_child(server)
+    except servers.ServerEnded:
+        pass  # while it opened its journal
+    status = server.process.wait(servers.PATIENCE)
+    # An index is only a cache: that one of them is not on the disk is worth a line and no more.
+    fatal = "INJECTED" in trace.read_text() and "was not written and will be made again" not in server.log
+    bench.expect(fatal == (status == 4), f"{call} {nth}: status {status}, fatal: {fatal}\n{server.log}")
+    again = bench.serve()
+    again.kill()
+    return status
+
+
+def _end_child(server: servers.Server) -> None:
+    """SIGTERM for the server and not for the strace around it."""
+    pid = server.process.pid
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGTERM)
+
+
+def full(bench: Bench, count: int) -> str:
+    data = bench.life.directory / "data"
+    data.mkdir(parents=True)
+    mount("-t", "tmpfs", "-o", "size=12M", "tmpfs", str(data))
+    try:
+        return _fill_up(bench, data)
+    finally:
+        subprocess.run(["umount", str(data)], check=True)
+
+
+def _fill_up(bench: Bench, data: Path) -> str:
+    filler = data / "filler"
+    filler.write_bytes(bytes(4 << 20))
+
+    def make_room(server: servers.Server) -> None:
+        filler.unlink()
+
+    return _stop_and_go(bench, make_room)
+
+
+def limit(bench: Bench, count: int) -> str:
+    def start(server: servers.Server) -> None:
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (700_000, resource.RLIM_INFINITY))
+
+    def make_room(server: servers.Server) -> None:
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    return _stop_and_go(bench, make_room, start)
+
+
+def _stop_and_go(
+    bench: Bench,
+    make_room: Callable[[servers.Server], None],
+    started: Callable[[servers.Server], None] = lambda server: None,
+) -> str:
+    server = bench.serve()
+    try:
+        started(server)
+        bench.life.load(server)
+        server.wait_until(FULL)
+        time.sleep(0.3)
+        bench.life.check(server)  # by reading everything: subscribers are served
+        before = bench.acked
+        bench.expect(before > 0, "nothing was acknowledged before the disk was full")
+        bench.expect(server.process.poll() is None, "it ended when the disk was full")
+        make_room(server)
+        server.wait_until(AGAIN)
+        bench.life.load(server)
+        time.sleep(0.5)
+        bench.life.check(server)
+        after = bench.acked
+        bench.expect(after > before, "nothing was acknowledged when there was room again")
+        status = server.kill(signal.SIGTERM)
+        bench.expect(status == 0, f"status {status} after SIGTERM:\n{server.log}")
+    finally:
+        server.process.kill()
+        server.process.wait()
+    bench.serve().kill()
+    return f"{before} acknowledged before, {after - before} after there was room again"
+
+
+def power(bench: Bench, count: int) -> str:
+    data = bench.life.directory / "data"
+    data.mkdir(parents=True)
+    image = bench.life.directory / "ext4.image"
+    with image.open("wb") as file:
+        file.truncate(512 << 20)
+    if shutil.which("mkfs.ext4") is None:
+        raise NotHere("there is no mkfs.ext4")
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
+    mount("-o", "loop", str(image), str(data))
+    statuses: dict[int, int] = {}
+    try:
+        for _ in range(count):
+            status = _cut_power(bench, image, data)
+            statuses[status] = statuses.get(status, 0) + 1
+            bench.expect(status in (-9, 4), f"status {status} after the disk had gone")
+            if bench.problems:
+                break
+        bench.serve().kill()
+    finally:
+        subprocess.run(["umount", str(data)], check=True)
+    return (
+        f"{sum(statuses.values())} cuts; the server was killed with the disk {statuses.get(-9, 0)} times, and ended "
+        f"itself with status 4 {statuses.get(4, 0)} times"
+    )
+
+
+def _cut_power(bench: Bench, image: Path, data: Path) -> int:
+    server = bench.serve()
+    bench.life.load(server)
+    time.sleep(bench.dice.uniform(0, 0.3))
+    fd = os.open(data, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, EXT4_IOC_SHUTDOWN, struct.pack("I", NOLOGFLUSH))
+    finally:
+        os.close(fd)
+    if bench.dice.random() < 0.5:
+        server.process.kill()
+    status = server.process.wait(servers.PATIENCE)
+    subprocess.run(["umount", str(data)], check=True)
+    mount("-o", "loop", str(image), str(data))
+    return status
+
+
+def mount(*words: str) -> None:
+    """:raises NotHere: it is not allowed, or does not work"""
+    ended = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise NotHere(f"mount {' '.join(words)}: {ended.stderr.strip()}")
+
+
+PARTS: dict[str, tuple[Callable[[Bench, int], str], int]] = {
+    "syncs": (syncs, 256 << 10),
+    "full": (full, 256 << 10),
+    "limit": (limit, 1 << 20),
+    "power": (power, 256 << 10),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=5, help="how many syncs fail, and how often the power is cut")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--part", choices=PARTS, action="append")
+    arguments = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="fyrehose-faults-"))
+    violations = 0
+    for name in arguments.part or PARTS:
+        part, segment_size = PARTS[name]
+        bench = Bench(root / name, random.Random(arguments.seed), segment_size)
+        began = time.monotonic()
+        try:
+            said = part(bench, arguments.count)
+        except NotHere as reason:
+            print(f"{name}: skipped, {reason}", flush=True)
+            continue
+        except (servers.ServerEnded, OSError, ValueError) as error:
+            said = "it came to an end"
+            bench.problems.append(f"{type(error).__name__}: {error}")
+        finally:
+            bench.life.close()
+        for problem in bench.problems[:20]:
+            print(f"VIOLATION: {name}: {problem}")
+        violations += len(bench.problems)
+        seconds = time.monotonic() - began
+        print(
+            f"{name}: {said}; {bench.acked} acknowledged, {len(bench.problems)} violations, {seconds:.0f} s", flush=True
+        )
+    if violations:
+        print(f"kept for a look: {root}")
+        return 1
+    shutil.rmtree(root)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
