@@ -60,7 +60,7 @@ class Inflation:
     done: bool = attrs.field(default=False, init=False)
     _taken: int = attrs.field(default=0, init=False)
     _tail: bytes = attrs.field(default=b"", init=False)
-    _engine: Any = attrs.field(factory=engine.decompressobj, init=False)
+    _engine: Any = attrs.field(factory=lambda: engine.decompressobj(), init=False)
 
     @property
     def begun(self) -> bool:
