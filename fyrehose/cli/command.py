@@ -119,7 +119,7 @@ def publish(
         fyrehose publish --stream log --file /var/log/dpkg.log
         fyrehose publish --stream source --whole src/*.py
         journalctl -f | fyrehose publish --protocol backbone
-        fyrehose publish --protocol relink --stream orders --transaction 50 --file orders.json
+        fyrehose publish --protocol relink --stream s --transaction 50 --file f
     """
     from fyrehose.cli import publishing, running, sources
     from fyrehose.cli.places import server

@@ -20,6 +20,9 @@ from fyrehose.cli.running import connected, worker
 from fyrehose.cli.sources import Source
 from fyrehose.errors import FyrehoseError
 
+#: How long taking leave of the server may take, in seconds.
+FAREWELL = 5.0
+
 
 @attrs.define(eq=False)
 class Tally:
@@ -99,8 +102,11 @@ async def publish(reactor: Any, publisher: Any, source: Source, timeout: float, 
         click.echo(f"fyrehose: interrupted; {tally.summary(reactor.seconds() - began)}", err=True)
         raise
     finally:
-        publisher.close().addErrback(lambda failure: None)  # it has been said what came of it
+        closed: Deferred[Any] = publisher.close()
+        closed.addErrback(lambda failure: None)  # it has been said what came of it
     click.echo(f"fyrehose: {tally.summary(reactor.seconds() - began)}", err=True)
+    # Some protocols take their leave, and the server keeps something for them if they do not.
+    await closed.addTimeout(FAREWELL, reactor).addErrback(lambda failure: None)
     return 0 if tally.acknowledged == tally.published else 1
 
 

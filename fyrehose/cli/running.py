@@ -66,7 +66,7 @@ async def connected(reactor: Any, client: Any, timeout: float, where: object) ->
 
 
 def _start(reactor: Any, command: Command, ended: list[Any]) -> None:
-    task = Deferred.fromCoroutine(command(reactor))
+    task = Deferred.fromCoroutine(_awaited(command, reactor))
     interrupted: list[int] = []
 
     def end(result: Any) -> None:
@@ -92,3 +92,8 @@ def _warn(event: LogEvent) -> None:
         failure = event.get("log_failure")
         said = formatEvent(event) + (f": {failure.getErrorMessage()}" if failure is not None else "")
         click.echo(f"fyrehose: {said}", err=True, file=sys.stderr)
+
+
+async def _awaited(command: Command, reactor: Any) -> int:
+    """``command``, whose very call may raise, too: that would only be logged, and the reactor would go on."""
+    return await command(reactor)
