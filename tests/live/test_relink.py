@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_twisted
+from twisted.internet import reactor, ssl
+from twisted.internet.endpoints import TCP4ClientEndpoint, wrapClientTLS
+
+from fyrehose.protocols.relink.client import RelinkClient
+from fyrehose.testing.certificates import Authority
 
 pytestmark = pytest.mark.live
 
@@ -55,3 +61,22 @@ def test_a_protocol_without_transactions_says_so(start: Any) -> None:
     said = command("publish", "--protocol", "figg", "--stream", "s", "--transaction", "5", "x")
     assert said.returncode != 0
     assert "figg has no transactions" in said.stderr
+
+
+@pytest_twisted.ensureDeferred
+async def test_by_tls(start: Any, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    issued = authority.issue("localhost", "localhost")
+    listen = f"relink=ssl:0:interface=127.0.0.1:privateKey={issued.key}:certKey={issued.certificate}"
+    server = start("--data-dir", "data", "--listen", listen)
+    root = ssl.Certificate.loadPEM(Path(authority.certificate).read_bytes())
+    options = ssl.optionsForClientTLS("localhost", trustRoot=root)
+    endpoint = wrapClientTLS(options, TCP4ClientEndpoint(reactor, "127.0.0.1", server.port("relink")))
+    client = RelinkClient(reactor, endpoint, "publish:s", transactional=True)
+    await client.connect()
+    async with client.transaction() as transaction:
+        await transaction.send(b"x" * 1_000_000)
+        await transaction.send([b"a", b"b"])
+    await client.close()
+    assert server.stop() == 0
+    assert str(tmp_path) not in server.log.partition("relink: 0 links in")[2].partition("\n")[0]
