@@ -12,6 +12,10 @@ FUZZ_RUNS ?= 20000
 KILLS ?= 100
 FLIPS ?= 2000
 FAULTS ?= 5
+# Random schedules of two Relink sessions; messages of its transfers, which are cut 500 times, and kills in one of them.
+SCHEDULES ?= 100000
+MESSAGES ?= 100000
+TRANSFER_KILLS ?= 50
 
 .PHONY: run test lint types unit pure trial news coverage fuzz torture clean help
 .DEFAULT_GOAL := help
@@ -88,6 +92,10 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/bits.py --kind checks --count 0
 	$(BIN)/python tests/torture/bits.py --count $(FLIPS)
 	$(BIN)/python tests/torture/faults.py --count $(FAULTS)
+	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES)
+	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES) --losses
+	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES)
+	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES) --kills $(TRANSFER_KILLS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*

@@ -128,11 +128,12 @@ def hello_size(buffer: bytearray) -> int:
     if not buffer:
         return 1
     end = 1 + buffer[0]
+    # In the order in which they come, so that it does not matter how they were cut.
+    if len(buffer) >= end:
+        _text(buffer[1:end])
     for place in (end, end + 1):
         if len(buffer) > place and buffer[place] not in ID_SIZES:
             raise RemoteProtocolError("bad-id-size", f"channel ids of {buffer[place]} bytes")
-    if len(buffer) >= end:
-        _text(buffer[1:end])
     return aligned(buffer[0] + _FIXED) + _REPLY.size
 
 

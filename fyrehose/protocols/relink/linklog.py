@@ -153,9 +153,12 @@ def recover(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, bound
     newest = _last(read, stream, oldest, last)
     if newest is None:
         return Recovered()
-    _, kind, epoch, checkpoint = HEADER.unpack_from(newest.payload)
-    if kind == Kind.CHECKPOINT:
-        checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
+    try:
+        _, kind, epoch, checkpoint = HEADER.unpack_from(newest.payload)
+        if kind == Kind.CHECKPOINT:
+            checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
+    except error:
+        return Recovered()
     links: dict[bytes, Saved] = {}
     expected = checkpoint
     try:

@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Protocol
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.client import backoff
+from fyrehose.protocols.relink.events import Asked, Resulted
+from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.outcomes import UnknownOutcome
+from fyrehose.protocols.relink.session import ListenerSession
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:
@@ -228,3 +233,73 @@ def test_transactions_are_another_kind_of_link(make_client: Any) -> None:
     transactional, _ = make_client(transactional=True)
     with pytest.raises(LocalProtocolError, match="transactional"):
         transactional.send(b"x")
+
+
+class ListenerFactory:
+    """A listener by hand, whose channel is transactional."""
+
+    def __init__(self) -> None:
+        self.sessions: list[ListenerSession] = []
+
+    def buildProtocol(self, address: Any) -> Any:
+        return _ListenerProtocol(self)
+
+
+class _ListenerProtocol(Protocol):
+    def __init__(self, factory: ListenerFactory) -> None:
+        self.factory = factory
+        self.session = ListenerSession()
+        self.found: list[Any] = []
+
+    def dataReceived(self, data: bytes) -> None:
+        found = self.session.receive_data(data)
+        for event in found:
+            if isinstance(event, Asked):
+                self.session.accept(Link(event.hello.terms, False, 5, 6), resumed=False)
+        self.found += found
+        self.flush()
+
+    def flush(self) -> None:
+        self.transport.writeSequence(self.session.data_to_send())  # type: ignore[union-attr]
+
+
+def test_a_transactional_listener(make_client: Any, make_server: Any, logged_errors: Any) -> None:
+    got: list[bytes] = []
+
+    def take(channel: int, seq: int, parts: Any) -> None:
+        if parts[0] == b"bad":
+            raise ValueError("not this one")
+        got.append(parts[0])
+
+    server = make_server()
+    server.factory = ListenerFactory()
+    client, wire = make_client("any", server=server, listener_transactional=True, on_message=take)
+    session = wire.far.session
+    for payload in (b"1", b"2", b"bad", b"3"):
+        session.link.send((4,), (payload,))
+    session.link.decide(4, Op.COMMIT, 0)
+    session.link.decide(4, Op.ROLLBACK, 1)
+    session.link.decide(4, Op.COMMIT, 3)
+    wire.far.flush()
+    wire.pump()
+    assert got == [b"1", b"3"]
+    assert [e for e in wire.far.found if isinstance(e, Resulted)] == [
+        Resulted(channel=4, first=0, last=0, result=Ack.COMMITTED),
+        Resulted(channel=4, first=2, last=2, result=Ack.UNCOMMITTED),
+        Resulted(channel=4, first=3, last=3, result=Ack.COMMITTED),
+    ]
+    assert session.link.sending[4].base == 4
+    session.link.close(4)
+    wire.far.flush()
+    wire.pump()
+    assert not client.link.receiving
+    assert len(logged_errors.take()) == 1
+
+
+def test_messages_that_nobody_takes_end_the_link(make_client: Any, logged_errors: Any) -> None:
+    client, wire = make_client("subscribe:s@0")
+    first = client.link
+    wire.server.publish("s", b"1")
+    wire.pump()
+    assert first.over
+    assert len(logged_errors.take()) == 1

@@ -93,3 +93,10 @@ def test_terms_that_cannot_be_said(wrong: dict[str, object]) -> None:
 def test_a_link_id_that_cannot_be_said() -> None:
     with pytest.raises(LocalProtocolError):
         Hello(terms=Terms(endpoint=""), link_id=1 << 63)
+
+
+def test_the_first_offence_counts() -> None:
+    wrong = bytearray(b"\1\xff\3\3")
+    for size in (2, 3, 4):
+        with pytest.raises(RemoteProtocolError, match="endpoint-not-utf-8"):
+            handshake.hello_size(wrong[:size])

@@ -117,3 +117,8 @@ def test_a_checkpoint_that_is_gone_loses_all_of_them() -> None:
     made = Run.of("l", runs[1][1], source=SOURCE).numbered(2, 1)
     found = recover(lambda stream, start, size: (made,) if start <= 2 else (), "l", (2, 2))
     assert (found.epoch, found.links) == (5, None)
+
+
+@pytest.mark.parametrize("last", [b"", b"\1", pack(Kind.CHECKPOINT, 5, 0, b"\0")])
+def test_a_last_record_that_says_nothing(last: bytes) -> None:
+    assert written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [last]))() == linklog.Recovered()
