@@ -243,14 +243,15 @@ def _show(found: Any) -> None:
     from rich.text import Text
 
     console = Console()
-    table = Table("stream", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("stream", overflow="fold")
     for name in ("records", "first", "last", "missing", "size"):
         table.add_column(name, justify="right")
-    table.add_column("from")
-    table.add_column("to")
+    for name in ("from", "to"):
+        table.add_column(name, no_wrap=True)
     for name, of in sorted(found.streams.items()):
         numbers = map(str, (of.records, of.first, of.last, of.missing))
-        table.add_row(Text(escaped(name)), *numbers, decimal(of.size), moment(of.began), moment(of.ended))
+        table.add_row(Text(escaped(name)), *numbers, decimal(of.size), moment(of.began)[:19], moment(of.ended)[:19])
     if found.streams:
         console.print(table)
         console.print()

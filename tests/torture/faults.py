@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Faults of the disk, against the real server under load; what is promised is looked for as in kill9.py.
 
-    faults.py [--count N] [--seed S] [--part syncs|full|limit|power ...]
+    faults.py [--count N] [--seed S] [--part syncs|full|limit|power|unsynced ...]
 
-    syncs   the Nth fdatasync, and then the Nth fsync, fails with EIO, for N = 1 ... --count (strace injects it): the
-            server ends with status 4, and what it had acknowledged is there when it starts again
-    full    the disk fills up (a small tmpfs; needs root): the server takes nothing more, serves on, and takes messages
-            again when there is room
-    limit   the same by RLIMIT_FSIZE, which gives EFBIG after a short write
-    power   --count power cuts (ext4 on a loop device, EXT4_IOC_SHUTDOWN without flushing its log; needs root): what was
-            not synced is gone, and nothing that was acknowledged is
+    syncs     the Nth fdatasync, and then the Nth fsync, fails with EIO, for N = 1 ... --count (strace injects it): the
+              server ends with status 4, and what it had acknowledged is there when it starts again
+    full      the disk fills up (a small tmpfs; needs root): the server takes nothing more, serves on, and takes
+              messages again when there is room
+    limit     the same by RLIMIT_FSIZE, which gives EFBIG after a short write
+    power     --count power cuts (ext4 on a loop device, EXT4_IOC_SHUTDOWN without flushing its log; needs root): what
+              was not synced is gone, and nothing that was acknowledged is
+    unsynced  the same with --durability never: what was acknowledged may be gone, but no number is used twice
 
 Prints a line for each part; a part that cannot be run here says why.  The status is 1 if anything was violated.
 """
@@ -185,6 +186,11 @@ def _stop_and_go(
     return f"{before} acknowledged before, {after - before} after there was room again"
 
 
+def unsynced(bench: Bench, count: int) -> str:
+    bench.life.durability, bench.life.may_lose = "never", True
+    return power(bench, count)
+
+
 def power(bench: Bench, count: int) -> str:
     data = bench.life.directory / "data"
     data.mkdir(parents=True)
@@ -241,6 +247,7 @@ PARTS: dict[str, tuple[Callable[[Bench, int], str], int]] = {
     "full": (full, 256 << 10),
     "limit": (limit, 1 << 20),
     "power": (power, 256 << 10),
+    "unsynced": (unsynced, 256 << 10),
 }
 
 
