@@ -306,8 +306,8 @@ class RelinkClient:
     def _lose(self, link: Link) -> None:
         unknown = link.unknown()
         link.over = True
-        self._fail(UnknownOutcome(unknown))
         self.on_lost(unknown)
+        self._fail(UnknownOutcome(unknown))
 
     def _on_consumed(self, event: events.Consumed) -> None:
         sent = self._sent.get(event.channel)

@@ -33,7 +33,7 @@ class ResultRun:
 class ReceiveChannel:
     """The cursors of one channel.
 
-    :ivar ordinal: the how manieth channel it is that the peer has opened on its link, from 0
+    :ivar ordinal: how many channels the peer had opened on its link before it
     """
 
     id: int
