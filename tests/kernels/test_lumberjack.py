@@ -128,6 +128,8 @@ TOPICS = [
     (b'{"x":1]"@metadata":{"beat":"x"}}', None),
     (b'{"x\\":{"@metadata":{"beat":"x"}}', None),
     (b'{"x":"', None),
+    (b'{"x', None),
+    (b'{"x":[1', None),
     (b'{"x":"\\', None),
     (b"{", None),
     (b"{}", None),

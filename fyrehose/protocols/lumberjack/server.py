@@ -156,9 +156,9 @@ class LumberjackProtocol(SessionProtocol):
                 self.broker.counters.add(KIT, "handshake-aborted")
             else:
                 self.broker.counters.refuse(self.log, KIT, "handshake-failed", self.peer, reason.getErrorMessage())
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
         super().connectionLost(reason)
         self._stop_working()
         self.broker.counters.add(KIT, "connections-now", -1)
@@ -299,7 +299,7 @@ class LumberjackProtocol(SessionProtocol):
 
     def _arm(self, delay: float) -> None:
         timer = self._timer
-        if timer is None or not timer.active():
+        if timer is None:
             self._timer = self.clock.callLater(delay, self._tick)
         elif timer.getTime() > self.clock.seconds() + delay:
             timer.reset(delay)
@@ -343,7 +343,7 @@ class LumberjackProtocol(SessionProtocol):
 
     def _cancel_handshake(self) -> None:
         timer, self._handshake_timer = self._handshake_timer, None
-        if timer is not None and timer.active():
+        if timer is not None:
             timer.cancel()
 
     def _no_handshake(self) -> None:

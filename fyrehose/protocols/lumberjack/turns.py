@@ -104,9 +104,10 @@ class Turns:
         if outcome is Outcome.DONE:
             self.leave(worker)
             return
-        if worker.needs > worker.held:  # a frame that has not begun: to the end of the queue
+        if worker.needs > worker.held:  # for a frame that has not begun: to the end of the queue, or out of it
             self.leave(worker)
-            self._waiting[worker] = None
+            if outcome is Outcome.MORE:
+                self._waiting[worker] = None
             return
         self._grant(worker, min(self._grants[worker], max(worker.held, worker.needs)))
         if outcome is Outcome.MORE:

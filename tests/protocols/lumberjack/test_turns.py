@@ -138,6 +138,19 @@ def test_who_is_held_back_keeps_its_grant_and_its_place() -> None:
     assert table.run() == "ab"
 
 
+def test_who_is_held_back_before_it_begins_is_not_asked_again_and_again() -> None:
+    table = Table()
+    toy = table.toy("a", (0, 0, BACK), (POOL, 0, BACK), (POOL, 0, DONE))
+    table.ask(toy)
+    assert table.run() == "a"
+    table.ask(toy)
+    assert table.run() == "a"
+    assert table.turns._granted == 0
+    assert not table.clock.getDelayedCalls()
+    table.ask(toy)
+    assert table.run() == "a"
+
+
 def test_the_budget_of_all_kits_counts_while_something_of_ours_will_be_released() -> None:
     table = Table(limit=100)
     table.budget.used = 90
