@@ -12,6 +12,8 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import quarantine, recovery, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
+from fyrehose.journal.settings import durability
+from fyrehose.journal.verify import verify
 from fyrehose.records import Run
 
 
@@ -147,3 +149,43 @@ def test_what_was_set_aside_before_is_kept(open_journal, monkeypatch) -> None:
     bench = open_journal(quarantine=True)
     assert first.read_bytes() == original
     assert len(list(bench.directory.glob("quarantine-*.bytes"))) == 2
+
+
+def test_numbers_that_a_crash_had_skipped_are_not_taken_for_lost(open_journal) -> None:
+    """A gap that the log explains, between what is damaged and what is not, is no reason to skip any more."""
+    for _ in range(2):
+        bench = open_journal(durability=durability("never"))
+        bench.append(b"kept")
+        bench.crash()
+    bench = open_journal()
+    bench.append(b"last")
+    at = bench.journal._writer.position
+    bench.append(b"other", stream="o")
+    bench.append(b"again")
+    ends = dict(bench.journal.ends())
+    bench.close()
+    patch(bench, at + 70, b"\xff\xff")
+    bench = open_journal(quarantine=True)
+    assert [record.payload for record in bench.records()] == [b"kept", b"kept", b"last", b"again"]
+    assert bench.journal.ends()["s"] == ends["s"]
+    bench.close()
+    report = verify(bench.directory)
+    assert report.problems == []
+
+
+def test_a_range_too_small_for_all_that_is_lost(open_journal) -> None:
+    """Of many streams, whose names do not fit into the place of the batch in which they were."""
+    bench = open_journal()
+    for name in "abc":
+        bench.append(b"x", stream=name * 200)
+    at = bench.journal._writer.position
+    runs = [Run.of(name * 200, [b""], source="t") for name in "abc"]
+    bench.journal.append(runs, [2, 2, 2])
+    bench.journal.append(runs, [3, 3, 3])
+    bench.close()
+    patch(bench, at + 70, b"\xff\xff")
+    bench = open_journal(quarantine=True)
+    for name in "abc":
+        assert [record.seq for record in bench.records(name * 200)] == [1, 3]
+    bench.close()
+    assert verify(bench.directory).problems == []

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import attrs
 import pytest
+from crc32c import crc32c
 
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.settings import durability
 from fyrehose.journal.verify import Report, verify
+from fyrehose.journal.walk import Extent
 from fyrehose.records import Run
 
 
@@ -176,10 +179,79 @@ class TestIndexes:
         assert self.report(index).problems == []
 
     def test_one_that_lies_is(self, index: Path) -> None:
-        from crc32c import crc32c
-
         data = bytearray(index.read_bytes())
         data[-8] ^= 8  # the position of a stream's batch
         data[40:44] = crc32c(bytes(data[48:])).to_bytes(4, "little")
         index.write_bytes(data)
         assert "something else than its segment" in str(self.report(index).problems[0])
+
+
+def test_segments_that_retention_deletes_meanwhile_are_no_damage(open_journal, monkeypatch) -> None:
+    bench = open_journal(segment_size=4096)
+    bench.append(b"only at the beginning", stream="rare")
+    fill(bench, 100)
+    extent_of = Extent.of
+
+    def deleted(directory: Path) -> Extent:
+        extent = extent_of(directory)
+        for segment in extent.segments[1:4]:
+            segment.path.unlink()
+        return extent
+
+    monkeypatch.setattr(Extent, "of", deleted)
+    report = verify(bench.directory)
+    assert report.problems == []
+    assert 0 < report.records < 126
+
+
+def test_a_segment_that_continues_from_another(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    fill(bench)
+    bench.close()
+    found = scan.segments(bench.directory)
+    header = fmt.SegmentHeader.unpack(found[1].path.read_bytes()[:64])
+    patch(found[1].path, 0, fmt.SegmentHeader(header.base, header.created, header.chain ^ 1).pack())
+    assert any("does not continue from the one before" in problem for problem in problems(bench.directory))
+
+
+def test_a_batch_that_cannot_be_even_though_its_checksums_are_right(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"x")
+    writer = bench.journal._writer
+    header, data = fmt.batch(
+        fmt.Kind.RECORDS,
+        [run(2, b"y")],
+        position=writer.position,
+        durable=writer.position + 8,
+        time=1_000_000,
+        clock=1,
+        chain=writer._chain,
+    )
+    lying = attrs.evolve(header, records=7).pack() + data[64:]
+    writer._append(lying)
+    writer.position, writer._chain = header.end, header.checksum
+    writer.sync()
+    said = " ".join(problems(bench.directory))
+    assert "beyond itself" in said
+    assert "more or less than its header says" in said
+
+
+def test_a_body_whose_lengths_contradict_each_other(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"x")
+    writer = bench.journal._writer
+    header, data = fmt.batch(
+        fmt.Kind.RECORDS,
+        [run(2, b"y")],
+        position=writer.position,
+        durable=writer.position,
+        time=1_000_000,
+        clock=1,
+        chain=writer._chain,
+    )
+    body = b"\xf0" + data[65:]
+    lying = attrs.evolve(header, checksum=crc32c(body, header.chain)).pack() + body
+    writer._append(lying)
+    writer.position = header.end
+    writer.sync()
+    assert "its checksum is right, but" in problems(bench.directory)[0]
