@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from twisted.internet.defer import fail
 
 from fyrehose.errors import Broken
 from fyrehose.interfaces import JournalState
@@ -554,3 +555,77 @@ def test_stopping_keeps_the_links(make_server: Any) -> None:
     peer.leave()
     server.restart()
     assert server.linked(old=peer.link).events[0].resumed
+
+
+def test_the_newest_of_those_who_want_a_link_gets_it(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    send(peer, b"x")
+    peer.talk()
+    peer.session.receive_eof()
+    second, third = server.connect(old=peer.link), None
+    second.protocol.dataReceived(b"".join(second.session.data_to_send()) + peer_hello(peer))
+    third = server.connect(old=peer.link)
+    third.protocol.dataReceived(b"".join(third.session.data_to_send()) + peer_hello(peer))
+    assert second.transport.aborted
+    second.leave()
+    server.journal.commit()
+    server.clock.advance(0)
+    third.session.receive_data(third.transport.value())
+    assert third.link is peer.link
+
+
+def peer_hello(peer: Any) -> bytes:
+    """What a connector says second, said at once."""
+    return Hello(terms=peer.link.terms, epoch=peer.link.epoch, link_id=peer.link.id).serialize()
+
+
+def test_a_connector_that_leaves_while_its_link_is_written(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.talk()
+    peer.leave()
+    server.journal.commit()
+    assert len(server.registry.entries) == 1
+    server.clock.advance(10)
+    assert not server.registry.entries
+
+
+def test_a_channel_that_is_forgotten_after_its_connection(make_server: Any) -> None:
+    """The last channel of a link that both have shut down: its end does not wait for a connection."""
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    send(peer, b"x")
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    peer.link.close(0)
+    peer.talk()  # close, ping, pong: the server writes that the channel is gone
+    (entry,) = server.registry.entries.values()
+    assert entry.link.receiving[0].leaving
+    peer.leave()
+    server.journal.commit()
+    assert not entry.link.receiving
+    again = server.linked(old=peer.link)
+    assert events.Closed(channel=0) in again.events
+
+
+def test_a_bug_of_ours_loses_nothing(make_server: Any, monkeypatch: pytest.MonkeyPatch, logged_errors: Any) -> None:
+    server = make_server()
+    peer = server.linked()
+    send(peer, b"x")
+    with monkeypatch.context() as broken:
+        broken.setattr(type(server.broker), "publish", lambda broker, runs: fail(ZeroDivisionError()))
+        peer.talk()
+    assert peer.transport.aborted
+    peer.leave()
+    again = server.linked(old=peer.link)
+    assert again.events[0].resumed
+    assert server.payloads() == [b"x"]
+    assert len(logged_errors.take()) == 1
