@@ -105,6 +105,7 @@ def reader(data: bytes) -> None:
         stream += part
     inflate = InflateLimits(largest=1 << 20)
     wanted = session_of(Limits(inflate=inflate), [stream])
+    size = max(size, len(stream) // 50)
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
     found = session_of(Limits(inflate=inflate, turn_events=events, turn_bytes=64 * events), chunks)
     assert found == wanted, (found, wanted)
@@ -188,6 +189,8 @@ class Watched:
         self.done += 1
         if self.done == min(1_000, self.executions // 2 + 1):
             self.before = resident()
+        if self.done % 100_000 == 0:
+            print(f"{self.decoder.__name__}: {self.done:,}", flush=True)
         if self.done == self.executions:
             grown = resident() - self.before
             print(
@@ -225,7 +228,7 @@ def run(name: str, executions: int, seed: int, corpus: Path) -> None:
         return
     for number, data in enumerate(SEEDS):
         corpus.joinpath(str(number)).write_bytes(b"\7\3" + data)
-    words = [f"-runs={executions}", f"-seed={seed}", f"-artifact_prefix={corpus}/", "-max_len=2048", "-verbosity=0"]
+    words = [f"-runs={executions}", f"-seed={seed}", f"-artifact_prefix={corpus}/", "-max_len=512", "-verbosity=0"]
     atheris.Setup([sys.argv[0], str(corpus), *words], watched)
     atheris.Fuzz()
 
