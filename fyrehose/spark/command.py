@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import time
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fyrehose import __version__
-from fyrehose.errors import FyrehoseError
 from fyrehose.settings import duration, size
 from fyrehose.spark import showing
 
@@ -29,12 +29,14 @@ class Group(click.Group):
     """Turns our errors into one line and a status, those too that come out of a task."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        # What PySpark logs of an error is a line as long as a book, and says what is said here.
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except Exception as error:
-            ours = error if isinstance(error, FyrehoseError) else showing.own_error(error)
+            ours = showing.in_a_line(error)
             if ours is None:
                 raise
             click.echo(f"fyrehose-spark: {ours}", err=True)
@@ -244,7 +246,7 @@ def rates(window: str, plot: Path | None, output: str | None, master: str | None
             counted.write.mode("overwrite").parquet(output)
             counted = spark.read.parquet(output).sort("start", "stream", "source", "topic")
         rows = counted.collect()
-        seconds = spark.sql(f"select unix_seconds(timestamp '1970-01-01 UTC' + interval {window})").collect()[0][0]
+        seconds = spark.sql(f"select unix_seconds(timestamp_seconds(0) + interval {window})").collect()[0][0]
     if plot is not None:
         job.plot(rows, seconds, plot)
     showing.table(f"by {window}", counted.columns, rows)

@@ -97,7 +97,9 @@ class Publisher:
         self._unsent.append(frame)
         self._unsent_bytes += len(frame)
         if self._unsent_bytes >= _SEND or self.rate:
-            self._exchange(len(self._pending) >= WINDOW or self._pending_bytes >= WINDOW_BYTES)
+            self._exchange(wait=False)
+        while len(self._pending) >= WINDOW or self._pending_bytes >= WINDOW_BYTES:
+            self._exchange(wait=True)
 
     def flush(self) -> None:
         """Return when everything is acknowledged.

@@ -24,6 +24,8 @@ REFRESH = 0.25
 #: How many rows of a table are shown.
 ROWS = 50
 
+#: What Spark raises where somebody has written SQL that it does not understand.
+_MISTAKES = ("AnalysisException", "ParseException")
 _OURS = re.compile(r"^(?:[\w.]*: )?fyrehose\.errors\.(\w+): (.+)$", re.MULTILINE)
 
 
@@ -35,6 +37,16 @@ def own_error(error: Exception) -> FyrehoseError | None:
     name, text = found[-1]
     kind = getattr(errors, name, FyrehoseError)
     return kind(text) if isinstance(kind, type) and issubclass(kind, FyrehoseError) else FyrehoseError(text)
+
+
+def in_a_line(error: Exception) -> FyrehoseError | None:
+    """What people are told of an error; None if it is none that they can do anything about."""
+    if isinstance(error, FyrehoseError):
+        return error
+    ours = own_error(error)
+    if ours is None and type(error).__name__ in _MISTAKES:
+        return FyrehoseError(str(error).strip().splitlines()[0])
+    return ours
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], console: Console | None = None) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,23 @@ def serve() -> Iterator[Callable[[Path], str]]:
         assert process.wait(60) == 0
         assert process.stdout is not None
         process.stdout.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A real server in a process of its own: where its Figg door is, and its journal."""
+    journal, log = tmp_path / "data", tmp_path / "log"
+    command = [str(Path(sys.executable).with_name("twistd")), "-n", "--pidfile", "", "--logfile", str(log), "fyrehose"]
+    command += ["--data-dir", str(journal), "--listen", "figg=tcp:0:interface=127.0.0.1"]
+    process = subprocess.Popen([*command, "--option", "journal.min-free=1M"], cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not (found := re.findall(r"figg \(\S+\) listens on (\S+:\d+)", log.read_text() if log.exists() else "")):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield found[0], journal
+    process.terminate()
+    process.wait(60)
 
 
 @pytest.fixture(scope="session")

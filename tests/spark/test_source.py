@@ -203,7 +203,7 @@ def test_the_session_that_runs_is_the_one_that_is_given(spark: Any) -> None:
 
 
 def test_schemas_that_do_not_fit() -> None:
-    for schema in ("offset bigint", "seq int", "topic string not null"):
+    for wrong in (("offset", "long"), ("seq", "integer"), ("topic", "string", False)):
         with pytest.raises(ConfigError):
-            checked(StructType.fromDDL(schema))
-    assert checked(StructType.fromDDL("topic string, seq bigint not null")).names == ["topic", "seq"]
+            checked(StructType().add(*wrong))
+    assert checked(StructType().add("topic", "string").add("seq", "long", False)).names == ["topic", "seq"]

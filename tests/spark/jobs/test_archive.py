@@ -103,10 +103,7 @@ def test_names_and_times_that_are_odd(spark: Any, written: Opener, tmp_path: Pat
     micros = tables.table(spark, lake).selectExpr("*", "unix_micros(event_time) micros")
     stored = {
         (row.stream, row.seq): (row.micros, row.producer_seq, bytes(row.event_id), str(row.date))
-        for row in tables.table(spark, lake)
-        .selectExpr("*", "unix_micros(event_time) micros")
-        .drop("event_time")
-        .collect()
+        for row in micros.drop("event_time").collect()
     }
     for record in journal.records:
         expected = (record.event_time, record.producer_seq - (1 << 64), record.event_id, "2023-11-14")

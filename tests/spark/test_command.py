@@ -1,0 +1,78 @@
+"""The command, with the session of the tests instead of one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fyrehose.records import Run
+from fyrehose.spark import command
+
+Opener = Callable[..., Any]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(command.main, [str(word) for word in words])
+
+
+def test_help_and_words_that_are_none() -> None:
+    assert "archive" in run("--help").output
+    for name in ("archive", "table", "dedup", "gaps", "rates", "parse", "replay", "verify"):
+        assert run(name, "--help").exit_code == 0
+    assert run("--version").output.startswith("fyrehose ")
+    assert run("archive", "j").exit_code == 2
+    said = run("archive", "--every", "soon", "j", "l")
+    assert said.exit_code == 2
+    assert "'soon' should be a duration" in said.output
+
+
+@pytest.mark.slow
+def test_from_the_journal_to_answers(
+    spark: Any, written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    journal, lake = written(), tmp_path / "lake"
+    journal.fill(60)
+    journal.append(*(Run.of("web", [b'{"ms": 5}'] * 2, source="test", producer="p:1", producer_seq=n) for n in (1, 5)))
+    place, count = journal.directory, len(journal.records)
+    said = run("archive", place, lake, "--reader", "lake")
+    assert (said.exit_code, f"{count}" in said.output) == (0, True), said.output
+    journal.append(Run.of("web", [b'{"ms": 5}'], source="test", producer="p:2", producer_seq=5))
+    both = ("--lake", lake, "--journal", place)
+    said = run("table", *both)
+    assert next(line.split()[:4] for line in said.output.splitlines() if "web" in line) == ["web", "5", "1", "5"]
+    said = run("table", *both, "--stream", "web", "--sql", "select count(*) as rows from records")
+    assert said.output.split()[-1] == "5"
+    said = run("dedup", *both, "--where", "stream = 'web'", "--output", tmp_path / "doubles")
+    assert "web" in said.output
+    assert spark.read.parquet(str(tmp_path / "doubles")).count() == 1
+    said = run("gaps", *both)
+    assert (said.exit_code, "no gaps" in said.output) == (0, True), said.output
+    said = run("gaps", *both, "--producers", "--stream", "web")
+    assert (said.exit_code, "3 " in said.output) == (3, True), said.output
+    said = run("rates", *both, "--plot", tmp_path / "rates.png", "--output", tmp_path / "rates")
+    assert (tmp_path / "rates.png").stat().st_size > 1000
+    said = run("parse", *both, "--stream", "web", "--output", tmp_path / "parsed")
+    assert said.output.split()[-2:] == ["5", "0"]
+    said = run("verify", place, lake)
+    assert (said.exit_code, f"{count} records are the same" in said.output) == (0, True), said.output
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_said_in_one_line(spark: Any, written: Opener, tmp_path: Path) -> None:
+    journal = written()
+    journal.fill(60)
+    path = journal.flip(20_000)
+    said = run("table", "--journal", journal.directory)
+    assert said.exit_code == 3
+    assert said.output.startswith(f"fyrehose-spark: {path} is damaged")
+    assert len(said.output.strip().splitlines()) == 1
+    said = run("table", "--journal", tmp_path / "not")
+    assert (said.exit_code, "no such directory" in said.output) == (1, True)
+    assert run("table").exit_code == 2
+    said = run("table", "--journal", journal.directory, "--sql", "nonsense")
+    assert (said.exit_code, len(said.output.strip().splitlines())) == (1, 1), said.output

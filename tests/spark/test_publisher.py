@@ -1,0 +1,161 @@
+"""The publisher that waits, against a server that a test holds in its hands."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from struct import pack, unpack_from
+from typing import Any
+
+import attrs
+import pytest
+
+from fyrehose.errors import ConfigError, InvalidName, PayloadTooLarge, PublishError
+from fyrehose.protocols.figg.frames import Publish
+from fyrehose.spark import publisher as module
+from fyrehose.spark.publisher import Publisher, parse_place
+
+
+@attrs.define
+class Peer:
+    """Takes PUBLISH frames; each connection does what its script says."""
+
+    listening: socket.socket
+    scripts: list[str]
+    seen: list[list[tuple[str, int, bytes]]] = attrs.field(factory=list)
+
+    def run(self) -> None:
+        for script in self.scripts:
+            connection, _ = self.listening.accept()
+            self.seen.append([])
+            with connection:
+                self.serve(connection, script, self.seen[-1])
+
+    def serve(self, connection: socket.socket, script: str, seen: list[tuple[str, int, bytes]]) -> None:
+        buffer = bytearray()
+        while data := connection.recv(1 << 16):
+            buffer += data
+            while len(buffer) >= 8 and len(buffer) >= 8 + (size := unpack_from(">I", buffer, 4)[0]):
+                kind, body = unpack_from(">H", buffer)[0], bytes(buffer[8 : 8 + size])
+                del buffer[: 8 + size]
+                if kind != 5:
+                    seen.append(("pong", unpack_from(">Q", body)[0], b""))
+                    continue
+                frame = Publish.parse(body)
+                seen.append((frame.topic, frame.number, frame.data))
+                if script == "acks all":
+                    connection.sendall(pack(">HHIQ", 6, 1, 8, frame.number))
+                elif script == "pings":
+                    connection.sendall(pack(">HHIQ", 8, 1, 8, 99) + pack(">HHIQ", 6, 1, 8, frame.number))
+                elif script == "acks one and closes":
+                    connection.sendall(pack(">HHIQ", 6, 1, 8, 1))
+                    return
+                elif script == "talks rubbish":
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    return
+                elif script == "closes":
+                    return
+
+
+@pytest.fixture
+def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    threads: list[threading.Thread] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def start(*scripts: str) -> tuple[Peer, Publisher]:
+            made = Peer(listening, list(scripts))
+            threads.append(threading.Thread(target=made.run, daemon=True))
+            threads[-1].start()
+            return made, Publisher("127.0.0.1", listening.getsockname()[1], patience=5.0)
+
+        yield start
+    for thread in threads:
+        thread.join(5)
+
+
+def test_everything_is_acknowledged(peer: Any) -> None:
+    server, publisher = peer("acks all")
+    for i in range(3000):
+        publisher.publish(f"s{i % 2}", b"%d" % i)
+    publisher.flush()
+    assert publisher.acknowledged == 3000
+    publisher.close()
+    assert server.seen == [[(f"s{i % 2}", i + 1, b"%d" % i) for i in range(3000)]]
+
+
+def test_what_was_not_acknowledged_is_sent_again_with_the_same_numbers(peer: Any) -> None:
+    server, publisher = peer("acks one and closes", "closes", "acks all")
+    for i in range(3):
+        publisher.publish("s", b"%d" % i)
+    publisher.flush()
+    publisher.close()
+    assert publisher.acknowledged == 3
+    assert server.seen[2] == [("s", 2, b"1"), ("s", 3, b"2")]
+
+
+def test_a_window_bounds_what_is_under_way(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WINDOW_BYTES", 100_000)
+    _, publisher = peer("acks all")
+    for _ in range(50):
+        publisher.publish("s", bytes(30_000))
+        assert publisher._pending_bytes < 100_000
+    publisher.flush()
+    publisher.close()
+
+
+def test_pings_are_answered(peer: Any) -> None:
+    server, publisher = peer("pings")
+    publisher.publish("s", b"x")
+    publisher.flush()
+    publisher.close()
+    assert server.seen[0] in ([("s", 1, b"x")], [("s", 1, b"x"), ("pong", 99, b"")])
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"), [("closes", "closed the connection"), ("talks rubbish", "does not speak Figg")]
+)
+def test_patience_ends(peer: Any, script: str, reason: str) -> None:
+    _, publisher = peer(*[script] * module.TRIES)
+    publisher.publish("s", b"x")
+    with pytest.raises(PublishError, match=f"{reason}; 0 messages are acknowledged and 1 are not"):
+        publisher.flush()
+
+
+def test_a_server_that_says_nothing(peer: Any) -> None:
+    _, publisher = peer(*["is silent"] * module.TRIES)
+    publisher.patience = 0.02
+    publisher.publish("s", b"x")
+    with pytest.raises(PublishError, match="it is silent"):
+        publisher.flush()
+
+
+def test_a_rate(monkeypatch: pytest.MonkeyPatch, peer: Any) -> None:
+    now, slept = [0.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    _, publisher = peer("acks all")
+    publisher.rate, publisher._began = 10.0, 0.0
+    for _ in range(4):
+        publisher.publish("s", b"x")
+    publisher.flush()
+    publisher.close()
+    assert slept == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_what_no_server_takes() -> None:
+    publisher = Publisher("127.0.0.1", 1)
+    for name in ("", "x" * 256):
+        with pytest.raises(InvalidName):
+            publisher.publish(name, b"")
+    with pytest.raises(PayloadTooLarge):
+        publisher.publish("s", bytes((16 << 20) + 1))
+
+
+def test_places() -> None:
+    assert parse_place("127.0.0.1:8119") == ("127.0.0.1", 8119)
+    assert parse_place("[::1]:1") == ("::1", 1)
+    for wrong in ("", "host", ":1", "h:x", "h:0", "h:99999"):
+        with pytest.raises(ConfigError, match="HOST:PORT"):
+            parse_place(wrong)

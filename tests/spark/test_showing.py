@@ -1,0 +1,83 @@
+"""What people see: tables, errors in one line."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fyrehose.errors import FyrehoseError, JournalCorrupt, PublishError
+from fyrehose.spark import showing
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Traceback ...\nfyrehose.errors.JournalCorrupt: a file is damaged\n\tat org.apache", JournalCorrupt),
+        ("x\npyspark.errors.X: fyrehose.errors.PublishError: nobody there", PublishError),
+        ("fyrehose.errors.NotOne: something", FyrehoseError),
+        ("fyrehose.errors.attrs: something", FyrehoseError),
+        ("java.lang.OutOfMemoryError", None),
+    ],
+)
+def test_our_own_errors_are_found_in_those_of_spark(text: str, expected: type[Exception] | None) -> None:
+    found = showing.own_error(RuntimeError(text))
+    assert (None if found is None else type(found)) is expected
+    if expected is JournalCorrupt:
+        assert str(found) == "a file is damaged"
+
+
+def test_what_people_are_told() -> None:
+    mistake = type("ParseException", (Exception,), {})("[SYNTAX] near 'x'\n== SQL ==\nx")
+    assert str(showing.in_a_line(mistake)) == "[SYNTAX] near 'x'"
+    assert showing.in_a_line(ours := PublishError("no")) is ours
+    assert isinstance(showing.in_a_line(RuntimeError("x\nfyrehose.errors.PublishError: no")), PublishError)
+    assert showing.in_a_line(RuntimeError("a bug")) is None
+
+
+def test_a_table() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    rows: list[tuple[Any, ...]] = [("a\x1b[31m", 1234567, 0.5, None, True), ("b", None, 2.0, "x", False)]
+    showing.table("title", ("name", "count", "rate", "note", "good"), rows, console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    for words in ("title", "a\\x1b[31m", "1,234,567", "0.500", "-", "yes", "no"):
+        assert words in said
+    assert "\x1b" not in said
+
+
+def test_a_long_table_is_cut() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    showing.table("t", ("n",), [(i,) for i in range(showing.ROWS + 7)], console)
+    assert "and 7 more" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_no_bar_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    with showing.bar("working") as draw:
+        draw(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showing, "Console", lambda stderr: Console(file=io.StringIO(), force_terminal=True))
+    with showing.bar("working") as draw:
+        draw(1, 2)
+
+
+def test_the_tasks_of_spark_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showing, "REFRESH", 0.001)
+    seen: list[int] = []
+
+    class Tracker:
+        def getActiveStageIds(self) -> list[int]:
+            seen.append(1)
+            return [1, 2]
+
+        def getStageInfo(self, stage: int) -> Any:
+            return None if stage == 1 else type("Stage", (), {"numCompletedTasks": 1, "numTasks": 3})()
+
+    context = type("Context", (), {"statusTracker": lambda self: Tracker()})()
+    with showing.tasks_of(type("Spark", (), {"sparkContext": context})(), "working"):  # type: ignore[arg-type]
+        while not seen:
+            pass
