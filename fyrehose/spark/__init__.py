@@ -8,5 +8,6 @@ Nothing here imports Twisted or a protocol, and PySpark is imported when a sessi
 """
 
 from fyrehose.spark.sessions import register, session
+from fyrehose.spark.tables import table
 
-__all__ = ["register", "session"]
+__all__ = ["register", "session", "table"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -60,7 +61,9 @@ class Text(click.ParamType[Any]):
 def _spark(command: F) -> F:
     for option in (
         click.option("--memory", default="2g", show_default=True, help="Of Spark's driver."),
-        click.option("--master", metavar="URL", help="Where Spark runs.  [default: local[*], or as spark-submit says]"),
+        click.option(
+            "--master", metavar="URL", help="Where Spark runs.  [default: this machine, or as spark-submit says]"
+        ),
     ):
         command = option(command)
     return command
@@ -130,15 +133,22 @@ def archive(
 ) -> None:
     """Archive what is durable in JOURNAL (a directory or http://HOST:PORT) into LAKE, exactly once.
 
-    It may be stopped or killed at any moment, and goes on where it was.
+    Ctrl-C ends it after the round that is under way, a second one at once.  It may be killed at any moment, and goes on
+    where it was.
     """
     from fyrehose.spark.jobs.archive import archive as run
 
     asked: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        if asked:
+            os._exit(128 + number)  # asked twice; the round that is under way will not count, and is made again
+        asked.append(number)
+
     began = time.monotonic()
     spark = _open(master, memory, "archive")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: asked.append(number))
+        signal.signal(number, stop)
     with showing.bar(f"archiving {journal}", "bytes of the journal") as draw:
         done = run(
             spark,

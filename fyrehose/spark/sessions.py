@@ -37,6 +37,8 @@ done
 exec '{java}' "$@"
 """
 
+#: All processors of this machine; a task whose worker dies is tried again.
+LOCAL_MASTER = "local[*,3]"
 #: What suits one machine: nothing listens outside of it, and little work is not cut into 200 pieces.
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
@@ -66,7 +68,7 @@ def session(
 ) -> SparkSession:
     """A session with the data source ``fyrehose`` in it; the one that runs already, if there is one.
 
-    :param master: where Spark runs: ``local[*]`` if None and nothing else is configured (``spark-submit`` does)
+    :param master: where Spark runs: this machine if None, or where ``spark-submit`` says
     :param memory: of the driver, which with a local master is all there is
     :param quick: start sooner and compute slower: for tests and short questions
     :param conf: more of Spark's own settings; they win
@@ -85,7 +87,7 @@ def session(
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
         os.environ["JAVA_HOME"] = str(java_home(os.environ))
-        master = master or os.environ.get("MASTER") or "local[*]"
+        master = master or LOCAL_MASTER
         if master.startswith("local"):
             for name, value in LOCAL.items():
                 builder = builder.config(name, value)

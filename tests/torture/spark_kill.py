@@ -46,7 +46,7 @@ Record = tuple[str, int, bytes]
 def write(directory: Path, seed: int) -> None:
     """Write to a journal until somebody ends this process."""
     dice = random.Random(seed)
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     writer = Writer(directory, recover(directory, Files()), 256 << 10, True)
     writer.open(time.time_ns() // 1000)
     while True:
@@ -160,6 +160,8 @@ def main() -> int:
     kinds: Counter[str] = Counter()
     try:
         while not journal.is_dir() or not list(journal.glob("*.segment")):
+            if writer.poll() is not None:
+                sys.exit("nobody writes")
             time.sleep(0.1)
         for number in range(args.count):
             rounds = len(lake.commits())
@@ -175,7 +177,10 @@ def main() -> int:
             survived = archive.poll() is None
             end(archive)
             made = len(lake.commits()) - rounds
-            print(f"{number + 1}: killed {kind}; {made} rounds in this life; it {'lived on' if survived else 'ended'}")
+            print(
+                f"{number + 1}: killed {kind}; {made} rounds in this life; it {'lived on' if survived else 'ended'}",
+                flush=True,
+            )
     finally:
         writer.kill()
         writer.wait()

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""A real standalone cluster on one machine: a master and two workers, one of which is killed while an archive runs.
+
+    spark_cluster.py [--records N] [--directory DIR]
+
+The journal and the lake are on a path that all of them see; what the lake does not have yet is read over HTTP, from
+``fyrehose journal serve``.  In the middle of ``archive`` one worker and its executor are killed.  Then every question
+is asked of the cluster: counts that equal what was written, no gaps, a lake that equals its journal.
+
+The status is 1 if anything is missing, doubled or different.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+import pyspark
+
+from fyrehose.journal.recovery import Recovered
+from fyrehose.journal.writer import Writer
+from fyrehose.records import Run
+from fyrehose.spark import session, table
+from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.jobs.gaps import gaps
+from fyrehose.spark.jobs.verify import verify
+from fyrehose.spark.sessions import java_home
+
+STREAMS = ("a", "b", "c/d")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def start(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """One of Spark's own processes, in a group of its own: with its executors."""
+    script = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    environ = os.environ | {"JAVA_HOME": str(java_home(os.environ)), "PYSPARK_PYTHON": sys.executable}
+    environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    return subprocess.Popen([script, *words], stdout=log, stderr=log, env=environ, start_new_session=True)
+
+
+def kill(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
+    """With everything that it has started."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        pass  # it has ended by itself
+    process.wait()
+
+
+def wait_for(what: str, log: Path, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while what not in log.read_text(errors="replace"):
+        if time.monotonic() > deadline:
+            sys.exit(f"no {what!r} in {log}")
+        time.sleep(0.1)
+
+
+def write(writer: Writer, records: int, dice: random.Random) -> int:
+    """Go on with the journal; how many records."""
+    written = 0
+    while written < records:
+        now = time.time_ns() // 1000
+        runs = []
+        for stream in STREAMS:
+            payloads = [dice.randbytes(100) for _ in range(dice.randint(1, 200))]
+            runs.append(Run.of(stream, payloads, source="torture").numbered(writer.ends.get(stream, 0) + 1, now))
+            written += len(payloads)
+        writer.commit([runs], now, now)
+    return written
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=200_000)
+    parser.add_argument("--directory", type=Path)
+    args = parser.parse_args()
+    directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-spark-cluster-"))
+    directory.mkdir(exist_ok=True)
+    journal, lake = directory / "journal", directory / "lake"
+    journal.mkdir()
+    dice = random.Random(1)
+    writer = Writer(journal, Recovered(), 4 << 20)
+    writer.open(time.time_ns() // 1000)
+    count = write(writer, args.records, dice)
+    port, log = free_port(), directory / "log"
+    with ExitStack() as stack:
+        output = stack.enter_context(log.open("wb"))
+        ours = ["--host", "127.0.0.1", "--webui-port", "0"]
+        master = start(["org.apache.spark.deploy.master.Master", *ours, "--port", str(port)], output)
+        stack.callback(kill, master)
+        wait_for("New state: ALIVE", log)
+        url = f"spark://127.0.0.1:{port}"
+        worker = ["org.apache.spark.deploy.worker.Worker", *ours, "--cores", "1", "--memory", "1g"]
+        workers = [start([*worker, "-d", str(directory / f"w{i}"), url], output) for i in range(2)]
+        for one in workers:
+            stack.callback(kill, one)
+        command = [sys.executable, "-c", "from fyrehose.cli import main; main()", "journal", "serve", "--listen"]
+        served = subprocess.Popen([*command, "127.0.0.1:0", str(journal)], stdout=subprocess.PIPE, text=True)
+        stack.callback(served.wait)
+        stack.callback(served.terminate)
+        assert served.stdout is not None
+        address = served.stdout.readline().split()[-1]
+        conf = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.executor.memory": "700m",
+            "spark.executor.cores": "1",
+            "spark.sql.shuffle.partitions": "4",
+        }
+        spark = session("cluster", url, memory="1g", conf=conf)
+        stack.callback(spark.stop)
+
+        def told(done: object, view: object) -> None:
+            print(f"{done}", flush=True)
+            if workers:
+                print("killing a worker and its executor", flush=True)
+                kill(workers.pop())
+
+        done = archive(spark, str(journal), lake, round_bytes=3 << 20, progress=told)
+        problems = [] if done.rows == count else [f"{done.rows} archived, {count} written"]
+        more = write(writer, args.records // 10, dice)
+        records = table(spark, lake, address)
+        counts = {row["stream"]: row["count"] for row in records.groupBy("stream").count().collect()}
+        print(f"{counts} in the lake and, over HTTP, behind it")
+        if counts != {stream: writer.ends[stream] for stream in STREAMS} or sum(counts.values()) != count + more:
+            problems.append(f"the table has {counts}, and {writer.ends} were written")
+        problems += [f"gap: {gap}" for gap in gaps(records)]
+        verified = verify(spark, str(journal), lake)
+        print(verified)
+        if verified.differences or verified.checked != count:
+            problems.append(f"verify: {verified}")
+    for problem in problems:
+        print(problem)
+    print(f"{len(problems)} problems")
+    if problems:
+        print(f"kept: {directory}")
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
