@@ -254,9 +254,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="kills")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--durability", default="batch")
-    parser.add_argument("--lives", type=int, default=20, help="kills that one journal sees")
+    parser.add_argument("--lives", type=int, default=10, help="kills that one journal sees")
     parser.add_argument(
-        "--busy", type=float, default=300.0, help="the longest time between the load and the kill, in ms"
+        "--busy", type=float, default=200.0, help="the longest time between the load and the kill, in ms"
     )
     parser.add_argument("--sabotage", action="store_true")
     parser.add_argument("--directory", type=Path, help="where journals are made; a temporary one by default")

@@ -24,6 +24,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Timer
 from typing import IO
 
 import pyspark
@@ -127,9 +128,9 @@ def main() -> int:
 
         def told(done: object, view: object) -> None:
             print(f"{done}", flush=True)
-            if workers:
+            if len(workers) == 2:  # in the middle of the next round
+                Timer(0.7, kill, [workers.pop()]).start()
                 print("killing a worker and its executor", flush=True)
-                kill(workers.pop())
 
         done = archive(spark, str(journal), lake, round_bytes=3 << 20, progress=told)
         problems = [] if done.rows == count else [f"{done.rows} archived, {count} written"]
