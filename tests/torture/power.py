@@ -1,0 +1,332 @@
+#!/usr/bin/env python3
+"""Cuts the power of a journal's disk, thousands of times.
+
+    power.py [--count N] [--seed S] [--fs ext4|xfs] [--options O] [--durability MODE] [--directory DIR] [--sabotage]
+
+A *cycle*: a process opens the journal and looks at everything in it; it appends to several streams, as fast as the
+disk says yes; the power is cut; the disk is mounted again.  The process runs the real journal (`FileJournal`: group
+commits, rolling, retention, indexes), but no server, so that a cycle takes some milliseconds; faults.py cuts the power
+of whole servers.  The cut comes right before or behind the Nth system call of the process, its recovery included, or at
+a random moment; then the process is killed, or meets a disk that fails.
+
+Checked in each cycle, against what the process had said through a pipe, which outlives it:
+
+  - what was acknowledged is there, unchanged (not with --durability never or interval);
+  - a number that was ever acknowledged, or read, has the same message for ever;
+  - what was appended at once is there whole or not at all, and in order;
+  - numbers follow on, nothing else is there, and the journal opens.
+
+Needs root; says why it cannot be run, with status 0.  The status is 1 if anything was violated.  With --sabotage the
+journal's syncs do nothing: to see that the harness would notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import select
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.logger import globalLogBeginner
+from twisted.python.failure import Failure
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import disks
+import power_model
+
+from fyrehose.errors import PublishError
+from fyrehose.interfaces import JournalState
+from fyrehose.journal.files import Files
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.settings import JournalSettings, durability
+from fyrehose.records import Run
+
+#: How often a process appends before it closes the journal in order.
+TURNS = 40
+#: How many cycles a journal lives.
+LIFE = 20
+
+
+class Queue:
+    """A worker whose jobs are done when its owner says so: what is appended meanwhile shares the next commit."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[Callable[[], Any], Deferred[Any]]] = []
+
+    def call(self, job: Callable[[], Any]) -> Deferred[Any]:
+        done: Deferred[Any] = Deferred()
+        self._jobs.append((job, done))
+        return done
+
+    def stop(self) -> None:
+        """Nothing runs on."""
+
+    def work(self) -> None:
+        while self._jobs:
+            job, done = self._jobs.pop(0)
+            try:
+                result = job()
+            except Exception:
+                done.errback()
+            else:
+                done.callback(result)
+
+
+@attrs.define(slots=False)
+class CutFiles(Files):
+    """The power is cut at the ``nth`` system call, before it or behind it."""
+
+    where: Path
+    nth: int
+    before: bool
+    sabotage: bool
+    calls: int = 0
+
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.nth and self.before:
+            disks.cut_power(self.where)
+        result = call(*arguments)
+        if self.calls == self.nth and not self.before:
+            disks.cut_power(self.where)
+        return result
+
+    def open(self, path: Path, flags: int) -> int:
+        return int(self._call(super().open, path, flags))
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        self._call(super().write, fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        self._call((lambda fd: None) if self.sabotage else super().sync, fd)
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        self._call(super().allocate, fd, offset, size)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._call(super().truncate, fd, size)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._call(super().rename, old, new)
+
+    def unlink(self, path: Path) -> None:
+        self._call(super().unlink, path)
+
+    def sync_directory(self, directory: Path) -> None:
+        self._call((lambda directory: None) if self.sabotage else super().sync_directory, directory)
+
+
+class Child:
+    """What runs in a process of its own, until the power is cut: opens, checks, appends, and says so."""
+
+    def __init__(self, model: power_model.Model, files: Files, settings: JournalSettings, pipe: int, seed: int) -> None:
+        self.model, self.pipe, self.dice = model, pipe, random.Random(seed)
+        self.worker, self.clock = Queue(), Clock()
+        self.journal = FileJournal(self.clock, model.directory, settings, files=files, worker=self.worker)
+
+    def durable(self, ends: Any) -> None:
+        """Each append says so itself."""
+
+    def state_changed(self, state: JournalState, reason: str) -> None:
+        """Those who appended are told."""
+
+    def tell(self, *words: Any) -> None:
+        os.write(self.pipe, f"{words!r}\n".encode())
+
+    def wrong(self, what: str) -> None:
+        """Something went wrong: which is no wonder if the power is gone."""
+        try:
+            self.model.directory.with_name("probe").touch()
+        except OSError:
+            return
+        self.tell("problem", what)
+
+    def live(self, turns: int) -> None:
+        opened: list[Any] = []
+        self.journal.open(self).addBoth(opened.append)
+        self.worker.work()
+        if isinstance(failure := opened[0], Failure):
+            self.wrong(f"it does not open: {failure.getErrorMessage()}")
+            return
+        self.tell("found", self.model.check(self.journal))
+        self._append(dict(opened[0]), turns)
+        self.journal.close()
+        self.worker.work()
+
+    def _append(self, ends: dict[str, int], turns: int) -> None:
+        for _ in range(turns):
+            for _ in range(self.dice.choice((1, 1, 2, 5))):
+                self._append_one(ends)
+            self.worker.work()
+            self.clock.advance(self.dice.choice((0, 0, 0.002, 0.1)))
+            if self.journal.state is not JournalState.WRITABLE:
+                return
+
+    def _append_one(self, ends: dict[str, int]) -> None:
+        number, parts = self.model.compose(self.dice, ends)
+        runs = [
+            Run.of(stream, [self.model.payload(stream, first + i, number) for i in range(count)], source="power")
+            for stream, first, count in parts
+        ]
+        self.tell("sent", number, parts)
+        done = self.journal.append(runs, [first for _, first, _ in parts])
+        done.addCallbacks(lambda _: self.tell("acked", number), lambda failure: failure.trap(PublishError))
+
+
+class Bench:
+    """The disk, the journal on it, and what was wrong."""
+
+    def __init__(self, disk: disks.LoopDisk, arguments: argparse.Namespace) -> None:
+        self.disk, self.arguments, self.dice = disk, arguments, random.Random(arguments.seed)
+        self.problems: list[str] = []
+        self.acked = self.kept = self.lost = self.cuts = 0
+        self.new_life()
+
+    def new_life(self) -> None:
+        if self.cuts:
+            shutil.rmtree(self.model.directory)
+        mode = durability(self.arguments.durability)
+        self.model = power_model.Model(self.disk.where / f"life-{self.cuts}", mode.mode == "batch")
+        self.settings = JournalSettings(
+            durability=mode,
+            min_free=0,
+            segment_size=self.dice.choice((4 << 10, 16 << 10, 64 << 10, 1 << 20)),
+            keep_bytes=self.dice.choice((0, 0, 40 << 10)),
+        )
+
+    def cycle(self) -> None:
+        """One process, one cut."""
+        dice = self.dice
+        timed = dice.random() < 0.3
+        nth = 0 if timed else dice.randrange(1, dice.choice((30, 100, 250)))
+        files = CutFiles(self.disk.where, nth, dice.random() < 0.5, self.arguments.sabotage)
+        ours, theirs = os.pipe()
+        seed = dice.randrange(1 << 30)
+        pid = os.fork()
+        if not pid:
+            self._in_child(ours, theirs, files, seed)
+        os.close(theirs)
+        said = _listen(ours, self.disk if timed else None, dice.uniform(0, 0.06))
+        if dice.random() < 0.5:
+            os.kill(pid, signal.SIGKILL)
+        said += _listen(ours, None, None)
+        os.close(ours)
+        _, status = os.waitpid(pid, 0)
+        if os.waitstatus_to_exitcode(status) not in (0, -signal.SIGKILL):
+            self.problems.append(f"cycle {self.cuts}: the process ended with status {status}")
+        self.disk.cut()  # if it came to its end
+        self.disk.restart()
+        self.cuts += 1
+        self.problems += [f"cycle {self.cuts} (seed {self.arguments.seed}): {p}" for p in self.model.hear(said)]
+
+    def _in_child(self, ours: int, theirs: int, files: CutFiles, seed: int, turns: int = TURNS) -> None:
+        status = 1
+        try:
+            os.close(ours)
+            child = Child(self.model, files, self.settings, theirs, seed)
+            try:
+                child.live(turns)
+            except Exception as error:
+                child.wrong(f"{type(error).__name__}: {error}")
+            status = 0
+        finally:
+            os._exit(status)
+
+    def last_look(self) -> None:
+        """What the last cut left, without another one."""
+        ours, theirs = os.pipe()
+        if not (pid := os.fork()):
+            self._in_child(ours, theirs, CutFiles(self.disk.where, 0, False, False), 1, turns=0)
+        os.close(theirs)
+        said = _listen(ours, None, None)
+        os.close(ours)
+        os.waitpid(pid, 0)
+        self.problems += [f"the last look: {p}" for p in self.model.hear(said)]
+        self.acked, self.kept = self.acked + self.model.acknowledged, self.kept + self.model.kept
+        self.lost += self.model.lost
+
+
+def _listen(pipe: int, disk: disks.LoopDisk | None, seconds: float | None) -> bytes:
+    """What comes until it is closed, or ``seconds`` have passed; then the power of ``disk`` is cut."""
+    said, deadline = [], None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not select.select([pipe], [], [], left)[0]:
+            break
+        piece = os.read(pipe, 1 << 16)
+        said.append(piece)
+        if not piece:
+            break
+    if disk is not None:
+        disk.cut()
+    return b"".join(said)
+
+
+def run(arguments: argparse.Namespace, directory: Path) -> Bench:
+    disk = disks.LoopDisk(directory, arguments.fs, arguments.options)
+    try:
+        bench = Bench(disk, arguments)
+        times = []
+        for n in range(arguments.count):
+            began = time.monotonic()
+            bench.cycle()
+            times.append(time.monotonic() - began)
+            if (n + 1) % LIFE == 0 or bench.problems or n + 1 == arguments.count:
+                bench.last_look()
+                if bench.problems:
+                    break
+                bench.new_life()
+            if (n + 1) % 1000 == 0:
+                print(f"{n + 1} cuts, {bench.acked} appends acknowledged", flush=True)
+        spread = statistics.quantiles(times, n=20) if len(times) > 1 else times * 20
+        print(
+            f"{bench.cuts} power cuts, {arguments.fs} {arguments.options}, durability {arguments.durability}, seed "
+            f"{arguments.seed}: {bench.acked} appends acknowledged, {bench.kept} kept, {bench.lost} acknowledged ones "
+            f"gone, {len(bench.problems)} violations; ms a cycle: median {1000 * statistics.median(times):.0f}, "
+            f"5% {1000 * spread[0]:.0f}, 95% {1000 * spread[-1]:.0f}"
+        )
+        return bench
+    finally:
+        disk.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=500, help="power cuts")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fs", choices=disks.SIZES, default="ext4")
+    parser.add_argument("--options", default="", help="of the mount, such as data=writeback")
+    parser.add_argument("--durability", default="batch")
+    parser.add_argument("--directory", type=Path, help="where the disk's image is made; in memory by default")
+    parser.add_argument("--sabotage", action="store_true")
+    arguments = parser.parse_args()
+    base = arguments.directory or (Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None)
+    root = Path(tempfile.mkdtemp(prefix="fyrehose-power-", dir=base))
+    globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
+    try:
+        bench = run(arguments, root)
+    except disks.NotHere as reason:
+        print(f"skipped: {reason}")
+        return 0
+    finally:
+        shutil.rmtree(root)
+    for problem in bench.problems[:20]:
+        print(f"VIOLATION: {problem}")
+    return 1 if bench.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
