@@ -106,6 +106,11 @@ class SessionProtocol(TwistedProtocol):
         self._grace_timer: IDelayedCall | None = None
         self._linger_timer: IDelayedCall | None = None
 
+    @property
+    def reader(self) -> tuple[str, str]:
+        """Who reads, where this is the sink of a subscription."""
+        return self.kit, self.address
+
     # What the reactor calls.
 
     def connectionMade(self) -> None:
@@ -399,11 +404,13 @@ class SessionFactory(Factory):
         protocol.peer = host
         self._per_host[host] += 1
         self.connections.add(protocol)
+        self.broker.counters.gauge(self.kit, "connections", 1)
         return protocol
 
     def lost(self, protocol: SessionProtocol) -> None:
         """``protocol`` is not connected any more."""
         self.connections.discard(protocol)
+        self.broker.counters.gauge(self.kit, "connections", -1)
         self._per_host[protocol.peer] -= 1
         if not self._per_host[protocol.peer]:
             del self._per_host[protocol.peer]

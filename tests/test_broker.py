@@ -119,3 +119,14 @@ def test_more_at_once_than_a_batch_can_hold_is_refused_before_it_has_numbers() -
 def test_more_streams_than_fit_into_the_beginning_of_a_segment() -> None:
     with pytest.raises(ValueError, match="200000"):
         make(max_streams=200_001)
+
+
+def test_what_was_acknowledged_is_counted_by_its_source_and_what_was_refused_is_not() -> None:
+    broker, journal, _ = make(auto=False)
+    broker.publish(drafts(b"abc", b"d"))
+    assert not broker.counters.counts, "it is not durable yet"
+    journal.commit()
+    broker.publish(drafts(b"e"))
+    journal.commit()
+    broker.publish(drafts(b"x", stream="")).addErrback(lambda failure: None)
+    assert broker.counters.counts == {("test", "publishes"): 2, ("test", "messages"): 3, ("test", "bytes"): 5}

@@ -18,6 +18,21 @@ def test_counting() -> None:
     assert counters.counts == {("figg", "connections"): 1, ("figg", "messages"): 520}
 
 
+def test_what_there_is_and_the_most_there_was() -> None:
+    counters = Counters()
+    for change in (1, 1, 1, -1, -2, 1):
+        counters.gauge("figg", "connections", change)
+    assert counters.gauges["figg", "connections"] == 1
+    assert counters.peaks["figg", "connections"] == 3
+
+
+def test_refusals_are_told_from_what_is_only_counted() -> None:
+    counters = Counters(Clock().seconds)
+    counters.add("figg", "connections")
+    counters.refuse(log, "figg", "frame-too-large", "x")
+    assert counters.refusals == {("figg", "frame-too-large")}
+
+
 def test_every_refusal_counts_and_one_a_second_is_logged(log_lines: list[str]) -> None:
     clock = Clock()
     counters = Counters(clock.seconds)

@@ -385,3 +385,29 @@ def test_small_deliveries_do_not_pile_up(server: Server) -> None:
         server.settle()
     assert len(server.broker._fanout._recent) <= SHARED_COUNT
     assert server.broker._fanout._recent_size == sum(d.size for d in server.broker._fanout._recent.values())
+
+
+class Named(RecordingSink):
+    """A sink that says who it is."""
+
+    reader = ("kit", "peer")
+
+
+def test_what_was_delivered_is_counted_by_kit_also_of_those_that_have_left(server: Server) -> None:
+    server.publish(b"abc", b"d")
+    _, one = server.subscribe(after=0, sink=Named())
+    server.subscribe(after=1, sink=Named())
+    server.subscribe(after=0)
+    server.settle()
+    expected = {("kit", "messages"): 3, ("kit", "bytes"): 5, ("", "messages"): 2, ("", "bytes"): 4}
+    assert server.broker.delivered() == expected
+    assert sorted(cursor.reader for cursor in server.broker.cursors()) == [("", ""), ("kit", "peer"), ("kit", "peer")]
+    one.stopProducing()
+    one.stopProducing()
+    assert len(server.broker.cursors()) == 2
+    assert server.broker.delivered() == expected
+    server.publish(b"e")
+    assert server.broker.delivered()["kit", "messages"] == 4
+    server.broker.close()
+    assert not server.broker.cursors()
+    assert server.broker.delivered()["kit", "messages"] == 4

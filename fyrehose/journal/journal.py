@@ -34,6 +34,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.worker import ThreadWorker, Worker
 from fyrehose.journal.writer import Committed, NoRoom, Rolled, SyncFailed, Writer
+from fyrehose.meters import JournalMeters, JournalStatus
 from fyrehose.records import Run
 
 log = Logger()
@@ -84,6 +85,11 @@ class FileJournal:
     waited_for: str = attrs.field(default="", init=False)
     overtaken: int = attrs.field(default=0, init=False)
     report: Recovered = attrs.field(factory=Recovered, init=False)
+    meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
+    #: when the commit under way was handed to the thread
+    _began: float = attrs.field(default=0.0, init=False)
+    #: what the disk had left when it was looked at last; None where that could not be told
+    _free: int | None = attrs.field(default=None, init=False)
     _store: Store = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
@@ -150,7 +156,9 @@ class FileJournal:
 
     def _start_writing(self, found: Recovered) -> Writer:
         sync_each = self.settings.durability.mode == "batch"
-        writer = Writer(self.directory, found, self.settings.segment_size, sync_each, self.files)
+        writer = Writer(
+            self.directory, found, self.settings.segment_size, sync_each, self.files, self.meters.sync_seconds
+        )
         try:
             writer.open(self.now())
         except Exception:
@@ -203,6 +211,7 @@ class FileJournal:
             batches[-1] += map(self._number, append.runs, append.first_seqs)
             filled += append.size
         accepted = self._time
+        self._began = time.monotonic()
         written = self._call(lambda: self._writer.commit(batches, accepted, clock))
         written.addCallbacks(self._committed, self._broke)
         written.addErrback(lambda f: log.failure("an observer of the journal failed", f))
@@ -217,6 +226,8 @@ class FileJournal:
     def _committed(self, committed: Committed) -> None:
         if self.state is JournalState.FAILED:
             return
+        self.meters.commit_seconds.observe(time.monotonic() - self._began)
+        self.meters.commit_bytes.observe(sum(header.length for header, _ in committed.batches))
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
@@ -290,10 +301,10 @@ class FileJournal:
         """Once a second: is there room, and is everything still to be kept?"""
         least = self.settings.min_free
         try:
-            free = self.files.free(self.directory)
+            free = self._free = self.files.free(self.directory)
         except OSError as error:
             log.warn("how much room the disk has cannot be told, so none is assumed: {why}", why=error.strerror)
-            free = -1
+            free, self._free = -1, None
         if self.state is JournalState.WRITABLE and free < least:
             # What was accepted is still committed: that is what the room is kept for.
             self.state = JournalState.READ_ONLY
@@ -365,6 +376,23 @@ class FileJournal:
         if start > self._ends.get(stream, 0):
             return ()
         return self._store.read(stream, start, max_bytes)
+
+    def status(self) -> JournalStatus:
+        """What it says of itself, while it is open."""
+        position = self._writer.position
+        sealed = self._store.sealed
+        return JournalStatus(
+            directory=str(self.directory),
+            durability=str(self.settings.durability),
+            position=position,
+            durable=self._writer.durable,
+            segments=len(sealed) + 1,
+            size=position - (sealed[0][0] if sealed else self._writer.base),
+            free=self._free,
+            waited_for=self.waited_for,
+            overtaken=self.overtaken,
+            meters=self.meters,
+        )
 
     # Closing.
 

@@ -9,6 +9,7 @@ cut off whole when there is no room for it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.recovery import Recovered
+from fyrehose.meters import SECONDS, Histogram
 from fyrehose.records import LAST_SEQ, Run
 
 #: How many numbers of a stream are set aside at once where a number may be given out before it is on disk.
@@ -67,6 +69,7 @@ class Writer:
     :ivar segment_size: when the next segment is begun, in bytes
     :ivar sync_each: whether a commit is on disk when :meth:`commit` returns; else whoever owns this calls :meth:`sync`,
         and numbers are set aside before they are used
+    :ivar sync_seconds: how long syncs of segments take
     :ivar position: where the next batch goes
     :ivar durable: everything below this position is on disk
     :ivar base: where the segment begins
@@ -80,6 +83,7 @@ class Writer:
     segment_size: int
     sync_each: bool = True
     files: Files = attrs.field(factory=Files)
+    sync_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
     position: int = attrs.field(init=False)
     durable: int = attrs.field(init=False)
     base: int = attrs.field(default=0, init=False)
@@ -195,8 +199,10 @@ class Writer:
         return self.durable
 
     def _sync(self, fd: int) -> None:
+        began = time.monotonic()
         try:
             self.files.sync(fd)
+            self.sync_seconds.observe(time.monotonic() - began)
         except OSError as error:
             raise self._failed(f"{error.strerror}, on syncing the segment at position {self.base}") from error
 

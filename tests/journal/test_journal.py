@@ -607,3 +607,24 @@ class TestWatching:
         files.room = 0
         bench.clock.advance(1)
         assert bench.journal.state is JournalState.READ_ONLY
+
+
+def test_what_it_says_of_itself(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    before = bench.journal.status()
+    for _ in range(20):
+        bench.append(b"x" * 900)
+    bench.clock.advance(1)
+    status = bench.journal.status()
+    assert (status.directory, status.durability) == (str(bench.directory), "batch")
+    assert status.durable == status.position > before.position + 20 * 900
+    files = sorted(bench.directory.glob("*.segment"))
+    assert status.segments == len(files) > before.segments == 1
+    assert status.size == status.position - before.position + before.size
+    assert status.free is not None
+    assert status.free > 0
+    assert (status.waited_for, status.overtaken) == ("", 0)
+    meters = status.meters
+    assert meters.commit_bytes.count == meters.commit_seconds.count == 20
+    assert meters.commit_bytes.total > 20 * 900
+    assert meters.sync_seconds.count >= 20

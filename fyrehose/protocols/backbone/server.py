@@ -156,6 +156,10 @@ class BackboneServer:
 
     # What the broker calls: durable records of the stream.
 
+    @property
+    def reader(self) -> tuple[str, str]:
+        return KIT, "all subscribers"
+
     def deliver(self, delivery: Delivery) -> None:
         now = self._clock.seconds()
         listening = self._session.listening(now)

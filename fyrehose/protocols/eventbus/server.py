@@ -168,6 +168,10 @@ class EventBusServer:
 
     # What the broker calls: durable records of the stream.
 
+    @property
+    def reader(self) -> tuple[str, str]:
+        return KIT, "all subscribers"
+
     def deliver(self, delivery: Delivery) -> None:
         assert self._subscription is not None
         self._subscription.pauseProducing()

@@ -177,8 +177,10 @@ class EventBusService(Service):
         if event == ACCEPTED:
             self._connections += 1
             self._broker.counters.add(KIT, "connections")
+            self._broker.counters.gauge(KIT, "connections", 1)
         else:
             self._connections -= 1
+            self._broker.counters.gauge(KIT, "connections", -1)
 
     def _asked(self, door: ZMQPort, question: list[bytes], count: int) -> None:
         """ZeroMQ asks whether a connection may be."""
@@ -188,6 +190,8 @@ class EventBusService(Service):
         door.send(answer.frames)
 
     def _close(self) -> Deferred[None]:
+        self._broker.counters.gauge(KIT, "connections", -self._connections)
+        self._connections = 0
         monitors, self._monitors = self._monitors, []
         ports, self._ports = self._ports, []
         context, self._context = self._context, None

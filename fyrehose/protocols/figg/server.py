@@ -46,6 +46,10 @@ class Attachment:
     topic: str
     subscription: ISubscription = attrs.field(init=False)
 
+    @property
+    def reader(self) -> tuple[str, str]:
+        return self.connection.reader
+
     def deliver(self, delivery: Delivery) -> None:
         self.connection.session.send_data(delivery.encoded(encode_data))
         self.connection.flush()

@@ -111,11 +111,6 @@ class LumberjackProtocol(SessionProtocol):
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        counters = self.broker.counters
-        counters.add(KIT, "connections-now")
-        counters.counts[KIT, "connections-peak"] = max(
-            counters.counts[KIT, "connections-peak"], counters.counts[KIT, "connections-now"]
-        )
         self._active = self._spoke = self._heard = self.clock.seconds()
         if ISSLTransport.providedBy(self.transport):
             self._handshake_timer = self.clock.callLater(self.settings.handshake_timeout, self._no_handshake)
@@ -161,7 +156,6 @@ class LumberjackProtocol(SessionProtocol):
             timer.cancel()
         super().connectionLost(reason)
         self._stop_working()
-        self.broker.counters.add(KIT, "connections-now", -1)
 
     # What the shell calls.
 

@@ -243,6 +243,10 @@ class Subscribing(Endpoint):
 
     # What the broker says.
 
+    @property
+    def reader(self) -> tuple[str, str]:
+        return self.protocol.reader
+
     def deliver(self, delivery: Delivery) -> None:
         most = self.link.limits.parts
         for run in delivery.runs:

@@ -283,7 +283,7 @@ def test_a_connection_that_is_lost_leaves_nothing(server: Make, window: Make) ->
     made.settle()
     made.journal.commit()
     assert made.broker.budget.used == 0
-    assert made.count("connections-now") == 0
+    assert made.broker.counters.gauges["lumberjack", "connections"] == 0
 
 
 def test_connections_are_counted(server: Make) -> None:
@@ -291,7 +291,8 @@ def test_connections_are_counted(server: Make) -> None:
     peers = [made.connect(port=5000 + n) for n in range(3)]
     peers[0].lose()
     peers.append(made.connect())
-    assert (made.count("connections"), made.count("connections-now"), made.count("connections-peak")) == (4, 3, 3)
+    counters, key = made.broker.counters, ("lumberjack", "connections")
+    assert (counters.counts[key], counters.gauges[key], counters.peaks[key]) == (4, 3, 3)
 
 
 # Offences

@@ -1,0 +1,55 @@
+"""Histograms: where observations belong, and what is read from them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fyrehose.meters import SECONDS, SIZES, Histogram
+
+
+def test_an_observation_belongs_to_the_first_bound_that_is_not_smaller() -> None:
+    histogram = Histogram((1.0, 2.0, 4.0))
+    for value in (0.5, 1.0, 1.5, 4.0, 4.1, 100.0):
+        histogram.observe(value)
+    assert histogram.counts == [2, 1, 1, 2]
+    assert histogram.count == 6
+    assert histogram.total == pytest.approx(111.1)
+
+
+@pytest.mark.parametrize(
+    ("share", "bound"), [(0.0, 1.0), (0.5, 1.0), (0.51, 2.0), (0.75, 2.0), (0.76, 4.0), (1.0, 4.0)]
+)
+def test_quantiles(share: float, bound: float) -> None:
+    histogram = Histogram((1.0, 2.0, 4.0))
+    for value in (0.1, 0.9, 1.5, 9.0):
+        histogram.observe(value)
+    assert histogram.quantile(share) == bound
+
+
+def test_nothing_was_observed() -> None:
+    assert Histogram((1.0,)).quantile(0.5) is None
+    assert Histogram((1.0,)).count == 0
+
+
+def test_a_quantile_begins_where_something_was_observed() -> None:
+    histogram = Histogram((1.0, 2.0))
+    histogram.observe(1.5)
+    assert histogram.quantile(0.0) == 2.0
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1))
+def test_every_observation_is_in_one_place(values: list[float]) -> None:
+    for bounds in (SIZES, SECONDS):
+        histogram = Histogram(bounds)
+        for value in values:
+            histogram.observe(value)
+        assert histogram.count == len(values)
+        below = [sum(value <= bound for value in values) for bound in bounds]
+        assert [sum(histogram.counts[: i + 1]) for i in range(len(bounds))] == below
+
+
+def test_bounds_ascend() -> None:
+    for bounds in (SIZES, SECONDS):
+        assert list(bounds) == sorted(set(bounds))
