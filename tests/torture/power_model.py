@@ -71,7 +71,7 @@ class Model:
         problems += self._check_appends(found, oldest)
         unknown = set(journal.ends()) - set(STREAMS)
         problems += [f"nobody made the streams {unknown}"] if unknown else []
-        return {"problems": problems[:5], "new": new, "kept": [append for append in self.sent if append in found]}
+        return {"problems": problems[:5], "new": new, "kept": self._kept(found, oldest)}
 
     def _check_stream(
         self,
@@ -108,6 +108,14 @@ class Model:
             gone = [n for n in released if n > last]
             problems += [f"{stream} {gone[0]} to {gone[-1]} are LOST"] if gone else []
 
+    def _kept(self, found: Mapping[int, Any], oldest: Mapping[str, int]) -> list[int]:
+        """What of that which was sent is there, or was until it had been kept for long enough."""
+        return [
+            append
+            for append, parts in self.sent.items()
+            if append in found or all(first + count <= oldest[stream] for stream, first, count in parts)
+        ]
+
     def _check_appends(self, found: dict[int, set[tuple[str, int]]], oldest: Mapping[str, int]) -> list[str]:
         """Those since the last look: a beginning of them, each whole, and what was acknowledged among them."""
         problems = []
@@ -137,16 +145,21 @@ class Model:
         if torn:
             problems.append(f"a line ends in the middle: {torn[:80]!r}")
         for line in lines.splitlines():
-            word, *rest = ast.literal_eval(line.decode())
-            if word == "found":
-                self._found(rest[0], problems)
-            elif word == "sent":
-                self.sent[rest[0]] = rest[1]
-                self.appends = rest[0]
-            elif word == "acked":
-                self._acknowledged(rest[0])
-            else:
-                problems.append(rest[0])
+            problems += self.hear_one(*ast.literal_eval(line.decode()))
+        return problems
+
+    def hear_one(self, word: str, *rest: Any) -> list[str]:
+        """The same for one thing that it said."""
+        problems: list[str] = []
+        if word == "found":
+            self._found(rest[0], problems)
+        elif word == "sent":
+            self.sent[rest[0]] = rest[1]
+            self.appends = rest[0]
+        elif word == "acked":
+            self._acknowledged(rest[0])
+        else:
+            problems.append(rest[0])
         return problems
 
     def _acknowledged(self, append: int) -> None:

@@ -1,0 +1,209 @@
+"""What a disk may hold after a power cut: every legal state, and not only the likely ones.
+
+    RecordingFiles -> log of what the disk was told -> images(log, upto, ...) -> {name: content}, one for each state
+
+What was synced is there.  Of the rest each write, each change of a length and each change of a name may be there or
+not, whatever came before or behind it, and a write may be there in part, by sectors (as in Pillai et al., "All file
+systems are not created equal", OSDI 2014).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+
+import attrs
+
+from fyrehose.journal.files import Files
+
+#: What a disk writes whole or not at all, in bytes.
+SECTOR = 512
+
+
+@attrs.frozen
+class Named:
+    """``name`` became another name of ``inode``, and ``old``, if there is one, ceased to be."""
+
+    name: str
+    inode: int
+    old: str = ""
+
+
+@attrs.frozen
+class Unnamed:
+    name: str
+    inode: int
+
+
+@attrs.frozen
+class Wrote:
+    inode: int
+    offset: int
+    data: bytes
+
+
+@attrs.frozen
+class Resized:
+    """``grow``: no shorter than it is."""
+
+    inode: int
+    size: int
+    grow: bool = False
+
+
+@attrs.frozen
+class Synced:
+    """``inode`` is on the disk; None: the names are."""
+
+    inode: int | None
+
+
+@attrs.frozen
+class Noted:
+    """Something that happened outside, such as an acknowledgement."""
+
+    what: object
+
+
+Step = Named | Unnamed | Wrote | Resized | Synced | Noted
+
+
+class RecordingFiles(Files):
+    """Does everything to real files in one directory, and keeps a log of it.
+
+    :ivar log: what was done, in order
+    :ivar before: what the directory held at the beginning
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.log: list[Step] = []
+        self.before = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+        self._names = {name: number for number, name in enumerate(self.before)}
+        self._inodes = len(self._names)
+        self._fds: dict[int, int] = {}
+
+    def note(self, what: object) -> None:
+        self.log.append(Noted(what))
+
+    def open(self, path: Path, flags: int) -> int:
+        fd = super().open(path, flags)
+        if path.name not in self._names:
+            self._names[path.name] = self._inodes
+            self.log.append(Named(path.name, self._inodes))
+            self._inodes += 1
+        self._fds[fd] = self._names[path.name]
+        if flags & os.O_TRUNC:
+            self.log.append(Resized(self._fds[fd], 0))
+        return fd
+
+    def close(self, fd: int) -> None:
+        super().close(fd)
+        self._fds.pop(fd, None)
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        super().write(fd, data, offset)
+        self.log.append(Wrote(self._fds[fd], offset, bytes(data)))
+
+    def sync(self, fd: int) -> None:
+        self.log.append(Synced(self._fds[fd]))
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        super().allocate(fd, offset, size)
+        self.log.append(Resized(self._fds[fd], offset + size, grow=True))
+
+    def truncate(self, fd: int, size: int) -> None:
+        super().truncate(fd, size)
+        self.log.append(Resized(self._fds[fd], size))
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        inode = self._names[new.name] = self._names.pop(old.name)
+        self.log.append(Named(new.name, inode, old.name))
+
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        if path.name in self._names:
+            self.log.append(Unnamed(path.name, self._names.pop(path.name)))
+
+    def sync_directory(self, directory: Path) -> None:
+        self.log.append(Synced(None))
+
+
+def images(files: RecordingFiles, upto: int, dice: Random, count: int) -> Iterator[dict[str, bytes]]:
+    """What the disk may hold if its power goes after ``upto`` steps: with all that was not synced, with nothing of it,
+    with each step of it alone, without each, and with ``count`` random choices, torn writes among them."""
+    pending = _pending(files.log, upto)
+    choices: list[Mapping[int, Step]] = [pending, {}]
+    if len(pending) > 1:
+        choices += [{at: step} for at, step in pending.items()]
+        choices += [{at: step for at, step in pending.items() if at != left} for left in pending]
+    if pending:
+        choices += [_torn(pending, dice) for _ in range(count)]
+    for chosen in choices:
+        yield _replay(files, upto, pending, chosen)
+
+
+def _pending(log: list[Step], upto: int) -> dict[int, Step]:
+    """The steps that no sync has made certain."""
+    pending: dict[int, Step] = {}
+    for at, step in enumerate(log[:upto]):
+        if isinstance(step, Synced):
+            pending = {n: other for n, other in pending.items() if _of(other) != step.inode}
+        elif not isinstance(step, Noted):
+            pending[at] = step
+    return pending
+
+
+def _of(step: Step) -> int | None:
+    """What has to be synced for it: an inode, or the names."""
+    return step.inode if isinstance(step, Wrote | Resized) else None
+
+
+def _torn(pending: Mapping[int, Step], dice: Random) -> dict[int, Step]:
+    """Some of the steps, some of them in part."""
+    chosen: dict[int, Step] = {}
+    for at, step in pending.items():
+        if dice.random() < 0.5:
+            continue
+        if isinstance(step, Wrote) and dice.random() < 0.5:
+            first = SECTOR - step.offset % SECTOR
+            cuts = [0, *range(first, len(step.data), SECTOR), len(step.data)]
+            kept = dice.randrange(len(cuts))
+            begin, end = sorted((cuts[kept], cuts[dice.randrange(len(cuts))]))
+            step = Wrote(step.inode, step.offset + begin, step.data[begin:end])
+        chosen[at] = step
+    return chosen
+
+
+def _replay(
+    files: RecordingFiles, upto: int, pending: Mapping[int, Step], chosen: Mapping[int, Step]
+) -> dict[str, bytes]:
+    names = {name: number for number, name in enumerate(files.before)}
+    contents = {number: bytearray(data) for number, data in enumerate(files.before.values())}
+    for at, step in enumerate(files.log[:upto]):
+        taken = chosen.get(at) if at in pending else step
+        if taken is not None:
+            _apply(taken, names, contents)
+    return {name: bytes(contents.get(inode, b"")) for name, inode in names.items()}
+
+
+def _apply(step: Step, names: dict[str, int], contents: dict[int, bytearray]) -> None:
+    if isinstance(step, Named):
+        if names.get(step.old) == step.inode:
+            del names[step.old]
+        names[step.name] = step.inode
+    elif isinstance(step, Unnamed):
+        if names.get(step.name) == step.inode:
+            del names[step.name]
+    elif isinstance(step, Wrote | Resized):
+        content = contents.setdefault(step.inode, bytearray())
+        size = step.size if isinstance(step, Resized) else step.offset
+        if len(content) < size:
+            content += bytes(size - len(content))
+        if isinstance(step, Wrote):
+            content[step.offset : step.offset + len(step.data)] = step.data
+        elif not step.grow:
+            del content[step.size :]

@@ -1,0 +1,84 @@
+"""The states in which a power cut may leave a disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from fyrehose.testing.disk import SECTOR, RecordingFiles, images
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RecordingFiles:
+    (tmp_path / "old").write_bytes(b"before")
+    return RecordingFiles(tmp_path)
+
+
+def states(files: RecordingFiles, upto: int | None = None, count: int = 0) -> list[dict[str, bytes]]:
+    return list(images(files, len(files.log) if upto is None else upto, Random(1), count))
+
+
+def test_nothing_happened(files: RecordingFiles) -> None:
+    assert states(files) == [{"old": b"before"}] * 2
+
+
+def test_what_was_not_synced_may_be_there_or_not_in_any_order(files: RecordingFiles) -> None:
+    fd = files.open(files.directory / "old", os.O_RDWR)
+    files.write(fd, b"AA", 0)
+    files.write(fd, b"BB", 6)
+    assert {state["old"] for state in states(files)} == {b"AAforeBB", b"before", b"AAfore", b"beforeBB"}
+    files.sync(fd)
+    assert {state["old"] for state in states(files)} == {b"AAforeBB"}
+    assert {state["old"] for state in states(files, upto=2)} == {b"AAforeBB", b"before", b"AAfore", b"beforeBB"}
+    files.close(fd)
+    assert (files.directory / "old").read_bytes() == b"AAforeBB"
+
+
+def test_a_name_is_not_there_because_its_content_is(files: RecordingFiles) -> None:
+    fd = files.open(files.directory / "new", os.O_RDWR | os.O_CREAT)
+    files.write(fd, b"x", 0)
+    files.sync(fd)
+    files.close(fd)
+    assert {"old": b"before"} in states(files)
+    files.sync_directory(files.directory)
+    assert states(files) == [{"old": b"before", "new": b"x"}] * 2
+
+
+def test_a_rename_may_come_without_what_it_names(files: RecordingFiles) -> None:
+    fd = files.open(files.directory / "new", os.O_RDWR | os.O_CREAT)
+    files.write(fd, b"x", 0)
+    files.close(fd)
+    files.rename(files.directory / "new", files.directory / "old")
+    found = states(files)
+    for state in ({"old": b"x"}, {"old": b"before"}, {"old": b""}, {"old": b"before", "new": b""}):
+        assert state in found
+
+
+def test_lengths_and_removals(files: RecordingFiles) -> None:
+    fd = files.open(files.directory / "old", os.O_RDWR)
+    files.allocate(fd, 0, 8)
+    files.truncate(fd, 3)
+    files.close(fd)
+    files.unlink(files.directory / "old")
+    files.unlink(files.directory / "never was")
+    found = states(files)
+    assert {} in found
+    assert {state["old"] for state in found if state} == {b"before", b"before\0\0", b"bef"}
+
+
+def test_writes_are_torn_by_sectors(files: RecordingFiles) -> None:
+    fd = files.open(files.directory / "old", os.O_RDWR | os.O_TRUNC)
+    files.sync(fd)
+    files.write(fd, b"x" * 3 * SECTOR, 10)
+    files.close(fd)
+    found = {bytes(state["old"]) for state in states(files, count=200)}
+    assert len(found) > 5
+    for content in found:
+        written = [at for at, byte in enumerate(content) if byte]
+        if written:
+            assert written == list(range(written[0], written[-1] + 1))
+            assert written[0] == 10 or written[0] % SECTOR == 0
+            assert written[-1] + 1 == 10 + 3 * SECTOR or (written[-1] + 1) % SECTOR == 0

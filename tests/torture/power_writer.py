@@ -1,0 +1,107 @@
+"""Who uses a journal whose power is cut: the real one, without a server, a thread or a clock.
+
+Queue     the journal's worker: its jobs are done when somebody says so
+Writer    opens, checks, appends, and tells what it did
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import power_model
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from fyrehose.errors import PublishError
+from fyrehose.interfaces import JournalState
+from fyrehose.journal.files import Files
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.records import Run
+
+
+class Queue:
+    """A worker whose jobs are done when its owner says so: what is appended meanwhile shares the next commit."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[Callable[[], Any], Deferred[Any]]] = []
+
+    def call(self, job: Callable[[], Any]) -> Deferred[Any]:
+        done: Deferred[Any] = Deferred()
+        self._jobs.append((job, done))
+        return done
+
+    def stop(self) -> None:
+        """Nothing runs on."""
+
+    def work(self) -> None:
+        while self._jobs:
+            job, done = self._jobs.pop(0)
+            try:
+                result = job()
+            except Exception:
+                done.errback()
+            else:
+                done.callback(result)
+
+
+class Writer:
+    """Opens the journal, checks it, appends, and tells what it did.
+
+    :param tell: takes a word and what belongs to it, as :meth:`power_model.Model.hear_one` does
+    """
+
+    def __init__(
+        self, model: power_model.Model, files: Files, settings: JournalSettings, tell: Callable[..., None], seed: int
+    ) -> None:
+        self.model, self.tell, self.dice = model, tell, random.Random(seed)
+        self.worker, self.clock = Queue(), Clock()
+        self.journal = FileJournal(self.clock, model.directory, settings, files=files, worker=self.worker)
+
+    def durable(self, ends: Any) -> None:
+        """Each append says so itself."""
+
+    def state_changed(self, state: JournalState, reason: str) -> None:
+        """Those who appended are told."""
+
+    def wrong(self, what: str) -> None:
+        """Something went wrong: which is no wonder if the power is gone."""
+        try:
+            self.model.directory.with_name("probe").touch()
+        except OSError:
+            return
+        self.tell("problem", what)
+
+    def live(self, turns: int) -> None:
+        opened: list[Any] = []
+        self.journal.open(self).addBoth(opened.append)
+        self.worker.work()
+        if isinstance(failure := opened[0], Failure):
+            self.wrong(f"it does not open: {failure.getErrorMessage()}")
+            return
+        self.tell("found", self.model.check(self.journal))
+        self._append(dict(opened[0]), turns)
+        self.journal.close()
+        self.worker.work()
+
+    def _append(self, ends: dict[str, int], turns: int) -> None:
+        for _ in range(turns):
+            for _ in range(self.dice.choice((1, 1, 2, 5))):
+                self._append_one(ends)
+            self.worker.work()
+            self.clock.advance(self.dice.choice((0, 0, 0.002, 0.1)))
+            if self.journal.state is not JournalState.WRITABLE:
+                return
+
+    def _append_one(self, ends: dict[str, int]) -> None:
+        number, parts = self.model.compose(self.dice, ends)
+        runs = [
+            Run.of(stream, [self.model.payload(stream, first + i, number) for i in range(count)], source="power")
+            for stream, first, count in parts
+        ]
+        self.tell("sent", number, parts)
+        done = self.journal.append(runs, [first for _, first, _ in parts])
+        done.addCallbacks(lambda _: self.tell("acked", number), lambda failure: failure.trap(PublishError))

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Every state in which a power cut may leave the journal's files, and what recovery makes of each.
+
+    reorder.py [--count N] [--seed S] [--choices C] [--durability MODE] [--sabotage]
+
+N histories are recorded: a journal is opened, appended to, rolled, its oldest segments deleted, and mostly closed, on
+files that log what the disk was told.  Then, after each step of a history, the power goes: with everything that was not
+synced, with nothing of it, with each step of it alone, without each, and with C random choices with torn writes
+(`fyrehose.testing.disk`).  Each state that has not been seen is opened by the journal and checked as in power.py; so
+are the states in which a second cut leaves what the first had left, while recovery is at work on it.
+
+No root, no disk: only the rules of what a disk may do.  The status is 1 if anything was violated.  With --sabotage the
+journal's syncs do nothing: to see that the harness would notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from twisted.logger import globalLogBeginner
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import power_model
+import power_writer
+
+from fyrehose.journal.files import Files
+from fyrehose.journal.settings import JournalSettings, durability
+from fyrehose.testing.disk import Noted, RecordingFiles, images
+
+#: How often a history appends, and how many of its states are cut a second time while they are recovered.
+TURNS = 12
+TWICE = 12
+
+
+class Bench:
+    """A directory to put states in, and what was wrong."""
+
+    def __init__(self, root: Path, arguments: argparse.Namespace) -> None:
+        self.root, self.arguments, self.dice = root, arguments, random.Random(arguments.seed)
+        self.mode = durability(arguments.durability)
+        self.problems: list[str] = []
+        self.steps = self.states = self.twice = 0
+        self.seen: set[bytes] = set()
+
+    def history(self, number: int) -> None:
+        """Record one, and look at all that may be left of it."""
+        directory = self.root / "journal"
+        directory.mkdir()
+        dice = self.dice
+        settings = JournalSettings(
+            durability=self.mode,
+            min_free=0,
+            segment_size=dice.choice((4 << 10, 8 << 10, 64 << 10)),
+            keep_bytes=dice.choice((0, 0, 12 << 10)),
+        )
+        model = power_model.Model(directory, self.mode.mode == "batch")
+        files = RecordingFiles(directory)
+        if self.arguments.sabotage:
+            files.sync = lambda fd: None  # type: ignore[method-assign]
+        self._use(model, files, settings, dice.choice((2, TURNS)))
+        self.cut(files, model, settings, f"history {number}", again=True)
+        shutil.rmtree(directory)
+
+    def _use(self, model: power_model.Model, files: RecordingFiles, settings: JournalSettings, turns: int) -> None:
+        """A journal is used, and everything that is told about it noted among what the disk was told."""
+        writer = power_writer.Writer(
+            copy.deepcopy(model), files, settings, lambda *words: files.note(words), self.dice.randrange(1 << 30)
+        )
+        writer.live(turns)
+
+    def cut(
+        self, files: RecordingFiles, model: power_model.Model, settings: JournalSettings, what: str, again: bool = False
+    ) -> None:
+        """The power goes after each step of what was recorded."""
+        known = copy.deepcopy(model)
+        self.seen.clear()  # what is right depends on what was said
+        twice = set(self.dice.sample(range(len(files.log) + 1), min(TWICE, len(files.log)))) if again else set()
+        for upto in range(len(files.log) + 1):
+            if upto and isinstance(step := files.log[upto - 1], Noted):
+                self.seen.clear()
+                self.problems += [f"{what}, step {upto}: {p}" for p in known.hear_one(*step.what)]  # type: ignore[misc]
+            self.steps += 1
+            for number, image in enumerate(images(files, upto, self.dice, self.arguments.choices)):
+                if not self._new(image):
+                    continue
+                name = f"{what}, step {upto}, state {number}"
+                self._look(image, known, settings, name, twice=upto in twice and number < 4)
+                if self.problems:
+                    return
+
+    def _new(self, image: dict[str, bytes]) -> bool:
+        digest = hashlib.blake2b(digest_size=16)
+        for name, content in sorted(image.items()):
+            digest.update(f"{name} {len(content)} ".encode())
+            digest.update(content)
+        new = digest.digest() not in self.seen
+        self.seen.add(digest.digest())
+        return new
+
+    def _look(
+        self, image: dict[str, bytes], known: power_model.Model, settings: JournalSettings, what: str, twice: bool
+    ) -> None:
+        """Open what was left, and check it; and, if ``twice``, everything that a cut may leave of that in turn."""
+        directory = self.root / "left"
+        directory.mkdir()
+        for name, content in image.items():
+            directory.joinpath(name).write_bytes(content)
+        model = copy.deepcopy(known)
+        model.directory = directory
+        said: list[tuple[Any, ...]] = []
+        files = RecordingFiles(directory) if twice else _NoSync()
+        note = files.note if isinstance(files, RecordingFiles) else said.append
+        writer = power_writer.Writer(model, files, settings, lambda *words: note(words), 1)
+        writer.live(2 if twice else 0)
+        self.states += 1
+        if isinstance(files, RecordingFiles):
+            said += [step.what for step in files.log if isinstance(step, Noted)]  # type: ignore[misc]
+        heard = copy.deepcopy(known)
+        problems = [problem for words in said for problem in heard.hear_one(*words)]
+        shutil.rmtree(directory)
+        self.problems += [f"{what}: {p}" for p in problems]
+        if not any(words[0] == "found" for words in said):
+            self.problems.append(f"{what}: nothing was looked at")
+        if isinstance(files, RecordingFiles):
+            self.twice += 1
+            seen, self.seen = self.seen, set()
+            self.cut(files, known, settings, f"{what}, cut again")
+            self.seen = seen
+
+
+class _NoSync(Files):
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_directory(self, directory: Path) -> None:
+        pass
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=3, help="histories")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--choices", type=int, default=4, help="random states after each step")
+    parser.add_argument("--durability", default="batch")
+    parser.add_argument("--sabotage", action="store_true")
+    arguments = parser.parse_args()
+    globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
+    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
+    root = Path(tempfile.mkdtemp(prefix="fyrehose-reorder-", dir=base))
+    began = time.monotonic()
+    bench = Bench(root, arguments)
+    try:
+        for number in range(arguments.count):
+            bench.history(number)
+            if bench.problems:
+                break
+    finally:
+        shutil.rmtree(root)
+    print(
+        f"{arguments.count} histories of a journal with durability {arguments.durability} (seed {arguments.seed}), cut "
+        f"after each of {bench.steps} steps: {bench.states} states recovered, {bench.twice} of them cut again while "
+        f"they were; {len(bench.problems)} violations, {time.monotonic() - began:.0f} s"
+    )
+    for problem in bench.problems[:20]:
+        print(f"VIOLATION: {problem}")
+    return 1 if bench.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
