@@ -37,6 +37,7 @@ from fyrehose.flow import Account
 from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
+from fyrehose.sockets import prompt
 
 #: A slow link may still send a large frame, or take a large delivery: this many bytes a second are enough.
 SLOWEST = 64 << 10
@@ -451,7 +452,7 @@ class TCPService(Service):
         return cast("Deferred[IListeningPort]", self._endpoint.listen(self._listener)).addCallback(self._listening)
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
-        self._port = port
+        self._port = prompt(port)
         return port
 
     def stopService(self) -> Deferred[None]:

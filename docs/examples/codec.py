@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from fyrehose.errors import Broken
-from fyrehose.protocols.figg.frames import PublishRun
+from fyrehose.protocols.figg.frames import Published
 from fyrehose.protocols.figg.session import FiggServerSession
 
 
@@ -23,11 +23,12 @@ def published(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
         for event in session.receive_data(chunk):
             if isinstance(event, Broken):
                 raise ValueError(str(event.error))
-            if isinstance(event, PublishRun):
-                begin = 0
-                for size in memoryview(event.lengths).cast("I"):
-                    yield event.topic, bytes(event.payload[begin : begin + size])
-                    begin += size
+            if isinstance(event, Published):
+                for run in event.runs:
+                    begin = 0
+                    for size in memoryview(run.lengths).cast("I"):
+                        yield run.topic, bytes(run.payload[begin : begin + size])
+                        begin += size
 
 
 if __name__ == "__main__":

@@ -50,27 +50,27 @@ def test_golden_bytes(kernel: ModuleType) -> None:
     assert (lengths, payload) == (column(1, 0), b"x")
 
 
+#: What neither a scan nor a gathering goes over.
+OTHER = [
+    frame(3, b"data", kind=6),
+    frame(3, b"data", version=2),
+    frame(2, b"data"),
+    frame(3, b"data")[:-1],
+    frame(3, b"data")[:11],
+    b"",
+    frame(3, b"data" * 30),  # more than the largest
+    pack(">HHI", 5, 1, 21) + pack(">I", 1) + b"t" + pack(">QI", 3, 3) + b"data",  # shorter inside than outside
+    pack(">HHI", 5, 1, 21) + pack(">I", 1) + b"t" + pack(">QI", 3, 5) + b"data",
+    pack(">HHI", 5, 1, 20) + pack(">I", 0) + pack(">QI", 3, 4) + b"data",  # no topic
+    pack(">HHI", 5, 1, 5) + pack(">I", 0xFFFFFFFF) + b"t" + pack(">QI", 3, 4) + b"data",
+    pack(">HHI", 5, 1, 0xFFFFFFFF) + pack(">I", 1) + b"t" + pack(">QI", 3, 4) + b"data",
+    pack(">HHI", 5, 1, 0),
+]
+
+
 @both
 @pytest.mark.parametrize(
-    "other",
-    [
-        frame(3, b"data", kind=6),
-        frame(3, b"data", version=2),
-        frame(3, b"data", topic=b"u"),
-        frame(3, b"data", topic=b"tt"),
-        frame(4, b"data"),
-        frame(2, b"data"),
-        frame(3, b"data")[:-1],
-        frame(3, b"data")[:11],
-        b"",
-        frame(3, b"data" * 30),  # more than the largest
-        pack(">HHI", 5, 1, 21) + pack(">I", 1) + b"t" + pack(">QI", 3, 3) + b"data",  # shorter inside than outside
-        pack(">HHI", 5, 1, 21) + pack(">I", 1) + b"t" + pack(">QI", 3, 5) + b"data",
-        pack(">HHI", 5, 1, 20) + pack(">I", 0) + pack(">QI", 3, 4) + b"data",  # no topic
-        pack(">HHI", 5, 1, 5) + pack(">I", 0xFFFFFFFF) + b"t" + pack(">QI", 3, 4) + b"data",
-        pack(">HHI", 5, 1, 0xFFFFFFFF) + pack(">I", 1) + b"t" + pack(">QI", 3, 4) + b"data",
-        pack(">HHI", 5, 1, 0),
-    ],
+    "other", [*OTHER, frame(3, b"data", topic=b"u"), frame(3, b"data", topic=b"tt"), frame(4, b"data")]
 )
 def test_a_scan_stops_before_anything_else(kernel: ModuleType, other: bytes) -> None:
     good = frame(1, b"one") + frame(2, b"")
@@ -102,6 +102,41 @@ def test_columns_that_do_not_fit_are_refused(kernel: ModuleType, topic: bytes, l
         kernel.frames(DATA, topic, 1, lengths, payload)
 
 
+@both
+def test_those_of_a_topic_are_gathered(kernel: ModuleType) -> None:
+    wire = frame(1, b"one", b"a") + frame(2, b"", b"b") + frame(3, b"three", b"a") + frame(4, b"four", b"b")
+    assert kernel.gather(wire, 0, PUBLISH, 100, MOST) == (
+        len(wire),
+        4,
+        [
+            ("a", pack("<2Q", 1, 3), column(3, 5), b"onethree"),
+            ("b", pack("<2Q", 2, 4), column(0, 4), b"four"),
+        ],
+    )
+    assert kernel.gather(frame(7, b"x") + frame(8, b"y"), 0, PUBLISH, 100, MOST)[2] == [("t", 7, column(1, 1), b"xy")]
+
+
+@both
+@pytest.mark.parametrize("other", [*OTHER, frame(3, b"data", b"\xff"), frame(0, b"data", b"u")])
+def test_a_gathering_stops_before_anything_else(kernel: ModuleType, other: bytes) -> None:
+    good = frame(1, b"one") + frame(2, b"")
+    assert kernel.gather(good + other, 0, PUBLISH, 100, MOST) == (len(good), 2, [("t", 1, column(3, 0), b"one")])
+    if other != frame(2, b"data"):
+        assert kernel.gather(other, 0, PUBLISH, 100, MOST)[2] == [] or other == frame(0, b"data", b"u")
+
+
+@both
+def test_a_gathering_is_bounded_but_never_empty(kernel: ModuleType) -> None:
+    many = b"".join(frame(i, b"x" * 100, b"%d" % (i % 3)) for i in range(1, 11))
+    assert kernel.gather(many, 0, PUBLISH, MOST, 350)[1] == 3
+    assert kernel.gather(many, 0, PUBLISH, MOST, 1)[1] == 1
+    topics = b"".join(frame(i, b"x", b"%d" % i) for i in range(1, 2 * pure.TOPICS))
+    end, last, runs = kernel.gather(topics, 0, PUBLISH, MOST, MOST)
+    assert (last, len(runs)) == (pure.TOPICS, pure.TOPICS)
+    assert kernel.gather(topics, end, PUBLISH, MOST, MOST)[1] == 2 * pure.TOPICS - 1
+    assert [run[0] for run in runs] == [str(i) for i in range(1, pure.TOPICS + 1)]
+
+
 messages = st.lists(st.binary(max_size=40), max_size=12)
 
 
@@ -127,6 +162,44 @@ def test_both_find_the_same(
         wire[flip[0]] ^= flip[1]
     for buffer in (wire, bytes(wire)):
         assert native.scan(buffer, start, PUBLISH, largest, most) == pure.scan(buffer, start, PUBLISH, largest, most)
+
+
+@only_native
+@given(
+    sent=st.lists(
+        st.tuples(
+            st.sampled_from([b"a", b"b", b"ab", b"\xe2\x98\x83", b"\xe2"]), st.integers(0, 3), st.binary(max_size=9)
+        ),
+        max_size=20,
+    ),
+    first=st.sampled_from([0, 1, (1 << 64) - 20]),
+    cut=st.integers(0, 60),
+    flip=st.tuples(st.integers(0, 400), st.integers(0, 255)),
+    largest=st.sampled_from([5, MOST]),
+    most=st.sampled_from([1, 30, MOST]),
+    start=st.integers(0, 3),
+)
+@settings(max_examples=600, deadline=None)
+def test_both_gather_the_same(
+    sent: list[tuple[bytes, int, bytes]],
+    first: int,
+    cut: int,
+    flip: tuple[int, int],
+    largest: int,
+    most: int,
+    start: int,
+) -> None:
+    wire, number = bytearray(b"#" * start), first
+    for topic, step, data in sent:
+        number = (number + step) % (1 << 64)
+        wire += frame(number, data, topic)
+    wire = wire[: max(start, len(wire) - cut)]
+    if flip[0] < len(wire):
+        wire[flip[0]] ^= flip[1]
+    for buffer in (wire, bytes(wire)):
+        assert native.gather(buffer, start, PUBLISH, largest, most) == pure.gather(
+            buffer, start, PUBLISH, largest, most
+        )
 
 
 @only_native

@@ -2,8 +2,10 @@
 """The figg kernels, natively; ``fyrehose.kernels.pure.figg`` says what they do, and is what they are tested against."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int16_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy, memset
 
 # header (8) and size of the topic (4); number (8) and size of the data (4)
 cdef enum:
@@ -34,66 +36,205 @@ cdef inline void put64(uint8_t* p, uint64_t value) noexcept nogil:
     put32(p + 4, <uint32_t>value)
 
 
+cdef struct Frame:
+    const uint8_t* topic
+    uint32_t topic_size
+    uint64_t number
+    const uint8_t* data
+    uint32_t data_size
+    Py_ssize_t size  # of the whole
+
+
+cdef inline bint take(const uint8_t* at, Py_ssize_t left, uint32_t head, uint64_t largest, Frame* frame) noexcept nogil:
+    """Whether a whole, well-formed frame begins at ``at``, where ``left`` bytes are."""
+    cdef uint64_t size
+    if left < HEAD or get32(at) != head:
+        return False
+    size = get32(at + 4)
+    frame.topic_size = get32(at + HEADER)
+    if frame.topic_size < 1 or frame.topic_size > MAX_NAME or size < <uint64_t>(HEAD - HEADER + TAIL) + frame.topic_size:
+        return False
+    if size > <uint64_t>(left - HEADER):
+        return False
+    frame.topic = at + HEAD
+    frame.number = get64(at + HEAD + frame.topic_size)
+    frame.data_size = get32(at + HEAD + frame.topic_size + 8)
+    frame.data = at + HEAD + frame.topic_size + TAIL
+    frame.size = HEADER + <Py_ssize_t>size
+    return <uint64_t>(HEAD - HEADER + TAIL) + frame.topic_size + frame.data_size == size and frame.data_size <= largest
+
+
 def scan(const uint8_t[::1] buffer not None, Py_ssize_t start, uint32_t kind, uint64_t largest, uint64_t most):
     cdef const uint8_t* base = &buffer[0] if buffer.shape[0] else NULL
     cdef Py_ssize_t end = buffer.shape[0]
     cdef Py_ssize_t position = start
     cdef Py_ssize_t count = 0
     cdef uint32_t head = (kind << 16) | VERSION
-    cdef uint32_t topic_size = 0, name_size = 0, data_size = 0
-    cdef uint64_t first = 0, number = 0, total = 0, size = 0
-    cdef const uint8_t* frame
-    cdef const uint8_t* topic = NULL
+    cdef uint64_t total = 0
+    cdef Frame first, frame
 
     if start < 0 or kind > 0xFFFF:
         raise ValueError("a position or a type that cannot be")
+    memset(&first, 0, sizeof(first))
     # First where the run ends and how much it holds, so that its columns are allocated once and in their size.
-    while end - position >= HEAD:
-        frame = base + position
-        if get32(frame) != head:
-            break
-        size = get32(frame + 4)
-        name_size = get32(frame + HEADER)
-        if name_size < 1 or name_size > MAX_NAME or size < <uint64_t>(HEAD - HEADER + TAIL) + name_size:
-            break
-        if size > <uint64_t>(end - position - HEADER):
-            break
-        number = get64(frame + HEAD + name_size)
-        data_size = get32(frame + HEAD + name_size + 8)
-        if <uint64_t>(HEAD - HEADER + TAIL) + name_size + data_size != size or data_size > largest:
-            break
+    while take(base + position, end - position, head, largest, &frame):
         if count == 0:
-            topic = frame + HEAD
-            topic_size = name_size
-            first = number
+            first = frame
         elif (
-            name_size != topic_size
-            or memcmp(topic, frame + HEAD, topic_size) != 0
-            or number - first != <uint64_t>count
-            or number < first
-            or total + data_size > most
+            frame.topic_size != first.topic_size
+            or memcmp(frame.topic, first.topic, first.topic_size) != 0
+            or frame.number - first.number != <uint64_t>count
+            or frame.number < first.number
+            or total + frame.data_size > most
         ):
             break
         count += 1
-        total += data_size
-        position += HEADER + <Py_ssize_t>size
+        total += frame.data_size
+        position += frame.size
+    if not count:
+        return start, b"", 0, 0, b"", b""
 
     cdef bytes lengths = PyBytes_FromStringAndSize(NULL, 4 * count)
     cdef bytes payload = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>total)
     cdef uint8_t* length = <uint8_t*>PyBytes_AS_STRING(lengths)
     cdef uint8_t* data = <uint8_t*>PyBytes_AS_STRING(payload)
-    cdef Py_ssize_t at = start
+    cdef const uint8_t* at = base + start
+    cdef uint32_t data_size
     cdef Py_ssize_t i
     for i in range(count):
-        frame = base + at + HEAD + topic_size
-        data_size = get32(frame + 8)
+        at += HEAD + first.topic_size + TAIL
+        data_size = get32(at - 4)
         memcpy(length, &data_size, 4)
-        memcpy(data, frame + TAIL, data_size)
+        memcpy(data, at, data_size)
         length += 4
         data += data_size
-        at += HEAD + topic_size + TAIL + data_size
-    cdef bytes name = PyBytes_FromStringAndSize(<const char*>topic, topic_size) if count else b""
-    return position, name, first, count, lengths, payload
+        at += data_size
+    cdef bytes name = PyBytes_FromStringAndSize(<const char*>first.topic, first.topic_size)
+    return position, name, first.number, count, lengths, payload
+
+
+cdef struct Group:
+    const uint8_t* topic
+    uint32_t topic_size
+    bint consecutive
+    Py_ssize_t count
+    uint64_t first
+    uint64_t total
+    uint8_t* number  # where the next is written: NULL if the numbers are consecutive
+    uint8_t* length
+    uint8_t* data
+
+
+cdef enum:
+    TOPICS = 256  # as the pure twin has it
+    SLOTS = 1024  # of the table of topics, which stays sparse
+
+
+cdef inline uint32_t hashed(const uint8_t* topic, uint32_t size) noexcept nogil:
+    cdef uint32_t value = 2166136261
+    cdef uint32_t i
+    for i in range(size):
+        value = (value ^ topic[i]) * 16777619
+    return value
+
+
+def gather(const uint8_t[::1] buffer not None, Py_ssize_t start, uint32_t kind, uint64_t largest, uint64_t most):
+    cdef const uint8_t* base = &buffer[0] if buffer.shape[0] else NULL
+    cdef Py_ssize_t end = buffer.shape[0]
+    cdef Py_ssize_t position = start
+    cdef Py_ssize_t count = 0
+    cdef uint32_t head = (kind << 16) | VERSION
+    cdef uint64_t total = 0, last = 0
+    cdef Group[TOPICS] groups
+    cdef int16_t[SLOTS] slots  # of each topic the number of its group; -1: free
+    cdef int known = 0, which = 0
+    cdef uint32_t slot
+    cdef Group* group
+    cdef Frame frame
+    cdef uint16_t* of  # of each frame the number of its group
+    cdef list names = []
+
+    if start < 0 or kind > 0xFFFF:
+        raise ValueError("a position or a type that cannot be")
+    of = <uint16_t*>malloc(2 * (max(end - start, 0) // (HEAD + TAIL + 1) + 1))
+    if of == NULL:
+        raise MemoryError()
+    try:
+        while take(base + position, end - position, head, largest, &frame):
+            if count and (frame.number <= last or total + frame.data_size > most):
+                break
+            group = &groups[which]
+            if known == 0 or group.topic_size != frame.topic_size or memcmp(group.topic, frame.topic, frame.topic_size):
+                if known == 0:
+                    memset(slots, 0xFF, sizeof(slots))
+                slot = hashed(frame.topic, frame.topic_size) % SLOTS
+                while slots[slot] >= 0:
+                    group = &groups[slots[slot]]
+                    if group.topic_size == frame.topic_size and not memcmp(group.topic, frame.topic, frame.topic_size):
+                        break
+                    slot = (slot + 1) % SLOTS
+                if slots[slot] < 0:
+                    if known == TOPICS:
+                        break
+                    try:
+                        names.append(PyUnicode_DecodeUTF8(<const char*>frame.topic, frame.topic_size, NULL))
+                    except UnicodeDecodeError:
+                        break
+                    slots[slot] = <int16_t>known
+                    group = &groups[known]
+                    known += 1
+                    group.topic, group.topic_size = frame.topic, frame.topic_size
+                    group.consecutive, group.count, group.first, group.total = True, 0, frame.number, 0
+                which = slots[slot]
+            if frame.number - group.first != <uint64_t>group.count:
+                group.consecutive = False
+            of[count] = <uint16_t>which
+            group.count += 1
+            group.total += frame.data_size
+            count += 1
+            total += frame.data_size
+            last = frame.number
+            position += frame.size
+        return position, last, _columns(base + start, count, of, groups, names)
+    finally:
+        free(of)
+
+
+cdef list _columns(const uint8_t* at, Py_ssize_t count, const uint16_t* of, Group* groups, list names):
+    """The columns of ``count`` frames that were found to be in order."""
+    cdef list runs = []
+    cdef bytes numbers, lengths, payload
+    cdef Group* group
+    cdef int which
+    cdef uint64_t number
+    cdef uint32_t data_size
+    cdef Py_ssize_t i
+    for which in range(len(names)):
+        group = &groups[which]
+        lengths = PyBytes_FromStringAndSize(NULL, 4 * group.count)
+        payload = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>group.total)
+        group.length = <uint8_t*>PyBytes_AS_STRING(lengths)
+        group.data = <uint8_t*>PyBytes_AS_STRING(payload)
+        group.number = NULL
+        numbers = None
+        if not group.consecutive:
+            numbers = PyBytes_FromStringAndSize(NULL, 8 * group.count)
+            group.number = <uint8_t*>PyBytes_AS_STRING(numbers)
+        runs.append((names[which], group.first if numbers is None else numbers, lengths, payload))
+    for i in range(count):
+        group = &groups[of[i]]
+        at += HEAD + group.topic_size
+        data_size = get32(at + 8)
+        memcpy(group.length, &data_size, 4)
+        memcpy(group.data, at + TAIL, data_size)
+        if group.number != NULL:
+            number = get64(at)
+            memcpy(group.number, &number, 8)
+            group.number += 8
+        group.length += 4
+        group.data += data_size
+        at += TAIL + data_size
+    return runs
 
 
 def frames(kind, bytes topic not None, first, lengths, payload):

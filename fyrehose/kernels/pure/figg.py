@@ -9,8 +9,9 @@ The number is PUBLISH's ``seq_num`` or DATA's ``offset``; everything is in netwo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
-from struct import Struct, unpack
+from struct import Struct, pack, unpack
 
 from fyrehose.records import MAX_NAME, Buffer
 
@@ -22,6 +23,10 @@ _TAIL = Struct(">QI")
 _HEADER = 8
 
 _VERSION = 1
+
+
+#: The most topics that are gathered at once.
+TOPICS = 256
 
 
 def scan(
@@ -37,8 +42,47 @@ def scan(
         column (u32, little-endian), the data end to end
     """
     topic, first, total = b"", 0, 0
-    lengths: list[int] = []
-    data: list[Buffer] = []
+    run: list[Buffer] = []
+    for stop, name, number, data in _whole(buffer, start, kind, largest):
+        if not run:
+            topic, first = name, number
+        elif name != topic or number != first + len(run) or total + len(data) > most:
+            break
+        run.append(data)
+        total += len(data)
+        start = stop
+    return start, topic, first, len(run), *_columns(run)
+
+
+def gather(
+    buffer: bytes | bytearray, start: int, kind: int, largest: int, most: int
+) -> tuple[int, int, list[tuple[str, int | bytes, bytes, bytes]]]:
+    """Whole, well-formed frames of type ``kind`` whose numbers rise, those of a topic together.
+
+    It ends before anything else, as :func:`scan` does; before a number that is not higher than the one before it;
+    before a topic that is not UTF-8; and before there are more than ``TOPICS`` topics.
+
+    :return: where it ends, the last number, and for each topic, in the order in which they came: its name, its numbers
+        (the first where they are consecutive, else a column of u64, little-endian), the lengths as a column (u32,
+        little-endian), the data end to end
+    """
+    last, total = -1, 0
+    topics: dict[bytes, tuple[list[int], list[Buffer]]] = {}
+    for stop, name, number, data in _whole(buffer, start, kind, largest):
+        if topics and (number <= last or total + len(data) > most):
+            break
+        if name not in topics and (len(topics) == TOPICS or not _is_text(name)):
+            break
+        numbers, run = topics.setdefault(name, ([], []))
+        numbers.append(number)
+        run.append(data)
+        last, total, start = number, total + len(data), stop
+    runs = [(name.decode(), _numbers(numbers), *_columns(run)) for name, (numbers, run) in topics.items()]
+    return start, max(last, 0), runs
+
+
+def _whole(buffer: bytes | bytearray, start: int, kind: int, largest: int) -> Iterator[tuple[int, bytes, int, Buffer]]:
+    """Of each whole, well-formed frame that follows: where it ends, its topic, its number, its data."""
     end = len(buffer)
     while end - start >= _HEAD.size:
         type_, version, size, topic_size = _HEAD.unpack_from(buffer, start)
@@ -46,21 +90,30 @@ def scan(
         begin = tail + _TAIL.size
         stop = start + _HEADER + size
         if type_ != kind or version != _VERSION or not 1 <= topic_size <= MAX_NAME or not begin <= stop <= end:
-            break
+            return
         number, data_size = _TAIL.unpack_from(buffer, tail)
         if begin + data_size != stop or data_size > largest:
-            break
-        name = buffer[start + _HEAD.size : tail]
-        if not lengths:
-            topic, first = bytes(name), number
-        elif name != topic or number != first + len(lengths) or total + data_size > most:
-            break
-        lengths.append(data_size)
-        data.append(buffer[begin:stop])
-        total += data_size
+            return
+        yield stop, bytes(buffer[start + _HEAD.size : tail]), number, buffer[begin:stop]
         start = stop
-    column = Struct(f"<{len(lengths)}I").pack(*lengths)
-    return start, topic, first, len(lengths), column, b"".join(data)
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _columns(run: list[Buffer]) -> tuple[bytes, bytes]:
+    return pack(f"<{len(run)}I", *map(len, run)), b"".join(run)
+
+
+def _numbers(numbers: list[int]) -> int | bytes:
+    if numbers[-1] - numbers[0] == len(numbers) - 1:  # they rise
+        return numbers[0]
+    return pack(f"<{len(numbers)}Q", *numbers)
 
 
 def frames(kind: int, topic: bytes, first: int, lengths: Buffer, payload: Buffer) -> bytes:

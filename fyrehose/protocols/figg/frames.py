@@ -352,6 +352,34 @@ class DataRun(MessageRun):
     type = FrameType.DATA
 
 
+@attrs.frozen(kw_only=True, slots=True)
+class Taken:
+    """PUBLISHes of one topic that came in, as columns.
+
+    :ivar numbers: their ``seq_num``: the first where they are consecutive, else a column of u64
+    """
+
+    topic: str
+    numbers: int | Buffer
+    lengths: Buffer
+    payload: Buffer
+
+    def __len__(self) -> int:
+        return len(self.lengths) // 4
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Published:
+    """PUBLISHes that came in one after the other, their numbers rising.
+
+    :ivar last: the number of the last; its ACK covers all of them
+    :ivar runs: those of a topic together, in their order
+    """
+
+    last: int
+    runs: tuple[Taken, ...]
+
+
 FRAMES: dict[FrameType, type[Frame]] = {
     frame.type: frame for frame in (Attach, Attached, Detach, Detached, Publish, Ack, Data, Ping, Pong)
 }

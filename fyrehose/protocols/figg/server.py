@@ -16,7 +16,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.protocols.figg.frames import Attach, Detach, Ping, PublishRun
+from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Run
 from fyrehose.settings import count, option, size
@@ -68,7 +68,7 @@ class FiggProtocol(SessionProtocol):
     kit: ClassVar[str] = KIT
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {
-        PublishRun: "published",
+        Published: "published",
         Attach: "attached",
         Detach: "detached",
         Ping: "pinged",
@@ -82,17 +82,20 @@ class FiggProtocol(SessionProtocol):
         self._attachments: dict[str, Attachment] = {}
         self._ack_due: IDelayedCall | None = None
 
-    def published(self, event: PublishRun) -> None:
-        """Publish, and acknowledge the last of them when it is durable: there and nowhere else."""
-        run = Run(
-            stream=event.topic,
-            source=KIT,
-            producer=self.address,
-            producer_seq=event.first,
-            lengths=event.lengths,
-            payload=event.payload,
-        )
-        self.publish([run], partial(self._durable, event.last))
+    def published(self, event: Published) -> None:
+        """Publish, and acknowledge the last of them when all are durable: there and nowhere else."""
+        runs = [
+            Run(
+                stream=run.topic,
+                source=KIT,
+                producer=self.address,
+                producer_seq=run.numbers,
+                lengths=run.lengths,
+                payload=run.payload,
+            )
+            for run in event.runs
+        ]
+        self.publish(runs, partial(self._durable, event.last))
 
     def attached(self, event: Attach) -> None:
         """Begin, or begin elsewhere."""

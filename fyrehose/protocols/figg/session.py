@@ -1,6 +1,6 @@
 """Figg without I/O (figg.md, "Protocol").
 
-    in: receive_data(bytes), receive_eof()  -> events: frames, and runs of PUBLISH or DATA as columns
+    in: receive_data(bytes), receive_eof()  -> events: frames; PUBLISHes by topic, and runs of DATA, as columns
     out: send_*()                           -> data_to_send()
 
 Whatever a peer sends, nothing is raised: the last event is ``Broken``, and the events before it count.
@@ -28,11 +28,12 @@ from fyrehose.protocols.figg.frames import (
     Detached,
     Frame,
     FrameType,
-    MessageRun,
     Ping,
     Pong,
     Publish,
+    Published,
     PublishRun,
+    Taken,
     decode_topic,
 )
 from fyrehose.records import MAX_PAYLOAD, Run
@@ -40,7 +41,7 @@ from fyrehose.records import MAX_PAYLOAD, Run
 #: The most data of one run, in bytes, so that a large read does not become one large write to the disk.
 MAX_RUN = 1 << 20
 
-Event = Frame | MessageRun | Broken
+Event = Frame | Published | DataRun | Broken
 
 
 class _Session:
@@ -48,9 +49,8 @@ class _Session:
 
     #: the frames that the other side may send
     _accepted: ClassVar[frozenset[FrameType]]
-    #: the frame that comes in runs, and the event that such a run is
+    #: the frame that comes in runs
     _message: ClassVar[type[Frame]]
-    _run: ClassVar[type[MessageRun]]
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_payload = max_payload
@@ -112,7 +112,7 @@ class _Session:
             kind = self._judge(source, position)
             if end - position < self._needed:
                 return position
-            if kind is self._run.type:
+            if kind is self._message.type:
                 position = self._take_run(source, position, events)
             else:
                 begin, position = position + HEADER.size, position + self._needed
@@ -136,7 +136,7 @@ class _Session:
         if kind not in self._accepted:
             raise RemoteProtocolError("wrong-direction", f"{kind.name} is not for this side to receive")
         smallest, largest = FRAMES[kind].sizes
-        if kind is self._run.type:
+        if kind is self._message.type:
             largest += self.max_payload
         if size > largest:
             raise RemoteProtocolError("frame-too-large", f"{kind.name} of {size} bytes, more than {largest}")
@@ -145,31 +145,43 @@ class _Session:
         self._needed = HEADER.size + size
         return kind
 
+    def _take(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
+        """Where the messages that begin at ``position`` end, and their event; None if the first is not well-formed."""
+        raise NotImplementedError
+
     def _take_run(self, source: bytes | bytearray, position: int, events: list[Event]) -> int:
-        kind = self._run.type
-        end, topic, first, count, lengths, payload = kernel.scan(source, position, kind, self.max_payload, MAX_RUN)
-        if not count:
+        end, event = self._take(source, position)
+        if event is None:
             # The kernel takes every frame that is well-formed; the parser says what is wrong with this one.
             self._message.parse(bytes(source[position + HEADER.size : position + self._needed]))
-            raise RemoteProtocolError("frame-too-large", f"{kind.name} with more than {self.max_payload} bytes of data")
-        events.append(self._run(topic=decode_topic(topic), first=first, lengths=lengths, payload=payload))
+            kind = self._message.type.name
+            raise RemoteProtocolError("frame-too-large", f"{kind} with more than {self.max_payload} bytes of data")
+        events.append(event)
         return end
 
 
 class FiggServerSession(_Session):
     """The server's side of one connection.
 
-    Events: Attach, Detach, Ping, PublishRun, Broken.
+    Events: Attach, Detach, Ping, Published, Broken.
 
     :param max_payload: the largest data of a PUBLISH, in bytes
     """
 
     _accepted = CLIENT_FRAMES
-    _message, _run = Publish, PublishRun
+    _message = Publish
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
         super().__init__(max_payload)
         self._acks: list[int] = []
+
+    def _take(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
+        end, last, found = kernel.gather(source, position, Publish.type, self.max_payload, MAX_RUN)
+        runs = tuple(
+            Taken(topic=topic, numbers=numbers, lengths=lengths, payload=payload)
+            for topic, numbers, lengths, payload in found
+        )
+        return end, Published(last=last, runs=runs) if runs else None
 
     def send_attached(self, topic: str, offset: int) -> None:
         """``topic`` is subscribed; what follows ``offset`` comes next."""
@@ -223,7 +235,13 @@ class FiggClientSession(_Session):
     """
 
     _accepted = SERVER_FRAMES
-    _message, _run = Data, DataRun
+    _message = Data
+
+    def _take(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
+        end, topic, first, count, lengths, payload = kernel.scan(source, position, Data.type, self.max_payload, MAX_RUN)
+        if not count:
+            return end, None
+        return end, DataRun(topic=decode_topic(topic), first=first, lengths=lengths, payload=payload)
 
     def send_attach(self, topic: str, offset: int | None) -> None:
         """Subscribe to what follows ``offset``, or to what is published from now on."""

@@ -27,7 +27,7 @@ from fyrehose.protocols.figg.frames import (
     Ping,
     Pong,
     Publish,
-    PublishRun,
+    Published,
 )
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.records import Run
@@ -90,12 +90,21 @@ class Bench:
         self.transport.clear()
         events: list[Any] = []
         for event in self.session.receive_data(wire):
-            if isinstance(event, PublishRun):
-                run = Run(stream="x", source="x", lengths=event.lengths, payload=event.payload)
-                events += [
-                    Publish(topic=event.topic, number=event.first + i, data=bytes(p))
-                    for i, p in enumerate(run.payloads())
-                ]
+            if isinstance(event, Published):
+                messages = []
+                for taken in event.runs:
+                    run = Run(
+                        stream=taken.topic,
+                        source="x",
+                        producer_seq=taken.numbers,
+                        lengths=taken.lengths,
+                        payload=taken.payload,
+                    )
+                    messages += [
+                        Publish(topic=taken.topic, number=number, data=bytes(data))
+                        for number, data in zip(run.producer_seqs() or (), run.payloads(), strict=True)
+                    ]
+                events += sorted(messages, key=lambda message: message.number)
             else:
                 events.append(event)
         return events

@@ -20,22 +20,37 @@ from fyrehose.protocols.figg.frames import (
     Detached,
     Pong,
     Publish,
-    PublishRun,
+    Published,
 )
 from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
 from fyrehose.records import Run
 from fyrehose.testing import every_chunking, feed
 
 
+def taken(topic: str, kind: Any, numbers: Any, lengths: Any, payload: Any) -> list[Any]:
+    """The messages of a run, one by one."""
+    run = Run(stream="x", source="x", producer_seq=numbers, lengths=lengths, payload=payload)
+    return [
+        kind(topic=topic, number=number, data=bytes(data))
+        for number, data in zip(run.producer_seqs() or (), run.payloads(), strict=True)
+    ]
+
+
 def singles(events: list[Any]) -> list[Any]:
-    """The events with every run taken apart: where runs end depends on how bytes are cut, their messages do not."""
-    flat = []
+    """The events with every run taken apart: where runs end depends on how bytes are cut, their messages do not.
+
+    Those that were taken together have rising numbers, which is the order in which they came.
+    """
+    flat: list[Any] = []
     for event in events:
-        if isinstance(event, PublishRun | DataRun):
-            kind = Publish if isinstance(event, PublishRun) else Data
-            run = Run(stream="x", source="x", lengths=event.lengths, payload=event.payload)
-            for i, payload in enumerate(run.payloads()):
-                flat.append(kind(topic=event.topic, number=event.first + i, data=bytes(payload)))
+        if isinstance(event, DataRun):
+            flat += taken(event.topic, Data, event.first, event.lengths, event.payload)
+        elif isinstance(event, Published):
+            messages = [
+                m for run in event.runs for m in taken(run.topic, Publish, run.numbers, run.lengths, run.payload)
+            ]
+            flat += sorted(messages, key=lambda message: message.number)
+            assert flat[-1].number == event.last
         elif isinstance(event, Broken):
             flat.append(("broken", event.error.cause))
         else:
@@ -75,9 +90,23 @@ def test_every_chunking_gives_the_same(make: Any, says: list[Any]) -> None:
 
 def test_consecutive_messages_are_one_run() -> None:
     wire = b"".join(Publish(topic="t", number=i, data=b"%d" % i).serialize() for i in range(1, 101))
-    (run,) = FiggServerSession().receive_data(wire)
-    assert isinstance(run, PublishRun)
-    assert (run.first, run.last, run.payload) == (1, 100, b"".join(b"%d" % i for i in range(1, 101)))
+    (event,) = FiggServerSession().receive_data(wire)
+    assert isinstance(event, Published)
+    (run,) = event.runs
+    assert (event.last, run.numbers, len(run)) == (100, 1, 100)
+    assert run.payload == b"".join(b"%d" % i for i in range(1, 101))
+
+
+def test_topics_that_take_turns_are_a_run_each() -> None:
+    wire = b"".join(Publish(topic=f"t{i % 3}", number=i, data=b"%d" % i).serialize() for i in range(1, 10))
+    (event,) = FiggServerSession().receive_data(wire)
+    assert isinstance(event, Published)
+    assert [(run.topic, run.numbers, run.payload) for run in event.runs] == [
+        ("t1", pack("<3Q", 1, 4, 7), b"147"),
+        ("t2", pack("<3Q", 2, 5, 8), b"258"),
+        ("t0", pack("<3Q", 3, 6, 9), b"369"),
+    ]
+    assert event.last == 9
 
 
 def header(kind: int, size: int, version: int = 1) -> bytes:

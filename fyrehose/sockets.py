@@ -1,0 +1,57 @@
+"""The sockets of the TCP protocols: Twisted's own, with less between a protocol and the kernel.
+
+    reading   as much at once as a turn of the reactor may take
+    writing   at once, while the kernel takes it; what it leaves waits for Twisted's buffers, and the producer with it
+
+Twisted keeps whatever is written until the next turn of the reactor, asks the kernel whether the socket can be written,
+writes 128 KiB, and asks again.  For a subscriber who keeps up that is three system calls too many a delivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from twisted.internet.interfaces import IListeningPort, IPushProducer
+from twisted.internet.tcp import Port, Server
+
+#: What is read at once, in bytes: so much may take its turn of the reactor (fyrehose.fanout.TURN).
+READ = 256 << 10
+#: What is given to the kernel at once, in bytes.
+WRITE = 1 << 20
+
+
+class PromptServer(Server):
+    """A connection that a :class:`twisted.internet.tcp.Port` has accepted."""
+
+    bufferSize = READ
+    SEND_LIMIT = WRITE
+
+    def write(self, data: bytes) -> None:
+        self.writeSequence((data,))
+
+    def writeSequence(self, iovec: Iterable[bytes]) -> None:
+        pieces = [piece for piece in iovec if piece]
+        later = self.TLS or self.dataBuffer or self._tempDataLen or self.disconnecting or self._writeDisconnected
+        if not pieces or later or not self.connected:
+            super().writeSequence(pieces)  # type: ignore[no-untyped-call]
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        written = self.writeSomeData(data)
+        if not isinstance(written, int):
+            written = 0  # the connection is lost, which doWrite finds out in its turn
+        if written == len(data):
+            return
+        # What is left is not copied: Twisted goes on from an offset.
+        self.dataBuffer, self.offset = data, written
+        self.startWriting()  # type: ignore[no-untyped-call]
+        if self.producer is not None and self.streamingProducer:
+            self.producerPaused = True
+            cast("IPushProducer", self.producer).pauseProducing()
+
+
+def prompt(port: Any) -> Any:
+    """``port``, which has just begun to listen; one for TCP makes :class:`PromptServer` connections from now on."""
+    if IListeningPort.providedBy(port) and isinstance(port, Port) and port.transport is Server:
+        port.transport = PromptServer
+    return port

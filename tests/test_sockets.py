@@ -1,0 +1,182 @@
+"""The sockets of the TCP protocols: at once while the kernel takes it, in order and with a pause when it does not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.error import ConnectionLost
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.tcp import Port, Server
+
+from fyrehose.sockets import READ, PromptServer, prompt
+
+#: More than any kernel takes at once from a socket whose buffers were made small.
+MUCH = 3 << 20
+
+
+@attrs.define(eq=False)
+class Reactor:
+    """Notes who waits for what."""
+
+    readers: set[Any] = attrs.field(factory=set)
+    writers: set[Any] = attrs.field(factory=set)
+
+    def addReader(self, reader: Any) -> None:
+        self.readers.add(reader)
+
+    def addWriter(self, writer: Any) -> None:
+        self.writers.add(writer)
+
+    def removeReader(self, reader: Any) -> None:
+        self.readers.discard(reader)
+
+    def removeWriter(self, writer: Any) -> None:
+        self.writers.discard(writer)
+
+
+class Producer:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def pauseProducing(self) -> None:
+        self.said.append("pause")
+
+    def resumeProducing(self) -> None:
+        self.said.append("resume")
+
+    def stopProducing(self) -> None:
+        self.said.append("stop")
+
+
+@attrs.define(eq=False)
+class Pair:
+    """A connection, and the socket of its peer."""
+
+    reactor: Reactor
+    transport: PromptServer
+    peer: socket.socket
+    producer: Producer
+
+    def read(self) -> bytes:
+        """All that has arrived, the transport writing whenever it waits for that."""
+        got = bytearray()
+        while True:
+            try:
+                while data := self.peer.recv(1 << 20):
+                    got += data
+            except BlockingIOError:
+                if self.transport not in self.reactor.writers:
+                    return bytes(got)
+                self.transport.doWrite()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ours, theirs = socket.socketpair()
+    for each in (ours, theirs):
+        each.setblocking(False)
+    reactor = Reactor()
+    transport = PromptServer(ours, Protocol(), ("127.0.0.1", 1), None, 0, reactor)  # type: ignore[arg-type]
+    producer = Producer()
+    transport.registerProducer(producer, True)  # type: ignore[arg-type]
+    yield Pair(reactor, transport, theirs, producer)
+    ours.close()
+    theirs.close()
+
+
+def test_what_the_kernel_takes_is_written_at_once(pair: Pair) -> None:
+    pair.transport.write(b"one ")
+    pair.transport.writeSequence([b"two ", b"", b"three"])
+    assert pair.peer.recv(100) == b"one two three"
+    assert pair.transport not in pair.reactor.writers
+    assert pair.producer.said == []
+
+
+def test_nothing_is_nothing(pair: Pair) -> None:
+    pair.transport.write(b"")
+    pair.transport.writeSequence([])
+    assert pair.transport not in pair.reactor.writers
+
+
+def test_what_it_does_not_take_waits_and_so_does_the_producer(pair: Pair) -> None:
+    much = bytes(range(256)) * (MUCH // 256)
+    pair.transport.write(much)
+    assert pair.transport in pair.reactor.writers
+    assert pair.producer.said == ["pause"]
+    assert pair.read() == much
+    assert pair.producer.said == ["pause", "resume"]
+
+
+def test_what_comes_later_stays_behind_what_waits(pair: Pair) -> None:
+    pair.transport.write(b"a" * MUCH)
+    pair.transport.writeSequence([b"b" * 10, b"c" * 10])
+    pair.transport.write(b"d")
+    assert pair.read() == b"a" * MUCH + b"b" * 10 + b"c" * 10 + b"d"
+    pair.transport.write(b"e")
+    assert pair.peer.recv(10) == b"e"
+
+
+def test_without_a_producer_it_waits_all_the_same(pair: Pair) -> None:
+    pair.transport.unregisterProducer()
+    pair.transport.write(b"a" * MUCH)
+    assert pair.read() == b"a" * MUCH
+
+
+def test_a_peer_that_is_gone_is_found_out_by_the_reactor(pair: Pair) -> None:
+    pair.peer.close()
+    pair.transport.write(b"to nobody")
+    assert pair.transport in pair.reactor.writers
+    assert isinstance(pair.transport.doWrite(), ConnectionLost)
+
+
+def test_a_connection_that_closes_is_closed_behind_what_was_written(pair: Pair) -> None:
+    pair.transport.unregisterProducer()
+    pair.transport.write(b"first ")
+    pair.transport.loseConnection()
+    pair.transport.write(b"last")
+    assert pair.transport.doWrite() is not None, "done"
+    assert pair.peer.recv(100) == b"first last"
+
+
+def test_who_has_turned_to_tls_gets_nothing_in_the_clear(pair: Pair) -> None:
+    class Encrypting(Protocol):
+        def __init__(self) -> None:
+            self.sealed: list[bytes] = []
+
+        def writeSequence(self, data: list[bytes]) -> None:
+            self.sealed += data
+
+    pair.transport.protocol = encrypting = Encrypting()
+    pair.transport.TLS = True  # what startTLS sets
+    pair.transport.write(b"secret")
+    assert encrypting.sealed == [b"secret"]
+    with pytest.raises(BlockingIOError):
+        pair.peer.recv(10)
+
+
+def test_it_reads_a_lot_at_once(pair: Pair) -> None:
+    got: list[int] = []
+    pair.transport.protocol.dataReceived = lambda data: got.append(len(data))
+    pair.peer.setblocking(True)
+    pair.peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    sent = pair.peer.send(b"x" * (READ // 2))
+    pair.transport.doRead()
+    assert got == [sent]
+
+
+def test_a_tcp_port_makes_such_connections_and_another_is_left_alone() -> None:
+    port = Port(0, Factory(), reactor=Reactor())
+    assert prompt(port) is port
+    assert port.transport is PromptServer
+
+    class Special(Server):
+        pass
+
+    port.transport = Special
+    prompt(port)
+    assert port.transport is Special
+    assert prompt("something else") == "something else"
