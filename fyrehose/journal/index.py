@@ -4,7 +4,7 @@ The index is sparse: a stream has a pair (first number, position) for the first 
 that is 64 KiB or more behind the last pair.  So its size is bounded by that of the segment, and a reader scans little.
 
     file      header 48 | stream 24 ... | names end to end | 0..7 | pairs u64 u64 ...
-    header    magic "FYREIDX2" | base | end | floor | streams u32 | size of the names u32 | CRC32C of the rest u32 | 0
+    header    magic "FYREIDX2" | base | end | floor | streams u32 | size of the names u32 | CRC32C of all else u32 | 0
     stream    end of its name u32 | end of its pairs u32 | its last number before this segment | the same in it, or 0
 
 Streams are sorted by their names, so one is found in the bytes as they are: a journal of a hundred thousand streams
@@ -148,10 +148,16 @@ class SegmentIndex:
             pairs_end += len(of) // 2
             table += _STREAM.pack(name_end, pairs_end, self.last_before(stream), of[0])
         rest = b"".join((table, *blob, bytes(-name_end % 8), *pairs))
-        return _HEADER.pack(_MAGIC, self.base, self.end, self.floor, len(names), name_end, crc32c(rest), 0) + rest
+        return _header(self.base, self.end, self.floor, len(names), name_end, rest) + rest
 
 
 _NOTHING = array("Q", (0,))
+
+
+def _header(base: int, end: int, floor: int, streams: int, names_size: int, rest: Buffer) -> bytes:
+    """What an index file begins with; its checksum covers everything else in the file."""
+    fields = _MAGIC, base, end, floor, streams, names_size
+    return _HEADER.pack(*fields, crc32c(rest, crc32c(_HEADER.pack(*fields, 0, 0))), 0)
 
 
 @attrs.frozen(eq=False, slots=True)
@@ -170,8 +176,9 @@ class PackedIndex:
         """The index in ``data``; None if it is not that of the segment from ``base`` to ``end``."""
         if len(data) < _HEADER.size:
             return None
-        magic, its_base, its_end, floor, streams, names_size, crc, _ = _HEADER.unpack_from(data)
-        if (magic, its_base, its_end) != (_MAGIC, base, end) or crc32c(memoryview(data)[_HEADER.size :]) != crc:
+        *_, floor, streams, names_size, _, _ = _HEADER.unpack_from(data)
+        header = _header(base, end, floor, streams, names_size, memoryview(data)[_HEADER.size :])
+        if data[: _HEADER.size] != header:
             return None
         names = _HEADER.size + streams * _STREAM.size
         return cls(data, end, floor, streams, names, names + names_size + -names_size % 8)

@@ -87,7 +87,7 @@ def positions(directory: Path) -> list[Reader]:
             found.append(Reader(path.name, int(said["position"]), int(said["time"])))
         except FileNotFoundError:
             continue  # forgotten at this moment
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             found.append(Reader(path.name, 0, int(path.stat().st_mtime * 1_000_000)))
     return sorted(found, key=lambda reader: (reader.position, reader.name))
 

@@ -99,3 +99,15 @@ def test_one_that_is_wrong_is_none(change: str) -> None:
     else:
         data[0] ^= 1
     assert PackedIndex.unpack(bytes(data), base, end) is None
+
+
+def test_every_bit_of_it_counts() -> None:
+    index = SegmentIndex(BASE, end=9000, floor=3)
+    index.add_run(5000, "s", 1, 2)
+    index.set_before([fmt.Entry("old", 0, 77)])
+    data = index.pack()
+    assert PackedIndex.unpack(data, BASE, 9000) is not None
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert PackedIndex.unpack(bytes(changed), BASE, 9000) is None, f"bit {bit}"

@@ -38,7 +38,11 @@ def test_names_that_are_no_names_of_files(tmp_path: Path, name: str) -> None:
         readers.forget(tmp_path, name)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"position": "x", "time": 1}', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", '{"position": "x", "time": 1}', '{"position": Infinity, "time": 1}', "[" * 5000, "\xff"],
+    ids=lambda text: text[:24],
+)
 def test_one_that_cannot_be_understood_needs_everything(tmp_path: Path, text: str) -> None:
     readers.report(tmp_path, "lake", 500)
     (tmp_path / "readers" / "lake").write_bytes(text.encode("latin-1"))

@@ -1,0 +1,160 @@
+"""Random bytes for Figg: the sessions of both sides, single frames, the client's window, the kernel against its twin.
+
+    python tests/fuzz/fuzz_figg.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
+
+See harness.py.  Sessions get frames of every type, now and then damaged, whole and in pieces, and have to say the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness
+
+with harness.instrumented("fyrehose.protocols.figg", "fyrehose.kernels.pure"):
+    from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
+    from fyrehose.kernels import NATIVE
+    from fyrehose.kernels import figg as kernel
+    from fyrehose.kernels.pure import figg as pure
+    from fyrehose.protocols.figg import frames
+    from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
+    from fyrehose.protocols.figg.window import Window
+    from fyrehose.records import Run
+
+TOPICS = ("t", "topic/\N{SNOWMAN}", "x" * 255, "a\0b")
+#: A small limit, so that it is reached.
+MAX_PAYLOAD = 1000
+
+
+def frame(dice: harness.Dice) -> bytes:
+    """A frame of any type; its numbers are often at an edge."""
+    topic, kind = dice.choice(TOPICS), dice.byte() % 12
+    if kind == 0:
+        made: Any = frames.Attach(topic=topic, offset=dice.choice((None, 0, 1, (1 << 64) - 1)))
+    elif kind == 1:
+        made = frames.Attached(topic=topic, offset=dice.number(48))
+    elif kind < 4:
+        made = dice.choice((frames.Detach, frames.Detached))(topic=topic)
+    elif kind < 6:
+        made = dice.choice((frames.Ack, frames.Ping, frames.Pong))(number=dice.number(64))
+    elif kind < 11:
+        number, message = dice.number(64), dice.choice((frames.Publish, frames.Data))
+        count = 1 + dice.byte() % 4
+        return b"".join(
+            message(topic=topic, number=(number + i) % (1 << 64), data=dice.blob()).serialize() for i in range(count)
+        )
+    else:
+        return frames.HEADER.pack(dice.number(16), dice.number(16), dice.number(32)) + dice.blob()
+    return bytes(made.serialize())
+
+
+def said(session: Any, chunks: list[bytes]) -> tuple[list[Any], str | None]:
+    """The events, runs taken apart, and what broke it."""
+    events: list[Any] = []
+    cause = None
+    for chunk in chunks:
+        found = session.receive_data(chunk)
+        assert session.expected <= frames.HEADER.size + MAX_PAYLOAD + 600
+        events += found
+    events += session.receive_eof()
+    flat: list[Any] = []
+    for event in events:
+        assert cause is None, "Broken is the last"
+        if isinstance(event, Broken):
+            cause = event.error.cause
+        elif isinstance(event, frames.MessageRun):
+            run = Run(stream="x", source="x", lengths=event.lengths, payload=event.payload)
+            assert sum(run.sizes) == len(run.payload)
+            flat += [(event.topic, event.first + i, bytes(data)) for i, data in enumerate(run.payloads())]
+        else:
+            flat.append(event)
+    return flat, cause
+
+
+def session(data: bytes, side: Any) -> None:
+    dice = harness.Dice(data)
+    wire = b""
+    while dice and len(wire) < 8000:
+        wire += dice.damaged(frame(dice))
+    whole = said(side(MAX_PAYLOAD), [wire])
+    pieces = dice.pieces(wire) if dice else [wire[at : at + 7] for at in range(0, len(wire), 7)]
+    assert said(side(MAX_PAYLOAD), pieces) == whole
+
+
+def server(data: bytes) -> None:
+    """What clients send."""
+    session(data, FiggServerSession)
+
+
+def client(data: bytes) -> None:
+    """What servers send."""
+    session(data, FiggClientSession)
+
+
+def raw(data: bytes) -> None:
+    """Bytes as they are, for both sides, and for every frame's own parser: what it takes it also makes."""
+    for side in (FiggServerSession, FiggClientSession):
+        assert said(side(MAX_PAYLOAD), [data]) == said(side(MAX_PAYLOAD), [data[:3], data[3:]])
+    for kind in frames.FRAMES.values():
+        try:
+            parsed = kind.parse(data)
+        except RemoteProtocolError:
+            continue
+        assert kind.parse(parsed.serialize()[frames.HEADER.size :]) == parsed
+
+
+def window(data: bytes) -> None:
+    """A client's window, with any acknowledgements at all: what is told is in order, and nothing waits for ever."""
+    dice = harness.Dice(data)
+    under_way = Window(4, 2000)
+    told: list[int] = []
+    added = 0
+    while dice:
+        what = dice.byte() % 4
+        if what == 0:
+            run = Run.of("t", [dice.blob() for _ in range(1 + dice.byte() % 6)], source="figg")
+            try:
+                done = under_way.add(run)
+            except LocalProtocolError:
+                continue
+            done.addCallback(lambda _, number=added: told.append(number))  # type: ignore[misc]
+            added += 1
+        elif what == 1:
+            sent = [number for number, _ in under_way.to_send()]
+            assert sent == sorted(sent)
+        elif what == 2:
+            again = under_way.to_send_again()
+            assert [number for number, _ in again] == sorted(number for number, _ in again)
+        else:
+            under_way.acknowledged(dice.number(64))
+    assert told == sorted(told)
+    for number, run in list(under_way.to_send()) + list(under_way.to_send_again()):
+        under_way.acknowledged(number + len(run) - 1)
+    while not under_way.empty:
+        sent_again = under_way.to_send_again() or list(under_way.to_send())
+        assert sent_again, "something waits that is never sent"
+        under_way.acknowledged(sent_again[-1][0] + len(sent_again[-1][1]) - 1)
+    assert told == list(range(added))
+
+
+def kernels(data: bytes) -> None:
+    """The kernel in use, and its twin."""
+    assert NATIVE, "the native kernels are not built"
+    dice = harness.Dice(data)
+    kind, most, largest = dice.choice((5, 7)), dice.number(16), dice.number(16)
+    wire = b""
+    while dice and len(wire) < 4000:
+        wire += dice.damaged(frame(dice))
+    for source in (wire, data):
+        if len(source) >= frames.HEADER.size:
+            assert kernel.scan(source, 0, kind, largest, most) == pure.scan(source, 0, kind, largest, most)
+
+
+DECODERS = {"server": server, "client": client, "raw": raw, "window": window, "kernels": kernels}
+
+if __name__ == "__main__":
+    sys.exit(harness.main(__file__, DECODERS))

@@ -1,0 +1,213 @@
+"""What the fuzzers share: bytes that become decisions, a process for each decoder, and what is watched.
+
+    DECODERS = {"server": server, ...}          each takes bytes, and raises if anything is wrong
+    if __name__ == "__main__": sys.exit(harness.main(__file__, DECODERS))
+
+    python tests/fuzz/fuzz_NAME.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
+
+With atheris (the extra ``fuzz``) the inputs are led by coverage, and begin with those that were kept in
+``tests/fuzz/corpus/NAME-DECODER``; without it they are random, and those.  It ends with an error at the first crash,
+execution that takes more than a second, or growth of more than 64 MiB, and says which input it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+try:
+    import atheris
+except ImportError:
+    atheris = None
+
+T = TypeVar("T")
+Decoder = Callable[[bytes], None]
+
+#: How long one execution may take, in seconds, and how much the process may grow, in KiB.
+SLOWEST = 1.0
+GROWTH = 64 << 10
+#: The longest input, in bytes.
+LONGEST = 512
+CORPUS = Path(__file__).with_name("corpus")
+
+
+def instrumented(*packages: str) -> AbstractContextManager[Any]:
+    """What is imported in here is led by coverage, if it is of ``packages``."""
+    logging.getLogger().setLevel(logging.ERROR)  # it says a line for each module
+    return atheris.instrument_imports(include=list(packages)) if atheris else nullcontext()  # type: ignore[no-any-return]
+
+
+class Dice:
+    """Takes decisions from an input, so that most of what is made of it has sense: all of them 0 when it is used up."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def __bool__(self) -> bool:
+        return self.at < len(self.data)
+
+    def byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1] if self.at <= len(self.data) else 0
+
+    def below(self, end: int) -> int:
+        """0 to ``end`` - 1."""
+        value = self.byte() if end <= 256 else int.from_bytes(self.take(8), "little")
+        return value % end
+
+    def one_in(self, n: int) -> bool:
+        return self.byte() % n == 1
+
+    def choice(self, options: Sequence[T]) -> T:
+        return options[self.byte() % len(options)]
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes; fewer at the end."""
+        begin, self.at = self.at, self.at + size
+        return self.data[begin : self.at]
+
+    def number(self, bits: int) -> int:
+        """Small, or at an edge, or any."""
+        top = 1 << bits
+        kind = self.byte()
+        if kind < 160:
+            return kind % 12
+        if kind < 220:
+            return (top + self.choice((-1, -2, 0, 1, -9))) % top
+        return int.from_bytes(self.take(bits // 8), "big")
+
+    def blob(self) -> bytes:
+        """Bytes: mostly few."""
+        kind = self.byte()
+        if kind < 200:
+            return self.take(kind % 8)
+        return bytes((kind,)) * self.choice((30, 255, 256, 600, 1500))
+
+    def damaged(self, data: bytes) -> bytes:
+        """``data``, now and then with something done to it."""
+        changed = bytearray(data)
+        while self.one_in(4) and changed:
+            at = self.below(len(changed)) if len(changed) <= 256 else self.below(1 << 32) % len(changed)
+            how = self.byte() % 4
+            if how == 0:
+                changed[at:at] = self.take(1 + self.byte() % 4)
+            elif how == 1:
+                del changed[at : at + 1 + self.byte() % 8]
+            elif how == 2:
+                changed[at] ^= 1 << self.byte() % 8
+            else:
+                changed[at : at + 4] = self.choice((b"\xff" * 4, bytes(4), b"\0\0\0\1", b"\x7f\xff\xff\xff"))
+        return bytes(changed)
+
+    def pieces(self, data: bytes, most: int = 6) -> list[bytes]:
+        """``data`` in a few pieces."""
+        cuts = sorted(self.below(1 << 16) % (len(data) + 1) for _ in range(self.byte() % most))
+        return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+class Watched:
+    """A decoder that is looked at: how long it takes, how much the process grows."""
+
+    def __init__(self, name: str, decoder: Decoder, executions: int) -> None:
+        self.name, self.decoder, self.executions = name, decoder, executions
+        self.done = self.before = 0
+        self.slowest = 0.0
+        self.began = time.monotonic()
+
+    def __call__(self, data: bytes) -> None:
+        began = time.process_time()
+        try:
+            self.decoder(data)
+        except BaseException:
+            print(f"{self.name}: execution {self.done}, input {data.hex()}", file=sys.stderr, flush=True)
+            raise
+        took = time.process_time() - began
+        self.slowest = max(self.slowest, took)
+        assert took < SLOWEST, f"{took:.2f} s for {data.hex()}"
+        self.done += 1
+        if self.done == min(2_000, self.executions // 2 + 1):
+            self.before = _resident()
+        if self.done % 1_000_000 == 0:
+            print(f"{self.name}: {self.done:,}", flush=True)
+        if self.done == self.executions:
+            self._report()
+            os._exit(0)  # libFuzzer would add its opinion
+
+    def _report(self) -> None:
+        grown = _resident() - self.before
+        print(
+            f"{self.name}: {self.done:,} executions in {time.monotonic() - self.began:.0f} s, slowest "
+            f"{self.slowest * 1000:.1f} ms, grown by {grown >> 10} MiB",
+            flush=True,
+        )
+        assert grown < GROWTH, f"grown by {grown >> 10} MiB"
+
+
+def _resident() -> int:
+    """The most memory that the process ever had, in KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _random_input(random: Random, kept: Sequence[bytes]) -> bytes:
+    """Random bytes, or a kept input with something done to it."""
+    if not kept or random.random() < 0.5:
+        return random.randbytes(random.choice((4, 16, 60, 200, LONGEST)))
+    data = bytearray(random.choice(kept))
+    for _ in range(random.choice((1, 1, 2, 5))):
+        at = random.randint(0, len(data))
+        data[at : at + random.choice((0, 1, 4))] = random.randbytes(random.choice((0, 1, 1, 3)))
+    return bytes(data[:LONGEST])
+
+
+def _run(name: str, decoder: Decoder, executions: int, seed: int, new: Path, kept: Path) -> None:
+    """Fuzz one decoder in this process, which ends with it."""
+    watched = Watched(name, decoder, executions)
+    inputs = [path.read_bytes() for path in sorted(kept.glob("*"))]
+    if atheris is None:
+        random = Random(seed)
+        for data in inputs[:executions]:
+            watched(data)
+        while True:
+            watched(_random_input(random, inputs))
+    words = [f"-seed={seed}", f"-artifact_prefix={new}/", f"-max_len={LONGEST}"]
+    atheris.Setup([sys.argv[0], str(new), *[str(kept)] * bool(inputs), *words, "-verbosity=0"], watched)
+    atheris.Fuzz()
+
+
+def main(file: str, decoders: Mapping[str, Decoder]) -> int:
+    """The program of a fuzzer."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("executions", type=int, nargs="?", default=20_000)
+    parser.add_argument("seed", type=int, nargs="?", default=1)
+    parser.add_argument("--decoder", action="append", choices=decoders)
+    parser.add_argument(
+        "--corpus", type=Path, help="where inputs that reach something new are kept; nowhere by default"
+    )
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    fuzzer = Path(file).stem.removeprefix("fuzz_")
+    for name in words.decoder or decoders:
+        kept = CORPUS / f"{fuzzer}-{name}"
+        if words.here:
+            _run(f"{fuzzer} {name}", decoders[name], words.executions, words.seed, words.corpus, kept)
+        with TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as temporary:
+            new = words.corpus or Path(temporary)
+            new.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, file, str(words.executions), str(words.seed), "--decoder", name]
+            command += ["--here", "--corpus", str(new)]
+            status = subprocess.run(command, env={**os.environ, "TMPDIR": temporary}, check=False).returncode
+        if status:
+            print(f"{fuzzer} {name}: failed with {status}", file=sys.stderr)
+            return 1
+    return 0
