@@ -159,8 +159,8 @@ def indexes(data: bytes) -> None:
             assert found.last_before(stream) == made.last_before(stream)
             for seq in (0, 1, dice.number(48)):
                 assert found.find(stream, seq) == made.find(stream, seq)
-            if found.find(stream, 0) is not None:
-                after = dice.number(20)
+            if (after := found.find(stream, 0)) is not None:
+                after += dice.number(20)
                 assert found.following(stream, after) == made.following(stream, after)
 
 
