@@ -26,6 +26,9 @@ SANS_IO = (
     "fyrehose.settings",
     "fyrehose.journal.format",
     "fyrehose.kernels*",
+    "fyrehose.ndjson",
+    "fyrehose.web.session",
+    "fyrehose.protocols.http.bodies",
     "fyrehose.protocols.*.frames",
     "fyrehose.protocols.*session",
 )

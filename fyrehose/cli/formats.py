@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
 from collections.abc import Callable
-from typing import Any
-from uuid import UUID
 
-from fyrehose.records import Record, Run
+from fyrehose.ndjson import lines
+from fyrehose.records import Run
 
 Format = Callable[[Run], bytes]
 
@@ -24,29 +21,8 @@ def raw(run: Run) -> bytes:
 
 
 def as_json(run: Run) -> bytes:
-    """An object a line, without what is not known."""
-    return b"".join(_line(record) for record in run.records())
-
-
-def _line(record: Record) -> bytes:
-    known: dict[str, Any] = {
-        "stream": record.stream,
-        "seq": record.seq or None,
-        "time": record.time or None,
-        "source": record.source,
-        "producer": record.producer,
-        "topic": record.topic,
-        "content_type": record.content_type,
-        "producer_seq": record.producer_seq,
-        "event_id": None if record.event_id is None else str(UUID(bytes=record.event_id)),
-        "event_time": record.event_time,
-    }
-    shown = {name: value for name, value in known.items() if value is not None}
-    try:
-        shown["payload"] = record.payload.decode()
-    except UnicodeDecodeError:
-        shown["payload_base64"] = b64encode(record.payload).decode()
-    return json.dumps(shown, ensure_ascii=False).encode() + b"\n"
+    """An object a line: see :mod:`fyrehose.ndjson`."""
+    return lines((run,))
 
 
 FORMATS: dict[str, Format] = {"text": text, "raw": raw, "json": as_json}

@@ -1,0 +1,103 @@
+"""What the body of a POST becomes: one message, or a message a line.
+
+bytes, as they are cut on the way -> payloads      limits apply as soon as a length is known
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+
+#: What a body that is being collected counts for, in bytes, while it is small; then for all that it may become.
+SMALL = 64 << 10
+
+
+class TooLarge(Exception):
+    """A message is larger than any that is taken."""
+
+
+class Body(Protocol):
+    """Collects a body."""
+
+    def add(self, data: bytes) -> list[bytes]:
+        """The messages that ``data`` completes.
+
+        :raises TooLarge: one would be larger than it may be
+        """
+
+    def end(self) -> list[bytes]:
+        """The messages that the end completes."""
+
+    @property
+    def expected(self) -> int:
+        """What is being collected, as the budget has it: taken whole, so that nobody waits with half of it."""
+
+
+@attrs.define(eq=False)
+class Whole:
+    """The body is one message.
+
+    :ivar length: how long it will be, if that was said
+    """
+
+    largest: int
+    length: int | None
+    _parts: list[bytes] = attrs.field(factory=list, init=False)
+    _size: int = attrs.field(default=0, init=False)
+
+    def add(self, data: bytes) -> list[bytes]:
+        self._size += len(data)
+        if self._size > self.largest:
+            raise TooLarge
+        self._parts.append(data)
+        return []
+
+    def end(self) -> list[bytes]:
+        return [b"".join(self._parts)]
+
+    @property
+    def expected(self) -> int:
+        if self.length is not None:
+            return max(1, self.length)
+        return SMALL if self._size <= SMALL else self.largest
+
+
+@attrs.define(eq=False)
+class Lines:
+    """Each line of the body is a message; empty ones are none, and a carriage return before a line feed is not kept."""
+
+    largest: int
+    _rest: bytearray = attrs.field(factory=bytearray, init=False)
+
+    def add(self, data: bytes) -> list[bytes]:
+        first, feed, behind = data.partition(b"\n")
+        if not feed:
+            self._rest += data
+            self._judge(self._rest)
+            return []
+        self._rest += first
+        lines = [bytes(self._rest), *behind.split(b"\n")]
+        self._rest = bytearray(lines.pop())
+        self._judge(self._rest)
+        return self._messages(lines)
+
+    def end(self) -> list[bytes]:
+        rest, self._rest = bytes(self._rest), bytearray()
+        return self._messages([rest])
+
+    @property
+    def expected(self) -> int:
+        if not self._rest:
+            return 0
+        return SMALL if len(self._rest) <= SMALL else self.largest
+
+    def _judge(self, line: bytes | bytearray) -> None:
+        if len(line) > self.largest + 1:  # its last byte may be a carriage return
+            raise TooLarge
+
+    def _messages(self, lines: list[bytes]) -> list[bytes]:
+        messages = [line for line in (line.removesuffix(b"\r") for line in lines) if line]
+        if any(len(message) > self.largest for message in messages):
+            raise TooLarge
+        return messages

@@ -1,0 +1,31 @@
+"""What the framework finds: the HTTP kit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from zope.interface import implementer
+
+from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.protocols.http.server import KIT, Settings, make_factory
+from fyrehose.tcp import TCPService
+from fyrehose.tls import around
+
+
+@implementer(IProtocolKit)
+@attrs.frozen
+class HttpKit:
+    """HTTP."""
+
+    name: str = KIT
+    description: str = "HTTP: publish, read and follow streams with curl, as NDJSON and server-sent events"
+    default_endpoint: str = "tcp:8117:interface=127.0.0.1"
+    settings: type[Settings] = Settings
+
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
+        factory = make_factory(broker, reactor, endpoint, settings)
+        return TCPService(reactor, KIT, endpoint, factory, around(KIT, endpoint, factory, settings, reactor))
+
+
+kit = HttpKit()

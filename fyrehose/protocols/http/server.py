@@ -1,0 +1,367 @@
+"""The HTTP door's server: a web session in the TCP shell, the broker behind it.
+
+Publish -> broker.publish -> durable -> {"stream": ..., "first": ..., "last": ...}, when the whole body is
+Read    -> broker.subscribe, up to what was there when it was asked -> a JSON object a line
+Live    -> broker.subscribe -> server-sent events, for as long as somebody reads them
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import attrs
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose import errors, ndjson
+from fyrehose.errors import FyrehoseError
+from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.policy import digest
+from fyrehose.protocols.http.session import EVENTS, NDJSON, HttpSession, Limits, Live, Publish, Published, Read
+from fyrehose.records import MAX_PAYLOAD, Delivery, Run
+from fyrehose.settings import option, size
+from fyrehose.tcp import SessionFactory
+from fyrehose.web.places import hosts_of
+from fyrehose.web.server import WebProtocol, WebSettings, token_of
+from fyrehose.web.session import Asked
+
+KIT = "http"
+#: How often who listens hears that we are still there, in seconds: some of what lies between gives up after 30.
+PULSE = 15.0
+#: What of an answer is read and sent at once, in bytes of payload.
+TURN = 256 << 10
+#: How long whoever is refused for now should wait, in seconds.
+RETRY = "5"
+#: Ranges of numbers that an answer names; one more than that, and it says only the first and the last.
+MOST_RANGES = 1_000
+
+#: What a refusal of the broker's is in HTTP.
+_STATUS: dict[type[FyrehoseError], int] = {
+    errors.InvalidName: 400,
+    errors.PayloadTooLarge: 413,
+    errors.Forbidden: 403,
+    errors.TooManyStreams: 507,
+    errors.StreamFull: 507,
+}
+
+
+@attrs.frozen(kw_only=True)
+class Settings(WebSettings):
+    """The HTTP door's options."""
+
+    max_payload: int = option(MAX_PAYLOAD, size, "largest message taken, in bytes")
+    max_body: int = option(16 << 30, size, "largest body of a message a line, where its length is known, in bytes")
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 < self.max_payload <= MAX_PAYLOAD:
+            raise ValueError(f"max_payload is 1 to {MAX_PAYLOAD} bytes")
+
+
+@attrs.define(eq=False)
+class Upload:
+    """A POST under way: what of it is durable, and what is still to be.
+
+    :ivar ranges: (first, last) of what is durable
+    """
+
+    stream: str
+    whole: bool = False
+    waiting: int = 0
+    count: int = 0
+    ranges: list[tuple[int, int]] = attrs.field(factory=list)
+
+    def durable(self, first: int, count: int) -> None:
+        """So many more are."""
+        self.waiting -= 1
+        self.count += count
+        if self.ranges and self.ranges[-1][1] + 1 == first:
+            self.ranges[-1] = (self.ranges[-1][0], first + count - 1)
+        elif len(self.ranges) <= MOST_RANGES:
+            self.ranges.append((first, first + count - 1))
+        else:
+            self.ranges[-1] = (self.ranges[-1][0], first + count - 1)
+
+    def said(self) -> dict[str, Any]:
+        """What the answer says."""
+        said: dict[str, Any] = {"stream": self.stream, "count": self.count}
+        if self.ranges:
+            said |= {"first": self.ranges[0][0], "last": self.ranges[-1][1]}
+        if 1 < len(self.ranges) <= MOST_RANGES:  # somebody else published in between
+            said["ranges"] = self.ranges
+        return said
+
+
+class HttpProtocol(WebProtocol):
+    """One connection."""
+
+    kit: ClassVar[str] = KIT
+    log: ClassVar[Logger] = Logger()
+    handlers: ClassVar[dict[type, str]] = {
+        **WebProtocol.handlers,
+        Publish: "published",
+        Published: "all_published",
+        Read: "read",
+        Live: "listened",
+    }
+
+    session: HttpSession
+    settings: Settings
+
+    def __init__(self, session: HttpSession, broker: IBroker, clock: IReactorTime, settings: Settings) -> None:
+        super().__init__(session, broker, clock, settings)
+        self._upload: Upload | None = None
+        self._reading: Reading | Listening | None = None
+
+    # What the session says.
+
+    def published(self, event: Publish) -> None:
+        """Publish, and answer when everything is durable: then and not before."""
+        if not self.session.answering:  # what came before it was refused
+            return
+        if self._upload is None:
+            self._upload = Upload(event.stream)
+            self._show(event.asked)
+        upload = self._upload
+        upload.waiting += 1
+        run = Run.of(
+            event.stream,
+            event.payloads,
+            source=KIT,
+            producer=self.identity.name or self.address,
+            content_type=event.content_type,
+        )
+
+        def durable(firsts: tuple[int, ...]) -> None:
+            upload.durable(firsts[0], len(run))
+
+        self.publish([run], durable)
+
+    def all_published(self, event: Published) -> None:
+        """The body is over."""
+        if self._upload is None and self.session.answering:  # a body of lines without any
+            self.session.respond(200, b'{"count": 0}\n')
+        elif self._upload is not None:
+            self._upload.whole = True
+            self.settled()
+
+    def settled(self) -> None:
+        upload = self._upload
+        if upload is None or upload.waiting or not self.session.answering:
+            return
+        if upload.whole:
+            self._upload = None
+            self.session.respond(200, json.dumps(upload.said()).encode() + b"\n")
+            self.go_on()
+        elif self._closing:
+            self._break_off(503, "closing", "the server is closing")
+
+    def read(self, event: Read) -> None:
+        """Send what is there."""
+        self._show(event.asked)
+        oldest, last = self.broker.bounds(event.stream)
+        if (oldest, last) == (1, 0):
+            self.refused(*self.session.refuse(404, "no-such-stream", f"there is no stream {event.stream!r}"))
+            return
+        first = max(event.first, oldest)
+        bounds = {"Fyrehose-Oldest": str(oldest), "Fyrehose-Last": str(last)}
+        self.session.start(200, NDJSON, bounds)
+        if first > last or not event.limit or event.asked.method == "HEAD":
+            self.session.end()
+            return
+        self._reading = Reading(self, event.stream, first, last, event.limit)
+        self.attach(self._reading)
+
+    def listened(self, event: Live) -> None:
+        """Send what comes."""
+        self._show(event.asked)
+        listening = Listening(self)
+        subscription = self.broker.subscribe(event.stream, event.after, listening)
+        self.session.start(200, EVENTS)
+        if event.asked.method == "HEAD":
+            subscription.stopProducing()
+            self.session.end()
+            return
+        if event.after is not None and subscription.position > event.after:
+            listening.skipped(event.after + 1, subscription.position)
+        self._reading = listening
+        listening.begin(subscription)
+
+    def over(self) -> None:
+        """What was read is sent."""
+        self._reading = None
+        if not self._closing:
+            self.session.end()
+            self.go_on()
+
+    def cut_off(self, reason: Exception) -> None:
+        """An answer cannot be ended as it should be."""
+        self.log.warn("{kit}: an answer to {peer} was cut off: {reason}", kit=KIT, peer=self.peer, reason=str(reason))
+        self.flush()
+        self.transport.abortConnection()
+
+    # What the shell calls.
+
+    def finish(self) -> None:
+        """Say to who still waits that this is the end, where that can be said."""
+        if not self._closing and isinstance(self._reading, Listening) and self.session.streaming:
+            self.session.end()
+        super().finish()
+
+    def connectionLost(self, reason: Any = None) -> None:
+        if self._reading is not None:
+            self._reading.stop()
+        super().connectionLost(reason)
+
+    def _refused(self, failure: Failure) -> None:
+        """A publish was: the answer says so, and how much of the body was taken before."""
+        failure.trap(FyrehoseError)
+        error = failure.value
+        if self._disconnected() or not self.session.answering:  # the rest of a body whose beginning was refused
+            self.broker.counters.add(KIT, "refused-behind-a-refusal")
+            return
+        if isinstance(error, errors.Forbidden):
+            self._upload = None
+            self.forbid(error)
+        else:
+            status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
+            self._break_off(status, type(error).__name__, str(error))
+        self.go_on()
+
+    def _break_off(self, status: int, cause: str, detail: str) -> None:
+        upload, self._upload = self._upload, None
+        headers = {"Retry-After": RETRY} if status == 503 else {}
+        published = 0 if upload is None else upload.count
+        self.refused(*self.session.refuse(status, cause, detail, headers, published=published))
+
+    def _show(self, asked: Asked) -> None:
+        """Be who the request says that it is, with its token."""
+        token = token_of(asked)
+        shown = None if token is None else digest(token)
+        if shown != self.identity.token:
+            self.identity = attrs.evolve(self.identity, token=shown)
+            self.broker = self.broker.identified(self.identity)
+
+
+@implementer(ISubscription)
+@attrs.define(eq=False)
+class Reading:
+    """An answer to a GET: records ``next`` to ``last``, ``left`` of them at the most, some each turn of the reactor."""
+
+    connection: HttpProtocol
+    stream: str
+    next: int
+    last: int
+    left: int
+    _turn: IDelayedCall | None = attrs.field(default=None, init=False)
+
+    @property
+    def position(self) -> int:
+        return self.next - 1
+
+    def resumeProducing(self) -> None:
+        if self._turn is None:
+            self._turn = self.connection.clock.callLater(0, self._go_on)
+
+    def pauseProducing(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+
+    def stopProducing(self) -> None:
+        self.pauseProducing()
+
+    def stop(self) -> None:
+        """Nothing more."""
+        self.connection.detach(self)
+
+    def _go_on(self) -> None:
+        self._turn = None
+        try:
+            runs = self.connection.broker.read(self.stream, self.next, TURN)
+        except FyrehoseError as error:
+            # What was promised cannot be kept, and an answer that stops short must not look whole.
+            self.connection.cut_off(error)
+            return
+        for run in runs:
+            part = run.slice(0, max(0, min(self.left, self.last + 1 - run.first_seq)))
+            if len(part):
+                self.connection.session.send(ndjson.lines((part,)))
+            self.left -= len(part)
+            self.next = run.last_seq + 1
+        if not runs or self.next > self.last or not self.left:
+            self.stop()
+            self.connection.over()
+        else:
+            self.resumeProducing()
+            self.connection.flush()
+
+
+@implementer(ISink)
+class Listening:
+    """Server-sent events: a record each, with its number as the id."""
+
+    def __init__(self, connection: HttpProtocol) -> None:
+        self.connection = connection
+        self.subscription: ISubscription | None = None
+        self._pulse: IDelayedCall | None = None
+
+    @property
+    def reader(self) -> tuple[str, str]:
+        return self.connection.reader
+
+    def begin(self, subscription: ISubscription) -> None:
+        """From here on."""
+        self.subscription = subscription
+        self.connection.session.send(b": from %d on\n\n" % (subscription.position + 1))
+        self._pulse = self.connection.clock.callLater(PULSE, self._beat)
+        self.connection.attach(subscription)
+
+    def deliver(self, delivery: Delivery) -> None:
+        self.connection.session.send(delivery.encoded(events))
+        self.connection.flush()
+
+    def skipped(self, first: int, last: int) -> None:
+        self.connection.broker.counters.add(KIT, "skipped", last - first + 1)
+        said = json.dumps({"first": first, "last": last}).encode()
+        self.connection.session.send(b"event: gap\nid: %d\ndata: %b\n\n" % (last, said))
+
+    def ended(self, reason: Exception) -> None:
+        said = json.dumps({"error": str(reason)}).encode()
+        self.connection.session.send(b"event: ended\ndata: %b\n\n" % said)
+        self.connection.finish()
+
+    def stop(self) -> None:
+        """Nothing more."""
+        if self._pulse is not None:
+            self._pulse.cancel()
+            self._pulse = None
+        if self.subscription is not None:
+            self.connection.detach(self.subscription)
+            self.subscription = None
+
+    def _beat(self) -> None:
+        self._pulse = self.connection.clock.callLater(PULSE, self._beat)
+        if not self.connection._write_paused:
+            self.connection.session.send(b": still here\n\n")
+            self.connection.flush()
+
+
+def events(runs: tuple[Run, ...]) -> bytes:
+    """An event for each record."""
+    return b"".join(
+        b"id: %d\ndata: %b\n\n" % (record.seq, ndjson.as_object(record)) for run in runs for record in run.records()
+    )
+
+
+def make_factory(broker: IBroker, clock: IReactorTime, endpoint: str, settings: Settings) -> SessionFactory:
+    """What listens."""
+    limits = Limits(message=settings.max_payload, body=settings.max_body)
+    hosts = hosts_of(endpoint, settings.hosts)
+
+    def make() -> HttpProtocol:
+        return HttpProtocol(HttpSession(hosts, limits=limits), broker, clock, settings)
+
+    return SessionFactory(make, KIT, HttpProtocol.log, broker, settings)

@@ -1,0 +1,5 @@
+"""HTTP/1.1 for the doors that speak it: a sans-I/O session over h11, and the shell around it.
+
+session  bytes -> requests, answers -> bytes       server   the shell: deadlines, identity, pipelining
+live     a stream as server-sent events            places   what an endpoint string says of who can come
+"""

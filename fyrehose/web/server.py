@@ -1,0 +1,163 @@
+"""The shell around a web session: what HTTP adds to what every TCP door has.
+
+    received -> session -> Asked and what follows -> a handler answers, now or later -> go_on -> the next request
+
+A connection is closed when it has been idle, when the peer has finished sending, and when a refusal has left a body
+unread: then what still comes is thrown away for a while, because a peer that is cut off at once would not see why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Sequence
+from typing import ClassVar
+
+import attrs
+from twisted.internet.interfaces import IDelayedCall, IReactorTime, ISSLTransport
+from twisted.python.failure import Failure
+
+from fyrehose.errors import Forbidden, RemoteProtocolError
+from fyrehose.interfaces import IBroker
+from fyrehose.settings import duration, option
+from fyrehose.tcp import LINGER, SessionProtocol
+from fyrehose.tls import TLSSettings
+from fyrehose.web.session import Asked, Refused, WebSession
+
+
+def host_names(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip().lower() for name in text.split(",") if name.strip())
+
+
+@attrs.frozen(kw_only=True)
+class WebSettings(TLSSettings):
+    """Options of everything that speaks HTTP."""
+
+    hosts: tuple[str, ...] = option((), host_names, "names that it may be asked for by; on loopback, besides localhost")
+    idle_timeout: float = option(75.0, duration, "time without a request after which a connection is closed")
+
+
+class WebProtocol(SessionProtocol):
+    """One connection.  Subclasses have a handler for what their session makes of requests."""
+
+    handlers: ClassVar[dict[type, str]] = {Refused: "refused"}
+
+    session: WebSession
+    settings: WebSettings
+
+    def __init__(self, session: WebSession, broker: IBroker, clock: IReactorTime, settings: WebSettings) -> None:
+        super().__init__(session, broker, clock, settings)
+        self._receiving = False
+        self._crowded = False
+        self._active = 0.0
+        self._idle_timer: IDelayedCall | None = None
+
+    # What the reactor calls.
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        self._active = self.clock.seconds()
+        self._idle_timer = self.clock.callLater(self.settings.idle_timeout, self._check_idle)
+
+    def readConnectionLost(self) -> None:
+        """The peer has finished sending: what it asked for is still answered."""
+        if self._closing:
+            self.transport.loseConnection()
+            return
+        self.received(self.session.receive_eof())
+
+    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        super().connectionLost(reason)
+
+    # What the shell calls.
+
+    def received(self, events: Sequence[object]) -> None:
+        self._receiving = True
+        try:
+            super().received(events)
+            while self.session.between and not self._closing:
+                super().received(self.session.next_events())
+        finally:
+            self._receiving = False
+        self._active = self.clock.seconds()
+        if self.session.crowded != self._crowded and not self._closing:
+            self._crowded = self.session.crowded
+            (self.reading.pauseProducing if self._crowded else self.reading.resumeProducing)()
+        if self.session.over:
+            self.finish()
+
+    def go_on(self) -> None:
+        """An answer is over, or a part of it is to be written."""
+        if not self._receiving and not self._disconnected():
+            self.received(())
+
+    def drop(self, error: RemoteProtocolError) -> None:
+        if self.session.answering and not self.session.streaming:
+            self.session.refuse(408 if error.cause == "frame-timeout" else 400, error.cause, str(error))
+        super().drop(error)
+
+    def forbid(self, error: Forbidden) -> None:
+        """Answer so; the connection goes on."""
+        if self.session.answering and not self.session.streaming:
+            status, headers = (403, {}) if self.identity.token else (401, {"WWW-Authenticate": "Bearer"})
+            self.refused(*self.session.refuse(status, type(error).__name__, str(error), headers))
+        else:
+            super().forbid(error)
+
+    # What a handler needs.
+
+    def refused(self, event: object) -> None:
+        """A refusal was answered: count it, and say so once."""
+        assert isinstance(event, Refused)
+        self.broker.counters.refuse(self.log, self.kit, event.cause, self.peer, event.detail)
+
+    # Inside.
+
+    def _hang_up(self) -> None:
+        if not self.session.unread or self._linger_timer is not None:
+            super()._hang_up()
+            return
+        self._cancel_grace()
+        self.flush()
+        self.transport.unregisterProducer()
+        if not ISSLTransport.providedBy(self.transport):  # TLS knows no half of a connection
+            self.transport.loseWriteConnection()
+        self._linger_timer = self.clock.callLater(LINGER, self.transport.abortConnection)
+
+    def _check_idle(self) -> None:
+        self._idle_timer = None
+        if self._closing:
+            return
+        if self.session.answering or self.session.expected:  # these have deadlines of their own
+            self._active = self.clock.seconds()
+        left = self._active + self.settings.idle_timeout - self.clock.seconds()
+        if left > 0:
+            self._idle_timer = self.clock.callLater(left, self._check_idle)
+        else:
+            self.broker.counters.add(self.kit, "idle")
+            self.finish()
+
+
+def token_of(asked: Asked) -> str | None:
+    """The token that a request carries: ``Bearer TOKEN``, or as the password of whoever, for browsers."""
+    kind, _, value = asked.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip() or None
+    if kind.lower() == "basic":
+        try:
+            return b64decode(value, validate=True).decode().partition(":")[2] or None
+        except (Base64Error, UnicodeDecodeError):
+            return None
+    return None
+
+
+def same(token: str | None, secret: str) -> bool:
+    """Whether they are, in a time that says nothing of how much of it."""
+    digests = [hashlib.sha256(text.encode(errors="replace")).digest() for text in (token or "", secret)]
+    return token is not None and hmac.compare_digest(*digests)

@@ -1,0 +1,494 @@
+"""The HTTP door without a socket: what is answered, when, and what a peer can do to others (nothing)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+
+from fyrehose.broker import Broker
+from fyrehose.errors import JournalCorrupt
+from fyrehose.guard import Guard
+from fyrehose.interfaces import JournalState
+from fyrehose.policy import parse
+from fyrehose.protocols.http.server import MOST_RANGES, PULSE, Settings, Upload, make_factory
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.tcp import LINGER
+from fyrehose.testing import MemoryJournal
+
+Lines = list[dict[str, Any]]
+
+
+class Transport(StringTransport):
+    aborted = False
+    half_closed = False
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+
+    def loseWriteConnection(self) -> None:
+        self.half_closed = True
+
+    def setTcpNoDelay(self, on: bool) -> None:
+        pass
+
+    setTcpKeepAlive = setTcpNoDelay
+
+
+@attrs.frozen
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def lines(self) -> Lines:
+        return [json.loads(line) for line in self.body.splitlines()]
+
+
+@attrs.define(eq=False)
+class Peer:
+    """Somebody with curl."""
+
+    server: Server
+    protocol: Any
+    transport: Transport
+
+    def say(self, line: str, *headers: str, body: bytes | None = None) -> None:
+        lines = [f"{line} HTTP/1.1", "Host: localhost", *headers]
+        if body is not None:
+            lines.append(f"Content-Length: {len(body)}")
+        self.protocol.dataReceived("\r\n".join([*lines, "", ""]).encode() + (body or b""))
+
+    def hear(self) -> bytes:
+        """What was written since the last time."""
+        for _ in range(20):
+            self.server.clock.advance(0)
+        said = self.transport.value()
+        self.transport.clear()
+        return said
+
+    def answer(self) -> Answer:
+        """The one answer that was written, its chunks put together."""
+        head, _, rest = self.hear().partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        if headers.get("transfer-encoding") == "chunked":
+            body = b""
+            while rest:
+                size, _, rest = rest.partition(b"\r\n")
+                body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+            rest = body
+        return Answer(int(first.split()[1]), headers, rest)
+
+    def ask(self, line: str, *headers: str, body: bytes | None = None) -> Answer:
+        self.say(line, *headers, body=body)
+        return self.answer()
+
+    def leave(self) -> None:
+        self.protocol.connectionLost(Failure(ConnectionDone()))
+
+
+@attrs.define(eq=False)
+class Server:
+    journal: MemoryJournal
+    broker: Broker
+    clock: Clock
+    factory: Any
+
+    def connect(self, port: int = 5000) -> Peer:
+        address = IPv4Address("TCP", "127.0.0.1", port)
+        protocol, transport = self.factory.buildProtocol(address), Transport(peerAddress=address)
+        protocol.makeConnection(transport)
+        return Peer(self, protocol, transport)
+
+    def publish(self, *payloads: bytes, stream: str = "s") -> None:
+        self.broker.publish([Run.of(stream, payloads, source="test")])
+
+    def count(self, what: str) -> int:
+        return self.broker.counters.counts["http", what]
+
+
+Make = Callable[..., Server]
+
+
+@pytest.fixture
+def make() -> Make:
+    def make(auto: bool = True, policy: Any = None, **settings: Any) -> Server:
+        journal, clock = MemoryJournal(auto=auto), Clock()
+        guard = Guard() if policy is None else Guard(parse({"allow": policy}))
+        broker = Broker(clock, journal, Sequencer(), guard=guard)
+        broker.open()
+        factory = make_factory(broker, clock, "tcp:1:interface=127.0.0.1", Settings(**settings))
+        return Server(journal, broker, clock, factory)
+
+    return make
+
+
+@pytest.fixture
+def server(make: Make) -> Server:
+    return make()
+
+
+def test_a_message_is_answered_when_it_is_durable_and_not_before(make: Make) -> None:
+    server = make(auto=False)
+    peer = server.connect()
+    peer.say("POST /streams/log", "Content-Type: text/plain", body=b"hello")
+    assert peer.hear() == b""
+    server.journal.commit()
+    assert peer.answer().json == {"stream": "log", "count": 1, "first": 1, "last": 1}
+    (record,) = (record for run in server.journal.read("log", 1, 100) for record in run.records())
+    assert (record.payload, record.source, record.content_type) == (b"hello", "http", "text/plain")
+    assert record.producer == "127.0.0.1:5000"
+
+
+def test_a_message_a_line_comes_back_as_it_went_in(server: Server) -> None:
+    peer = server.connect()
+    answer = peer.ask("POST /streams/s", "Content-Type: application/x-ndjson", body=b'{"a": 1}\n[2]\r\n\n"3"')
+    assert (answer.status, answer.json) == (200, {"stream": "s", "count": 3, "first": 1, "last": 3})
+    answer = peer.ask("GET /streams/s")
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert (answer.headers["fyrehose-oldest"], answer.headers["fyrehose-last"]) == ("1", "3")
+    assert [line["payload"] for line in answer.lines] == ['{"a": 1}', "[2]", '"3"']
+    assert {line["content_type"] for line in answer.lines} == {"application/json"}
+
+
+def test_lines_that_others_published_between(make: Make) -> None:
+    server = make()
+    peer = server.connect()
+    peer.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
+    for chunk in (b"a\nb\n", b"c\n", b""):
+        peer.protocol.dataReceived(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        server.publish(b"other")
+    assert peer.answer().json == {"stream": "s", "count": 3, "first": 1, "last": 4, "ranges": [[1, 2], [4, 4]]}
+
+
+def test_an_answer_names_no_end_of_ranges() -> None:
+    upload = Upload("s")
+    for n in range(2 * MOST_RANGES):
+        upload.durable(3 * n + 1, 1)
+    assert upload.said() == {"stream": "s", "count": 2 * MOST_RANGES, "first": 1, "last": 6 * MOST_RANGES - 2}
+
+
+def test_a_body_without_lines(server: Server) -> None:
+    assert server.connect().ask("POST /streams/s", "Content-Type: application/x-ndjson", body=b"\n").json == {
+        "count": 0
+    }
+    assert not server.journal.ends()
+
+
+def test_requests_one_behind_the_other_are_answered_in_order(make: Make) -> None:
+    server = make(auto=False)
+    peer = server.connect()
+    for n in range(3):
+        peer.say("POST /streams/s", body=b"%d" % n)
+    server.journal.commit()
+    assert peer.answer().json["first"] == 1
+    server.journal.commit()
+    assert peer.answer().json["first"] == 2
+    server.journal.commit()
+    assert peer.answer().json["first"] == 3
+
+
+@pytest.mark.parametrize(
+    ("query", "seqs"),
+    [("", [1, 2, 3, 4]), ("?from=3", [3, 4]), ("?limit=2", [1, 2]), ("?from=2&limit=1", [2]), ("?from=9", [])],
+)
+def test_reading(server: Server, query: str, seqs: list[int]) -> None:
+    server.publish(b"a", b"b")
+    server.publish(b"c", b"d")
+    peer = server.connect()
+    answer = peer.ask(f"GET /streams/s{query}")
+    assert [line["seq"] for line in answer.lines] == seqs
+    assert answer.status == 200
+    assert peer.ask("HEAD /streams/s").body == b""
+    assert [line["seq"] for line in peer.ask(f"GET /streams/s{query}").lines] == seqs, "the connection goes on"
+
+
+def test_reading_begins_where_retention_has_left_something(server: Server) -> None:
+    server.publish(b"a")
+    server.publish(b"b")
+    server.journal.forget("s", 2)
+    answer = server.connect().ask("GET /streams/s?from=1")
+    assert [line["seq"] for line in answer.lines] == [2]
+    assert answer.headers["fyrehose-oldest"] == "2"
+
+
+def test_a_payload_that_is_no_text(server: Server) -> None:
+    server.publish(b"\xff\x00")
+    (line,) = server.connect().ask("GET /streams/s").lines
+    assert line["payload_base64"] == "/wA="
+
+
+def test_a_stream_that_is_not_there(server: Server) -> None:
+    answer = server.connect().ask("GET /streams/none")
+    assert (answer.status, answer.json) == (404, {"error": "there is no stream 'none'"})
+    assert server.count("no-such-stream") == 1
+
+
+def test_much_is_read_in_turns_as_fast_as_the_peer_takes_it(server: Server) -> None:
+    for n in range(20):
+        server.publish(b"%02d" % n * 50_000)
+    peer = server.connect()
+    write = peer.transport.writeSequence
+
+    def full(data: list[bytes]) -> None:
+        write(data)
+        peer.protocol.pauseProducing()
+
+    peer.transport.writeSequence = full  # type: ignore[method-assign]
+    peer.say("GET /streams/s")
+    server.clock.advance(0)
+    peer.protocol.resumeProducing()
+    server.clock.advance(0)
+    assert 0 < len(peer.transport.value()) < 1_000_000
+    peer.transport.writeSequence = write  # type: ignore[method-assign]
+    peer.protocol.resumeProducing()
+    assert len(peer.answer().lines) == 20
+
+
+def test_what_was_published_since_does_not_belong_to_the_answer(server: Server) -> None:
+    server.publish(*[b"x" * 300_000] * 3)
+    peer = server.connect()
+    peer.say("GET /streams/s")
+    server.publish(b"late")
+    assert [line["seq"] for line in peer.answer().lines] == [1, 2, 3]
+
+
+def test_an_answer_that_cannot_be_ended_does_not_look_whole(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.publish(b"a")
+
+    def damaged(journal: MemoryJournal, stream: str, start: int, size: int) -> Any:
+        raise JournalCorrupt("damaged")
+
+    monkeypatch.setattr(MemoryJournal, "read", damaged)
+    peer = server.connect()
+    peer.say("GET /streams/s")
+    assert not peer.hear().endswith(b"0\r\n\r\n")
+    assert peer.transport.aborted
+
+
+def events(data: bytes) -> list[tuple[str, Any]]:
+    """(id, data) of what was sent as events; comments left out."""
+    found = []
+    for block in data.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and not line.startswith(":"))
+        if "data" in fields:
+            found.append((fields.get("id", ""), json.loads(fields["data"])))
+    return found
+
+
+def test_following(server: Server) -> None:
+    server.publish(b"before")
+    peer = server.connect()
+    answer = peer.ask("GET /streams/s/live")
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.body == b": from 2 on\n\n"
+    server.publish(b"a", b"b")
+    assert [(i, e["payload"]) for i, e in events(peer.hear())] == [("2", "a"), ("3", "b")]
+    server.clock.advance(PULSE)
+    assert b": still here" in peer.hear()
+    peer.leave()
+    assert not server.broker.cursors()
+
+
+@pytest.mark.parametrize("words", [("?from=2",), ("", "Last-Event-ID: 1")])
+def test_following_goes_on_where_it_was(server: Server, words: tuple[str, ...]) -> None:
+    server.publish(b"a", b"b", b"c")
+    peer = server.connect()
+    answer = peer.ask(f"GET /streams/s/live{words[0]}", *words[1:])
+    assert [i for i, _ in events(answer.body)] == ["2", "3"]
+    peer.leave()
+
+
+def test_who_follows_is_told_of_a_gap(server: Server) -> None:
+    server.publish(b"a")
+    server.publish(b"b")
+    server.journal.forget("s", 2)
+    peer = server.connect()
+    answer = peer.ask("GET /streams/s/live", "Last-Event-ID: 0")
+    assert b"event: gap\n" in answer.body
+    assert [(i, e.get("seq", e.get("last"))) for i, e in events(answer.body)] == [("1", 1), ("2", 2)]
+    peer.leave()
+
+
+def test_a_stream_need_not_be_there_to_be_followed(server: Server) -> None:
+    peer = server.connect()
+    peer.ask("GET /streams/new/live")
+    server.publish(b"a", stream="new")
+    assert [i for i, _ in events(peer.hear())] == ["1"]
+    peer.leave()
+
+
+def test_a_reader_that_does_not_read_is_closed_and_disturbs_nobody(server: Server) -> None:
+    slow, quick = server.connect(), server.connect(5001)
+    slow.say("GET /streams/s/live")
+    quick.say("GET /streams/s/live")
+    slow.protocol.pauseProducing()
+    server.publish(b"a")
+    assert len(events(quick.hear())) == 1
+    server.clock.advance(60)
+    assert slow.transport.aborted
+    assert not quick.transport.aborted
+    assert server.count("stalled-reader") == 1
+    slow.leave()
+    quick.leave()
+
+
+def test_a_full_disk_says_when_to_come_again(server: Server) -> None:
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    peer = server.connect()
+    answer = peer.ask("POST /streams/s", body=b"x")
+    assert (answer.status, answer.headers["retry-after"], answer.json["published"]) == (503, "5", 0)
+    assert "no room" in answer.json["error"]
+    server.journal.enter(JournalState.WRITABLE, "room")
+    assert peer.ask("POST /streams/s", body=b"x").status == 200
+
+
+def test_what_was_taken_before_the_disk_was_full_is_said(server: Server) -> None:
+    peer = server.connect()
+    peer.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
+    peer.protocol.dataReceived(b"4\r\na\nb\n\r\n")
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    peer.protocol.dataReceived(b"2\r\nc\n\r\n2\r\nd\n\r\n")
+    answer = peer.answer()
+    assert (answer.status, answer.json["published"], answer.headers["connection"]) == (503, 2, "close")
+    assert peer.transport.half_closed, "what still comes is thrown away, so that the answer is seen"
+    peer.protocol.dataReceived(b"2\r\ne\n\r\n")
+    server.clock.advance(LINGER)
+    assert peer.transport.aborted
+    assert server.journal.ends() == {"s": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("s", 413), ("other", 507)],
+)
+def test_what_the_broker_refuses(make: Make, name: str, status: int) -> None:
+    server = make()
+    server.publish(b"x")
+    server.broker.restrict("s", 5)
+    server.broker.max_streams = 1
+    peer = server.connect()
+    answer = peer.ask(f"POST /streams/{name}", body=b"x" * 6)
+    assert answer.status == status
+    assert answer.json["error"]
+    assert peer.ask("POST /streams/s", body=b"x").status == 200, "the connection goes on"
+
+
+RULES = [
+    {"token": "sha256:" + "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", "publish": "s"},
+    {"network": "127.0.0.0/8", "subscribe": "open"},
+]
+
+
+def test_what_the_policy_does_not_allow(make: Make) -> None:
+    server = make(policy=RULES)
+    server.publish(b"x", stream="open")
+    peer = server.connect()
+    for line in ("POST /streams/s", "GET /streams/s", "GET /streams/s/live"):
+        answer = peer.ask(line, body=b"" if line.startswith("POST") else None)
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert peer.ask("GET /streams/open").status == 200
+    for token, status in (("secret", 200), ("wrong", 403)):
+        assert peer.ask("POST /streams/s", f"Authorization: Bearer {token}", body=b"x").status == status
+        assert peer.ask("GET /streams/s", f"Authorization: Bearer {token}").status == 403
+    assert peer.ask("POST /streams/s", body=b"x").status == 401, "a token counts for its request"
+    assert server.count("Forbidden") > 0
+
+
+def test_a_subscription_that_the_policy_ends(make: Make) -> None:
+    server = make(policy=RULES)
+    peer = server.connect()
+    peer.ask("GET /streams/open/live")
+    server.broker.guard.change(parse({"allow": [{"network": "10.0.0.0/8", "subscribe": "*"}]}))
+    assert b"event: ended" in peer.hear()
+    assert peer.transport.disconnecting
+
+
+def test_the_server_closes_when_what_came_in_is_answered(make: Make) -> None:
+    server = make(auto=False)
+    publisher, reader, uploader, idle = (server.connect(5000 + n) for n in range(4))
+    publisher.say("POST /streams/s", body=b"x")
+    reader.say("GET /streams/s/live")
+    uploader.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
+    uploader.protocol.dataReceived(b"2\r\na\n\r\n")
+    drained = server.factory.drain()
+    assert idle.transport.disconnecting
+    assert reader.hear().endswith(b"\r\n0\r\n\r\n")
+    assert not publisher.transport.disconnecting
+    server.journal.commit()
+    answer = uploader.answer()
+    assert (answer.status, answer.json) == (503, {"error": "the server is closing", "published": 1})
+    assert publisher.answer().status == 200
+    assert publisher.transport.disconnecting
+    assert not drained.called
+    for peer in (publisher, reader, uploader, idle):
+        peer.leave()
+    assert drained.called
+    assert server.broker.budget.used == 0
+
+
+def test_a_peer_that_leaves_in_the_middle_leaves_nothing(make: Make) -> None:
+    server = make(auto=False)
+    for line, body in (("POST /streams/s", b"x"), ("GET /streams/s/live", None)):
+        peer = server.connect()
+        peer.say(line, body=body)
+        peer.leave()
+    peer = server.connect()
+    peer.say("POST /streams/s", "Content-Length: 1000000")
+    assert server.broker.budget.used >= 1_000_000
+    peer.leave()
+    server.journal.commit()
+    peer = server.connect()
+    peer.say("GET /streams/s")
+    peer.leave()
+    server.clock.advance(0)
+    assert server.broker.budget.used == 0
+    assert not [call for call in server.clock.getDelayedCalls() if call.active()]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server: Server) -> None:
+    peer = server.connect()
+    peer.say("POST /streams/s", "Content-Length: 1000")
+    server.clock.advance(31)
+    answer = peer.answer()
+    assert (answer.status, answer.json["error"].partition(":")[0]) == (408, "frame-timeout")
+
+
+def test_a_body_is_read_no_further_than_the_budget(make: Make) -> None:
+    server = make(auto=False)
+    server.broker.budget.each = 1000
+    peer = server.connect()
+    peer.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
+    peer.protocol.dataReceived(b"800\r\n%b\n\r\n" % (b"x" * 0x7FF))
+    assert peer.transport.producerState == "paused"
+    server.journal.commit()
+    assert peer.transport.producerState == "producing"
+
+
+def test_nothing_that_is_no_http_is_taken(server: Server) -> None:
+    peer = server.connect()
+    peer.protocol.dataReceived(b"\x16\x03\x01\x00\x00\r\n\r\n")
+    assert peer.answer().status == 400
+    assert peer.transport.disconnecting
+    assert server.count("bad-http") == 1
+
+
+def test_a_name_that_is_not_of_this_machine(server: Server) -> None:
+    peer = server.connect()
+    peer.protocol.dataReceived(b"GET /streams/s HTTP/1.1\r\nHost: rebound.example\r\n\r\n")
+    assert peer.answer().status == 421

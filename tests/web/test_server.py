@@ -1,0 +1,185 @@
+"""What HTTP adds to the TCP shell: idle connections, half-closed ones, what is left unread, and tokens."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from fyrehose.broker import Broker
+from fyrehose.sequencer import Sequencer
+from fyrehose.tcp import LINGER, SessionFactory
+from fyrehose.testing import MemoryJournal
+from fyrehose.web.server import WebProtocol, WebSettings, host_names, same, token_of
+from fyrehose.web.session import MAX_AHEAD, Asked, WebSession
+
+GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Transport(StringTransport):
+    aborted = half_closed = False
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+
+    def loseWriteConnection(self) -> None:
+        self.half_closed = True
+
+
+class Toy(WebProtocol):
+    """Answers at once, or when it is told to."""
+
+    kit: ClassVar[str] = "toy"
+    log: ClassVar[Logger] = Logger()
+    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Asked: "asked"}
+
+    def asked(self, event: Asked) -> None:
+        if event.path != ("wait",):
+            self.session.respond(200, b"{}")
+
+    def answer(self) -> None:
+        self.session.respond(200, b"late")
+        self.go_on()
+
+
+@attrs.define(eq=False)
+class Peer:
+    clock: Clock
+    protocol: Toy
+    transport: Transport
+
+    def say(self, data: bytes) -> None:
+        self.protocol.dataReceived(data)
+
+    @property
+    def answers(self) -> int:
+        return self.transport.value().count(b"HTTP/1.1 ")
+
+
+@pytest.fixture
+def connect() -> Callable[..., Peer]:
+    def connect(**settings: Any) -> Peer:
+        clock = Clock()
+        broker = Broker(clock, MemoryJournal(), Sequencer())
+        broker.open()
+        made = WebSettings(**settings)
+        factory = SessionFactory(lambda: Toy(WebSession(), broker, clock, made), "toy", Toy.log, broker, made)
+        address = IPv4Address("TCP", "127.0.0.1", 5)
+        protocol, transport = factory.buildProtocol(address), Transport(peerAddress=address)
+        assert isinstance(protocol, Toy)
+        protocol.makeConnection(transport)
+        return Peer(clock, protocol, transport)
+
+    return connect
+
+
+def test_many_requests_in_one_read(connect: Callable[..., Peer]) -> None:
+    peer = connect()
+    peer.say(GET % b"" * 500)
+    assert peer.answers == 500
+
+
+def test_what_comes_too_early_is_not_read(connect: Callable[..., Peer]) -> None:
+    peer = connect()
+    peer.say(GET % b"wait")
+    flood = GET % b"" * (MAX_AHEAD // len(GET % b"") + 2)
+    peer.say(flood)
+    assert peer.transport.producerState == "paused"
+    peer.protocol.answer()
+    assert peer.transport.producerState == "producing"
+    assert peer.answers == 1 + flood.count(b"GET")
+
+
+def test_a_connection_that_is_idle_is_closed_and_one_that_waits_is_not(connect: Callable[..., Peer]) -> None:
+    peer = connect(idle_timeout=10.0)
+    peer.clock.advance(9)
+    peer.say(GET % b"")
+    peer.clock.advance(9)
+    assert not peer.transport.disconnecting
+    peer.say(GET % b"wait")
+    for _ in range(10):
+        peer.clock.advance(9)
+    assert not peer.transport.disconnecting
+    peer.protocol.answer()
+    peer.clock.advance(20)
+    assert peer.transport.disconnecting
+
+
+def test_who_has_finished_sending_is_still_answered(connect: Callable[..., Peer]) -> None:
+    peer = connect()
+    peer.say(GET % b"wait" + GET % b"")
+    peer.protocol.readConnectionLost()
+    assert not peer.transport.disconnecting
+    peer.protocol.answer()
+    assert peer.answers == 2
+    assert peer.transport.disconnecting
+
+
+def test_who_still_sends_what_was_refused_has_time_to_see_why(connect: Callable[..., Peer]) -> None:
+    peer = connect()
+    peer.say(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nabc")
+    assert b" 413 " in peer.transport.value()
+    assert not peer.transport.disconnecting
+    assert peer.transport.half_closed
+    peer.say(b"more")
+    peer.protocol.readConnectionLost()
+    assert peer.transport.disconnecting
+
+
+def test_but_not_for_ever(connect: Callable[..., Peer]) -> None:
+    peer = connect()
+    peer.say(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nabc")
+    peer.clock.advance(LINGER)
+    assert peer.transport.aborted
+
+
+def test_nothing_is_left_of_a_connection(connect: Callable[..., Peer]) -> None:
+    peer = connect()
+    peer.say(GET % b"wait")
+    peer.protocol.connectionLost(Failure(ConnectionDone()))
+    peer.protocol.go_on()
+    assert not [call for call in peer.clock.getDelayedCalls() if call.active()]
+
+
+def asked(value: str | None) -> Asked:
+    headers = {} if value is None else {"authorization": value}
+    return Asked(method="GET", path=("",), query={}, headers=headers, length=0, framed=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "token"),
+    [
+        (None, None),
+        ("Bearer abc", "abc"),
+        ("bearer  abc ", "abc"),
+        ("Bearer ", None),
+        ("Basic " + b64encode(b"anybody:s:cret").decode(), "s:cret"),
+        ("Basic " + b64encode(b"anybody").decode(), None),
+        ("Basic " + b64encode(b"\xff:\xff").decode(), None),
+        ("Basic !!!", None),
+        ("Digest abc", None),
+    ],
+)
+def test_tokens(value: str | None, token: str | None) -> None:
+    assert token_of(asked(value)) == token
+
+
+def test_comparing_tokens() -> None:
+    assert same("secret", "secret")
+    assert not same("Secret", "secret")
+    assert not same("", "secret")
+    assert not same(None, "secret")
+    assert not same(None, "")
+
+
+def test_names_of_hosts() -> None:
+    assert host_names("A.example, b ,") == ("a.example", "b")
