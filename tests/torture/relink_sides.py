@@ -9,6 +9,7 @@ from fyrehose.errors import Broken
 from fyrehose.protocols.relink import events, snapshot
 from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.messages import column_of
 from fyrehose.protocols.relink.receiving import ReceiveChannel
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import Sending
@@ -93,7 +94,7 @@ class Side:
             ahead[channel] += 1
         payload = repr((keys, seqs)).encode()
         rnd = world.rnd
-        parts = (payload, *(b"x" * rnd.randrange(20) for _ in range(rnd.randrange(3))))
+        parts = (payload, *(b"x" * rnd.randrange(20) for _ in range(rnd.choice((0, 0, 0, 1, 2)))))
         if link.send(channels, parts) != tuple(seqs):
             raise Violation("the numbers are others than expected")
         for key in keys:
@@ -110,13 +111,14 @@ class Side:
         made = self.produced.setdefault(0, [])
         if not link.may_send or channel.room < 1 or channel.unsure:
             return
-        if channel.next - world.origin == len(made):
-            if self.leaving:
-                return
-            payload = repr(([key], [channel.next])).encode()
+        first = channel.next - world.origin
+        last = first + min(channel.room, world.rnd.choice((1, 1, 2, 4)))
+        while len(made) < last and not self.leaving:
+            payload = repr(([key], [world.origin + len(made)])).encode()
             made.append(payload)
             world.sent.setdefault(key, []).append(payload)
-        link.send([0], (made[channel.next - world.origin],))
+        if made[first:last]:
+            link.send_run(0, column_of(made[first:last]))
 
     def decide(self, channel: int, all_of_it: bool = False) -> None:
         link, rnd = self.link, self.world.rnd
@@ -245,7 +247,9 @@ class Side:
         self.world.resumes += 1
 
     def on_received(self, event: events.Received) -> None:
-        self.inbox.setdefault(event.channel, deque()).append((event.seq, event.parts[0], True))
+        box = self.inbox.setdefault(event.channel, deque())
+        for seq, parts in enumerate(event.messages, event.first):
+            box.append((seq, parts[0], True))
 
     def on_decided(self, event: events.Decided) -> None:
         box = self.inbox.setdefault(event.channel, deque())

@@ -184,7 +184,8 @@ class World:
         what = rnd.random()
         channel = rnd.choice(CHANNELS)
         if what < 0.18:
-            side.send(rnd.choice(([channel], [channel], [channel], [0, 1], [channel, channel])))
+            for _ in range(rnd.choice((1, 1, 1, 2, 3))):
+                side.send(rnd.choice(([channel], [channel], [channel], [0, 1], [channel, channel])))
         elif what < 0.28:
             side.decide(channel)
         elif what < 0.31:

@@ -346,7 +346,8 @@ class RelinkClient:
     # Messages of the listener.
 
     def _on_received(self, event: events.Received) -> None:
-        self._inbox.append((event.channel, event.seq, event.parts))
+        for seq, parts in enumerate(event.messages, event.first):
+            self._inbox.append((event.channel, seq, parts))
         self._hand_out()
 
     def _on_decided(self, event: events.Decided) -> None:

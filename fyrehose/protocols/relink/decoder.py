@@ -7,11 +7,13 @@ Every length is judged as soon as its own bytes are there: nothing is collected 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 
 import attrs
 
 from fyrehose.errors import RemoteProtocolError
+from fyrehose.kernels import relink as kernel
 from fyrehose.protocols.relink.frames import (
     LARGE,
     LONG,
@@ -23,17 +25,22 @@ from fyrehose.protocols.relink.frames import (
     General,
     GeneralPacket,
     Message,
+    MessageRun,
     Op,
     Operation,
     Packet,
     aligned,
 )
 from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.messages import Column
 
 _GENERAL = {kind: GeneralPacket(kind=kind) for kind in General}
 _FORMATS = {form.value: form for form in Format}
 _OPS = tuple(Op)
 _ACKS = tuple(Ack)
+#: The first byte of a message to one channel whose fields are the short ones, but for the bit that is not used.
+_SIMPLE = 1 | Format.MESSAGE << 2
+_UNUSED = 1 << 7
 #: The struct code of an id of each size.
 _ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
@@ -57,12 +64,14 @@ class Decoder:
 
     :ivar sender_size: the size of the peer's channel ids (those of its messages), in bytes
     :ivar receiver_size: the size of ours (those of its acknowledgements), in bytes
+    :ivar room: how many messages, and how many bytes of them, a run on this channel may hold; None: there are no runs
     """
 
     sender_size: int
     receiver_size: int
     limits: Limits = attrs.field(factory=Limits)
     buffer: bytearray = attrs.field(factory=bytearray)
+    room: Callable[[int], tuple[int, int]] | None = None
     _at: int = attrs.field(default=0, init=False)
     #: what the packet at ``_at`` has at the least, in bytes
     _needed: int = attrs.field(default=2, init=False)
@@ -91,7 +100,7 @@ class Decoder:
         """
         while len(self.buffer) - self._at >= self._needed:
             try:
-                packet, end = self._packet(self._at)
+                packet, end = self._run(self._at) or self._packet(self._at)
             except _MoreNeeded as more:
                 self._needed = more.size
                 continue
@@ -103,6 +112,17 @@ class Decoder:
     def _require(self, size: int) -> None:
         if len(self.buffer) - self._at < size:
             raise _MoreNeeded(size)
+
+    def _run(self, at: int) -> tuple[Packet, int] | None:
+        """The messages of one part at ``at``, as far as they follow on on one channel, and where they end."""
+        begin = at + 2
+        if self.room is None or self.buffer[at] & ~_UNUSED != _SIMPLE or self.buffer[at + 1] != 1:
+            return None
+        self._require(2 + self.sender_size)
+        channel = int.from_bytes(self.buffer[begin : begin + self.sender_size], "little")
+        count, size = self.room(channel)
+        end, lengths, payload = kernel.scan(self.buffer, at, self.sender_size, self.limits.message_size, size, count)
+        return (MessageRun(channel=channel, messages=Column(lengths, payload)), end) if lengths else None
 
     def _packet(self, at: int) -> tuple[Packet, int]:
         """The packet at ``at`` and where it ends."""

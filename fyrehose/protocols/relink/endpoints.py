@@ -21,8 +21,9 @@ from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.linklog import Anchors
-from fyrehose.protocols.relink.parts import runs_of, split
+from fyrehose.protocols.relink.messages import Column, Messages, Parts, Piece, piece_of
 from fyrehose.protocols.relink.registry import Entry
+from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import Sending
 from fyrehose.records import LAST_SEQ, MAX_NAME, Delivery, Run
 
@@ -127,12 +128,12 @@ class Publishing(Endpoint):
     def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
         super().__init__(protocol, entry, place)
         #: messages of plain channels that came in together: channel -> first number, messages
-        self._plain: dict[int, tuple[int, list[tuple[bytes, ...]]]] = {}
+        self._plain: dict[int, tuple[int, list[Piece]]] = {}
         #: channels with staged messages of which the disk is not told yet, and up to where
         self._staged: dict[int, int] = {}
 
     def received(self, event: events.Received) -> None:
-        self._plain.setdefault(event.channel, (event.seq, []))[1].append(event.parts)
+        self._plain.setdefault(event.channel, (event.first, []))[1].extend(event.messages.pieces)
 
     def decided(self, event: events.Decided) -> None:
         if not event.commit:
@@ -140,7 +141,7 @@ class Publishing(Endpoint):
             self._staged[event.channel] = event.last
             return
         self.link.stage(event.channel, event.last, Ack.COMMITTED)
-        runs = self._runs(event.channel, event.first, list(event.messages))
+        runs = self._runs(event.channel, event.first, event.messages)
         self._staged.pop(event.channel, None)
         self.protocol.write(runs, {event.channel: event.last}, lambda: self._uncommit(event))
 
@@ -158,18 +159,19 @@ class Publishing(Endpoint):
         plain, self._plain = self._plain, {}
         staged, self._staged = self._staged, {}
         runs = []
-        for channel, (first, messages) in plain.items():
+        for channel, (first, pieces) in plain.items():
+            messages = Messages(tuple(pieces))
             runs += self._runs(channel, first, messages)
             last = staged[channel] = first + len(messages) - 1
             self.link.stage(channel, last)
         if staged:
             self.protocol.write(runs, staged)
 
-    def _runs(self, channel: int, first: int, messages: list[tuple[bytes, ...]]) -> list[Run]:
+    def _runs(self, channel: int, first: int, messages: Messages) -> list[Run]:
         # A channel may be opened again and begin at 0 again: its ordinal keeps (producer, producer_seq) unique.
         ordinal = self.link.receiving[channel].ordinal
         producer = f"{self.entry.label}.{ordinal}"
-        return runs_of(messages, first, self.place.stream, source=KIT, producer=producer, topic=str(channel))
+        return messages.runs(first, self.place.stream, source=KIT, producer=producer, topic=str(channel))
 
     def finished(self, event: events.Finished) -> None:
         if self.link.receiving[event.channel].leaving:
@@ -195,7 +197,8 @@ class Subscribing(Endpoint):
     def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
         super().__init__(protocol, entry, place)
         self._subscription: Windowed | None = None
-        self._pending: deque[tuple[bytes, ...] | _Gap] = deque()
+        #: what was read and is not sent: messages of one part each by the run, the others one by one
+        self._pending: deque[Column | Parts | _Gap] = deque()
         self._writing = False
 
     # What the session says.
@@ -250,7 +253,8 @@ class Subscribing(Endpoint):
     def deliver(self, delivery: Delivery) -> None:
         most = self.link.limits.parts
         for run in delivery.runs:
-            self._pending.extend(split(run.content_type, payload, most) for payload in run.payloads())
+            piece = piece_of(run, most)
+            self._pending.extend([piece] if isinstance(piece, Column) else piece)
         self._pump()
 
     def skipped(self, first: int, last: int) -> None:
@@ -290,10 +294,19 @@ class Subscribing(Endpoint):
             if isinstance(one, _Gap):
                 self._write_anchor(channel.next, one.seq)
                 break
-            self.link.send((0,), one)
+            self._send(channel, one)
         if self._subscription is not None:
             self._subscription.update()
         self.protocol.flush_soon()
+
+    def _send(self, channel: SendChannel, one: Column | Parts) -> None:
+        if not isinstance(one, Column):
+            self.link.send((channel.id,), one)
+            return
+        if len(one) > channel.room:
+            one, rest = one.cut(channel.room)
+            self._pending.appendleft(rest)
+        self.link.send_run(channel.id, one)
 
     def _write_anchor(self, channel_seq: int, seq: int) -> None:
         """What follows a gap is sent when it is durable where it lies: a later connection has to find it again."""

@@ -12,6 +12,7 @@ import attrs
 from fyrehose.errors import Broken
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.handshake import Hello
+from fyrehose.protocols.relink.messages import Messages
 
 if TYPE_CHECKING:
     from fyrehose.protocols.relink.link import Link
@@ -48,11 +49,11 @@ class Resumed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Received:
-    """A message on a plain channel; ``stage`` and ``settle`` it."""
+    """Messages on a plain channel, from number ``first``; ``stage`` and ``settle`` them."""
 
     channel: int
-    seq: int
-    parts: tuple[bytes, ...]
+    first: int
+    messages: Messages
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -63,7 +64,7 @@ class Decided:
     first: int
     last: int
     commit: bool
-    messages: tuple[tuple[bytes, ...], ...]
+    messages: Messages
 
 
 @attrs.frozen(kw_only=True, slots=True)

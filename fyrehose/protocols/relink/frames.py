@@ -16,6 +16,8 @@ the packet's first byte; what is unused is sent as zero and ignored.
 
 The lowest bit of the format says whose channels the ids are: 0 the sender's, 1 the receiver's.
 
+Messages of one part each that follow on on one channel are one :class:`MessageRun`: columns, packed by a kernel.
+
     out: ``packet.serialize(id_size)`` -> bytes      in: :mod:`fyrehose.protocols.relink.decoder`
 """
 
@@ -27,6 +29,8 @@ from struct import Struct
 import attrs
 
 from fyrehose.errors import LocalProtocolError
+from fyrehose.kernels import relink as kernel
+from fyrehose.protocols.relink.messages import Column
 
 #: What a channel id may take, in bytes (the handshake says which, for each direction).
 ID_SIZES = frozenset({0, 1, 2, 4, 8})
@@ -211,6 +215,18 @@ class Message(_ChannelPacket):
         return b"".join(pieces)
 
 
-Packet = GeneralPacket | Operation | Acknowledgement | Message
+@attrs.frozen(kw_only=True, slots=True)
+class MessageRun:
+    """Messages of one part each on one channel: as many packets, end to end."""
+
+    channel: int
+    messages: Column
+
+    def serialize(self, id_size: int) -> bytes:
+        """The packets, each as short as it can be."""
+        return kernel.frames(id_size, self.channel, self.messages.lengths, self.messages.payload)
+
+
+Packet = GeneralPacket | Operation | Acknowledgement | Message | MessageRun
 
 NOP, PING, PONG, RESUME, SHUTDOWN = (GeneralPacket(kind=kind) for kind in General)

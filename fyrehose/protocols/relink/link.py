@@ -15,16 +15,23 @@ import attrs
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink import events, frames
 from fyrehose.protocols.relink.events import Event, Unknown
-from fyrehose.protocols.relink.frames import Ack, Acknowledgement, GeneralPacket, Message, Op, Operation, Packet
+from fyrehose.protocols.relink.frames import (
+    Ack,
+    Acknowledgement,
+    GeneralPacket,
+    Message,
+    MessageRun,
+    Op,
+    Operation,
+    Packet,
+)
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import Limits
-from fyrehose.protocols.relink.receiving import ReceiveChannel
+from fyrehose.protocols.relink.messages import Column, Messages, Piece
+from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import Event as Mode
 from fyrehose.protocols.relink.tables import Receiving, Sending
-
-#: What a message costs besides its payload, in bytes: so that a flood of empty ones is counted, too.
-OVERHEAD = 64
 
 
 @attrs.define(eq=False)
@@ -123,10 +130,23 @@ class Link:
             room = self.channel(channel).room
             if room < channels.count(channel):
                 raise LocalProtocolError(f"channel {channel} has room for {room} messages more")
-        seqs = tuple(self.channel(channel).add(parts) for channel in channels)
+        seqs = tuple(self.channel(channel).add((parts,)) for channel in channels)
         if self.may_send and channels:
             self._emit(Message(channels=tuple(channels), parts=parts, multicast=len(channels) > 1), self.our_size)
         return seqs
+
+    def send_run(self, channel: int, messages: Column) -> int:
+        """Send messages of one part each on ``channel``; the number of the first.
+
+        :raises LocalProtocolError: one is too large, or the window has no room for all; then nothing was sent
+        """
+        most = self.limits.message_size
+        if frames.aligned(len(messages.payload)) > most and frames.aligned(max(messages.sizes)) > most:
+            raise LocalProtocolError(f"a message of {max(messages.sizes)} bytes is too large")
+        first = self.channel(channel).add(messages)
+        if self.may_send:
+            self._emit(MessageRun(channel=channel, messages=messages), self.our_size)
+        return first
 
     def decide(self, channel: int, op: Op, through: int | None = None) -> tuple[int, int]:
         """Commit or roll back what is undecided, up to number ``through``; the first and the last.
@@ -361,20 +381,39 @@ class Link:
                 found.append(events.Rewound(channel=channel.id, next=channel.next))
         return [events.Resumed(), *found, *self._shutdown()]
 
+    def room(self, id_: int) -> tuple[int, int]:
+        """How many messages of the peer's channel, and bytes, may come at once before they are judged; never none."""
+        limits = self.limits
+        channel = self.receiving.get(id_)
+        if self.peer_transactions:
+            count = 2 * limits.backlog + 1 - (0 if channel is None else channel.undecided)
+        else:
+            count = limits.backlog - (0 if channel is None else channel.waiting)
+        size = limits.backlog_size - self._size
+        if size <= 0:  # all of it waits for the peer
+            size += limits.backlog_size + limits.message_size + 1
+        return max(count, 1), max(size, 1)
+
+    def messages(self, run: MessageRun) -> list[Event]:
+        """Messages of one part each on one channel."""
+        return self._take(run.channel, run.messages, len(run.messages.payload), run.messages.sizes)
+
     def message(self, packet: Message) -> list[Event]:
-        """A message on each of its channels."""
-        found: list[Event] = []
-        size = sum(map(len, packet.parts)) // max(1, len(packet.channels)) + OVERHEAD
-        for id_ in packet.channels:
-            channel = self.receiving.get(id_) or self._open(id_)
-            seq = channel.accept(packet.parts, size)
-            self._size += size
-            if not self.durable:
-                self._unsaid.add(id_)
-            if not channel.transactional:
-                found.append(events.Received(channel=id_, seq=seq, parts=packet.parts))
-            self._judge_backlog(channel)
-        return found
+        """A message on each of its channels, which have its payload in common."""
+        size = sum(map(len, packet.parts)) // max(1, len(packet.channels))
+        return [event for id_ in packet.channels for event in self._take(id_, (packet.parts,), size, (size,))]
+
+    def _take(self, id_: int, messages: Piece, size: int, sizes: Sequence[int]) -> list[Event]:
+        channel = self.receiving.get(id_) or self._open(id_)
+        cost = size + OVERHEAD * len(sizes)
+        first = channel.accept(messages, cost, sizes)
+        self._size += cost
+        if not self.durable:
+            self._unsaid.add(id_)
+        self._judge_backlog(channel)
+        return (
+            [] if channel.transactional else [events.Received(channel=id_, first=first, messages=Messages((messages,)))]
+        )
 
     def _open(self, channel: int) -> ReceiveChannel:
         if self.shutdown_received:

@@ -10,10 +10,9 @@ with little-endian integers and nothing behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from struct import Struct
 
-from fyrehose.records import MAX_PAYLOAD, Buffer, Run
+from fyrehose.records import MAX_PAYLOAD, Buffer
 
 #: What says that a payload holds parts.
 CONTENT_TYPE = "application/vnd.fyrehose.relink-parts"
@@ -34,10 +33,10 @@ def join(parts: tuple[bytes, ...]) -> bytes:
     return b"".join((Struct(f"<{len(parts) + 1}I").pack(len(parts), *map(len, parts)), *parts))
 
 
-def split(content_type: str | None, payload: Buffer, most: int) -> tuple[bytes, ...]:
-    """The parts of a record; whatever does not hold parts, or more than ``most``, is one part as it is."""
+def split(payload: Buffer, most: int) -> tuple[bytes, ...]:
+    """The parts that ``payload`` holds; whatever does not hold parts, or more than ``most``, is one part as it is."""
     whole = bytes(payload)
-    if content_type != CONTENT_TYPE or len(whole) < _U32.size:
+    if len(whole) < _U32.size:
         return (whole,)
     count = _U32.unpack_from(whole)[0]
     begin = _U32.size * (count + 1)
@@ -52,14 +51,3 @@ def split(content_type: str | None, payload: Buffer, most: int) -> tuple[bytes, 
         parts.append(whole[begin : begin + size])
         begin += size
     return tuple(parts)
-
-
-def runs_of(messages: list[tuple[bytes, ...]], first: int, stream: str, **constants: str) -> list[Run]:
-    """Messages as runs, the first of them with the producer's number ``first``."""
-    runs = []
-    for single, group in groupby(messages, lambda parts: len(parts) == 1):
-        payloads = [parts[0] if single else join(parts) for parts in group]
-        content_type = None if single else CONTENT_TYPE
-        runs.append(Run.of(stream, payloads, producer_seq=first, content_type=content_type, **constants))
-        first += len(payloads)
-    return runs

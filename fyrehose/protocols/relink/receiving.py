@@ -11,13 +11,18 @@ behind it, and goes to the disk together with what became of them.  ``settle``, 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 
 import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack, Acknowledgement
+from fyrehose.protocols.relink.messages import Messages, Piece, cut
 from fyrehose.protocols.relink.numbers import nearest
 from fyrehose.protocols.relink.tables import RECEIVING, Event, Receiving
+
+#: What a message costs besides its payload, in bytes: so that a flood of empty ones is counted, too.
+OVERHEAD = 64
 
 
 @attrs.define(eq=False)
@@ -57,8 +62,9 @@ class ReceiveChannel:
     leaving: bool = attrs.field(default=False, init=False)
     #: how many results went out since the last such ping
     unconfirmed: int = attrs.field(default=0, init=False)
-    _sizes: deque[int] = attrs.field(factory=deque, init=False)
-    _undecided: deque[tuple[bytes, ...]] = attrs.field(factory=deque, init=False)
+    #: what came together and is not consumed: what it costs in all, and the bytes of each message
+    _costs: deque[tuple[int, Sequence[int]]] = attrs.field(factory=deque, init=False)
+    _undecided: deque[Piece] = attrs.field(factory=deque, init=False)
     #: the last result that went out on this connection
     _emitted: tuple[Ack, int] | None = attrs.field(default=None, init=False)
 
@@ -83,20 +89,21 @@ class ReceiveChannel:
 
     # What the peer does.
 
-    def accept(self, parts: tuple[bytes, ...], size: int) -> int:
-        """A message more; its number (R1).
+    def accept(self, messages: Piece, cost: int, sizes: Sequence[int]) -> int:
+        """Messages more, which cost ``cost`` and have so many bytes each; the number of the first (R1).
 
-        :raises RemoteProtocolError: close came before it
+        :raises RemoteProtocolError: close came before them
         """
         if self.mode is not Receiving.OPEN:
             raise RemoteProtocolError("message-after-close")
-        self._sizes.append(size)
+        self._costs.append((cost, sizes))
         if self.transactional:
-            self._undecided.append(parts)
-        self.next += 1
-        return self.next - 1
+            self._undecided.append(messages)
+        first = self.next
+        self.next += len(sizes)
+        return first
 
-    def decide(self, number: int | None) -> tuple[int, int, tuple[tuple[bytes, ...], ...]] | None:
+    def decide(self, number: int | None) -> tuple[int, int, Messages] | None:
         """What is undecided up to ``number`` is decided now: the first, the last, and the messages; None: nothing (R4).
 
         :raises RemoteProtocolError: that did not come in, or the channel has no transactions
@@ -109,9 +116,17 @@ class ReceiveChannel:
             raise RemoteProtocolError("operation-on-unreceived", f"message {last}")
         if last < first:
             return None
-        messages = tuple(self._undecided.popleft() for _ in range(first, last + 1))
         self.dec = last
-        return first, last, messages
+        return first, last, Messages(tuple(self._oldest_undecided(last - first + 1)))
+
+    def _oldest_undecided(self, count: int) -> Iterator[Piece]:
+        while count:
+            piece = self._undecided.popleft()
+            if len(piece) > count:
+                piece, rest = cut(piece, count)
+                self._undecided.appendleft(rest)
+            count -= len(piece)
+            yield piece
 
     # What the owner does.
 
@@ -153,8 +168,20 @@ class ReceiveChannel:
         ]
         packets.append(self._consumed(through))
         self.consumed = self.told = max(through, self.consumed)
-        freed = sum(self._sizes.popleft() for _ in range(first, through + 1))
-        return packets, freed
+        return packets, self._let_go(through - first + 1)
+
+    def _let_go(self, count: int) -> int:
+        """What the oldest ``count`` messages cost."""
+        freed = 0
+        while count:
+            cost, sizes = self._costs.popleft()
+            if len(sizes) > count:
+                part = sum(sizes[:count]) + OVERHEAD * count
+                self._costs.appendleft((cost - part, sizes[count:]))
+                return freed + part
+            count -= len(sizes)
+            freed += cost
+        return freed
 
     def _said(self, run: ResultRun, first: int, through: int) -> Acknowledgement:
         """A result: without a number only behind the same result on this connection (S5)."""
@@ -200,8 +227,8 @@ class ReceiveChannel:
         self.leaving = False
         self.unstage(self.consumed)
         self._undecided.clear()
-        freed = sum(self._sizes)
-        self._sizes.clear()
+        freed = sum(cost for cost, _ in self._costs)
+        self._costs.clear()
         if self.mode is Receiving.CLOSING:
             self.advance(Event.REWOUND)
         return freed

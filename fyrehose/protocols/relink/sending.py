@@ -17,6 +17,7 @@ import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation
+from fyrehose.protocols.relink.messages import Piece
 from fyrehose.protocols.relink.numbers import nearest
 from fyrehose.protocols.relink.tables import SENDING, Event, Sending
 
@@ -73,19 +74,22 @@ class SendChannel:
 
     # What we do.
 
-    def add(self, parts: tuple[bytes, ...]) -> int:
-        """A message more; its number.
+    def add(self, messages: Piece) -> int:
+        """Messages more; the number of the first.
 
-        :raises LocalProtocolError: the channel is closing, or the window is full
+        :raises LocalProtocolError: the channel is closing, or the window has no room for all of them
         """
         if self.mode is not Sending.OPEN:
             raise LocalProtocolError(f"channel {self.id} is being closed")
-        if self.room < 1:
-            raise LocalProtocolError(f"the window of channel {self.id} is full: {self.window} messages")
+        if self.room < len(messages):
+            raise LocalProtocolError(
+                f"the window of channel {self.id} is full: it has room for {self.room} messages, not {len(messages)}"
+            )
         if self.kept:
-            self._messages.append(Sent(parts))
-        self.next += 1
-        return self.next - 1
+            self._messages.extend(map(Sent, messages))
+        first = self.next
+        self.next += len(messages)
+        return first
 
     def decide(self, op: Op, through: int) -> tuple[int, int]:
         """Commit or roll back what is undecided up to number ``through``; the first and the last of them.

@@ -80,6 +80,7 @@ _ALWAYS = {
     "pong": "ponged",
     "shutdown": "shut_down",
     "message": "message",
+    "messages": "messages",
     "operation": "operation",
     "acknowledgement": "acknowledged",
 }

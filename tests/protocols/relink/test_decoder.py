@@ -19,11 +19,13 @@ from fyrehose.protocols.relink.frames import (
     General,
     GeneralPacket,
     Message,
+    MessageRun,
     Op,
     Operation,
     Packet,
 )
 from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.messages import column_of
 from fyrehose.testing import every_chunking
 
 IDS = {0: (0,), 1: (0, 255), 2: (0, 65_535), 4: (0, (1 << 32) - 1), 8: (0, (1 << 64) - 1)}
@@ -180,6 +182,35 @@ def test_lengths_are_judged_when_they_are_known(data: bytes, cause: str) -> None
     assert decode([data]) == [cause]
     assert decode([data[i : i + 1] for i in range(len(data))]) == [cause]
     assert decode([data[:-1]]) == []
+
+
+def test_messages_of_one_part_come_in_runs_where_runs_are_asked_for() -> None:
+    def one(channel: int, *parts: bytes) -> Message:
+        return Message(channels=(channel,), parts=parts)
+
+    asked: list[int] = []
+
+    def room(channel: int) -> tuple[int, int]:
+        asked.append(channel)
+        return 2, 100
+
+    decoder = Decoder(2, 0, room=room)
+    sent = [one(5, b"a"), one(5, b"b"), one(5, b"c"), one(6, b"d"), one(6, b"e", b"f"), one(6, b"x" * 70_000)]
+    data = b"".join(message.serialize(2) for message in sent)
+    decoder.feed(data[:-1])
+    found = []
+    while (packet := decoder.next_packet()) is not None:
+        found.append(packet)
+    assert found == [
+        MessageRun(channel=5, messages=column_of([b"a", b"b"])),
+        MessageRun(channel=5, messages=column_of([b"c"])),
+        MessageRun(channel=6, messages=column_of([b"d"])),
+        sent[4],
+    ]
+    assert asked == [5, 5, 6]
+    assert decoder.expected == len(sent[5].serialize(2))
+    decoder.feed(data[-1:])
+    assert decoder.next_packet() == sent[5]
 
 
 def test_limits_are_inclusive() -> None:

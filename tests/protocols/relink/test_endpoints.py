@@ -16,7 +16,7 @@ from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
 
 
 def got(peer: Any) -> list[tuple[int, tuple[bytes, ...]]]:
-    return [(e.seq, e.parts) for e in peer.events if isinstance(e, events.Received)]
+    return [one for e in peer.events if isinstance(e, events.Received) for one in enumerate(e.messages, e.first)]
 
 
 def bodies(peer: Any) -> list[bytes]:

@@ -6,11 +6,12 @@ import attrs
 import pytest
 
 from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.messages import Messages, column_of
 
 
 def test_they_are_values() -> None:
-    one = events.Received(channel=1, seq=2, parts=(b"x",))
-    assert one == events.Received(channel=1, seq=2, parts=(b"x",))
+    one = events.Received(channel=1, first=2, messages=Messages.of((b"x",)))
+    assert one == events.Received(channel=1, first=2, messages=Messages((column_of([b"x"]),)))
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        one.seq = 3  # type: ignore[misc]
+        one.first = 3  # type: ignore[misc]
     assert not events.Unknown(channel=1, seq=2, parts=(), decided=False).decided

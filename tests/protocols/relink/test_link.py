@@ -9,10 +9,11 @@ import pytest
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.decoder import Decoder
-from fyrehose.protocols.relink.frames import PONG, SHUTDOWN, Ack, Acknowledgement, Message, Op, Operation
+from fyrehose.protocols.relink.frames import PONG, SHUTDOWN, Ack, Acknowledgement, Message, MessageRun, Op, Operation
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.messages import column_of
 
 
 def link(attached: bool = True, **more: Any) -> Link:
@@ -188,6 +189,48 @@ def test_durable_links_do_not_promise_what_they_hold() -> None:
     plain.message(message(0))
     plain.acknowledge()
     assert packets(plain) == [Acknowledgement(kind=Ack.RECEIVED, channels=(0,), number=0)]
+
+
+def test_a_run_is_one_packet_a_message_and_is_sent_again_like_others() -> None:
+    ours = link()
+    assert ours.send_run(1, column_of([b"a", b"b"])) == 0
+    assert ours.send_run(1, column_of([b"c"])) == 2
+    said = [Message(channels=(1,), parts=(part,)) for part in (b"a", b"b", b"c")]
+    assert packets(ours) == said
+    ours.detach()
+    ours.send_run(1, column_of([b"d"]))
+    assert packets(ours) == []
+    ours.attach(resumed=True)
+    packets(ours)
+    ours.acknowledged(Acknowledgement(kind=Ack.RECEIVED, channels=(1,), number=1))
+    ours.resumed(PONG)
+    assert packets(ours) == [said[2], Message(channels=(1,), parts=(b"d",))]
+
+
+def test_a_run_that_does_not_fit_is_not_sent_at_all() -> None:
+    ours = link(limits={"window": 2, "message_size": 64})
+    with pytest.raises(LocalProtocolError, match="full"):
+        ours.send_run(0, column_of([b"a"] * 3))
+    with pytest.raises(LocalProtocolError, match="too large"):
+        ours.send_run(0, column_of([b"a" * 65]))
+    assert ours.send_run(0, column_of([b"a" * 64, b"b" * 64])) == 0
+
+
+def test_how_much_may_come_at_once() -> None:
+    ours = link(limits={"backlog": 5, "backlog_size": 1_000, "message_size": 100})
+    assert ours.room(7) == (5, 1_000)
+    ours.messages(MessageRun(channel=7, messages=column_of([b"x" * 10] * 3)))
+    assert ours.room(7) == (2, 1_000 - 3 * (64 + 10))
+    ours.messages(MessageRun(channel=7, messages=column_of([b"x"] * 2)))
+    assert ours.held
+    assert ours.room(7)[0] == 1
+    theirs = link(listener_transactions=True, limits={"backlog": 5, "backlog_size": 1_000, "message_size": 100})
+    assert theirs.room(7) == (11, 1_000)
+    theirs.messages(MessageRun(channel=7, messages=column_of([b"x" * 186] * 4)))
+    assert theirs.room(7) == (7, 1_000 + 100 + 1), "all of it waits for the peer"
+    theirs.messages(MessageRun(channel=7, messages=column_of([b""] * 6)))
+    with pytest.raises(RemoteProtocolError, match="backlog-too-large"):
+        theirs.messages(MessageRun(channel=7, messages=column_of([b""])))
 
 
 def test_a_large_multicast_counts_once() -> None:

@@ -8,14 +8,15 @@ import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack
-from fyrehose.protocols.relink.receiving import ReceiveChannel
+from fyrehose.protocols.relink.messages import Column, Messages, column_of
+from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
 from fyrehose.protocols.relink.tables import Event, Receiving
 
 
 def channel(count: int = 0, transactional: bool = True, decided: int = 0) -> ReceiveChannel:
     made = ReceiveChannel(0, transactional, 0)
     for number in range(count):
-        made.accept((b"%d" % number,), 10)
+        made.accept(((b"%d" % number,),), 10, (1,))
     if decided:
         made.decide(decided - 1)
     return made
@@ -28,8 +29,8 @@ def said(packets: list[Any]) -> list[tuple[str, int | None]]:
 def test_deciding() -> None:
     got = channel(4)
     assert got.undecided == 4
-    assert got.decide(None) == (0, 0, ((b"0",),))
-    assert got.decide(2) == (1, 2, ((b"1",), (b"2",)))
+    assert got.decide(None) == (0, 0, Messages.of((b"0",)))
+    assert got.decide(2) == (1, 2, Messages.of((b"1",), (b"2",)))
     assert got.decide(1) is None
     assert (got.waiting, got.undecided) == (3, 1)
     with pytest.raises(RemoteProtocolError, match="operation-on-unreceived"):
@@ -93,20 +94,20 @@ def test_the_report() -> None:
 def test_receipts_cover_all_that_came() -> None:
     got = channel(1, transactional=False)
     receipts = [got.receipt()]
-    got.accept((), 1)
+    got.accept(((),), 1, (0,))
     receipts.append(got.receipt())
-    got.accept((), 1)
-    got.accept((), 1)
+    got.accept(((),), 1, (0,))
+    got.accept(((),), 1, (0,))
     receipts.append(got.receipt())
     assert [receipt.number for receipt in receipts if receipt] == [0, None, 3]
     assert got.receipt() is None
     got.stage(3, None)
     got.settle(3)
-    got.accept((), 1)
+    got.accept(((),), 1, (0,))
     got.stage(4, None)
     got.settle(4)
     assert got.receipt() is None, "consumed has said it"
-    got.accept((), 1)
+    got.accept(((),), 1, (0,))
     last = got.receipt()
     assert last is not None
     assert last.number == 5, "to the letter a plain one would mean another message"
@@ -121,7 +122,42 @@ def test_rewinding_forgets_what_is_not_durable() -> None:
     assert got.rewind() == 50
     assert (got.next, got.dec, got.done, got.consumed, got.mode) == (1, 0, 0, 0, Receiving.OPEN)
     assert not got.leaving
-    assert got.accept((b"again",), 1) == 1
+    assert got.accept(((b"again",),), 1, (5,)) == 1
+
+
+def column(*payloads: bytes) -> Column:
+    return column_of(payloads)
+
+
+def accept(got: ReceiveChannel, *payloads: bytes) -> int:
+    run = column(*payloads)
+    return got.accept(run, len(run.payload) + OVERHEAD * len(run), run.sizes)
+
+
+def test_runs_are_decided_where_the_peer_says() -> None:
+    got = channel()
+    assert accept(got, b"a", b"bc", b"") == 0
+    assert accept(got, b"d", b"efg") == 3
+    assert got.decide(1) == (0, 1, Messages((column(b"a", b"bc"),)))
+    assert got.decide(3) == (2, 3, Messages((column(b""), column(b"d"))))
+    assert got.decide(None) == (4, 4, Messages.of((b"efg",)))
+    assert got.undecided == 0
+
+
+@pytest.mark.parametrize("cuts", [(4,), (0, 4), (0, 1, 2, 3, 4), (1, 4), (2, 3, 4)])
+def test_what_runs_cost_is_let_go_to_the_byte(cuts: tuple[int, ...]) -> None:
+    got = channel(transactional=False)
+    accept(got, b"a", b"bc", b"")
+    accept(got, b"d", b"efg")
+    sizes, freed = [1, 2, 0, 1, 3], []
+    for last in cuts:
+        got.stage(last, None)
+        freed.append(got.settle(last)[1])
+    begins = [0, *(last + 1 for last in cuts)]
+    assert freed == [
+        sum(sizes[begin : last + 1]) + OVERHEAD * (last + 1 - begin) for begin, last in zip(begins, cuts, strict=False)
+    ]
+    assert got.rewind() == 0
 
 
 def test_closing() -> None:
@@ -129,7 +165,7 @@ def test_closing() -> None:
     got.advance(Event.CLOSE)
     assert not got.exhausted
     with pytest.raises(RemoteProtocolError, match="message-after-close"):
-        got.accept((), 1)
+        got.accept(((),), 1, (0,))
     got.stage(0, None)
     got.settle(0)
     assert got.exhausted

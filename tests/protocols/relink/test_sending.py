@@ -15,7 +15,7 @@ from fyrehose.protocols.relink.tables import Event, Sending
 def channel(count: int = 0, transactional: bool = True, **more: Any) -> SendChannel:
     made = SendChannel(0, transactional, 10, **more)
     for number in range(count):
-        made.add((b"%d" % number,))
+        made.add(((b"%d" % number,),))
     return made
 
 
@@ -32,7 +32,7 @@ def test_the_window() -> None:
     sent = channel(10, transactional=False)
     assert sent.room == 0
     with pytest.raises(LocalProtocolError, match="full"):
-        sent.add((b"x",))
+        sent.add(((b"x",),))
     sent.consumed(3)
     assert sent.room == 4
 
@@ -56,7 +56,7 @@ def test_numberless_only_behind_the_same_decision() -> None:
         numbers.append(sent.decision(op, *sent.decide(op, last)).number)
     assert numbers == [0, None, 2, 3, 5]
     sent.attach()
-    sent.add((b"x",))
+    sent.add(((b"x",),))
     assert sent.decision(Op.COMMIT, *sent.decide(Op.COMMIT, 6)).number == 6, "the first on a connection"
 
 
@@ -108,7 +108,7 @@ def test_closing() -> None:
     sent = channel(1, transactional=False)
     sent.advance(Event.CLOSE)
     with pytest.raises(LocalProtocolError, match="closed"):
-        sent.add((b"x",))
+        sent.add(((b"x",),))
     sent.consumed(None)
     sent.advance(Event.DRAINED)
     assert again(sent) == [("CLOSE", None)]
@@ -134,5 +134,5 @@ def test_numbers_that_wrap() -> None:
     sent = channel(transactional=False)
     sent.next = sent.base = 1 << 32
     sent.recv = (1 << 32) - 1
-    sent.add((b"x",))
+    sent.add(((b"x",),))
     assert sent.consumed(0) == (1 << 32, 1 << 32)

@@ -12,6 +12,7 @@ from fyrehose.protocols.relink.frames import NOP, PING, PONG, RESUME, Ack, Ackno
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.messages import Messages
 from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession
 from fyrehose.protocols.relink.tables import Phase
 from fyrehose.testing import every_chunking, feed
@@ -132,13 +133,13 @@ COMMIT = Operation(kind=Op.COMMIT, channels=(3,)).serialize(1)
 MESSAGE = Message(channels=(3,), parts=(b"x", b"yz")).serialize(1)
 LINES = [
     (MESSAGE, []),
-    (COMMIT, [events.Decided(channel=3, first=0, last=0, commit=True, messages=((b"x", b"yz"),))]),
+    (COMMIT, [events.Decided(channel=3, first=0, last=0, commit=True, messages=Messages.of((b"x", b"yz")))]),
     (NOP.serialize(), []),
     (PING.serialize(), []),
     (MESSAGE, []),
     (
         Operation(kind=Op.ROLLBACK, channels=(3,), number=1).serialize(1),
-        [events.Decided(channel=3, first=1, last=1, commit=False, messages=((b"x", b"yz"),))],
+        [events.Decided(channel=3, first=1, last=1, commit=False, messages=Messages.of((b"x", b"yz")))],
     ),
     (Message(channels=(1, 1), parts=(), multicast=True).serialize(1), []),
     (bytes([0x80]) + bytes(7), [events.PeerShutdown()]),
@@ -150,6 +151,56 @@ def test_events_however_the_bytes_are_cut() -> None:
     expected = [event for _, found in LINES for event in found]
     for chunks in every_chunking(data):
         assert feed(listener(), chunks) == expected
+
+
+PLAIN = Terms(endpoint="e", connector_size=1)
+
+
+def one_by_one(found: list[Any]) -> list[Any]:
+    """How many messages a run has depends on how the bytes were cut; here each is an event."""
+    return [
+        (event.channel, seq, parts) if isinstance(event, events.Received) else event
+        for event in found
+        for seq, parts in (enumerate(event.messages, event.first) if isinstance(event, events.Received) else [(0, ())])
+    ]
+
+
+def plain(backlog: int) -> ListenerSession:
+    limits = Limits(backlog=backlog, message_size=64)
+    return listener(link=Link(PLAIN, False, 5, 6, limits, durable=True, kept=False), backlog=backlog, message_size=64)
+
+
+@pytest.mark.parametrize("backlog", [3, 1_000])
+def test_runs_of_messages_however_the_bytes_are_cut(backlog: int) -> None:
+    def one(channel: int, *parts: bytes, **fields: bool) -> bytes:
+        return Message(channels=(channel,), parts=parts).serialize(1, **fields)
+
+    said: list[tuple[bytes, Any]] = [
+        (one(3, b"a"), (3, 0, (b"a",))),
+        (one(3, b"bcd"), (3, 1, (b"bcd",))),
+        (one(4, b""), (4, 0, (b"",))),
+        (one(3, b"e"), (3, 2, (b"e",))),
+        (one(3, b"f", b"g"), (3, 3, (b"f", b"g"))),
+        (one(3, b"h", large=True), (3, 4, (b"h",))),
+        (one(3, b"i", long=True), (3, 5, (b"i",))),
+        (b"\x91" + one(3, b"j")[1:], (3, 6, (b"j",))),
+        (one(3, b"k" * 64), (3, 7, (b"k" * 64,))),
+    ]
+    data = b"".join(wire for wire, _ in said) + one(3, b"l" * 65)
+    for chunks in every_chunking(data):
+        session = plain(backlog)
+        link = session.link
+        assert link is not None
+        found: list[Any] = []
+        for chunk in [*chunks, *[b""] * len(said)]:
+            found += session.receive_data(chunk)
+            assert all(channel.waiting <= backlog for channel in link.receiving.values())
+            if session.waiting:
+                for channel in link.receiving.values():
+                    if channel.waiting:
+                        link.consume(channel.id, channel.next - 1)
+        assert cause(found) == "message-too-large"
+        assert one_by_one(found[:-1]) == [event for _, event in said]
 
 
 @pytest.mark.parametrize(

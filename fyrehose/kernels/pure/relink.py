@@ -1,0 +1,102 @@
+"""The relink kernels.
+
+A message of one part, as short as it can be said, on one channel::
+
+    0x11 | 1 | channel id | pad to 2 | size u16 | pad to 8 | payload | pad to 8
+
+and the same where the size does not fit into 16 bits::
+
+    0x51 | 1 | channel id | pad to 8 | size u64 | payload | pad to 8
+
+Integers are little-endian, alignment counts from the packet's first byte, and padding is ignored, as is the highest bit
+of the first byte.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from struct import Struct, unpack
+
+from fyrehose.records import Buffer
+
+#: The first byte of a message on one channel, and the same with a large size vector.
+_SMALL, _LARGE = 0x11, 0x51
+#: The bits of that byte that mean something.
+_MEANT = 0x7F
+#: The largest payload that a small size vector can say.
+_MAX_SMALL = (1 << 16) - 1
+
+_U16 = Struct("<H")
+_U64 = Struct("<Q")
+
+
+def scan(
+    buffer: bytes | bytearray, start: int, id_size: int, largest: int, most: int, most_count: int
+) -> tuple[int, bytes, bytes]:
+    """The longest run of whole messages on one channel, each of one part whose size is said in 16 bits.
+
+    It ends before anything else: another packet or channel, a message that is not all there, a payload of more than
+    ``largest`` bytes with its padding, more than ``most`` bytes of payload in all (but never before the first message
+    for that reason), and more than ``most_count`` messages.
+
+    :param id_size: the size of the channel's id: 0, 1, 2, 4 or 8 bytes
+    :return: where it ends (at ``start``: there is none), the lengths as a column (u32, little-endian), the payloads end
+        to end
+    """
+    place, head = _places(id_size)
+    lengths: list[int] = []
+    data: list[Buffer] = []
+    channel: Buffer | None = None
+    total = 0
+    while len(buffer) - start >= head and len(lengths) < most_count:
+        if buffer[start] & _MEANT != _SMALL or buffer[start + 1] != 1:
+            break
+        size = _U16.unpack_from(buffer, start + place)[0]
+        padded = size + 7 & ~7
+        begin = start + head
+        if padded > largest or begin + padded > len(buffer):
+            break
+        name = buffer[start + 2 : start + 2 + id_size]
+        if channel is None:
+            channel = name
+        elif name != channel or total + size > most:
+            break
+        lengths.append(size)
+        data.append(buffer[begin : begin + size])
+        total += size
+        start = begin + padded
+    return start, Struct(f"<{len(lengths)}I").pack(*lengths), b"".join(data)
+
+
+def frames(id_size: int, channel: int, lengths: Buffer, payload: Buffer) -> bytes:
+    """Messages of one part each on ``channel``, from their columns.
+
+    :raises ValueError: the lengths do not add up to the payload, or the channel does not fit into its id
+    """
+    place, head = _places(id_size)
+    sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else ()
+    ends = [0, *accumulate(sizes)]
+    if 4 * len(sizes) != len(lengths) or ends[-1] != len(payload) or not 0 <= channel < 1 << 8 * id_size:
+        raise ValueError("a run whose columns or channel cannot be framed")
+    name = channel.to_bytes(id_size, "little")
+    small, large = bytes([_SMALL, 1]) + name, bytes([_LARGE, 1]) + name
+    small += bytes(place - len(small))
+    large += bytes(head - len(large))
+    view = memoryview(payload)
+    parts: list[Buffer] = []
+    for begin, end in pairwise(ends):
+        size = end - begin
+        if size <= _MAX_SMALL:
+            parts += (small, _U16.pack(size), bytes(head - place - _U16.size))
+        else:
+            parts += (large, _U64.pack(size))
+        parts += (view[begin:end], bytes(-size & 7))
+    return b"".join(parts)
+
+
+def _places(id_size: int) -> tuple[int, int]:
+    """Where a small size is, and where what follows it begins, from the first byte of a message."""
+    if id_size not in (0, 1, 2, 4, 8):
+        raise ValueError(f"channel ids have 0, 1, 2, 4 or 8 bytes, not {id_size}")
+    place = 2 + id_size + 1 & ~1
+    return place, place + _U16.size + 7 & ~7

@@ -1,0 +1,186 @@
+"""The relink kernels: golden bytes, where a scan stops, the native ones against the pure ones on the same inputs."""
+
+from __future__ import annotations
+
+from struct import pack
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fyrehose.kernels.pure import relink as pure
+
+try:
+    from fyrehose.kernels.native import relink as native
+except ImportError:
+    native = None
+
+KERNELS = [
+    pytest.param(pure, id="pure"),
+    pytest.param(
+        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
+    ),
+]
+both = pytest.mark.parametrize("kernel", KERNELS)
+only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
+
+SIZES = (0, 1, 2, 4, 8)
+MOST = 1 << 30
+
+
+def column(*lengths: int) -> bytes:
+    return pack(f"<{len(lengths)}I", *lengths)
+
+
+def frame(data: bytes, channel: int = 3, id_size: int = 1, first: int = 0x11, parts: int = 1) -> bytes:
+    head = bytes([first, parts]) + channel.to_bytes(id_size, "little")
+    head += bytes(len(head) & 1) + pack("<H", len(data))
+    return head + bytes(-len(head) & 7) + data + bytes(-len(data) & 7)
+
+
+@both
+@pytest.mark.parametrize(
+    ("id_size", "channel", "head"),
+    [
+        (0, 0, "1101 0300 00000000"),
+        (1, 9, "1101 09 00 0300 0000"),
+        (2, 0x1234, "1101 3412 0300 0000"),
+        (4, 0x12345678, "1101 78563412 0300"),
+        (8, 1 << 63, "1101 0000000000000080 0300 00000000"),
+    ],
+)
+def test_golden_bytes(kernel: ModuleType, id_size: int, channel: int, head: str) -> None:
+    wire = kernel.frames(id_size, channel, column(3, 0), b"abc")
+    empty = bytes.fromhex(head.replace("0300", "0000")) if id_size != 2 else bytes.fromhex("1101 3412 0000 0000")
+    assert wire == bytes.fromhex(head) + b"abc" + bytes(5) + empty
+    assert kernel.scan(wire, 0, id_size, MOST, MOST, 9) == (len(wire), column(3, 0), b"abc")
+
+
+@both
+@pytest.mark.parametrize("id_size", SIZES)
+def test_large_payloads_are_framed_with_large_sizes(kernel: ModuleType, id_size: int) -> None:
+    data = b"x" * 65_536
+    wire = kernel.frames(id_size, 0, column(65_535, 65_536), data[1:] + data)
+    head = bytes([0x51, 1]) + bytes(6 if id_size < 8 else 14)
+    small = frame(data[1:], 0, id_size)
+    assert wire == small + head + pack("<Q", 65_536) + data
+    assert kernel.scan(wire, 0, id_size, MOST, MOST, 9) == (len(small), column(65_535), data[1:])
+
+
+@both
+@pytest.mark.parametrize(
+    "other",
+    [
+        frame(b"data", channel=4),
+        frame(b"data", first=0x13),  # a multicast
+        frame(b"data", first=0x31),  # a long length
+        frame(b"data", first=0x51),  # large sizes
+        frame(b"data", first=0x01),  # an operation
+        frame(b"data", first=0x10),  # a nop
+        frame(b"data", parts=0),
+        frame(b"data", parts=2),
+        frame(b"data")[:-1],
+        frame(b"data")[:7],
+        b"\x11",
+        b"",
+        frame(b"data" * 30),  # more than the largest
+    ],
+)
+def test_a_scan_stops_before_anything_else(kernel: ModuleType, other: bytes) -> None:
+    good = frame(b"one") + frame(b"", first=0x91)
+    assert kernel.scan(good + other, 0, 1, 104, MOST, 9) == (len(good), column(3, 0), b"one")
+    if other != frame(b"data", channel=4):
+        assert kernel.scan(other, 0, 1, 104, MOST, 9) == (0, b"", b"")
+
+
+@both
+def test_padding_is_ignored_and_counts_for_the_largest(kernel: ModuleType) -> None:
+    wire = bytearray(frame(b"12345"))
+    for at in (3, 6, 7, 13, 14, 15):
+        wire[at] = 0xFF
+    assert kernel.scan(wire, 0, 1, 8, MOST, 9) == (16, column(5), b"12345")
+    assert kernel.scan(wire, 0, 1, 7, MOST, 9) == (0, b"", b"")
+
+
+@both
+def test_a_run_is_bounded_but_never_empty(kernel: ModuleType) -> None:
+    many = frame(b"x" * 100) * 10
+    assert kernel.scan(many, 0, 1, MOST, 350, 99)[1] == column(100, 100, 100)
+    assert kernel.scan(many, 0, 1, MOST, 1, 99)[1] == column(100)
+    assert kernel.scan(many, 0, 1, MOST, MOST, 4)[1] == column(100, 100, 100, 100)
+
+
+@both
+@pytest.mark.parametrize(
+    ("id_size", "channel", "lengths", "payload"),
+    [
+        (1, 256, column(1), b"a"),
+        (0, 1, column(1), b"a"),
+        (8, 1 << 64, column(1), b"a"),
+        (1, -1, column(1), b"a"),
+        (1, 0, column(2), b"a"),
+        (1, 0, b"\1\0\0", b"a"),
+    ],
+)
+def test_what_cannot_be_framed_is_refused(
+    kernel: ModuleType, id_size: int, channel: int, lengths: bytes, payload: bytes
+) -> None:
+    with pytest.raises(ValueError, match="cannot be framed"):
+        kernel.frames(id_size, channel, lengths, payload)
+
+
+@both
+@pytest.mark.parametrize("id_size", [-1, 3, 5, 9])
+def test_ids_of_no_such_size(kernel: ModuleType, id_size: int) -> None:
+    with pytest.raises(ValueError, match="channel ids have"):
+        kernel.frames(id_size, 0, column(), b"")
+    with pytest.raises(ValueError, match="channel ids have"):
+        kernel.scan(b"", 0, id_size, MOST, MOST, 9)
+
+
+messages = st.lists(st.binary(max_size=40), max_size=12)
+
+
+@only_native
+@given(
+    id_size=st.sampled_from(SIZES),
+    data=messages,
+    cut=st.integers(0, 60),
+    flip=st.tuples(st.integers(0, 400), st.integers(0, 255)),
+    largest=st.sampled_from([5, 8, 40, MOST]),
+    most=st.sampled_from([1, 60, MOST]),
+    most_count=st.integers(0, 14),
+    start=st.integers(0, 3),
+)
+@settings(max_examples=600, deadline=None)
+def test_both_find_the_same(
+    id_size: int,
+    data: list[bytes],
+    cut: int,
+    flip: tuple[int, int],
+    largest: int,
+    most: int,
+    most_count: int,
+    start: int,
+) -> None:
+    wire = bytearray(b"#" * start + b"".join(frame(one, 0, id_size) for one in data))
+    wire = wire[: max(start, len(wire) - cut)]
+    if flip[0] < len(wire):
+        wire[flip[0]] ^= flip[1]
+    for buffer in (wire, bytes(wire)):
+        found = native.scan(buffer, start, id_size, largest, most, most_count)
+        assert found == pure.scan(buffer, start, id_size, largest, most, most_count)
+
+
+@only_native
+@given(id_size=st.sampled_from(SIZES), channel=st.integers(0, (1 << 64) - 1), data=messages, large=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_both_write_the_same(id_size: int, channel: int, data: list[bytes], large: bool) -> None:
+    channel %= 1 << 8 * id_size
+    if large:
+        data = [*data, b"x" * 70_000, *data]
+    lengths, payload = column(*map(len, data)), b"".join(data)
+    wire = pure.frames(id_size, channel, lengths, payload)
+    for view in (bytes, memoryview, bytearray):
+        assert native.frames(id_size, channel, view(lengths), view(payload)) == wire

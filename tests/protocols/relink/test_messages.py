@@ -1,0 +1,56 @@
+"""Runs of messages: columns, pieces, and what they are as records."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fyrehose.protocols.relink.messages import Column, Messages, column_of, cut, piece_of
+from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+from fyrehose.records import Run
+
+
+@given(st.lists(st.binary(max_size=9), max_size=6), st.integers(0, 7))
+def test_columns_are_sequences_that_can_be_cut(payloads: list[bytes], count: int) -> None:
+    column = column_of(payloads)
+    assert [parts for (parts,) in column] == payloads
+    first, rest = column.cut(count)
+    assert (len(first), [*first, *rest]) == (min(count, len(payloads)), [*column])
+    assert cut(first, 1)[0] == first.cut(1)[0]
+
+
+def test_messages_are_equal_whatever_their_pieces() -> None:
+    whole = Messages((column_of([b"a", b"b"]), ((b"c", b"d"),)))
+    assert whole == Messages.of((b"a",), (b"b",), (b"c", b"d"))
+    assert whole != Messages.of((b"a",), (b"b",))
+    assert whole != [(b"a",), (b"b",), (b"c", b"d")]
+    assert len(whole) == 3
+    assert cut(((b"a",), (b"b", b"c")), 1) == (((b"a",),), ((b"b", b"c"),))
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_runs_keep_order_and_numbers(columns: bool) -> None:
+    begin = (column_of([b"a"]), column_of([b"b"])) if columns else (((b"a",), (b"b",)),)
+    messages = Messages((*begin, ((), (b"c", b"d")), ((b"e",),)))
+    runs = messages.runs(10, "s", source="relink", producer="p", topic="t")
+    assert [(run.producer_seq, run.content_type, [*map(bytes, run.payloads())]) for run in runs] == [
+        (10, None, [b"a", b"b"]),
+        (12, CONTENT_TYPE, [join(()), join((b"c", b"d"))]),
+        (14, None, [b"e"]),
+    ]
+    assert {(run.stream, run.source, run.producer, run.topic) for run in runs} == {("s", "relink", "p", "t")}
+
+
+def test_one_column_is_a_run_as_it_is() -> None:
+    column = column_of([b"a", b"b"])
+    (run,) = Messages((column,)).runs(0, "s", source="relink", producer="p", topic="t")
+    assert run.payload is column.payload
+    assert run.lengths is column.lengths
+
+
+def test_records_are_messages_again() -> None:
+    plain = Run.of("s", [b"a", join((b"b", b"c"))], source="x")
+    assert piece_of(plain, 4) == Column(plain.lengths, plain.payload)
+    parts = Run.of("s", [join((b"b", b"c")), b"none"], source="x", content_type=CONTENT_TYPE)
+    assert piece_of(parts, 4) == ((b"b", b"c"), (b"none",))
