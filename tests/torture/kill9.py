@@ -12,7 +12,7 @@ Checked each time, against what publishers and subscribers noted in processes of
   - what was acknowledged is there, unchanged;
   - nothing is there that was never sent, nor in another shape;
   - the messages of each publisher are in its order, once; again only where it sent them again after a reconnect;
-  - a number that was ever delivered, by either door, has the same message for ever;
+  - a number that was ever delivered, by any door, has the same message for ever;
   - numbers follow on (with --durability batch; else they may jump after a crash, never fall back);
   - `fyrehose journal verify` finds nothing.
 
@@ -36,6 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import doors
 import load
 import servers
 import wire
@@ -43,17 +44,24 @@ import wire
 from fyrehose.journal import dump
 from fyrehose.journal.verify import verify
 
-STREAMS = ("a", "b", "c-\N{SNOWMAN}", "backbone")
-#: stream, window, largest payload
+STREAMS = ("a", "b", "c-\N{SNOWMAN}", "backbone", "lumberjack", "relink", "eventbus")
+#: door, stream, window, largest payload
 PLAN = (
-    ("a", 1, 1 << 17),
-    ("a", 10, 1 << 17),
-    ("a", 10_000, 1 << 17),
-    ("b", 1, 1 << 17),
-    ("b", 1000, 1 << 17),
-    ("c-\N{SNOWMAN}", 100, 1 << 17),
-    ("backbone", 100, load.LARGEST_DATAGRAM),
+    ("figg", "a", 1, 1 << 17),
+    ("figg", "a", 10, 1 << 17),
+    ("figg", "a", 10_000, 1 << 17),
+    ("figg", "b", 1, 1 << 17),
+    ("figg", "b", 1000, 1 << 17),
+    ("figg", "c-\N{SNOWMAN}", 100, 1 << 17),
+    ("figg", "backbone", 100, load.LARGEST_DATAGRAM),
+    ("lumberjack", "lumberjack", 10, 1 << 17),
+    ("lumberjack", "lumberjack", 500, 1 << 17),
+    ("lumberjack", "lumberjack", 50, 1 << 17),
+    ("relink", "relink", 100, 1 << 17),
+    ("relink", "relink", 1, 1 << 17),
 )
+#: The publisher of the event bus.
+BUS = 2000
 
 
 class Life:
@@ -62,11 +70,13 @@ class Life:
     def __init__(self, directory: Path, dice: random.Random, durability: str) -> None:
         self.directory, self.dice, self.durability = directory, dice, durability
         self.segment_size = dice.choice((64 << 10, 256 << 10, 1 << 20, 16 << 20))
-        specs = [(i, stream, window, largest) for i, (stream, window, largest) in enumerate(PLAN)]
-        self.streams = {i: stream.encode() for i, stream, _, _ in specs} | {load.PUSHER: b"backbone"}
-        self.largest = {i: largest for i, _, _, largest in specs} | {load.PUSHER: load.LARGEST_DATAGRAM}
+        specs = [(door, i, *rest) for i, (door, *rest) in enumerate(PLAN)]
+        self.streams = {i: stream.encode() for _, i, stream, _, _ in specs}
+        self.streams |= {load.PUSHER: b"backbone", BUS: b"eventbus"}
+        self.largest = {i: largest for _, i, _, _, largest in specs} | {load.PUSHER: load.LARGEST_DATAGRAM}
         self.publishers = load.Publishers(specs)
         self.subscribers = load.Subscribers(STREAMS, 2, self.largest)
+        self.bus = doors.EventBus(BUS, self.largest)
         #: whatever left the server, by whichever door: of each stream the author of each number
         self.released: dict[bytes, dict[int, tuple[int, int]]] = {stream.encode(): {} for stream in STREAMS}
         self.problems: list[str] = []
@@ -74,6 +84,15 @@ class Life:
         self.kept = self.duplicates = self.datagrams = 0
         #: what was acknowledged may be gone, because the power was and nothing had promised it to be on the disk
         self.may_lose = False
+
+    def by_door(self) -> dict[str, int]:
+        """How many messages each door has acknowledged."""
+        doors = [door for door, *_ in PLAN]
+        found: dict[str, int] = {}
+        for number, acked in self.acked.items():
+            door = doors[number] if number < len(doors) else "eventbus"
+            found[door] = found.get(door, 0) + acked
+        return found
 
     def start(self, before: tuple[str, ...] = ()) -> servers.Server:
         return servers.Server(
@@ -89,21 +108,22 @@ class Life:
 
     def load(self, server: servers.Server) -> None:
         """Everybody connects and goes on, until the next check."""
-        for worker in (self.subscribers, self.publishers):
-            worker.connect(server.port("figg"), server.port("backbone"))
+        ports = {door: server.port(door) for door in servers.DOORS}
+        for worker in (self.subscribers, self.bus, self.publishers):
+            worker.connect(ports)
 
     def check(self, server: servers.Server) -> None:
         """Everything, against what the others noted; the server serves, and nobody is connected."""
-        (publishers, pushed), (messages, skips, problems, datagrams) = (
-            self.publishers.report(),
-            self.subscribers.report(),
-        )
-        self.datagrams += datagrams
-        self.problems += problems
-        for stream, numbers in messages.items():
-            self._release(stream, numbers)
-        if self.durability == "batch":
-            self.problems += [f"{stream!r} skips from {before} to {after}" for stream, before, after in skips]
+        publishers, pushed = self.publishers.report()
+        ours, heard = self.bus.report()
+        publishers.append(ours)
+        for messages, skips, problems, datagrams in (self.subscribers.report(), heard):
+            self.datagrams += datagrams
+            self.problems += problems
+            for stream, numbers in messages.items():
+                self._release(stream, numbers)
+            if self.durability == "batch":
+                self.problems += [f"{stream!r} skips from {before} to {after}" for stream, before, after in skips]
         found = wire.read_all(server.port("figg"), list(self.released), self._ends())
         authors = {stream: self._authors(stream, records) for stream, records in found.items()}
         for stream, numbers in authors.items():
@@ -191,8 +211,8 @@ class Life:
             self.problems.append("a datagram is there that was never pushed")
 
     def close(self) -> None:
-        self.publishers.close()
-        self.subscribers.close()
+        for worker in (self.publishers, self.subscribers, self.bus):
+            worker.close()
 
 
 def sabotage(data: Path) -> None:
@@ -223,6 +243,7 @@ def cycle(life: Life, busy: float) -> float:
         time.sleep(dice.uniform(0, busy))
     finally:
         server.kill()
+        life.bus.hang_up()
     return started
 
 
@@ -267,6 +288,7 @@ def main() -> int:
     kills = acked = kept = duplicates = datagrams = violations = 0
     times: list[float] = []
     starts: list[float] = []
+    by_door: dict[str, int] = {}
     began = time.monotonic()
 
     def told(life: Life, started: float) -> None:
@@ -290,6 +312,8 @@ def main() -> int:
         acked += sum(life.acked.values())
         kept, duplicates, datagrams = kept + life.kept, duplicates + life.duplicates, datagrams + life.datagrams
         violations += len(life.problems)
+        for door, count in life.by_door().items():
+            by_door[door] = by_door.get(door, 0) + count
         for problem in life.problems[:20]:
             print(f"VIOLATION: {problem}")
         if not life.problems:
@@ -300,6 +324,7 @@ def main() -> int:
         f"{kept} kept, {duplicates} of them resent after a reconnect, {datagrams} deliveries by datagram checked, "
         f"{violations} violations"
     )
+    print("acknowledged by door: " + ", ".join(f"{door} {count}" for door, count in by_door.items()))
     if len(times) > 1:
         spread = statistics.quantiles(times, n=20)
         print(

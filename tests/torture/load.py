@@ -1,9 +1,10 @@
-"""Load from outside: publishers and subscribers of both doors, in processes of their own, that outlive the server.
+"""Load from outside: publishers and subscribers of every door, in processes of their own, that outlive the server.
 
 Each keeps what it was told in its own memory: the acknowledgements, and every message that it was handed.
 
-    Publishers    connect(figg port, backbone port), and then publish as fast as their windows allow, until the server
-                  is gone; resend what was not acknowledged, as the text says, when they are connected again
+    Publishers    connect(ports), and then publish as fast as their windows allow, until the server is gone; resend what
+                  was not acknowledged, as the text says, when they are connected again (doors.py has those that
+                  do not speak Figg)
     Subscribers   the same, reading every stream; resume where they left off
 """
 
@@ -31,7 +32,7 @@ LARGEST_DATAGRAM = 60_000
 
 
 class Publisher:
-    """One Figg publisher: a stream, a window, and what was acknowledged."""
+    """One publisher, of Figg: a stream, a window, and what was acknowledged."""
 
     def __init__(self, number: int, stream: str, window: int, largest: int) -> None:
         self.number, self.topic, self.window, self.largest = number, stream.encode(), window, largest
@@ -49,7 +50,15 @@ class Publisher:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.setblocking(False)
         self.out.clear()
+        self.begin()
+
+    def begin(self) -> None:
+        """The connection is new."""
         self.frames = wire.Frames()
+        self.again()
+
+    def again(self) -> None:
+        """What was not acknowledged is sent again."""
         self.next = self.acked + 1
         if self.sent > self.acked:
             self.resent.append((self.next, self.sent))
@@ -73,10 +82,18 @@ class Publisher:
         chunk = self.sock.recv(1 << 16)
         if not chunk:
             raise ConnectionError
+        self.heard(chunk)
+
+    def heard(self, chunk: bytes) -> None:
+        """What the server said."""
         for kind, _, number, _ in self.frames.feed(chunk):
-            if kind != wire.ACK or not self.acked <= number <= self.sent:
-                self.wrong = f"publisher {self.number} of {self.acked}..{self.sent} was told {kind} {number}"
-            self.acked = max(self.acked, number)
+            self.acknowledged(number, kind == wire.ACK)
+
+    def acknowledged(self, number: int, sense: bool = True) -> None:
+        """Everything up to ``number``; not ``sense``: that was not what it could have said."""
+        if not sense or not self.acked <= number <= self.sent:
+            self.wrong = f"publisher {self.number} of {self.acked}..{self.sent} was told {number}"
+        self.acked = max(self.acked, number)
 
     def gone(self) -> None:
         if self.sock is not None:
@@ -94,8 +111,9 @@ class Worker:
         self._process.start()
         theirs.close()
 
-    def connect(self, figg: int, backbone: int) -> None:
-        self._pipe.send(("connect", figg, backbone))
+    def connect(self, ports: dict[str, int]) -> None:
+        """``ports``: where each door is."""
+        self._pipe.send(("connect", ports))
 
     def report(self) -> Any:
         """What it knows; everybody is disconnected by then."""
@@ -113,11 +131,15 @@ class Worker:
 
 
 class Publishers(Worker):
-    """``plan``: (number, stream, window, largest) of each."""
+    """``plan``: (door, number, stream, window, largest) of each."""
 
     def _run(self, pipe: Connection, *plan: Any) -> None:
+        import doors
+
         (specs,) = plan
-        publishers = [Publisher(*spec) for spec in specs]
+        kinds = {"figg": Publisher, "lumberjack": doors.Lumberjack, "relink": doors.Relink}
+        publishers = [kinds[door](*spec) for door, *spec in specs]
+        places = {publisher: door for publisher, (door, *_) in zip(publishers, specs, strict=True)}
         pusher = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         pushed = 0
         while True:
@@ -125,13 +147,14 @@ class Publishers(Worker):
             if order[0] == "report":
                 pipe.send(([(p.number, p.acked, p.sent, p.resent, p.wrong) for p in publishers], pushed))
                 continue
-            pushed = self._publish(pipe, publishers, order[1], (pusher, order[2], pushed))
+            ports = {publisher: order[1][door] for publisher, door in places.items()}
+            pushed = self._publish(pipe, ports, (pusher, order[1]["backbone"], pushed))
 
-    def _publish(self, pipe: Connection, publishers: list[Publisher], port: int, push: tuple[Any, int, int]) -> int:
+    def _publish(self, pipe: Connection, publishers: dict[Publisher, int], push: tuple[Any, int, int]) -> int:
         pusher, udp_port, pushed = push
         selector = selectors.DefaultSelector()
         selector.register(pipe, selectors.EVENT_READ)
-        for publisher in publishers:
+        for publisher, port in publishers.items():
             self._connect(selector, publisher, port)
         next_push = time.monotonic()
         ended = False
@@ -198,7 +221,7 @@ class Subscribers(Worker):
         streams, count, largest = plan
         topics = [stream.encode() for stream in streams]
         positions: list[dict[bytes, int]] = [dict.fromkeys(topics, 0) for _ in range(count)]
-        state = _Seen(largest)
+        state = Seen(largest)
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         datagrams.bind(("127.0.0.1", 0))
@@ -208,7 +231,7 @@ class Subscribers(Worker):
             if order[0] == "report":
                 pipe.send(state.take())
                 continue
-            self._subscribe(pipe, positions, order[1], (datagrams, order[2]), state)
+            self._subscribe(pipe, positions, order[1]["figg"], (datagrams, order[1]["backbone"]), state)
 
     def _subscribe(
         self,
@@ -216,7 +239,7 @@ class Subscribers(Worker):
         positions: list[dict[bytes, int]],
         port: int,
         udp: tuple[socket.socket, int],
-        seen: _Seen,
+        seen: Seen,
     ) -> None:
         datagrams, udp_port = udp
         selector = selectors.DefaultSelector()
@@ -255,7 +278,7 @@ class Subscribers(Worker):
         selector.close()
 
     @staticmethod
-    def _read(reader: tuple[socket.socket, wire.Frames, dict[bytes, int]], seen: _Seen) -> bool | None:
+    def _read(reader: tuple[socket.socket, wire.Frames, dict[bytes, int]], seen: Seen) -> bool | None:
         """Whether something came; None: nothing at this moment; False: nothing any more."""
         peer, frames, position = reader
         try:
@@ -275,7 +298,7 @@ class Subscribers(Worker):
         return bool(chunk)
 
     @staticmethod
-    def _datagrams(datagrams: socket.socket, seen: _Seen) -> None:
+    def _datagrams(datagrams: socket.socket, seen: Seen) -> None:
         try:
             while True:
                 found = wire.delivered(datagrams.recv(1 << 16))
@@ -285,7 +308,7 @@ class Subscribers(Worker):
             return
 
 
-class _Seen:
+class Seen:
     """What subscribers were handed since they were asked last."""
 
     def __init__(self, largest: dict[int, int]) -> None:

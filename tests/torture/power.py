@@ -231,6 +231,7 @@ def main() -> int:
     arguments = parser.parse_args()
     base = arguments.directory or (Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None)
     root = Path(tempfile.mkdtemp(prefix="fyrehose-power-", dir=base))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without unmounting the disk
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
     try:
         bench = run(arguments, root)

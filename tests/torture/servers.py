@@ -11,6 +11,9 @@ from pathlib import Path
 
 TWISTD = Path(sys.executable).with_name("twistd")
 PATIENCE = 60.0
+LOOPBACK = "interface=127.0.0.1"
+#: Every door, and what it listens with.
+DOORS = {"figg": "tcp", "backbone": "udp", "lumberjack": "tcp", "relink": "tcp", "eventbus": "tcp"}
 
 
 class ServerEnded(Exception):
@@ -36,10 +39,7 @@ class Server:
                     "fyrehose",
                     "--data-dir",
                     str(directory / "data"),
-                    "--listen",
-                    "figg=tcp:0:interface=127.0.0.1",
-                    "--listen",
-                    "backbone=udp:0:interface=127.0.0.1",
+                    *[word for door, kind in DOORS.items() for word in ("--listen", f"{door}={kind}:0:{LOOPBACK}")],
                     *words,
                 ],
                 cwd=directory,
