@@ -6,6 +6,8 @@ PACKAGING = setup.cfg setup.py pyproject.toml
 KERNELS = $(wildcard fyrehose/kernels/native/*.pyx)
 # What may behave differently with the kernels in Python.
 PURE_TESTS = tests/kernels tests/protocols
+# Tests that run side by side: most of them wait more than they compute.
+JOBS ?= 2
 # Executions of each fuzzed decoder.
 FUZZ_RUNS ?= 20000
 # Kills of the server; flipped bits and cuts of each shape (0: all); failed syncs, and power cuts.
@@ -66,10 +68,10 @@ types: .venv/test.stamp
 	$(BIN)/mypy
 
 unit: .venv/native.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 pure: .venv/native.stamp
-	FYREHOSE_PURE=1 $(BIN)/python -m pytest $(PURE_TESTS)
+	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PURE_TESTS)
 
 trial: .venv/native.stamp
 	$(BIN)/trial tests/by_trial.py

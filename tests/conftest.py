@@ -22,6 +22,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run side by side, those of a file stay together, and so do all that need the one Spark session."""
+    for item in items:
+        name = "spark" if "spark" in getattr(item, "fixturenames", ()) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
 class LoggedErrors(list[LogEvent]):
     """The errors that were logged; a test that expects some takes them out with :meth:`take`."""
 
