@@ -52,6 +52,14 @@ def frame(dice: harness.Dice) -> bytes:
     return bytes(made.serialize())
 
 
+def messages(topic: str, numbers: Any, lengths: Any, payload: Any) -> list[tuple[str, int, bytes]]:
+    """Those of a run, one by one."""
+    run = Run(stream="x", source="x", producer_seq=numbers, lengths=lengths, payload=payload)
+    assert sum(run.sizes) == len(run.payload)
+    found = zip(run.producer_seqs() or (), run.payloads(), strict=True)
+    return [(topic, number, bytes(data)) for number, data in found]
+
+
 def said(session: Any, chunks: list[bytes]) -> tuple[list[Any], str | None]:
     """The events, runs taken apart, and what broke it."""
     events: list[Any] = []
@@ -66,10 +74,13 @@ def said(session: Any, chunks: list[bytes]) -> tuple[list[Any], str | None]:
         assert cause is None, "Broken is the last"
         if isinstance(event, Broken):
             cause = event.error.cause
-        elif isinstance(event, frames.MessageRun):
-            run = Run(stream="x", source="x", lengths=event.lengths, payload=event.payload)
-            assert sum(run.sizes) == len(run.payload)
-            flat += [(event.topic, event.first + i, bytes(data)) for i, data in enumerate(run.payloads())]
+        elif isinstance(event, frames.DataRun):
+            flat += messages(event.topic, event.first, event.lengths, event.payload)
+        elif isinstance(event, frames.Published):
+            taken = [m for run in event.runs for m in messages(run.topic, run.numbers, run.lengths, run.payload)]
+            flat += sorted(taken, key=lambda message: message[1])  # those that are taken together have rising numbers
+            assert flat[-1][1] == event.last
+            assert len({number for _, number, _ in taken}) == len(taken)
         else:
             flat.append(event)
     return flat, cause
@@ -152,6 +163,7 @@ def kernels(data: bytes) -> None:
     for source in (wire, data):
         if len(source) >= frames.HEADER.size:
             assert kernel.scan(source, 0, kind, largest, most) == pure.scan(source, 0, kind, largest, most)
+            assert kernel.gather(source, 0, kind, largest, most) == pure.gather(source, 0, kind, largest, most)
 
 
 DECODERS = {"server": server, "client": client, "raw": raw, "window": window, "kernels": kernels}

@@ -3,7 +3,7 @@
     DECODERS = {"server": server, ...}          each takes bytes, and raises if anything is wrong
     if __name__ == "__main__": sys.exit(harness.main(__file__, DECODERS))
 
-    python tests/fuzz/fuzz_NAME.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
+    python tests/fuzz/fuzz_NAME.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--seconds S] [--corpus DIR]
 
 With atheris (the extra ``fuzz``) the inputs are led by coverage, and begin with those that were kept in
 ``tests/fuzz/corpus/NAME-DECODER``; without it they are random, and those.  It ends with an error at the first crash,
@@ -119,8 +119,8 @@ class Dice:
 class Watched:
     """A decoder that is looked at: how long it takes, how much the process grows."""
 
-    def __init__(self, name: str, decoder: Decoder, executions: int) -> None:
-        self.name, self.decoder, self.executions = name, decoder, executions
+    def __init__(self, name: str, decoder: Decoder, executions: int, seconds: float) -> None:
+        self.name, self.decoder, self.executions, self.seconds = name, decoder, executions, seconds
         self.done = self.before = 0
         self.slowest = 0.0
         self.began = time.monotonic()
@@ -140,7 +140,7 @@ class Watched:
             self.before = _resident()
         if self.done % 1_000_000 == 0:
             print(f"{self.name}: {self.done:,}", flush=True)
-        if self.done == self.executions:
+        if self.done == self.executions or time.monotonic() - self.began > self.seconds:
             self._report()
             os._exit(0)  # libFuzzer would add its opinion
 
@@ -170,13 +170,12 @@ def _random_input(random: Random, kept: Sequence[bytes]) -> bytes:
     return bytes(data[:LONGEST])
 
 
-def _run(name: str, decoder: Decoder, executions: int, seed: int, new: Path, kept: Path) -> None:
+def _run(watched: Watched, seed: int, new: Path, kept: Path) -> None:
     """Fuzz one decoder in this process, which ends with it."""
-    watched = Watched(name, decoder, executions)
     inputs = [path.read_bytes() for path in sorted(kept.glob("*"))]
     if atheris is None:
         random = Random(seed)
-        for data in inputs[:executions]:
+        for data in inputs:
             watched(data)
         while True:
             watched(_random_input(random, inputs))
@@ -190,6 +189,7 @@ def main(file: str, decoders: Mapping[str, Decoder]) -> int:
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("executions", type=int, nargs="?", default=20_000)
     parser.add_argument("seed", type=int, nargs="?", default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long all the same, each")
     parser.add_argument("--decoder", action="append", choices=decoders)
     parser.add_argument(
         "--corpus", type=Path, help="where inputs that reach something new are kept; nowhere by default"
@@ -200,12 +200,13 @@ def main(file: str, decoders: Mapping[str, Decoder]) -> int:
     for name in words.decoder or decoders:
         kept = CORPUS / f"{fuzzer}-{name}"
         if words.here:
-            _run(f"{fuzzer} {name}", decoders[name], words.executions, words.seed, words.corpus, kept)
+            watched = Watched(f"{fuzzer} {name}", decoders[name], words.executions, words.seconds)
+            _run(watched, words.seed, words.corpus, kept)
         with TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as temporary:
             new = words.corpus or Path(temporary)
             new.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, file, str(words.executions), str(words.seed), "--decoder", name]
-            command += ["--here", "--corpus", str(new)]
+            command += ["--seconds", str(words.seconds), "--here", "--corpus", str(new)]
             status = subprocess.run(command, env={**os.environ, "TMPDIR": temporary}, check=False).returncode
         if status:
             print(f"{fuzzer} {name}: failed with {status}", file=sys.stderr)
