@@ -19,11 +19,14 @@ from fyrehose import protocols
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
 
+#: Doors that are no protocols: to the server itself.
+OTHERS = {"admin": "fyrehose.admin.kit"}
+
 
 def names() -> list[str]:
     """The names of the kits that come with Fyrehose, sorted; none of them is imported."""
     folders = (module.name for module in iter_modules(protocols.__path__) if module.ispkg)
-    return sorted(name for name in folders if find_spec(_module(name)) is not None)
+    return sorted([*OTHERS, *(name for name in folders if find_spec(_module(name)) is not None)])
 
 
 def load(name: str) -> IProtocolKit:
@@ -58,7 +61,7 @@ def load_clients(name: str) -> Any:
 
 
 def _module(name: str) -> str:
-    return name if "." in name else f"fyrehose.protocols.{name}.kit"
+    return name if "." in name else OTHERS.get(name, f"fyrehose.protocols.{name}.kit")
 
 
 def _broken(name: str, error: Exception) -> ConfigError:

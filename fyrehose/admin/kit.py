@@ -1,0 +1,51 @@
+"""What the framework finds: the admin kit.  It is no protocol, and left out where prometheus-client is not there."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from zope.interface import implementer
+
+from fyrehose.admin.settings import KIT, Settings, check_place, read_token
+from fyrehose.broker import Broker
+from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.tls import around
+
+if TYPE_CHECKING:
+    from fyrehose.admin.server import AdminService
+
+
+def require_client() -> None:
+    """:raises MissingExtra: prometheus-client is not installed"""
+    if find_spec("prometheus_client") is None:
+        raise MissingExtra(f"{KIT} needs prometheus-client: pip install fyrehose[admin]")
+
+
+@implementer(IProtocolKit)
+@attrs.frozen
+class AdminKit:
+    """The page and the metrics."""
+
+    name: str = KIT
+    description: str = "a page and metrics for those who look after the server: http://127.0.0.1:8118/"
+    default_endpoint: str = "tcp:8118:interface=127.0.0.1"
+    settings: type[Settings] = Settings
+
+    def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> AdminService:
+        require_client()
+        from fyrehose.admin.server import AdminService, make_admin
+
+        if not isinstance(broker, Broker):
+            raise ConfigError(f"{KIT} shows what is inside the server's own broker, and this is another")
+        check_place(endpoint, settings)
+        admin = make_admin(broker, reactor, time.time, settings, read_token(settings.token_file))
+        return AdminService(
+            reactor, endpoint, admin, settings, lambda factory: around(KIT, endpoint, factory, settings, reactor)
+        )
+
+
+kit = AdminKit()

@@ -1,0 +1,185 @@
+"""A look at the server each second: rates, for the last minutes, and how late the reactor is.
+
+    counters, cursors, histograms -> Sample, one a second -> rates, quantiles of the last minute
+
+Nothing is done for a message; what a look costs depends on how many protocols and subscribers there are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from twisted.internet.interfaces import IDelayedCall
+
+from fyrehose.broker import Broker
+from fyrehose.meters import SECONDS, Histogram, JournalMeters
+
+#: How long is remembered, in seconds.
+MEMORY = 300
+#: What "of late" means for quantiles, in seconds.
+LATELY = 60
+#: How often it is seen how late the reactor is, in seconds.
+BEAT = 0.1
+
+Rates = dict[str, tuple[float, float]]
+Totals = Mapping[str, tuple[int, int]]
+
+
+@attrs.frozen(slots=True, kw_only=True)
+class Sample:
+    """One second.
+
+    :ivar time: when, in seconds since 1970 UTC
+    :ivar taken: messages and bytes that became durable, a second, by protocol
+    :ivar given: messages and bytes that were delivered, a second, by protocol
+    :ivar lag: how late the reactor was at most, in seconds
+    """
+
+    time: float
+    taken: Rates
+    given: Rates
+    lag: float
+
+
+@attrs.define(eq=False)
+class Sampler:
+    """Looks at ``broker`` each second, from :meth:`start` to :meth:`stop`.
+
+    :ivar clock: the reactor: timers, and a monotonic clock
+    :ivar now: the wall clock, in seconds since 1970 UTC
+    :ivar lag: how late timers were, in seconds
+    """
+
+    clock: Any
+    broker: Broker
+    now: Callable[[], float]
+    lag: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
+    samples: deque[Sample] = attrs.field(factory=lambda: deque(maxlen=MEMORY))
+    _watchers: set[Callable[[Sample], None]] = attrs.field(factory=set, init=False)
+    _timer: IDelayedCall | None = attrs.field(default=None, init=False)
+    _due: float = attrs.field(default=0.0, init=False)
+    _looked: float = attrs.field(default=0.0, init=False)
+    _worst: float = attrs.field(default=0.0, init=False)
+    _before: tuple[Totals, Totals] = attrs.field(default=({}, {}), init=False)
+    _counts: deque[tuple[tuple[int, ...], ...]] = attrs.field(factory=lambda: deque(maxlen=LATELY), init=False)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._looked = self.clock.seconds()
+        self._before = self._totals()
+        self._arm()
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def watch(self, watcher: Callable[[Sample], None]) -> Callable[[], None]:
+        """Tell ``watcher`` of each sample, until what this returns is called."""
+        self._watchers.add(watcher)
+        return lambda: self._watchers.discard(watcher)
+
+    def lately(self, which: int, share: float) -> float | None:
+        """A quantile of the last minute: of commits' bytes (0), their seconds (1), syncs' seconds (2), or lag (3)."""
+        histograms = self._histograms()
+        if which >= len(histograms):
+            return None
+        now = histograms[which]
+        then = self._counts[0][which] if self._counts else (0,) * len(now.counts)
+        recent = Histogram(now.bounds)
+        recent.counts = [after - before for after, before in zip(now.counts, then, strict=True)]
+        return recent.quantile(share)
+
+    def _arm(self) -> None:
+        self._due = self.clock.seconds() + BEAT
+        self._timer = self.clock.callLater(BEAT, self._beat)
+
+    def _beat(self) -> None:
+        now = self.clock.seconds()
+        late = max(0.0, now - self._due)
+        self.lag.observe(late)
+        self._worst = max(self._worst, late)
+        self._arm()
+        if now - self._looked >= 1.0 - BEAT / 2:
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        taken, given = self._totals()
+        elapsed = now - self._looked
+        sample = Sample(
+            time=self.now(),
+            taken=_rates(self._before[0], taken, elapsed),
+            given=_rates(self._before[1], given, elapsed),
+            lag=self._worst,
+        )
+        self._looked, self._before, self._worst = now, (taken, given), 0.0
+        self.samples.append(sample)
+        self._counts.append(tuple(tuple(histogram.counts) for histogram in self._histograms()))
+        for watcher in list(self._watchers):
+            watcher(sample)
+
+    def _histograms(self) -> list[Histogram]:
+        meters = meters_of(self.broker)
+        return [meters.commit_bytes, meters.commit_seconds, meters.sync_seconds, self.lag]
+
+    def _totals(self) -> tuple[Totals, Totals]:
+        return taken_by_kit(self.broker), given_by_kit(self.broker)
+
+
+_NOTHING = JournalMeters()
+
+
+def meters_of(broker: Broker) -> JournalMeters:
+    """What the journal measures; a journal that is not ours may measure nothing."""
+    meters: JournalMeters = getattr(broker.journal, "meters", _NOTHING)
+    return meters
+
+
+def taken_by_kit(broker: Broker) -> Totals:
+    """Messages and bytes that became durable, by protocol."""
+    counts = broker.counters.counts
+    return {kit: (counts[kit, "messages"], counts[kit, "bytes"]) for kit, what in list(counts) if what == "messages"}
+
+
+def given_by_kit(broker: Broker) -> Totals:
+    """Messages and bytes that were delivered, by protocol."""
+    counts = broker.delivered()
+    return {kit: (counts[kit, "messages"], counts[kit, "bytes"]) for kit, what in list(counts) if what == "messages"}
+
+
+def _rates(before: Totals, after: Totals, elapsed: float) -> Rates:
+    rates = {}
+    for kit, totals in after.items():
+        old = before.get(kit, (0, 0))
+        rates[kit] = ((totals[0] - old[0]) / elapsed, (totals[1] - old[1]) / elapsed)
+    return rates
+
+
+@attrs.define(eq=False)
+class StreamRates:
+    """How fast streams grow, for those who ask: a look at all of them costs nothing while nobody does.
+
+    :ivar seconds: the monotonic clock
+    """
+
+    seconds: Callable[[], float]
+    _old: tuple[float, Mapping[str, int]] | None = attrs.field(default=None, init=False)
+    _new: tuple[float, Mapping[str, int]] | None = attrs.field(default=None, init=False)
+
+    def look(self, ends: Mapping[str, int]) -> Callable[[str], float | None]:
+        """The rate of each stream since it was looked at last, at least half a second ago; None: not known yet."""
+        now = self.seconds()
+        if self._new is None or now - self._new[0] >= 0.5:
+            self._old, self._new = self._new, (now, ends)
+        if self._old is None or now - self._old[0] > 30:
+            return lambda stream: None
+        (then, before), (since, after) = self._old, self._new
+
+        def rate(stream: str) -> float:
+            return (after.get(stream, 0) - before.get(stream, 0)) / (since - then)
+
+        return rate

@@ -1,0 +1,239 @@
+"""The admin door: the page, what it shows, and what Prometheus asks for.
+
+    GET /                           the page, and /page.css, /page.js, /icon.svg
+    GET /metrics                    for Prometheus
+    GET /health  /ready             200, or 503 and why: it can go on; it takes messages in
+    GET /api/status?match=&limit=   everything as JSON
+    GET /api/events?match=          the last minutes, then the status each second, as server-sent events
+    GET /api/streams/NAME/tail      what comes into a stream, as much as can be read, as server-sent events
+
+With a token, everything but /health and /ready asks for it: as ``Bearer``, or as a password, which browsers do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, ClassVar
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
+from twisted.logger import Logger
+
+from fyrehose import errors
+from fyrehose.admin import metrics
+from fyrehose.admin.sampling import Sample, Sampler, StreamRates
+from fyrehose.admin.settings import KIT, Settings
+from fyrehose.admin.status import LISTED, Status
+from fyrehose.admin.tail import EVERY, Tail, as_event
+from fyrehose.broker import Broker
+from fyrehose.interfaces import JournalState
+from fyrehose.records import MAX_NAME
+from fyrehose.tcp import SessionFactory, TCPService
+from fyrehose.web.places import hosts_of
+from fyrehose.web.server import WebProtocol, same, token_of
+from fyrehose.web.session import Asked, WebSession
+
+EVENTS = "text/event-stream"
+#: Streams that /api/status lists at the most, whoever asks for how many.
+MOST_LISTED = 10_000
+#: Nothing but our own script and style, and nobody may put the page into one of theirs.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+#: The files of the page, by the paths that they are asked for.
+FILES = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+
+@attrs.define(eq=False)
+class Admin:
+    """What all connections of a door share."""
+
+    status: Status
+    token: str | None
+    exported: Any
+    page: dict[str, tuple[bytes, str]] = attrs.field(factory=lambda: dict(_page()))
+
+    @property
+    def broker(self) -> Broker:
+        return self.status.broker
+
+
+class AdminProtocol(WebProtocol):
+    """One connection."""
+
+    kit: ClassVar[str] = KIT
+    log: ClassVar[Logger] = Logger()
+    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Asked: "asked"}
+
+    settings: Settings
+
+    def __init__(self, admin: Admin, session: WebSession, clock: IReactorTime, settings: Settings) -> None:
+        super().__init__(session, admin.broker, clock, settings)
+        self.admin = admin
+        self._end_stream: Callable[[], None] | None = None
+
+    def asked(self, event: Asked) -> None:
+        """Answer."""
+        if event.method not in ("GET", "HEAD"):
+            self._refuse(405, "bad-method", "it reads and changes nothing: GET, HEAD", {"Allow": "GET, HEAD"})
+        elif event.path in (("health",), ("ready",)):
+            self._well(event.path[0])
+        elif self.admin.token is not None and not same(token_of(event), self.admin.token):
+            said = "this needs the token: curl -H 'Authorization: Bearer TOKEN', or in a browser as the password"
+            self._refuse(401, "bad-token", said, {"WWW-Authenticate": 'Basic realm="fyrehose", charset="UTF-8"'})
+        elif len(event.path) == 1 and event.path[0] in self.admin.page:
+            body, kind = self.admin.page[event.path[0]]
+            headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
+            self.session.respond(200, body, kind, headers)
+        elif event.path == ("metrics",):
+            self.session.respond(200, metrics.text(self.admin.exported), metrics.CONTENT_TYPE)
+        elif event.path[0] == "api":
+            self._api(event)
+        else:
+            self._refuse(404, "no-such-path", "there are /, /metrics, /health, /ready and /api/status")
+
+    def connectionLost(self, reason: Any = None) -> None:
+        self._over()
+        super().connectionLost(reason)
+
+    def finish(self) -> None:
+        if not self._closing and self._end_stream is not None:
+            self._over()
+            self.session.end()
+        super().finish()
+
+    # Inside.
+
+    def _well(self, what: str) -> None:
+        ready, state = self.admin.status.ready()
+        well = ready if what == "ready" else self.admin.broker.journal.state is not JournalState.FAILED
+        self.session.respond(200 if well else 503, json.dumps({"ok": well, "journal": state}).encode() + b"\n")
+
+    def _api(self, event: Asked) -> None:
+        match = event.query.get("match", "")
+        if event.path == ("api", "status"):
+            limit = event.query.get("limit", str(LISTED))
+            if not (limit.isascii() and limit.isdecimal() and len(limit) < 9 and int(limit) <= MOST_LISTED):
+                self._refuse(400, "bad-query", f"limit is a number from 0 to {MOST_LISTED}")
+                return
+            said = json.dumps(self.admin.status.whole(match, int(limit)), ensure_ascii=False)
+            self.session.respond(200, said.encode() + b"\n")
+        elif event.path == ("api", "events"):
+            self._stream(event, lambda: self._watch(match))
+        elif len(event.path) == 4 and event.path[1] == "streams" and event.path[3] == "tail":
+            stream = event.path[2]
+            if not 1 <= len(stream.encode()) <= MAX_NAME:
+                self._refuse(400, "bad-name", f"a stream's name is 1 to {MAX_NAME} bytes of UTF-8")
+                return
+            self._stream(event, lambda: self._tail(stream))
+        else:
+            self._refuse(404, "no-such-path", "there are /api/status, /api/events and /api/streams/NAME/tail")
+
+    def _refuse(self, status: int, cause: str, detail: str, headers: dict[str, str] | None = None) -> None:
+        self.refused(*self.session.refuse(status, cause, detail, headers))
+
+    def _stream(self, event: Asked, begin: Callable[[], Callable[[], None]]) -> None:
+        """Begin an answer that goes on until the peer has enough."""
+        self.session.start(200, EVENTS)
+        if event.method == "HEAD":
+            self.session.end()
+        else:
+            self._end_stream = begin()
+
+    def _over(self) -> None:
+        end, self._end_stream = self._end_stream, None
+        if end is not None:
+            end()
+
+    def _say(self, name: str, value: object) -> None:
+        self.session.send(as_event(name, value))
+        self.flush()
+
+    def _watch(self, match: str) -> Callable[[], None]:
+        sampler = self.admin.status.sampler
+        self._say("history", [_sample(sample) for sample in sampler.samples])
+        self._say("status", self.admin.status.whole(match))
+
+        def sampled(sample: Sample) -> None:
+            if not self._write_paused:  # whoever reads slowly sees fewer of them
+                self._say("sample", _sample(sample))
+                self._say("status", self.admin.status.whole(match))
+
+        return sampler.watch(sampled)
+
+    def _tail(self, stream: str) -> Callable[[], None]:
+        tail = Tail(self.admin.broker, stream)
+        timer: IDelayedCall
+
+        def look() -> None:
+            nonlocal timer
+            timer = self.clock.callLater(EVERY, look)
+            if self._write_paused:
+                return
+            try:
+                new = tail.look()
+            except errors.JournalError as error:
+                self._say("trouble", {"error": str(error)})
+                self.finish()
+                return
+            if new is not None:
+                self._say("records", new)
+
+        timer = self.clock.callLater(0, look)
+        return lambda: timer.cancel() if timer.active() else None
+
+
+class AdminService(TCPService):
+    """Listens, and looks at the server while it does."""
+
+    def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: Settings, around: Any = None) -> None:
+        self._admin = admin
+        factory = make_factory(reactor, endpoint, admin, settings)
+        super().__init__(reactor, KIT, endpoint, factory, None if around is None else around(factory))
+
+    def startService(self) -> Deferred[IListeningPort]:
+        self._admin.status.sampler.start()
+        return super().startService()
+
+    def stopService(self) -> Deferred[None]:
+        self._admin.status.sampler.stop()
+        return super().stopService()
+
+
+def make_admin(broker: Broker, clock: Any, now: Callable[[], float], settings: Settings, token: str | None) -> Admin:
+    """What the door to ``broker`` needs; ``now`` is the wall clock, in seconds since 1970 UTC."""
+    status = Status(broker, Sampler(clock, broker, now), now(), StreamRates(clock.seconds))
+    return Admin(status, token, metrics.registry(status, settings.metric_streams))
+
+
+def make_factory(clock: IReactorTime, endpoint: str, admin: Admin, settings: Settings) -> SessionFactory:
+    """What listens."""
+    hosts = hosts_of(endpoint, settings.hosts)
+
+    def make() -> AdminProtocol:
+        return AdminProtocol(admin, WebSession(hosts), clock, settings)
+
+    return SessionFactory(make, KIT, AdminProtocol.log, admin.broker, settings)
+
+
+def _sample(sample: Sample) -> dict[str, Any]:
+    return {
+        "time": round(sample.time, 3),
+        "in": {kit: [round(rate, 1) for rate in rates] for kit, rates in sample.taken.items()},
+        "out": {kit: [round(rate, 1) for rate in rates] for kit, rates in sample.given.items()},
+        "lag": round(sample.lag, 6),
+    }
+
+
+def _page() -> list[tuple[str, tuple[bytes, str]]]:
+    folder = files("fyrehose.admin") / "page"
+    return [(path, ((folder / name).read_bytes(), kind)) for path, (name, kind) in FILES.items()]
