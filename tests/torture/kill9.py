@@ -67,8 +67,9 @@ BUS = 2000
 class Life:
     """A journal, from its first start to its last check, and everybody who knows something about it."""
 
-    def __init__(self, directory: Path, dice: random.Random, durability: str) -> None:
-        self.directory, self.dice, self.durability = directory, dice, durability
+    def __init__(self, directory: Path, dice: random.Random, durability: str, strangers: bool = False) -> None:
+        """``strangers``: whether others publish, too, whatever they like."""
+        self.directory, self.dice, self.durability, self.strangers = directory, dice, durability, strangers
         self.segment_size = dice.choice((64 << 10, 256 << 10, 1 << 20, 16 << 20))
         specs = [(door, i, *rest) for i, (door, *rest) in enumerate(PLAN)]
         self.streams = {i: stream.encode() for _, i, stream, _, _ in specs}
@@ -119,7 +120,7 @@ class Life:
         publishers.append(ours)
         for messages, skips, problems, datagrams in (self.subscribers.report(), heard):
             self.datagrams += datagrams
-            self.problems += problems
+            self.problems += [problem for problem in problems if not (self.strangers and load.NOBODYS in problem)]
             for stream, numbers in messages.items():
                 self._release(stream, numbers)
             if self.durability == "batch":
@@ -163,7 +164,8 @@ class Life:
             before = number
             author = wire.whose(data, self.largest)
             if author is None:
-                self.problems.append(f"{stream!r} {number} is nothing that anybody sent ({len(data)} bytes)")
+                if not self.strangers:
+                    self.problems.append(f"{stream!r} {number} {load.NOBODYS} ({len(data)} bytes)")
             elif self.streams.get(author[0]) != stream:
                 self.problems.append(f"{stream!r} {number} was sent to {self.streams.get(author[0])!r}")
             else:

@@ -27,6 +27,8 @@ BUFFER = 256 << 10
 BURST, PAUSE = 20, 0.005
 #: The publisher that pushes datagrams.
 PUSHER = 1000
+#: What is said of a payload that none of us has made.
+NOBODYS = "is nothing that anybody sent"
 #: The largest payload that fits into a datagram of the backbone.
 LARGEST_DATAGRAM = 60_000
 
@@ -324,7 +326,7 @@ class Seen:
     def message(self, topic: bytes, before: int | None, offset: int, data: bytes) -> None:
         author = wire.whose(data, self.largest)
         if author is None:
-            self.wrong(f"{topic!r} {offset} is nothing that anybody sent: {data[:40]!r} ({len(data)} bytes)")
+            self.wrong(f"{topic!r} {offset} {NOBODYS}: {data[:40]!r} ({len(data)} bytes)")
             return
         if before is None:
             self.datagrams += 1
