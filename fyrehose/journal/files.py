@@ -102,6 +102,7 @@ def lock(directory: Path) -> int:
 
     :raises JournalLocked: another process has it
     :raises JournalError: the directory cannot be made or written
+    :raises OSError: not even a pid can be written there
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -119,6 +120,10 @@ def lock(directory: Path) -> int:
             f"the journal {directory} is in use by another process{f' (pid {holder})' if holder else ''}; "
             "stop that one first, or give this one a --data-dir of its own"
         ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        os.close(fd)
+        raise
     return fd

@@ -131,8 +131,8 @@ class FileJournal:
 
     def _recover(self) -> Writer:
         """In the thread."""
-        self._lock = lock(self.directory)
         try:
+            self._lock = lock(self.directory)
             return self._start_writing(self._look_at_what_is_there())
         except (NoRoom, OSError) as error:
             full = isinstance(error, NoRoom) or error.errno in NO_ROOM

@@ -83,3 +83,15 @@ def test_a_place_where_no_journal_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(JournalError, match="cannot be used"):
         lock(tmp_path / "file" / "journal")
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
+def test_a_lock_that_cannot_be_written_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="Read-only"):
+        lock(tmp_path)
+    monkeypatch.undo()
+    os.close(lock(tmp_path))

@@ -58,6 +58,17 @@ def test_everything_that_waits_shares_the_next_commit(open_journal) -> None:
     bench.crash()
 
 
+def test_a_disk_that_takes_not_even_a_pid(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.ftruncate", fail)
+    with pytest.raises(JournalFull, match="make room"):
+        open_journal()
+    monkeypatch.undo()
+    assert open_journal().append(b"a").called
+
+
 def test_streams_are_read_apart_across_segments(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(200):
