@@ -7,7 +7,8 @@ Nothing leaves before it is durable: acknowledgements hang on the Deferred, deli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred, fail
@@ -18,6 +19,7 @@ from fyrehose.counters import Counters
 from fyrehose.errors import Closed, InvalidName, PayloadTooLarge, PublishError, ReadOnly, TooManyStreams
 from fyrehose.fanout import Cursor, Fanout
 from fyrehose.flow import Budget
+from fyrehose.guard import Guard
 from fyrehose.interfaces import (
     IBroker,
     IJournal,
@@ -27,6 +29,7 @@ from fyrehose.interfaces import (
     ISubscription,
     JournalState,
 )
+from fyrehose.policy import Action, Identity
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
 
 #: No server may be told to hold more: a segment begins with all their numbers, in one batch.
@@ -40,6 +43,7 @@ class Broker:
 
     :ivar clock: gives others their turn while much is delivered
     :ivar max_streams: a stream more than these cannot be made
+    :ivar guard: who may do what; who uses the broker itself, and not as somebody, may do everything
     :ivar watch: is told when the journal can do more or less than before
     """
 
@@ -49,6 +53,7 @@ class Broker:
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     max_streams: int = attrs.field(default=100_000, kw_only=True, validator=attrs.validators.le(MAX_STREAMS))
+    guard: Guard = attrs.field(factory=Guard, kw_only=True)
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
     _fanout: Fanout = attrs.field(init=False)
     _largest: dict[str, int] = attrs.field(factory=dict, init=False)
@@ -75,6 +80,15 @@ class Broker:
         self._fanout.close(Closed("the server is closing"))
         return result
 
+    def identified(self, identity: Identity) -> IBroker:
+        return self.guard.identified(self, identity)
+
+    def permits(self, action: Action, stream: str) -> bool:
+        return True
+
+    def check(self, action: Action, stream: str) -> None:
+        """Whoever has the broker itself may."""
+
     def publish(self, runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
         new: list[str] = []
         try:
@@ -91,7 +105,7 @@ class Broker:
                 del self._largest[stream]
             return fail(refusal)
         durable: Deferred[None] = self.journal.append(runs, firsts)
-        return durable.addCallback(lambda _: firsts)
+        return durable.addCallback(self._acknowledged, runs, firsts)
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         oldest, last = self.journal.bounds(stream)
@@ -105,6 +119,14 @@ class Broker:
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         runs: tuple[Run, ...] = self.journal.read(stream, start, max_bytes)
         return runs
+
+    def cursors(self) -> Collection[Cursor]:
+        """Every subscription, for those who look after the server."""
+        return self._fanout.cursors
+
+    def delivered(self) -> Counter[tuple[str, str]]:
+        """What was delivered since the server started, by (kit, "messages" or "bytes" of payload)."""
+        return self._fanout.delivered()
 
     def restrict(self, stream: str, max_payload: int) -> None:
         self._restricted[stream] = max_payload
@@ -120,6 +142,14 @@ class Broker:
         self.sequencer.restore(ends, self.journal.floor)
         self._largest = {stream: largest for stream, largest in self._largest.items() if stream in ends}
         self.watch(state, reason)
+
+    def _acknowledged(self, _: None, runs: Sequence[Run], firsts: tuple[int, ...]) -> tuple[int, ...]:
+        counts = self.counters.counts
+        for run in runs:
+            counts[run.source, "publishes"] += 1
+            counts[run.source, "messages"] += len(run)
+            counts[run.source, "bytes"] += len(run.payload)
+        return firsts
 
     def _check_open(self) -> None:
         state = self.journal.state

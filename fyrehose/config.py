@@ -1,6 +1,8 @@
 """What a server is told to do: the command line and a TOML file come to one :class:`Config`.
 
     data-dir = "/var/lib/fyrehose"
+    policy = "/etc/fyrehose/policy.toml"
+    log-format = "json"
 
     [listen]
     figg = "tcp:8119:interface=127.0.0.1"
@@ -25,13 +27,18 @@ from typing import Any
 
 import attrs
 
-from fyrehose import kits
+from fyrehose import kits, policy
 from fyrehose.broker import MAX_STREAMS
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.logs import FORMATS
+from fyrehose.policy import LOOPBACK, Policy
 from fyrehose.settings import build, count, option, size
 
+#: What a file has besides tables.
+_TEXTS = ("data-dir", "policy", "log-format")
+_TEXTS_AND = ", ".join(_TEXTS)
 #: What ``--option`` takes besides kits.
 SCOPES = ("journal", "server")
 
@@ -74,6 +81,21 @@ class Config:
     chosen: bool
     server: ServerSettings
     journal: JournalSettings
+    policy: Policy = LOOPBACK
+    #: where the policy was read from, and is read again
+    policy_file: Path | None = None
+    log_format: str = "text"
+
+
+@attrs.frozen(kw_only=True)
+class FromFile:
+    """What a file of settings says: nothing of it has to be there."""
+
+    data_dir: str | None = None
+    policy: str | None = None
+    log_format: str | None = None
+    listen: list[tuple[str, str]] = attrs.field(factory=list)
+    options: Options = attrs.field(factory=dict)
 
 
 def parse_listen(text: str) -> tuple[str, str]:
@@ -99,8 +121,8 @@ def parse_option(text: str) -> tuple[str, str, str]:
     return scope, name.replace("-", "_"), value
 
 
-def read_file(path: Path) -> tuple[str | None, list[tuple[str, str]], Options]:
-    """The data directory, the listeners and the options that the file at ``path`` names.
+def read_file(path: Path) -> FromFile:
+    """What the file at ``path`` says.
 
     :raises ConfigError: it cannot be read, or has something else in it
     """
@@ -110,17 +132,28 @@ def read_file(path: Path) -> tuple[str | None, list[tuple[str, str]], Options]:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"--config {path} is not TOML: {error}") from error
-    strange = sorted(content.keys() - {"data-dir", "listen", "option"})
+    strange = sorted(content.keys() - {*_TEXTS, "listen", "option"})
     if strange:
-        raise ConfigError(f"--config {path} has {strange[0]!r}; it may have data-dir, [listen] and [option.KIT]")
-    directory, listen, options = content.get("data-dir"), content.get("listen", {}), content.get("option", {})
-    if not isinstance(directory, str | None):
-        raise ConfigError(f"--config {path}: data-dir should be text in quotes")
+        raise ConfigError(f"--config {path} has {strange[0]!r}; it may have {_TEXTS_AND}, [listen] and [option.KIT]")
+    texts, listen, options = (
+        [content.get(name) for name in _TEXTS],
+        content.get("listen", {}),
+        content.get("option", {}),
+    )
+    for name, text in zip(_TEXTS, texts, strict=True):
+        if not isinstance(text, str | None):
+            raise ConfigError(f"--config {path}: {name} should be text in quotes")
     if not isinstance(listen, dict):
         raise ConfigError(f"--config {path}: [listen] should be a table of KIT = ENDPOINT")
     if not isinstance(options, dict) or not all(isinstance(table, dict) for table in options.values()):
         raise ConfigError(f"--config {path}: options belong into tables called [option.KIT]")
-    return directory, list(_endpoints(path, listen)), {scope: _plain(table) for scope, table in options.items()}
+    return FromFile(
+        data_dir=texts[0],
+        policy=texts[1],
+        log_format=texts[2],
+        listen=list(_endpoints(path, listen)),
+        options={scope: _plain(table) for scope, table in options.items()},
+    )
 
 
 def merged(under: Options, over: Options) -> Options:
@@ -128,7 +161,13 @@ def merged(under: Options, over: Options) -> Options:
     return {scope: {**under.get(scope, {}), **over.get(scope, {})} for scope in [*under, *(over.keys() - under)]}
 
 
-def resolve(data_dir: str, listen: Iterable[tuple[str, str]], options: Options) -> Config:
+def resolve(
+    data_dir: str,
+    listen: Iterable[tuple[str, str]],
+    options: Options,
+    policy_file: str | None = None,
+    log_format: str = "text",
+) -> Config:
     """What was said, checked and made into settings.
 
     :raises ConfigError: says what is wrong, and what would be right
@@ -138,6 +177,8 @@ def resolve(data_dir: str, listen: Iterable[tuple[str, str]], options: Options) 
         if scope not in SCOPES:
             _settings(scope, options)
     listeners = [_listener(name, endpoint, options) for name, endpoint in wanted]
+    if log_format not in FORMATS:
+        raise ConfigError(f"--log-format is {log_format!r}, and should be {' or '.join(FORMATS)}")
     if not wanted:
         listeners = [_listener(name, kits.load(name).default_endpoint, options) for name in kits.names()]
     return Config(
@@ -146,6 +187,9 @@ def resolve(data_dir: str, listen: Iterable[tuple[str, str]], options: Options) 
         chosen=bool(wanted),
         server=build(ServerSettings, "server", options.get("server", {})),
         journal=build(JournalSettings, "journal", options.get("journal", {})),
+        policy=LOOPBACK if policy_file is None else policy.load(Path(policy_file)),
+        policy_file=None if policy_file is None else Path(policy_file).absolute(),
+        log_format=log_format,
     )
 
 

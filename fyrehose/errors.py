@@ -11,6 +11,7 @@
     │   ├── StreamFull               the stream has used its last number
     │   ├── ReadOnly                 the disk is full or cannot be written: try again later (retriable)
     │   └── Closed                   the journal or the server is closing, or has failed
+    ├── Forbidden                  a peer may not do that with that stream: the policy does not say so
     ├── JournalError               the journal cannot be opened or read
     │   ├── JournalLocked            another process has it open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
@@ -99,6 +100,10 @@ class ReadOnly(PublishError):
 
 class Closed(PublishError):
     """The journal is not open: it is closing, it has failed, or it was never opened."""
+
+
+class Forbidden(FyrehoseError):
+    """A peer may not do that with that stream: no rule of the policy says that it may."""
 
 
 class JournalError(FyrehoseError):

@@ -10,7 +10,7 @@ gone; one whose sink fails ends alone.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 
 import attrs
@@ -47,6 +47,17 @@ class Cursor:
     stopped: bool = attrs.field(default=False, init=False)
     #: in the queue or at the end of its stream, so that resuming twice does not queue it twice
     placed: bool = attrs.field(default=False, init=False)
+    #: what it was given, in records and in bytes of payload
+    delivered: int = attrs.field(default=0, init=False)
+    delivered_bytes: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._fanout.cursors.add(self)
+
+    @property
+    def reader(self) -> tuple[str, str]:
+        """Who reads: the kit's name, and the peer, as far as the sink says it."""
+        return getattr(self.sink, "reader", ("", ""))
 
     def pauseProducing(self) -> None:
         self.paused = True
@@ -59,6 +70,10 @@ class Cursor:
         self.stopped = True
         self._fanout.forget(self)
 
+    def end(self, reason: Exception) -> None:
+        """Nothing more is to be delivered, and the sink is told why."""
+        self._fanout.end(self, reason)
+
 
 @attrs.define(eq=False)
 class Fanout:
@@ -70,6 +85,9 @@ class Fanout:
 
     clock: IReactorTime
     read: Callable[[str, int, int], tuple[Run, ...]]
+    cursors: set[Cursor] = attrs.field(factory=set, init=False)
+    #: what those were given that are not there any more
+    _departed: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
     _waiting: dict[str, set[Cursor]] = attrs.field(factory=dict, init=False)
     _queue: deque[Cursor] = attrs.field(factory=deque, init=False)
     _next_round: IDelayedCall | None = attrs.field(default=None, init=False)
@@ -98,11 +116,24 @@ class Fanout:
 
     def forget(self, cursor: Cursor) -> None:
         """``cursor`` has left."""
+        self._depart(cursor)
         waiting = self._waiting.get(cursor.stream)
         if waiting is not None:
             waiting.discard(cursor)
             if not waiting:
                 del self._waiting[cursor.stream]
+
+    def end(self, cursor: Cursor, reason: Exception) -> None:
+        """``cursor`` gets nothing more, because of ``reason``."""
+        self.forget(cursor)
+        self._end(cursor, reason)
+
+    def delivered(self) -> Counter[tuple[str, str]]:
+        """What was delivered, by (kit, "messages" or "bytes" of payload)."""
+        total = self._departed.copy()
+        for cursor in self.cursors:
+            _count(total, cursor)
+        return total
 
     def close(self, reason: Exception) -> None:
         """Nothing more will be durable: every subscription ends, one that is paused when it is resumed."""
@@ -165,6 +196,9 @@ class Fanout:
         try:
             if delivery.first_seq > expected:
                 cursor.sink.skipped(expected, delivery.first_seq - 1)
+            count, size = delivery.encoded(_measured)
+            cursor.delivered += count
+            cursor.delivered_bytes += size
             cursor.sink.deliver(delivery)
         except Exception as failure:
             log.failure("a sink failed; its subscription to {stream!r} ends", stream=cursor.stream)
@@ -187,7 +221,23 @@ class Fanout:
         if cursor.stopped:
             return
         cursor.stopped = True
+        self._depart(cursor)
         try:
             cursor.sink.ended(reason)
         except Exception:
             log.failure("a sink failed as its subscription to {stream!r} ended", stream=cursor.stream)
+
+    def _depart(self, cursor: Cursor) -> None:
+        if cursor in self.cursors:
+            self.cursors.remove(cursor)
+            _count(self._departed, cursor)
+
+
+def _measured(runs: tuple[Run, ...]) -> tuple[int, int]:
+    return sum(map(len, runs)), sum(len(run.payload) for run in runs)
+
+
+def _count(counts: Counter[tuple[str, str]], cursor: Cursor) -> None:
+    kit, _ = cursor.reader
+    counts[kit, "messages"] += cursor.delivered
+    counts[kit, "bytes"] += cursor.delivered_bytes

@@ -17,6 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import Attribute, Interface
 
+from fyrehose.policy import Action, Identity
 from fyrehose.records import Run
 
 
@@ -117,7 +118,10 @@ class ISubscription(IPushProducer):
 
 
 class ISink(Interface):
-    """Where a subscription's records go."""
+    """Where a subscription's records go.
+
+    It may have a ``reader``, for the people who look after the server: the kit's name, and who the peer is.
+    """
 
     def deliver(delivery: Any) -> None:
         """Records that follow on: a :class:`fyrehose.records.Delivery`, never empty, ascending from call to call.
@@ -133,16 +137,38 @@ class ISink(Interface):
 
 
 class IBroker(Interface):
-    """All that a protocol sees of the server."""
+    """All that a protocol sees of the server.
+
+    A protocol asks for the broker *as somebody*, once for each peer, and does for the peer what that one lets it do.
+    """
 
     counters = Attribute("Where to count: fyrehose.counters.Counters.")
     budget = Attribute("What connections may hold together: fyrehose.flow.Budget.")
+
+    def identified(identity: Identity) -> Any:
+        """The same :class:`IBroker` as the peer ``identity`` may use it.  Of equal identities it may be the same one.
+
+        What the peer may not do fails with :class:`~fyrehose.errors.Forbidden`: the Deferred of ``publish``; and
+        ``subscribe``, ``bounds``, ``read`` and ``check`` raise it.  A subscription that is not allowed any more ends
+        with it.
+        """
+
+    def permits(action: Action, stream: str) -> bool:
+        """Whether ``action`` is allowed: for protocols that publish for many peers at once, or have one subscription
+        for all of them."""
+
+    def check(action: Action, stream: str) -> None:
+        """The same, for those who want to say why.
+
+        :raises Forbidden: it is not allowed
+        """
 
     def publish(runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
         """Number, write, and release runs of drafts: all of them in one batch, or none.
 
         :return: fires with the first number of each run when all of it is durable, in the order of the calls.
-            Acknowledge there and nowhere else.  Fails with a :class:`~fyrehose.errors.PublishError`.
+            Acknowledge there and nowhere else.  Fails with a :class:`~fyrehose.errors.PublishError`, or with
+            :class:`~fyrehose.errors.Forbidden`.
         """
 
     def subscribe(stream: str, after: int | None, sink: ISink) -> ISubscription:

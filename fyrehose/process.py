@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,6 +38,19 @@ def stop_on_signals(reactor: Any) -> None:
     signal.signal(signal.SIGTERM, stop)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job is not to be interrupted
         signal.signal(signal.SIGINT, stop)
+
+
+def reload_on_hangup(reactor: Any, reload: Callable[[], None]) -> None:
+    """From now on SIGHUP calls ``reload``; where it says that the terminal has gone, the reactor stops."""
+    terminal = os.isatty(0)
+
+    def hung_up() -> None:
+        if terminal and not os.isatty(0):
+            stop_reactor(reactor, "the terminal is gone")
+        else:
+            reload()
+
+    signal.signal(signal.SIGHUP, lambda number, frame: reactor.callFromThread(hung_up))
 
 
 def stop_reactor(reactor: Any, why: str) -> None:

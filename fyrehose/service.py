@@ -26,7 +26,9 @@ from twisted.python.failure import Failure
 from fyrehose.broker import Broker
 from fyrehose.errors import ConfigError, JournalFailed
 from fyrehose.flow import Budget
+from fyrehose.guard import Guard
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
+from fyrehose.policy import LOOPBACK, Policy
 from fyrehose.sequencer import Sequencer
 
 log = Logger()
@@ -40,6 +42,7 @@ class Fyrehose(MultiService):
     A child that is added later is started at once.
 
     :ivar broker: what a kit's ``make_service`` is given
+    :param policy: who may do what; without one, this machine may do everything, and nobody else anything
     :param on_open: told when the journal is open, before the first child starts
     :param on_failure: told why, when the server cannot go on: the journal has failed, or a child that was added later
         could not start.  Without it the server stops and its process goes on.
@@ -53,6 +56,7 @@ class Fyrehose(MultiService):
         *,
         max_streams: int = 100_000,
         budget: Budget | None = None,
+        policy: Policy = LOOPBACK,
         on_open: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
@@ -63,6 +67,7 @@ class Fyrehose(MultiService):
             Sequencer() if sequencer is None else sequencer,
             max_streams=max_streams,
             budget=Budget() if budget is None else budget,
+            guard=Guard(policy),
             watch=self._journal_changed,
         )
         self._on_failure = self._give_up if on_failure is None else on_failure

@@ -5,25 +5,32 @@ The one module besides the command line that imports the reactor.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import attrs
 from twisted.application.service import IService, Service
 from twisted.internet.defer import Deferred
-from twisted.logger import Logger
+from twisted.logger import FileLogObserver, Logger
 from twisted.python import usage
 from twisted.python.failure import Failure
+from twisted.python.logfile import LogFile
 
-from fyrehose import __version__, kernels, kits, process
-from fyrehose.config import Config, Listener, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose import __version__, kernels, kits, logs, policy, process
+from fyrehose.config import Config, FromFile, Listener, merged, parse_listen, parse_option, read_file, resolve
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.flow import Budget
 from fyrehose.journal.journal import FileJournal
+from fyrehose.notify import Manager
 from fyrehose.service import Fyrehose
+from fyrehose.web.places import is_local
 
 log = Logger()
 
@@ -41,7 +48,9 @@ class Options(usage.Options):
 
     optParameters = [  # noqa: RUF012 - Twisted's name and type
         ["data-dir", "d", None, "Where the journal is.  [default: data]"],
-        ["config", "c", None, "A TOML file with data-dir, [listen] and [option.KIT]; the command line wins."],
+        ["config", "c", None, "A TOML file with all of these, and [listen] and [option.KIT]; the command line wins."],
+        ["policy", "p", None, "A TOML file that says who may do what; without one only this machine may anything."],
+        ["log-format", None, None, "How the log is written: text, or json, an object a line.  [default: text]"],
         ["durability", None, None, "batch, interval:MS or never: when what was written is synced.  [default: batch]"],
         ["max-streams", None, None, "How many streams there may be.  [default: 100000]"],
     ]
@@ -97,12 +106,28 @@ class Options(usage.Options):
             flags["server"] = {"max_streams": self["max-streams"]}
         self["option"] = merged(self["option"], flags)
         if self["config"] is not None:
-            directory, listen, options = _usage(read_file, Path(self["config"]))
-            self["data-dir"] = self["data-dir"] or directory
-            self["listen"] = self["listen"] or listen
-            self["option"] = merged(options, self["option"])
+            file: FromFile = _usage(read_file, Path(self["config"]))
+            self["data-dir"] = self["data-dir"] or file.data_dir
+            self["policy"] = self["policy"] or file.policy
+            self["log-format"] = self["log-format"] or file.log_format
+            self["listen"] = self["listen"] or file.listen
+            self["option"] = merged(file.options, self["option"])
         self["data-dir"] = self["data-dir"] or "data"
-        self.resolved = _usage(resolve, self["data-dir"], self["listen"], self["option"])
+        self["log-format"] = self["log-format"] or "text"
+        self.resolved = _usage(
+            resolve, self["data-dir"], self["listen"], self["option"], self["policy"], self["log-format"]
+        )
+        self._choose_log()
+
+    def _choose_log(self) -> None:
+        """twistd begins to log soon: have it do so in our way."""
+        twistd = self.parent
+        if twistd is None or twistd.get("logger"):
+            return
+        if not twistd.get("syslog"):
+            twistd["logger"] = partial(_log_observer, self["log-format"], twistd)
+        elif self["log-format"] != "text":
+            raise usage.UsageError("--log-format json goes to a file or standard output, and not with --syslog")
 
     def parseOptions(self, options: Any = None) -> None:
         try:
@@ -119,6 +144,20 @@ def _usage(function: Any, *args: Any) -> Any:
         return function(*args)
     except ConfigError as error:
         raise usage.UsageError(str(error)) from error
+
+
+def _log_observer(form: str, twistd: Any) -> FileLogObserver:
+    """Where twistd would have logged, in our way; a new file is begun by SIGUSR1, as there."""
+    from twisted.internet import reactor
+
+    name = twistd.get("logfile")
+    if name == "-" or (twistd.get("nodaemon") and not name):
+        if not twistd.get("nodaemon"):
+            sys.exit("twistd fyrehose: a daemon has no standard output to log to: give it a --logfile, or use -n")
+        return logs.observer(form, sys.stdout)
+    file = LogFile.fromFullPath(name or "twistd.log")
+    signal.signal(signal.SIGUSR1, lambda number, frame: reactor.callFromThread(file.rotate))  # type: ignore[attr-defined]
+    return logs.observer(form, file)
 
 
 def makeService(options: Options) -> Server:
@@ -145,9 +184,11 @@ class Server(Service):
             self.journal,
             max_streams=config.server.max_streams,
             budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),
+            policy=config.policy,
             on_open=self._opened,
             on_failure=self._cannot_go_on,
         )
+        self.manager = Manager.found(reactor, os.environ)
         self.notes: list[str] = []
         self._ended = False
         for listener in self._within_descriptors(config.listeners):
@@ -159,10 +200,37 @@ class Server(Service):
 
     def stopService(self) -> Deferred[None]:
         Service.stopService(self)
+        self.manager.stopping()
         return self.fyrehose.stopService()
+
+    def reload(self) -> None:
+        """Read the policy, certificates and keys again.  What cannot be used stays as it was, and the log says why."""
+        self.manager.reloading()
+        counters, failed = self.fyrehose.broker.counters, 0
+        for what, read in self._reloadable():
+            try:
+                read()
+            except ConfigError as error:
+                failed += 1
+                counters.add("server", "reload-failures")
+                log.error("{what} stays as it was: {error}", what=what, error=str(error))
+        counters.add("server", "reloads")
+        log.info("reloaded" if not failed else "reloaded, but for what is said above")
+        self.manager.ready("serving")
+
+    def _reloadable(self) -> list[tuple[str, Callable[[], None]]]:
+        found = [("the policy", self._reload_policy)] if self.config.policy_file is not None else []
+        # Behind the policy: what has its own connections asks it about them.
+        return found + [(str(door.name), door.reload) for door in self.fyrehose if hasattr(door, "reload")]
+
+    def _reload_policy(self) -> None:
+        assert self.config.policy_file is not None
+        ended = self.fyrehose.broker.guard.change(policy.load(self.config.policy_file))
+        log.info("policy {file}: {ended} subscriptions ended", file=self.config.policy_file, ended=ended)
 
     def _run(self) -> None:
         process.stop_on_signals(self.reactor)
+        process.reload_on_hangup(self.reactor, self.reload)
         for note in self.notes:
             log.warn("{note}", note=note)
         log.info(
@@ -172,6 +240,9 @@ class Server(Service):
             directory=self.config.data_dir,
         )
         durability = self.config.journal.durability
+        if self.config.policy_file is not None:
+            rules = len(self.config.policy.rules)
+            log.info("policy {file}: {rules} rules", file=self.config.policy_file, rules=rules)
         log.info("durability {mode}: {means}", mode=durability, means=_MEANS[durability.mode])
         self.fyrehose.startService().addCallbacks(self._serving, self._failed)
 
@@ -183,6 +254,7 @@ class Server(Service):
     def _serving(self, _: None) -> None:
         if self.fyrehose.running:
             log.info("serving")
+            self.manager.ready("serving")
 
     def _failed(self, failure: Failure) -> None:
         error = failure.value
@@ -208,6 +280,13 @@ class Server(Service):
                 raise
             self.notes.append(f"{listener.name} is not served: {missing}")
             return
+        # What systemd listens at it tells too late for this; there, too, each peer is asked for its address.
+        local = is_local(listener.endpoint) or listener.endpoint.startswith("systemd:")
+        if not local and self.config.policy_file is None:
+            raise ConfigError(
+                f"--listen {listener.name}={listener.endpoint} is open to others, and nobody has said who may do what: "
+                "say so with --policy FILE, or listen at interface=127.0.0.1"
+            )
         service.setName(f"{listener.name} ({listener.endpoint})")
         service.setServiceParent(IService(self.fyrehose))
 

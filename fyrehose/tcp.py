@@ -17,13 +17,16 @@ import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import serverFromString
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import (
     IAddress,
     IDelayedCall,
     IHalfCloseableProtocol,
+    IHandshakeListener,
     IListeningPort,
     IPushProducer,
     IReactorTime,
+    ISSLTransport,
     ITCPTransport,
 )
 from twisted.internet.protocol import Factory
@@ -32,9 +35,11 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Broken, ConfigError, FyrehoseError, ReadOnly, RemoteProtocolError
+from fyrehose.errors import Broken, ConfigError, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.flow import Account
 from fyrehose.interfaces import IBroker, ISubscription
+from fyrehose.peers import host_of, identify
+from fyrehose.policy import Identity
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
 from fyrehose.sockets import prompt
@@ -71,9 +76,10 @@ class TCPSettings:
     max_per_host: int = option(200, count, "connections at a time from one address")
     frame_timeout: float = option(30.0, duration, "time for a frame that has begun to come in whole")
     stall_timeout: float = option(30.0, duration, "time for a reader to take what it was sent")
+    handshake_timeout: float = option(10.0, duration, "time for a handshake, that of TLS, too")
 
 
-@implementer(IPushProducer, IHalfCloseableProtocol)
+@implementer(IPushProducer, IHalfCloseableProtocol, IHandshakeListener)
 class SessionProtocol(TwistedProtocol):
     """One connection.  Subclasses fill ``handlers`` and write what the session wants to send with :meth:`flush`."""
 
@@ -87,6 +93,7 @@ class SessionProtocol(TwistedProtocol):
     reading: Reading  #: to be paused by whoever has to, once each
     peer = "?"  #: the peer's host, for limits and log lines
     address = "?"  #: the peer's host and port
+    identity: Identity  #: who the peer is, as far as it has proved it by now
 
     def __init__(self, session: Session, broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> None:
         self.session = session
@@ -106,6 +113,7 @@ class SessionProtocol(TwistedProtocol):
         self._stall_timer: IDelayedCall | None = None
         self._grace_timer: IDelayedCall | None = None
         self._linger_timer: IDelayedCall | None = None
+        self._handshake_timer: IDelayedCall | None = None
 
     @property
     def reader(self) -> tuple[str, str]:
@@ -126,6 +134,14 @@ class SessionProtocol(TwistedProtocol):
         self._account = self.broker.budget.account(self.reading)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.kit, "connections")
+        self._identify()
+        if ISSLTransport.providedBy(transport):
+            self._handshake_timer = self.clock.callLater(self.settings.handshake_timeout, self._no_handshake)
+
+    def handshakeCompleted(self) -> None:
+        """TLS is on: now it is known who the peer is."""
+        self._cancel_handshake()
+        self._identify()
 
     def dataReceived(self, data: bytes) -> None:
         if not self._closing:
@@ -143,6 +159,13 @@ class SessionProtocol(TwistedProtocol):
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._closing = True
+        if self._handshake_timer is not None:
+            self._cancel_handshake()
+            if reason.check(ConnectionDone, ConnectionLost):  # somebody looked whether the port is open
+                self.broker.counters.add(self.kit, "handshake-aborted")
+            else:
+                cause = "handshake-failed"
+                self.broker.counters.refuse(self.log, self.kit, cause, self.peer, reason.getErrorMessage())
         for subscription in list(self._subscriptions):
             subscription.stopProducing()
         self._subscriptions.clear()
@@ -249,6 +272,11 @@ class SessionProtocol(TwistedProtocol):
         self.broker.counters.refuse(self.log, self.kit, error.cause, self.peer, detail)
         self.finish()
 
+    def forbid(self, error: Forbidden) -> None:
+        """The peer may not do what it wants to: count it, say so once, and close."""
+        self.broker.counters.refuse(self.log, self.kit, type(error).__name__, self.peer, str(error))
+        self.finish()
+
     def finish(self) -> None:
         """Take nothing more in; close when everything that was published is acknowledged."""
         if not self._closing:
@@ -275,8 +303,25 @@ class SessionProtocol(TwistedProtocol):
             return
         if isinstance(event, Broken):
             self.drop(event.error)
-        else:
+            return
+        try:
             getattr(self, self.handlers[type(event)])(event)
+        except Forbidden as error:
+            self.forbid(error)
+
+    def _identify(self) -> None:
+        self.identity = identify(self.transport)
+        self.broker = self.broker.identified(self.identity)
+
+    def _cancel_handshake(self) -> None:
+        timer, self._handshake_timer = self._handshake_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _no_handshake(self) -> None:
+        self._handshake_timer = None
+        self.broker.counters.refuse(self.log, self.kit, "handshake-timeout", self.peer)
+        self.transport.abortConnection()
 
     def _hang_up(self) -> None:
         self._cancel_grace()
@@ -433,13 +478,13 @@ class SessionFactory(Factory):
 class TCPService(Service):
     """Listens at an endpoint string as long as it runs.
 
-    :param around: what listens in the place of ``factory``, and hands the connections on to it: TLS
+    :param around: what listens in the place of ``factory``, and hands the connections on to it: a TLSFactory
     :raises ConfigError: from the constructor, where the endpoint string cannot be used
     """
 
     def __init__(self, reactor: Any, kit: str, endpoint: str, factory: SessionFactory, around: Any = None) -> None:
         self.factory = factory
-        self._listener = factory if around is None else around
+        self._around = around
         self._port: IListeningPort | None = None
         try:
             self._endpoint = serverFromString(reactor, endpoint)
@@ -449,11 +494,20 @@ class TCPService(Service):
     def startService(self) -> Deferred[IListeningPort]:
         """Listen; fires with the port, or fails with what keeps it from listening."""
         Service.startService(self)
-        return cast("Deferred[IListeningPort]", self._endpoint.listen(self._listener)).addCallback(self._listening)
+        listening = self._endpoint.listen(self.factory if self._around is None else self._around)
+        return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
         self._port = prompt(port)
         return port
+
+    def reload(self) -> None:
+        """Read certificates again, for the connections that come from now on.
+
+        :raises ConfigError: they cannot be used; those that were go on
+        """
+        if self._around is not None:
+            self._around.reload()
 
     def stopService(self) -> Deferred[None]:
         """Close the port, then the connections, each when it is acknowledged."""
@@ -461,8 +515,3 @@ class TCPService(Service):
         port, self._port = self._port, None
         closed = succeed(None) if port is None else cast("Deferred[None]", port.stopListening() or succeed(None))
         return closed.addCallback(lambda _: self.factory.drain())
-
-
-def host_of(address: IAddress | None) -> str:
-    """The host of a peer's address, for limits and log lines."""
-    return str(getattr(address, "host", None) or type(address).__name__)

@@ -1,9 +1,10 @@
-"""TLS for the TCP kits, by settings: for a plain ``tcp:`` endpoint, where Twisted's ``ssl:`` says too little.
+"""TLS for the TCP kits, by settings, at a plain ``tcp:``, ``unix:`` or ``systemd:`` endpoint.
 
-    --option lumberjack.tls-certificate=server.pem --option lumberjack.tls-key=server.key
-    --option lumberjack.tls-authorities=clients.pem --option lumberjack.tls-client-auth=required
+    --listen figg=tcp:8119 --option figg.tls-certificate=server.pem --option figg.tls-key=server.key
+    --option figg.tls-authorities=clients.pem --option figg.tls-client-auth=required
 
-Twisted's own ``ssl:`` and ``tls:`` endpoints go on working beside them, and know no client certificates.
+Twisted's own ``ssl:`` endpoints go on working beside them: they speak TLS 1.2 and later, too, know no client
+certificates, and read theirs once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import attrs
-from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 from twisted.internet.interfaces import IAddress, IOpenSSLServerConnectionCreator, IProtocol, IProtocolFactory
 from twisted.internet.protocol import Factory
@@ -23,8 +22,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.records import MAX_NAME
-from fyrehose.settings import duration, option
+from fyrehose.settings import option
 from fyrehose.tcp import TCPSettings
 
 #: Forward secrecy and authenticated encryption, and nothing else.
@@ -54,7 +52,6 @@ class TLSSettings(TCPSettings):
     tls_client_auth: str = option("none", _one_of(*_CLIENT_AUTH), "client certificates: none, optional or required")
     tls_minimum: str = option("1.2", _one_of(*_MINIMA), "the lowest version of TLS: 1.2 or 1.3")
     tls_ciphers: str = option(CIPHERS, str, "what OpenSSL calls a cipher list, for TLS 1.2")
-    handshake_timeout: float = option(10.0, duration, "time for a TLS handshake")
 
     def tls(self, kit: str) -> TLS | None:
         """What these options come to; None without a certificate.
@@ -70,13 +67,16 @@ class TLSSettings(TCPSettings):
             )
         if not self.tls_certificate:
             return None
+        return TLS(self, kit, self._usable(kit))
+
+    def _usable(self, kit: str) -> SSL.Context:
         for path in (self.tls_certificate, self.tls_key, self.tls_key_passphrase, self.tls_authorities):
             try:
                 Path(path or self.tls_certificate).read_bytes()
             except OSError as error:
                 raise ConfigError(f"the TLS options of {kit} cannot be used: {error}") from error
         try:
-            return TLS(self._context())
+            return self._context()
         except (SSL.Error, ValueError) as error:
             said = _said(error) if isinstance(error, SSL.Error) else error
             raise ConfigError(f"the TLS options of {kit} cannot be used: {said}") from error
@@ -117,11 +117,20 @@ def _said(error: SSL.Error) -> str:
 
 
 @implementer(IOpenSSLServerConnectionCreator)
-@attrs.frozen
+@attrs.define(eq=False)
 class TLS:
     """Makes the server's side of connections."""
 
+    settings: TLSSettings
+    kit: str
     context: SSL.Context
+
+    def reload(self) -> None:
+        """Read the files again, for the connections that come from now on.
+
+        :raises ConfigError: one cannot be used; everything stays as it was
+        """
+        self.context = self.settings._usable(self.kit)
 
     def serverConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
         return SSL.Connection(self.context, None)
@@ -132,6 +141,7 @@ class TLSFactory(TLSMemoryBIOFactory):
 
     def __init__(self, tls: TLS, factory: Factory, clock: Any) -> None:
         super().__init__(tls, False, cast("IProtocolFactory", factory), clock)
+        self.tls = tls
 
     noisy = False
 
@@ -139,21 +149,19 @@ class TLSFactory(TLSMemoryBIOFactory):
         protocol: IProtocol | None = self.wrappedFactory.buildProtocol(addr)
         return None if protocol is None else self.protocol(self, protocol)
 
+    def reload(self) -> None:
+        """See :meth:`TLS.reload`."""
+        self.tls.reload()
 
-def identity(transport: Any) -> str | None:
-    """Who the peer is, by a certificate that was verified: its common name, else its first name of another kind.
 
-    None without TLS, and where the peer has shown none.
+def around(kit: str, endpoint: str, factory: Factory, settings: TLSSettings, clock: Any) -> TLSFactory | None:
+    """What listens in the place of ``factory`` where ``settings`` ask for TLS; None where they do not.
+
+    :raises ConfigError: the options cannot be used, or the endpoint speaks TLS already
     """
-    peer = getattr(transport, "getPeerCertificate", lambda: None)()
-    if peer is None:
+    tls = settings.tls(kit)
+    if tls is None:
         return None
-    certificate = peer.to_cryptography()
-    names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    try:
-        others = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        names += [str(name.value) for name in others]
-    except x509.ExtensionNotFound:
-        pass  # a certificate need not have any
-    named = [name for name in names if name]
-    return named[0][:MAX_NAME] if named else None
+    if endpoint.startswith(("ssl:", "tls:")):
+        raise ConfigError(f"--listen {kit}={endpoint} speaks TLS already: {kit}.tls-certificate goes with tcp:")
+    return TLSFactory(tls, factory, clock)

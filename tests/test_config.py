@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from fyrehose import kits
-from fyrehose.config import Config, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose.config import Config, FromFile, merged, parse_listen, parse_option, read_file, resolve
 from fyrehose.errors import ConfigError
 from fyrehose.journal.settings import Durability
+from fyrehose.policy import LOOPBACK
 
 
 def settings_of(config: Config, name: str) -> Any:
@@ -60,6 +61,8 @@ def test_a_file(tmp_path: Path) -> None:
     path.write_text(
         """
         data-dir = "/srv/data"
+        policy = "policy.toml"
+        log-format = "json"
         [listen]
         figg = "tcp:8119"
         "figg/office" = "tcp:8120"
@@ -70,17 +73,19 @@ def test_a_file(tmp_path: Path) -> None:
         quarantine = true
         """
     )
-    assert read_file(path) == (
-        "/srv/data",
-        [("figg", "tcp:8119"), ("figg/office", "tcp:8120"), ("backbone", "udp:1"), ("backbone", "udp:2")],
-        {"figg": {"max_connections": 500}, "journal": {"quarantine": True}},
+    assert read_file(path) == FromFile(
+        data_dir="/srv/data",
+        policy="policy.toml",
+        log_format="json",
+        listen=[("figg", "tcp:8119"), ("figg/office", "tcp:8120"), ("backbone", "udp:1"), ("backbone", "udp:2")],
+        options={"figg": {"max_connections": 500}, "journal": {"quarantine": True}},
     )
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "fyrehose.toml"
     path.write_text("")
-    assert read_file(path) == (None, [], {})
+    assert read_file(path) == FromFile()
 
 
 @pytest.mark.parametrize(
@@ -88,8 +93,9 @@ def test_an_empty_file(tmp_path: Path) -> None:
     [
         ("listen = [", "is not TOML"),
         ("\x00", "is not TOML"),
-        ("data_dir = 'x'", "has 'data_dir'; it may have data-dir, [listen] and [option.KIT]"),
+        ("data_dir = 'x'", "has 'data_dir'; it may have data-dir, policy, log-format, [listen] and [option.KIT]"),
         ("data-dir = 5", "data-dir should be text in quotes"),
+        ("policy = ['a']", "policy should be text in quotes"),
         ("listen = 'figg=tcp:1'", "[listen] should be a table of KIT = ENDPOINT"),
         ("[listen]\nfigg = 8119", "figg in [listen] should be an endpoint, or a list of them"),
         ("option = 1", "options belong into tables called [option.KIT]"),
@@ -146,6 +152,21 @@ def test_settings_come_to_where_they_belong() -> None:
     assert (office.stream, office.push_rate) == ("office", 7)
     assert config.journal.durability == Durability("interval", 0.25)
     assert config.server.memory == 1 << 30
+
+
+def test_a_policy_is_read_and_it_is_remembered_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.toml").write_text('[[allow]]\nnetwork = "10.0.0.0/8"\npublish = "*"\n')
+    config = resolve("data", [], {}, "policy.toml", "json")
+    assert config.policy_file == tmp_path / "policy.toml"
+    assert [rule.publish for rule in config.policy.rules] == [("*",)]
+    assert config.log_format == "json"
+    config = resolve("data", [], {})
+    assert (config.policy, config.policy_file, config.log_format) == (LOOPBACK, None, "text")
+    with pytest.raises(ConfigError, match=r"--policy none\.toml cannot be read"):
+        resolve("data", [], {}, "none.toml")
+    with pytest.raises(ConfigError, match="--log-format is 'xml', and should be text or json"):
+        resolve("data", [], {}, None, "xml")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class FakeReactor:
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -55,6 +55,25 @@ def test_a_job_in_the_background_stays_deaf_to_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.stop_on_signals(FakeReactor())
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_hangup_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (False, True):
+        reactor = FakeReactor()
+        monkeypatch.setattr(os, "isatty", lambda fd, terminal=terminal: terminal)
+        process.reload_on_hangup(reactor, lambda reactor=reactor: reactor.told.append("reloaded"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert reactor.told == ["called from a thread", "reloaded"]
+
+
+def test_a_terminal_that_has_gone_is_the_end(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
+    reactor = FakeReactor()
+    monkeypatch.setattr(os, "isatty", lambda fd: True)
+    process.reload_on_hangup(reactor, lambda: reactor.told.append("reloaded"))
+    monkeypatch.setattr(os, "isatty", lambda fd: False)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert reactor.told == ["called from a thread", "stopped"]
+    assert log_lines == ["stopping: the terminal is gone"]
 
 
 def test_the_status_stands_whatever_else_the_program_says() -> None:

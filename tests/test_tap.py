@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from twisted.application.service import IServiceMaker
+from twisted.application.service import IServiceMaker, Service
 from twisted.internet import reactor
-from twisted.internet.defer import fail
+from twisted.internet.defer import fail, succeed
 from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import LogLevel
 from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
 
 from fyrehose import __version__, kits, process, tap
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
+from fyrehose.policy import LOOPBACK, Action, Identity
 from fyrehose.tap import Options, Server
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +36,8 @@ def test_no_options() -> None:
     assert parsed() == {
         "data-dir": "data",
         "config": None,
+        "policy": None,
+        "log-format": "text",
         "durability": None,
         "max-streams": None,
         "quarantine": 0,
@@ -48,6 +55,8 @@ def test_all_options() -> None:
     assert options == {
         "data-dir": "/srv/data",
         "config": None,
+        "policy": None,
+        "log-format": "text",
         "durability": "interval:100",
         "max-streams": "7",
         "quarantine": 1,
@@ -73,6 +82,8 @@ def test_a_file_under_the_command_line(tmp_path: Path) -> None:
     from_file = {
         "data-dir": "/srv/data",
         "config": str(path),
+        "policy": None,
+        "log-format": "text",
         "durability": None,
         "max-streams": None,
         "quarantine": 0,
@@ -100,6 +111,8 @@ def test_a_file_under_the_command_line(tmp_path: Path) -> None:
         (["--durability", "sometimes"], "option journal.durability is 'sometimes', and should be batch, never"),
         (["--max-streams", "-1"], "option server.max-streams is '-1', and should be a whole number"),
         (["--config", "/nowhere.toml"], "--config /nowhere.toml cannot be read"),
+        (["--policy", "/nowhere.toml"], "--policy /nowhere.toml cannot be read"),
+        (["--log-format", "xml"], "--log-format is 'xml', and should be text or json"),
         (["--port", "1"], "option --port not recognized"),
         (["8119"], "'8119' is one word too many"),
     ],
@@ -173,6 +186,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(process, "exit_with", said.append)
     monkeypatch.setattr(process, "say", said.append)
     monkeypatch.setattr(process, "stop_on_signals", lambda reactor: None)
+    monkeypatch.setattr(process, "reload_on_hangup", lambda reactor, reload: None)
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 20_000)
     return said
 
@@ -223,7 +237,7 @@ def test_a_kit_whose_extra_is_missing_is_left_out_unless_asked_for(
     server = Server(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
     assert "backbone is not served: pip install 'fyrehose[eventbus]'" in server.notes
     with pytest.raises(MissingExtra):
-        Server(StoppingReactor(), parsed("--listen", "backbone=udp:0").resolved)
+        Server(StoppingReactor(), parsed("--listen", "backbone=udp:0:interface=127.0.0.1").resolved)
 
 
 def test_connections_are_no_more_than_there_are_descriptors_for(
@@ -232,8 +246,9 @@ def test_connections_are_no_more_than_there_are_descriptors_for(
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 936)
     endpoint = "tcp:0:interface=127.0.0.1"
-    words = ["--listen", f"lines.kit={endpoint}", "--listen", f"lines.kit/few={endpoint}", "--listen", "backbone=udp:0"]
-    words += ["--option", "lines.kit/few.max-connections=5", "--option", "backbone.allow=127.0.0.0/8"]
+    words = ["--listen", f"lines.kit={endpoint}", "--listen", f"lines.kit/few={endpoint}"]
+    words += ["--listen", "backbone=udp:0:interface=127.0.0.1"]
+    words += ["--option", "lines.kit/few.max-connections=5"]
     config = parsed(*words, "--data-dir", str(tmp_path)).resolved
     server = Server(StoppingReactor(), config)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
@@ -244,3 +259,152 @@ def test_connections_are_no_more_than_there_are_descriptors_for(
             "the system allows 1000 file descriptors (see ulimit -n)"
         )
     ]
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["figg=tcp:8119", "figg=tcp:8119:interface=10.0.0.1", "backbone=udp:2323", r"figg=tcp:8119:interface=\:\:"],
+)
+def test_beyond_loopback_somebody_has_to_say_who_may_do_what(listen: str, ending: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is open to others, and nobody has said who may do what: .* --policy FILE"):
+        Server(StoppingReactor(), parsed("--listen", listen).resolved)
+    Server(StoppingReactor(), parsed("--listen", listen, "--policy", written(tmp_path)).resolved)
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["figg=tcp:8119:interface=localhost", r"figg=tcp:8119:interface=\:\:1", "figg=unix:/run/figg"],
+)
+def test_on_this_machine_nobody_has_to(listen: str, ending: list[Any]) -> None:
+    server = Server(StoppingReactor(), parsed("--listen", listen).resolved)
+    assert server.fyrehose.broker.guard.policy is LOOPBACK
+
+
+def written(tmp_path: Path, publish: str = "*") -> str:
+    """The name of a policy's file."""
+    path = tmp_path / "policy.toml"
+    path.write_text(f'[[allow]]\nnetwork = "10.0.0.0/8"\npublish = "{publish}"\nsubscribe = "*"\n')
+    return str(path)
+
+
+class Door(Service):
+    """Says that it was read again, and may be told to fail."""
+
+    name = "door"
+    fails = False
+    reloads = 0
+
+    def reload(self) -> None:
+        self.reloads += 1
+        if self.fails:
+            raise ConfigError("the key does not fit")
+
+
+class TestReload:
+    """What SIGHUP does."""
+
+    @pytest.fixture
+    def server(self, ending: list[Any], tmp_path: Path) -> Server:
+        words = ["--data-dir", str(tmp_path / "data"), "--policy", written(tmp_path)]
+        return Server(StoppingReactor(), parsed(*words, "--listen", "figg=tcp:0").resolved)
+
+    def counted(self, server: Server) -> dict[str, int]:
+        counts = server.fyrehose.broker.counters.counts
+        return {what: n for (kit, what), n in counts.items() if kit == "server"}
+
+    def test_the_policy_and_every_door_are_read_again(
+        self, server: Server, tmp_path: Path, log_lines: list[str]
+    ) -> None:
+        door = Door()
+        door.setServiceParent(server.fyrehose)  # type: ignore[arg-type]
+        stranger = server.fyrehose.broker.identified(Identity(host="10.1.1.1"))
+        assert stranger.permits(Action.PUBLISH, "x")
+        written(tmp_path, "y")
+        server.reload()
+        assert not stranger.permits(Action.PUBLISH, "x")
+        assert stranger.permits(Action.PUBLISH, "y")
+        assert door.reloads == 1
+        assert self.counted(server) == {"reloads": 1}
+        assert log_lines == [f"policy {tmp_path / 'policy.toml'}: 0 subscriptions ended", "reloaded"]
+
+    def test_what_cannot_be_used_stays_as_it_was_and_the_rest_is_read(
+        self, server: Server, tmp_path: Path, log_lines: list[str], logged_errors: Any
+    ) -> None:
+        door = Door()
+        door.setServiceParent(server.fyrehose)  # type: ignore[arg-type]
+        tmp_path.joinpath("policy.toml").write_text("[[allow]")
+        before = server.fyrehose.broker.guard.policy
+        server.reload()
+        assert server.fyrehose.broker.guard.policy is before
+        assert door.reloads == 1
+        door.fails = True
+        written(tmp_path)
+        server.reload()
+        assert self.counted(server) == {"reloads": 2, "reload-failures": 2}
+        said = [line for line in log_lines if "stays as it was" in line]
+        assert len(said) == len(logged_errors.take()) == 2
+        assert said[0].startswith(f"the policy stays as it was: --policy {tmp_path / 'policy.toml'} is not TOML")
+        assert said[1] == "door stays as it was: the key does not fit"
+
+    def test_without_a_policy_there_is_none_to_read(self, ending: list[Any], log_lines: list[str]) -> None:
+        server = Server(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg").resolved)
+        server.reload()
+        assert server.fyrehose.broker.guard.policy is LOOPBACK
+        assert log_lines == ["reloaded"]
+
+
+class TestLog:
+    """twistd is told to log in our way."""
+
+    def under(self, *words: str, **twistd: Any) -> dict[str, Any]:
+        options = Options()
+        options.parent = twistd
+        options.parseOptions(list(words))
+        return twistd
+
+    def test_to_standard_output(self, capsys: pytest.CaptureFixture[str]) -> None:
+        twistd = self.under("--log-format", "json", nodaemon=True, logfile=None)
+        twistd["logger"]()({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0})
+        assert json.loads(capsys.readouterr().out)["message"] == "hello"
+
+    def test_into_a_file_that_is_begun_again_when_asked(self, tmp_path: Path) -> None:
+        kept = signal.getsignal(signal.SIGUSR1)
+        try:
+            observer = self.under(logfile=str(tmp_path / "log"))["logger"]()
+            observer({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0, "log_namespace": "x"})
+            assert "[x#info] hello" in tmp_path.joinpath("log").read_text()
+            assert signal.getsignal(signal.SIGUSR1) is not kept
+            observer._outFile.close()
+        finally:
+            signal.signal(signal.SIGUSR1, kept)
+
+    def test_a_daemon_has_no_standard_output(self) -> None:
+        with pytest.raises(SystemExit, match="a daemon has no standard output"):
+            self.under(logfile="-")["logger"]()
+
+    def test_who_said_more_of_logging_is_heard(self) -> None:
+        assert self.under(logger="mine")["logger"] == "mine"
+        assert "logger" not in self.under(syslog=True)
+        with pytest.raises(SystemExit, match="not with --syslog"):
+            self.under("--log-format", "json", syslog=True)
+
+
+def test_the_service_manager_is_told(ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        server = Server(
+            StoppingReactor(),
+            parsed("--data-dir", str(tmp_path / "data"), "--listen", f"figg=unix:{tmp_path / 'figg'}").resolved,
+        )
+        monkeypatch.setattr(server.fyrehose, "startService", lambda: succeed(None))
+        server.fyrehose.running = 1
+        server.startService()
+        assert manager.recv(1000) == b"READY=1\nSTATUS=serving"
+        server.reload()
+        assert manager.recv(1000).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+        assert manager.recv(1000) == b"READY=1\nSTATUS=serving"
+        server.fyrehose.running = 0
+        server.stopService()
+        assert manager.recv(1000) == b"STOPPING=1"

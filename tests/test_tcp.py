@@ -7,27 +7,32 @@ a frame of N bytes.
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
+from OpenSSL.crypto import X509
 from twisted.internet.address import IPv4Address
-from twisted.internet.interfaces import IHalfCloseableProtocol
+from twisted.internet.interfaces import IHalfCloseableProtocol, IHandshakeListener, ISSLTransport
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import Logger
 from twisted.protocols.policies import WrappingFactory
-from zope.interface import implementer
+from zope.interface import alsoProvides, implementer
 from zope.interface.verify import verifyObject
 
 from fyrehose.broker import Broker
 from fyrehose.errors import Broken, ConfigError, RemoteProtocolError
 from fyrehose.flow import Budget
 from fyrehose.interfaces import ISink, JournalState
+from fyrehose.policy import Identity, parse
 from fyrehose.records import Delivery, Run
 from fyrehose.sequencer import Sequencer
 from fyrehose.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionFactory, SessionProtocol, TCPService, TCPSettings
 from fyrehose.testing import MemoryJournal
+from fyrehose.testing.certificates import Authority
 
 
 class Session:
@@ -496,3 +501,68 @@ def test_what_a_session_had_kept_is_dealt_with_like_what_came_in() -> None:
     protocol, transport = server.connect()
     protocol.received(["kept"])
     assert transport.value() == b"ok kept\n"
+
+
+class TestPolicy:
+    """Each connection has the broker as its peer may use it."""
+
+    def rules(self, **rule: str) -> Any:
+        return parse({"allow": [rule]})
+
+    def test_a_publish_that_is_forbidden_is_not_acknowledged_and_closes(self, log_lines: list[str]) -> None:
+        server = make()
+        server.broker.guard.change(self.rules(network="10.0.0.2", publish="*", subscribe="s"))
+        peer, transport = server.connect()
+        peer.dataReceived(b"one\ntwo\n")
+        assert (transport.value(), transport.disconnecting) == (b"", True)
+        assert server.count("Forbidden") >= 1
+        assert log_lines == ["toy: Forbidden from 10.0.0.1: 10.0.0.1 may not publish into stream 's'"]
+        friend, transport = server.connect("10.0.0.2")
+        friend.dataReceived(b"one\n")
+        assert transport.value() == b"ok one\n"
+
+    def test_a_subscription_that_is_forbidden_closes_and_what_was_published_before_is_acknowledged(self) -> None:
+        server = make(auto=False)
+        server.broker.guard.change(self.rules(network="10.0.0.0/8", publish="s"))
+        peer, transport = server.connect()
+        peer.dataReceived(b"one\n?\ntwo\n")
+        assert not transport.disconnecting
+        server.journal.commit()
+        assert (transport.value(), transport.disconnecting) == (b"ok one\n", True)
+        assert server.count("Forbidden") == 1
+
+    def test_a_change_ends_subscriptions_and_the_next_publish(self) -> None:
+        server = make()
+        server.broker.guard.change(self.rules(network="10.0.0.0/8", publish="s", subscribe="s"))
+        (reader, reading), (writer, writing) = server.connect(), server.connect()
+        reader.dataReceived(b"?\n")
+        writer.dataReceived(b"one\n")
+        server.clock.advance(0)
+        assert reading.value() == b"one\n"
+        assert server.broker.guard.change(self.rules(network="11.0.0.0/8", publish="s")) == 1
+        assert (reading.disconnecting, writing.disconnecting) == (True, False)
+        writer.dataReceived(b"two\n")
+        assert (writing.value(), writing.disconnecting) == (b"ok one\n", True)
+
+    def test_by_tls_it_is_known_who_the_peer_is_when_the_handshake_is_over(self, tmp_path: Path) -> None:
+        server = make()
+        server.broker.guard.change(self.rules(certificate="writer", publish="s"))
+        issued = Authority(tmp_path).issue("writer")
+        certificate = X509.from_cryptography(load_pem_x509_certificate(Path(issued.certificate).read_bytes()))
+        peer, _ = server.connect()
+        server.lose(peer)
+        address = IPv4Address("TCP", "10.0.0.1", 5000)
+        peer = server.factory.buildProtocol(address)  # type: ignore[assignment]
+        transport: Any = Transport(peerAddress=address)
+        alsoProvides(transport, ISSLTransport)
+        transport.getPeerCertificate = lambda: None
+        peer.makeConnection(transport)
+        assert verifyObject(IHandshakeListener, peer)
+        assert peer.identity == Identity(host="10.0.0.1")
+        transport.getPeerCertificate = lambda: certificate
+        peer.handshakeCompleted()
+        assert peer.identity == Identity(host="10.0.0.1", certificates=("writer",))
+        peer.dataReceived(b"one\n")
+        assert transport.value() == b"ok one\n"
+        server.clock.advance(peer.settings.handshake_timeout)
+        assert not transport.aborted

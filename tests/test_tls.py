@@ -15,9 +15,10 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
 from fyrehose.errors import ConfigError
+from fyrehose.peers import identify
 from fyrehose.settings import build
 from fyrehose.testing.certificates import Authority
-from fyrehose.tls import TLSFactory, TLSSettings, identity
+from fyrehose.tls import TLSFactory, TLSSettings, around
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ class Echo(Protocol):
     who: str | None = None
 
     def dataReceived(self, data: bytes) -> None:
-        self.who = identity(self.transport)
+        self.who = identify(self.transport).name
         self.transport.write(data)  # type: ignore[union-attr]
 
 
@@ -188,14 +189,46 @@ def test_a_name_of_another_kind_is_an_identity_too(authority: Authority) -> None
     assert meet(settings, client(authority, "x" * 64)).inside.who == "x" * 64
 
 
+def test_certificates_are_read_again_for_the_connections_that_come_then(authority: Authority, tmp_path: Path) -> None:
+    path = tmp_path / "server.pem"
+
+    def use(own: Any) -> None:
+        path.write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
+
+    use(authority.issue("server", "localhost"))
+    factory = Factory()
+    factory.buildProtocol = lambda addr: Echo()  # type: ignore[method-assign]
+    listening = around("toy", "tcp:1", factory, TLSSettings(tls_certificate=str(path)), Clock())
+    assert listening is not None
+    before = listening.tls.context
+    other = Authority(tmp_path, "other")
+    use(other.issue("server", "localhost"))
+    listening.reload()
+    assert listening.tls.context is not before
+    trusting = ssl.create_default_context(cafile=other.certificate)
+    assert meet(listening.tls.settings, trusting).answer == b"hello"
+    good = listening.tls.context
+    for content in ("", "nonsense"):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match="the TLS options of toy cannot be used"):
+            listening.reload()
+    path.unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        listening.reload()
+    assert listening.tls.context is good
+
+
+def test_tls_is_put_around_what_has_none(authority: Authority) -> None:
+    assert around("toy", "tcp:1", Factory(), TLSSettings(), Clock()) is None
+    for endpoint in ("ssl:1:privateKey=x", "tls:1"):
+        with pytest.raises(ConfigError, match=r"speaks TLS already: toy\.tls-certificate goes with tcp:"):
+            around("toy", endpoint, Factory(), options(authority), Clock())
+
+
 def test_a_factory_that_refuses_a_connection_is_understood(authority: Authority) -> None:
     factory = Factory()
     factory.buildProtocol = lambda addr: None  # type: ignore[method-assign]
     assert TLSFactory(options(authority).tls("toy"), factory, Clock()).buildProtocol(None) is None  # type: ignore[arg-type]
-
-
-def test_who_shows_no_certificate_is_nobody() -> None:
-    assert identity(StringTransport()) is None
 
 
 def test_options_that_do_not_go_together(authority: Authority) -> None:

@@ -21,6 +21,7 @@ from fyrehose.counters import Counters
 from fyrehose.fanout import Cursor, Fanout
 from fyrehose.flow import Budget
 from fyrehose.interfaces import IBroker, ISink
+from fyrehose.policy import Action, Identity
 from fyrehose.protocols.figg.server import Settings, make_factory
 from fyrehose.records import Run
 from fyrehose.tcp import TCPService
@@ -43,6 +44,16 @@ class LastMessages:
 
     def __attrs_post_init__(self) -> None:
         self._fanout = Fanout(self.clock, self.read)
+
+    def identified(self, identity: Identity) -> LastMessages:
+        """Whoever can connect may do everything."""
+        return self
+
+    def permits(self, action: Action, stream: str) -> bool:
+        return True
+
+    def check(self, action: Action, stream: str) -> None:
+        """Nothing is forbidden."""
 
     def publish(self, runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
         firsts = []

@@ -97,13 +97,7 @@ class BackboneKit:
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> BackboneService:
-        address = parse_endpoint(endpoint)
-        if not IPv4Address(address[0]).is_loopback and not settings.allow:
-            raise ConfigError(
-                f"--listen {KIT}={endpoint} is open to others, and UDP says nothing sure about who sends: "
-                f"say who may with --option {KIT}.allow=NETWORK[,NETWORK...], or listen at interface=127.0.0.1"
-            )
-        return BackboneService(reactor, broker, address, settings, SystemRandom())
+        return BackboneService(reactor, broker, parse_endpoint(endpoint), settings, SystemRandom())
 
 
 kit = BackboneKit()

@@ -22,6 +22,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.policy import Action, Identity
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.replays import Replays
 from fyrehose.protocols.backbone.session import Dropped, Pushed, Replay, ServerSession
@@ -42,6 +43,8 @@ SLICES = 8
 REPLAY_WAIT = 0.01
 #: How long stopping waits for what was accepted to be durable and delivered, in seconds.
 PATIENCE = 10.0
+#: Hosts of which it is remembered what they may do.
+HOSTS = 4_096
 #: What a run costs besides its columns, in bytes: a guess on the safe side.
 RUN_OVERHEAD = 1 << 10
 
@@ -86,7 +89,10 @@ class BackboneServer:
         self._broker = broker
         self._settings = settings
         self._is_local = is_local
-        self._session = ServerSession(settings, lambda: broker.bounds(settings.stream), self._is_own, random)
+        self._session = ServerSession(
+            settings, lambda: broker.bounds(settings.stream), self._is_own, random, self._permits
+        )
+        self._brokers: dict[str, IBroker] = {}
         self._account = broker.budget.account(self)
         self._full = False
         self._pushed: dict[Address, list[Pushed]] = {}
@@ -178,6 +184,15 @@ class BackboneServer:
         self._check_stopped()
 
     # Inside.
+
+    def _permits(self, host: str, action: Action) -> bool:
+        broker = self._brokers.get(host)
+        if broker is None:
+            if len(self._brokers) >= HOSTS:
+                self._brokers.clear()
+            broker = self._brokers[host] = self._broker.identified(Identity(host=host))
+        permitted: bool = broker.permits(action, self._settings.stream)
+        return permitted
 
     def _is_own(self, address: Address) -> bool:
         host, port = self.port.address

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from ipaddress import IPv4Address
 from random import Random
 
 import attrs
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.kernels import backbone
+from fyrehose.policy import Action
 from fyrehose.protocols.backbone.frames import (
     MAX_SEQUENCES,
     MAX_UNFRAGMENTED,
@@ -44,8 +44,6 @@ MERGE = 0.1
 MERGED = 4_096
 #: A destination's bytes come in pieces of its rate times this, in seconds: what receive buffers hold.
 BURST = 1 / 16
-#: How many verdicts on source addresses are remembered.
-VERDICTS = 4_096
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -84,6 +82,7 @@ class ServerSession:
     """All state of a backbone server.
 
     :param bounds: the oldest and the last number of the stream that may leave
+    :param permits: whether a host may publish into the stream, or subscribe to it
     :param is_own: whether a datagram to this address would come back to the server
     """
 
@@ -93,6 +92,7 @@ class ServerSession:
         bounds: Callable[[], tuple[int, int]],
         is_own: Callable[[Address], bool],
         random: Random,
+        permits: Callable[[str, Action], bool] = lambda host, action: True,
     ) -> None:
         self._settings = settings
         self._bounds = bounds
@@ -104,7 +104,7 @@ class ServerSession:
         self._forwards = Rates(settings.forward_rate, settings.forward_rate, most=1)
         self._bytes = Rates(settings.destination_rate, settings.destination_rate * BURST)
         self._asked: OrderedDict[Request, float] = OrderedDict()
-        self._verdicts: dict[str, bool] = {}
+        self._permits = permits
         self._to_send: list[tuple[Address, bytes]] = []
 
     def receive_datagrams(self, data: Buffer, segment: int, source: Address, now: float) -> list[Event]:
@@ -112,8 +112,6 @@ class ServerSession:
         view = memoryview(data)
         stop = len(view)
         events: list[Event] = []
-        if not self._allowed(source[0]):
-            return [Dropped(source=source, cause="not-allowed", count=max(1, -(-stop // max(segment, 1))))]
         if not stop:
             return [Dropped(source=source, cause="empty")]
         at = 0
@@ -149,6 +147,9 @@ class ServerSession:
     def _push(self, events: list[Event], source: Address, lengths: bytes, payload: bytes, now: float) -> None:
         """Rule 5: from anybody, even if it never sent a KEEPALIVE."""
         count = len(lengths) // 4
+        if not self._permits(source[0], Action.PUBLISH):
+            events.append(Dropped(source=source, cause="Forbidden", detail="it may not publish", count=count))
+            return
         granted = self._pushes.take(source[0], count, now)
         if granted < count:
             events.append(Dropped(source=source, cause="push-rate", count=count - granted))
@@ -203,23 +204,14 @@ class ServerSession:
 
     # Who may say what.
 
-    def _allowed(self, host: str) -> bool:
-        if not self._settings.allow:
-            return True
-        verdict = self._verdicts.get(host)
-        if verdict is None:
-            if len(self._verdicts) >= VERDICTS:
-                self._verdicts.clear()
-            address = IPv4Address(host)
-            verdict = self._verdicts[host] = any(address in network for network in self._settings.allow)
-        return verdict
-
     def _own_address(self, said: Address, source: Address) -> Address:
         """The address that the sender gave as its own, if it can be.
 
         The wire has no proof that a client is where it says, so ADDR is the source's or 0.0.0.0, which stands for it.
         """
         host, port = said
+        if not self._permits(source[0], Action.SUBSCRIBE):
+            raise RemoteProtocolError("Forbidden", "it may not subscribe")
         if host not in (source[0], "0.0.0.0"):
             raise RemoteProtocolError("foreign-address")
         client = (source[0], port)

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from fyrehose.settings import Network, boolean, count, name, networks, option, size
+from fyrehose.settings import boolean, count, name, option, size
 
 
 @attrs.frozen(kw_only=True)
@@ -14,7 +14,6 @@ class Settings:
     """What the kit takes as ``--option backbone.NAME=VALUE``."""
 
     stream: str = option("backbone", name, "the stream that is published into and delivered")
-    allow: tuple[Network, ...] = option((), networks, "who may send to it; needed to listen beyond loopback")
     subscribers: int = option(1_024, count, "clients at a time; a keepalive beyond them is not acknowledged")
     push_rate: int = option(50_000, count, "PUSH datagrams a second from one address")
     request_rate: int = option(10, count, "REQUEST datagrams a second from one client")

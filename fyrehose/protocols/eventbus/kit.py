@@ -62,12 +62,6 @@ class EventBusKit:
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> EventBusService:
         host, port = parse_endpoint(endpoint)
-        if not ip_address(host).is_loopback and not settings.allow and not settings.server_key:
-            raise ConfigError(
-                f"--listen {KIT}={endpoint} is open to others, and the event bus asks nobody who they are: say who may "
-                f"connect with --option {KIT}.allow=NETWORK[,NETWORK...], or use keys ({KIT}.server-key, "
-                f"{KIT}.client-keys), or listen at interface=127.0.0.1"
-            )
         require_zmq()
         from fyrehose.protocols.eventbus.service import EventBusService
 

@@ -20,11 +20,13 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker
+from fyrehose.policy import Action, Identity
+from fyrehose.protocols.eventbus.connections import Connections
 from fyrehose.protocols.eventbus.encoding import KIT
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.sockets import Context, Keys, Socket, address, load_clients, make_socket
-from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAIN, Door
+from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, Door
 from fyrehose.protocols.eventbus.zmqport import ACCEPTED, DISCONNECTED, Monitor, ZMQPort
 
 log = Logger()
@@ -80,21 +82,19 @@ class EventBusService(Service):
         self._first = port
         self._settings = settings
         self._keys = Keys.load(settings.server_key) if settings.server_key else None
-        clients = None
-        if self._keys is not None and settings.client_keys != "any":
-            clients = load_clients(settings.client_keys)
-        self._door = Door(allow=settings.allow, clients=clients, curve=self._keys is not None)
+        self._door = self._make_door()
+        self._peers = Connections()
         self._context: Context | None = None
+        self._port = port
         self._server: EventBusServer | None = None
         self._ports: list[ZMQPort] = []
         self._monitors: list[Monitor] = []
-        self._connections = 0
 
     def startService(self) -> Deferred[Listening]:
         """Bind; fires with what listens, or fails with what keeps it from listening."""
         Service.startService(self)
         self._context = zmq.Context()
-        self._connections = 0
+        self._peers = Connections()
         # The door first: nobody is let in while nobody answers there.
         asked = self._context.socket(zmq.REP)
         asked.bind(ADDRESS)
@@ -109,6 +109,7 @@ class EventBusService(Service):
                 socket.close(0)
             wrong = OSError(error.errno, os.strerror(error.errno or 0))
             return self._close().addCallback(lambda _: fail(CannotListenError(self._host, self._first, wrong)))
+        self._port = port
         self._serve(*sockets)
         return succeed(Listening(self, self._host, port))
 
@@ -120,6 +121,26 @@ class EventBusService(Service):
             return succeed(None)
         return server.stop().addCallback(lambda _: self._close())
 
+    def reload(self) -> None:
+        """Read the clients' keys again, and part with whoever may not be connected any more.
+
+        :raises ConfigError: they cannot be read; those that were go on
+        """
+        self._door = self._make_door()
+        parted = self._peers.part(self._door.may, range(self._port, self._port + 3))
+        if parted:
+            log.info("{kit}: {count} connections are ended, to be judged again", kit=KIT, count=parted)
+
+    def _make_door(self) -> Door:
+        clients = None
+        if self._keys is not None and self._settings.client_keys != "any":
+            clients = load_clients(self._settings.client_keys)
+        return Door(permits=self._permits, clients=clients, curve=self._keys is not None)
+
+    def _permits(self, identity: Identity, action: Action) -> bool:
+        permitted: bool = self._broker.identified(identity).permits(action, self._settings.stream)
+        return permitted
+
     def _make_sockets(self, context: Context) -> tuple[Socket, Socket, Socket]:
         payload = self._settings.max_payload
         snapshot = make_socket(context, zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
@@ -128,7 +149,8 @@ class EventBusService(Service):
         )
         collector = make_socket(context, zmq.ROUTER, largest=payload, received=PUBS_WAITING, sent=1)
         for socket in (snapshot, publisher, collector):
-            socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+            action = Action.PUBLISH if socket is collector else Action.SUBSCRIBE
+            socket.setsockopt(zmq.ZAP_DOMAIN, DOMAINS[action])
             if ":" in self._host:
                 socket.setsockopt(zmq.IPV6, 1)
             if self._keys is not None:
@@ -175,23 +197,25 @@ class EventBusService(Service):
 
     def _connection(self, event: int, value: int) -> None:
         if event == ACCEPTED:
-            self._connections += 1
+            self._peers.accepted(value)
             self._broker.counters.add(KIT, "connections")
             self._broker.counters.gauge(KIT, "connections", 1)
         else:
-            self._connections -= 1
+            self._peers.disconnected(value)
             self._broker.counters.gauge(KIT, "connections", -1)
 
     def _asked(self, door: ZMQPort, question: list[bytes], count: int) -> None:
         """ZeroMQ asks whether a connection may be."""
-        answer = self._door.answer(question, full=self._connections > self._settings.max_connections)
+        answer = self._door.answer(question, full=self._peers.count > self._settings.max_connections)
         if answer.cause is not None:
-            self._broker.counters.refuse(log, KIT, answer.cause, answer.address)
+            detail = "{} may not {}".format(*answer.wanted) if answer.wanted is not None else ""
+            self._broker.counters.refuse(log, KIT, answer.cause, answer.address, detail)
+        elif answer.wanted is not None:
+            self._peers.admit(*answer.wanted)
         door.send(answer.frames)
 
     def _close(self) -> Deferred[None]:
-        self._broker.counters.gauge(KIT, "connections", -self._connections)
-        self._connections = 0
+        self._broker.counters.gauge(KIT, "connections", -self._peers.count)
         monitors, self._monitors = self._monitors, []
         ports, self._ports = self._ports, []
         context, self._context = self._context, None

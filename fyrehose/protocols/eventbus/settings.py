@@ -9,7 +9,7 @@ import attrs
 
 from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.records import MAX_PAYLOAD
-from fyrehose.settings import Network, boolean, count, duration, name, networks, option, size
+from fyrehose.settings import boolean, count, duration, name, option, size
 
 E = TypeVar("E", bound=Enum)
 
@@ -43,7 +43,6 @@ class Settings:
     """What the kit takes as ``--option eventbus.NAME=VALUE``."""
 
     stream: str = option("eventbus", name, "the stream that is published into and delivered")
-    allow: tuple[Network, ...] = option((), networks, "who may connect; this or keys are needed beyond loopback")
     server_key: str = option("", text, "the file of the server's CURVE key pair (NAME.key_secret): encrypt")
     client_keys: str = option("", text, "the directory of the keys (NAME.key) of clients that may connect, or: any")
     sequence: Dialect = option(Dialect.BINARY, choice(Dialect), "sequences of broadcasts: binary or decimal")

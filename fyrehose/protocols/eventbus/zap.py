@@ -8,41 +8,44 @@ in: the frames of a request      out: the frames of the reply, and why it was re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ipaddress import ip_address
+from collections.abc import Callable, Sequence
 
 import attrs
 from zmq.utils import z85
 
-from fyrehose.settings import Network
+from fyrehose.policy import Action, Identity
 
 #: Where ZeroMQ asks; one socket in each context answers.
 ADDRESS = "inproc://zeromq.zap.01"
-#: What our sockets are called in a question; one without a name is not asked about.
-DOMAIN = b"eventbus"
+#: What our sockets are called in a question, by what they are for; one without a name is not asked about.
+DOMAINS = {Action.PUBLISH: b"eventbus.publish", Action.SUBSCRIBE: b"eventbus.subscribe"}
 
 VERSION = b"1.0"
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Answer:
-    """A reply, and what is to be counted: nothing where the connection is allowed."""
+    """A reply, and what is to be counted: nothing where the connection is allowed.
+
+    :ivar wanted: who asked, and for what; None where that was not understood
+    """
 
     frames: list[bytes]
     cause: str | None
     address: str
+    wanted: tuple[Identity, Action] | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Door:
     """Who may connect.
 
-    :ivar allow: networks; empty: all
+    :ivar permits: what the policy says
     :ivar clients: public keys (Z85); None: any
     :ivar curve: whether a key is needed at all
     """
 
-    allow: tuple[Network, ...] = ()
+    permits: Callable[[Identity, Action], bool] = lambda identity, action: True
     clients: frozenset[bytes] | None = None
     curve: bool = False
 
@@ -52,32 +55,31 @@ class Door:
         :param full: there are as many connections as there may be
         """
         request = frames[1] if len(frames) > 1 else b""
-        if len(frames) < 6 or frames[0] != VERSION:
+        action = next((action for action, domain in DOMAINS.items() if frames[2:3] == [domain]), None)
+        if len(frames) < 6 or frames[0] != VERSION or action is None:
             return Answer(frames=_reply(request, b"500", b"not ZAP 1.0"), cause="bad-zap-request", address="?")
         address = frames[3].decode("ascii", "replace")
-        cause = "too-many-connections" if full else self._refusal(address, frames[5], frames[6:])
-        if cause is None:
-            return Answer(frames=_reply(request, b"200", b"OK"), cause=None, address=address)
-        return Answer(frames=_reply(request, b"400", cause.encode()), cause=cause, address=address)
+        if full:
+            cause: str | None = "too-many-connections"
+        else:
+            cause = self._key_refusal(frames[5], frames[6:]) if self.curve else None
+        identity = Identity(host=address, key=z85.encode(frames[6]).decode() if self.curve and not cause else None)
+        if cause is None and not self.may(identity, action):
+            cause = "Forbidden"
+        reply = _reply(request, b"200", b"OK") if cause is None else _reply(request, b"400", cause.encode())
+        return Answer(frames=reply, cause=cause, address=address, wanted=(identity, action))
 
-    def _refusal(self, address: str, mechanism: bytes, credentials: Sequence[bytes]) -> str | None:
-        if self.allow and not self._near(address):
-            return "not-allowed"
-        if not self.curve:
-            return None
+    def may(self, identity: Identity, action: Action) -> bool:
+        """Whether ``identity`` may be connected for ``action``."""
+        known = self.clients is None or (identity.key is not None and identity.key.encode() in self.clients)
+        return known and self.permits(identity, action)
+
+    def _key_refusal(self, mechanism: bytes, credentials: Sequence[bytes]) -> str | None:
         if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
             return "no-key"
         if self.clients is not None and z85.encode(credentials[0]) not in self.clients:
             return "unknown-key"
         return None
-
-    def _near(self, address: str) -> bool:
-        try:
-            host = ip_address(address)
-        except ValueError:
-            return False
-        mapped = getattr(host, "ipv4_mapped", None)
-        return any((mapped or host) in network for network in self.allow)
 
 
 def _reply(request: bytes, status: bytes, text: bytes) -> list[bytes]:

@@ -10,6 +10,7 @@ from zope.interface import implementer
 from fyrehose.interfaces import IBroker, IProtocolKit
 from fyrehose.protocols.figg.server import KIT, Settings, make_factory
 from fyrehose.tcp import TCPService
+from fyrehose.tls import around
 
 
 @implementer(IProtocolKit)
@@ -23,7 +24,8 @@ class FiggKit:
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
-        return TCPService(reactor, KIT, endpoint, make_factory(broker, reactor, settings))
+        factory = make_factory(broker, reactor, settings)
+        return TCPService(reactor, KIT, endpoint, factory, around(KIT, endpoint, factory, settings, reactor))
 
 
 kit = FiggKit()

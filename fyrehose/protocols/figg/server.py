@@ -20,13 +20,14 @@ from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Run
 from fyrehose.settings import count, option, size
-from fyrehose.tcp import SessionFactory, SessionProtocol, TCPSettings
+from fyrehose.tcp import SessionFactory, SessionProtocol
+from fyrehose.tls import TLSSettings
 
 KIT = "figg"
 
 
 @attrs.frozen(kw_only=True)
-class Settings(TCPSettings):
+class Settings(TLSSettings):
     """Figg's options."""
 
     max_payload: int = option(MAX_PAYLOAD, size, "largest message taken, in bytes")

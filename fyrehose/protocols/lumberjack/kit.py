@@ -10,7 +10,7 @@ from zope.interface import implementer
 from fyrehose.interfaces import IBroker, IProtocolKit
 from fyrehose.protocols.lumberjack.server import KIT, Settings, make_factory
 from fyrehose.tcp import TCPService
-from fyrehose.tls import TLSFactory
+from fyrehose.tls import around
 
 
 @implementer(IProtocolKit)
@@ -25,9 +25,7 @@ class LumberjackKit:
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = make_factory(broker, reactor, settings)
-        tls = settings.tls(KIT)
-        around = None if tls is None else TLSFactory(tls, factory, reactor)
-        return TCPService(reactor, KIT, endpoint, factory, around)
+        return TCPService(reactor, KIT, endpoint, factory, around(KIT, endpoint, factory, settings, reactor))
 
 
 kit = LumberjackKit()

@@ -15,11 +15,9 @@ from functools import partial
 from typing import ClassVar, cast
 
 import attrs
-from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IDelayedCall, IHandshakeListener, IReactorTime, ISSLTransport
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from fyrehose.flow import Account
 from fyrehose.interfaces import IBroker
@@ -30,7 +28,7 @@ from fyrehose.protocols.lumberjack.turns import POOL, Outcome, Turns
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, name, option, size
 from fyrehose.tcp import SessionFactory, SessionProtocol
-from fyrehose.tls import TLSSettings, identity
+from fyrehose.tls import TLSSettings
 
 KIT = "lumberjack"
 #: How long a writer of version 2 waits before it is told to wait, in seconds: the shortest time-out around is 5.
@@ -76,7 +74,6 @@ class Settings(TLSSettings):
         )
 
 
-@implementer(IHandshakeListener)
 class LumberjackProtocol(SessionProtocol):
     """One writer."""
 
@@ -97,7 +94,6 @@ class LumberjackProtocol(SessionProtocol):
     ) -> None:
         super().__init__(session, broker, clock, settings)
         self._turns = turns
-        self._producer: str | None = None
         self._charged = 0  #: what the session holds, as the account has it
         self._published = 0  #: what is on its way to the disk, as ``turns`` has it
         self._working = False
@@ -105,20 +101,13 @@ class LumberjackProtocol(SessionProtocol):
         self._frames = 0
         self._active = self._spoke = self._heard = 0.0
         self._timer: IDelayedCall | None = None
-        self._handshake_timer: IDelayedCall | None = None
 
     # What the reactor calls.
 
     def connectionMade(self) -> None:
         super().connectionMade()
         self._active = self._spoke = self._heard = self.clock.seconds()
-        if ISSLTransport.providedBy(self.transport):
-            self._handshake_timer = self.clock.callLater(self.settings.handshake_timeout, self._no_handshake)
         self._arm(self.settings.idle_timeout)
-
-    def handshakeCompleted(self) -> None:
-        """TLS is on."""
-        self._cancel_handshake()
 
     def dataReceived(self, data: bytes) -> None:
         if self._closing:
@@ -145,12 +134,6 @@ class LumberjackProtocol(SessionProtocol):
         self.reading.resumeProducing()
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        if self._handshake_timer is not None:
-            self._cancel_handshake()
-            if reason.check(ConnectionDone, ConnectionLost):  # somebody looked whether the port is open
-                self.broker.counters.add(KIT, "handshake-aborted")
-            else:
-                self.broker.counters.refuse(self.log, KIT, "handshake-failed", self.peer, reason.getErrorMessage())
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -221,9 +204,7 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def _who(self) -> str:
-        if self._producer is None:
-            self._producer = identity(self.transport) or self.address
-        return self._producer
+        return self.identity.name or self.address
 
     @property
     def _busy(self) -> bool:
@@ -334,16 +315,6 @@ class LumberjackProtocol(SessionProtocol):
             self.session.acknowledge_idle()
             self.flush()
         return max(self._heard, now) + SILENCE
-
-    def _cancel_handshake(self) -> None:
-        timer, self._handshake_timer = self._handshake_timer, None
-        if timer is not None:
-            timer.cancel()
-
-    def _no_handshake(self) -> None:
-        self._handshake_timer = None
-        self.broker.counters.refuse(self.log, KIT, "handshake-timeout", self.peer)
-        self.transport.abortConnection()
 
 
 def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> SessionFactory:

@@ -15,6 +15,7 @@ from fyrehose.protocols.relink.endpoints import KIT
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkService, make_factory
 from fyrehose.protocols.relink.settings import Settings
+from fyrehose.tls import around
 
 
 def wall_clock() -> int:
@@ -39,7 +40,9 @@ class RelinkKit:
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> RelinkService:
         registry = Registry(broker, reactor, settings, links_stream(endpoint), wall_clock, randbits)
-        return RelinkService(reactor, endpoint, make_factory(broker, reactor, settings, registry), registry)
+        factory = make_factory(broker, reactor, settings, registry)
+        tls = around(KIT, endpoint, factory, settings, reactor)
+        return RelinkService(reactor, endpoint, factory, registry, tls)
 
 
 kit = RelinkKit()

@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import (
     Broken,
+    Forbidden,
     InvalidName,
     PayloadTooLarge,
     PublishError,
@@ -27,6 +28,7 @@ from fyrehose.errors import (
     TooManyStreams,
 )
 from fyrehose.interfaces import IBroker
+from fyrehose.policy import Action
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import KIT, Endpoint, Place, Publishing, Subscribing, first_anchor, parse
 from fyrehose.protocols.relink.handshake import Hello
@@ -121,6 +123,7 @@ class RelinkProtocol(SessionProtocol):
         except RemoteProtocolError as error:
             self.drop(error)
             return
+        self.broker.check(Action.SUBSCRIBE if place.subscribe else Action.PUBLISH, place.stream)
         entry = self.registry.find(hello, identity)
         if entry is not None:
             self._hold(entry)
@@ -293,6 +296,10 @@ class RelinkProtocol(SessionProtocol):
         entry, account = self.entry, self._account
         assert entry is not None
         assert account is not None
+        for run in runs:
+            if not self.broker.permits(Action.PUBLISH, run.stream):
+                self._forbidden(entry, run.stream)
+                return
         size = sum(run.size for run in runs)
         self._in_flight += 1
         account.hold(size)
@@ -315,6 +322,15 @@ class RelinkProtocol(SessionProtocol):
             self._go_on()
 
         self.registry.write_delta(entry, list(staged), runs, settle)
+
+    def _forbidden(self, entry: Entry, stream: str) -> None:
+        """It was allowed when the link was made.  What is staged will never be written: the link is lost."""
+        self.session.fenced()
+        self.registry.discard(entry)
+        try:
+            self.broker.check(Action.PUBLISH, stream)
+        except Forbidden as error:
+            self.forbid(error)
 
     def _written_through(self, entry: Entry, staged: Mapping[int, int | None]) -> None:
         link = entry.link
@@ -389,8 +405,10 @@ class RelinkProtocol(SessionProtocol):
 class RelinkService(TCPService):
     """Listens as long as it runs, with the links that its registry finds."""
 
-    def __init__(self, reactor: Any, endpoint: str, factory: SessionFactory, registry: Registry) -> None:
-        super().__init__(reactor, KIT, endpoint, factory)
+    def __init__(
+        self, reactor: Any, endpoint: str, factory: SessionFactory, registry: Registry, around: Any = None
+    ) -> None:
+        super().__init__(reactor, KIT, endpoint, factory, around)
         self.registry = registry
 
     def startService(self) -> Deferred[IListeningPort]:

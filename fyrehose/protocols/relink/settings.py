@@ -8,11 +8,11 @@ from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
 from fyrehose.settings import count, duration, option, size
-from fyrehose.tcp import TCPSettings
+from fyrehose.tls import TLSSettings
 
 
 @attrs.frozen(kw_only=True)
-class Settings(TCPSettings):
+class Settings(TLSSettings):
     """What the kit takes as ``--option relink.NAME=VALUE``."""
 
     max_links: int = option(10_000, count, "links that are kept, connected or not")
@@ -20,7 +20,6 @@ class Settings(TCPSettings):
     retention: float = option(300.0, duration, "how long a link without a connection is kept")
     unused_retention: float = option(10.0, duration, "the same, where no packet ever came")
     failed_resumes: int = option(10, count, "resumes of unknown links in a minute from one address")
-    handshake_timeout: float = option(10.0, duration, "time for a handshake")
     ping_after: float = option(15.0, duration, "silence after which a ping is sent")
     drop_after: float = option(45.0, duration, "silence after which the connection is given up; its link is kept")
     max_message: int = option(MAX_PAYLOAD, size, "largest message taken, in bytes, padding included")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -89,13 +88,6 @@ def test_endpoints(endpoint: str, address: tuple[str, int]) -> None:
 def test_what_is_none_is_refused_and_told_what_would_be_right(endpoint: str, broker: Broker) -> None:
     with pytest.raises(ConfigError, match="should be udp:PORT or udp:PORT:interface=IP"):
         kit.make_service(SilentReactor(), broker, endpoint, Settings())
-
-
-@pytest.mark.parametrize("endpoint", ["udp:2323", "udp:2323:interface=0.0.0.0", "udp:2323:interface=192.0.2.1"])
-def test_threat_it_does_not_listen_beyond_loopback_unless_somebody_is_allowed(endpoint: str, broker: Broker) -> None:
-    with pytest.raises(ConfigError, match=r"say who may with --option backbone\.allow"):
-        kit.make_service(SilentReactor(), broker, endpoint, Settings())
-    kit.make_service(SilentReactor(), broker, endpoint, Settings(allow=(ip_network("192.0.2.0/24"),)))
 
 
 def test_another_door_cannot_publish_what_no_datagram_holds(broker: Broker) -> None:

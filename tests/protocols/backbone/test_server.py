@@ -8,6 +8,7 @@ from typing import Any
 from fyrehose.errors import JournalCorrupt
 from fyrehose.flow import Budget
 from fyrehose.interfaces import JournalState
+from fyrehose.policy import Action, parse
 from fyrehose.protocols.backbone.frames import (
     MAX_DATA,
     Deliver,
@@ -18,6 +19,7 @@ from fyrehose.protocols.backbone.frames import (
     Push,
     Request,
 )
+from fyrehose.protocols.backbone.server import HOSTS
 from fyrehose.records import LAST_SEQ, Run
 from fyrehose.testing import MemoryJournal
 
@@ -393,3 +395,30 @@ def test_numbers_that_are_gone_are_counted(make_world: Make) -> None:
     world = make_world()
     world.server.skipped(3, 7)
     assert world.count("skipped") == 5
+
+
+def test_threat_strangers_neither_publish_nor_subscribe_and_a_change_holds_at_once(make_world: Make) -> None:
+    world = make_world()
+    world.broker.guard.change(
+        parse({"allow": [{"network": CLIENT[0], "publish": "backbone", "subscribe": "backbone"}]})
+    )
+    world.send(keep_alive(), source=OTHER)
+    world.send(Push(data=b"x"), source=OTHER)
+    assert world.network.sent_to(OTHER) == []
+    assert world.broker.bounds("backbone") == (1, 0)
+    assert world.count("Forbidden") == 2
+    world.send(keep_alive())
+    world.send(Push(data=b"x"))
+    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"x")]
+    world.broker.guard.change(parse({"allow": [{"network": OTHER[0], "publish": "backbone"}]}))
+    world.send(Push(data=b"x"))
+    assert world.broker.bounds("backbone") == (1, 1)
+    world.send(Push(data=b"x"), source=OTHER)
+    assert world.broker.bounds("backbone") == (1, 2)
+
+
+def test_what_hosts_may_do_is_not_remembered_without_end(make_world: Make) -> None:
+    world = make_world()
+    for n in range(HOSTS + 10):
+        world.server._permits(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", Action.PUBLISH)
+    assert len(world.server._brokers) <= HOSTS

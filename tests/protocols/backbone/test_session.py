@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from ipaddress import ip_network
 from random import Random
 from struct import pack
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fyrehose.policy import Action
 from fyrehose.protocols.backbone.frames import (
     Address,
     Deliver,
@@ -35,10 +36,11 @@ TOKEN = bytes(range(16))
 class Bench:
     """A session, a clock and the ends of a stream, in the test's hands."""
 
-    def __init__(self, oldest: int = 1, last: int = 100, **settings: object) -> None:
+    def __init__(self, oldest: int = 1, last: int = 100, permits: Any = lambda *_: True, **settings: object) -> None:
         self.now = 1_000.0
         self.bounds = (oldest, last)
-        self.session = ServerSession(Settings(**settings), lambda: self.bounds, lambda a: a == OWN, Random(7))  # type: ignore[arg-type]
+        known: Any = Settings(**settings)  # type: ignore[arg-type]
+        self.session = ServerSession(known, lambda: self.bounds, lambda a: a == OWN, Random(7), permits)
 
     def receive(self, *datagrams: bytes, source: Address = CLIENT) -> list[Event]:
         """The events of ``datagrams``, each by itself."""
@@ -171,22 +173,26 @@ def test_threat_own_address() -> None:
     assert bench.listening() == []
 
 
-def test_threat_networks_that_are_not_allowed() -> None:
-    bench = Bench(allow=(ip_network("10.0.0.2/32"), ip_network("fd00::/8")))
-    assert bench.causes(Push(data=b"x").encode(), keep_alive(OTHER), b"", source=OTHER) == ["not-allowed"] * 3
-    train = Push(data=b"x").encode() * 3
-    assert bench.session.receive_datagrams(train, 10, OTHER, 0.0) == [
-        Dropped(source=OTHER, cause="not-allowed", count=3)
-    ]
-    assert isinstance(bench.receive(Push(data=b"x").encode())[0], Pushed)
+def test_threat_strangers_may_neither_publish_nor_subscribe() -> None:
+    asked = []
 
+    def permits(host: str, action: Action) -> bool:
+        asked.append((host, action))
+        return host == CLIENT[0] or (host == OTHER[0] and action is Action.SUBSCRIBE)
 
-def test_verdicts_on_strangers_are_bounded() -> None:
-    bench = Bench(allow=(ip_network("10.0.0.2/32"),))
-    for i in range(5_000):
-        bench.receive(b"", source=(f"10.1.{i // 256}.{i % 256}", 1))
-    assert len(bench.session._verdicts) <= 4_096
+    bench = Bench(permits=permits)
+    stranger = ("10.9.9.9", 4000)
+    assert bench.causes(Push(data=b"x").encode(), keep_alive(stranger), source=stranger) == ["Forbidden"] * 2
+    assert bench.causes(request(1, 5, stranger), source=stranger) == ["Forbidden"]
+    (dropped,) = bench.session.receive_datagrams(Push(data=b"x").encode() * 3, 10, OTHER, 0.0)
+    assert dropped == Dropped(source=OTHER, cause="Forbidden", detail="it may not publish", count=3)
+    assert bench.receive(keep_alive(OTHER), source=OTHER) == []
     assert isinstance(bench.receive(Push(data=b"x").encode())[0], Pushed)
+    assert set(asked) == {
+        *((stranger[0], action) for action in Action),
+        *((OTHER[0], action) for action in Action),
+        (CLIENT[0], Action.PUBLISH),
+    }
 
 
 def test_threat_token_or_flags_of_another() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
-
 import pytest
 
 from fyrehose.errors import ConfigError
@@ -17,7 +15,6 @@ def test_from_text() -> None:
         "backbone",
         {
             "stream": "news",
-            "allow": "10.0.0.0/8,192.168.1.7",
             "subscribers": "7",
             "push-rate": "1000000",
             "destination-rate": "1GiB",
@@ -28,7 +25,6 @@ def test_from_text() -> None:
     )
     assert settings == Settings(
         stream="news",
-        allow=(ip_network("10.0.0.0/8"), ip_network("192.168.1.7/32")),
         subscribers=7,
         push_rate=1_000_000,
         destination_rate=1 << 30,
@@ -40,7 +36,7 @@ def test_from_text() -> None:
 
 def test_the_defaults_that_the_documents_name() -> None:
     settings = Settings()
-    assert (settings.stream, settings.allow, settings.subscribers) == ("backbone", (), 1_024)
+    assert (settings.stream, settings.subscribers) == ("backbone", 1_024)
     assert (settings.push_rate, settings.request_rate, settings.forward_rate) == (50_000, 10, 1_000)
     assert (settings.destination_rate, settings.receive_buffer) == (64 << 20, 4 << 20)
 

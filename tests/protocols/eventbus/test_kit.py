@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from ipaddress import ip_network
 
 import pytest
 from twisted.internet.task import Clock
@@ -44,13 +43,6 @@ def test_endpoints(endpoint: str, place: tuple[str, int]) -> None:
 def test_what_is_no_endpoint(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"should be tcp:PORT or tcp:PORT:interface=IP"):
         parse_endpoint(endpoint)
-
-
-@pytest.mark.parametrize("endpoint", ["tcp:5556", "tcp:5556:interface=10.1.2.3", r"tcp:5556:interface=\:\:"])
-def test_beyond_loopback_somebody_has_to_be_named(broker: Broker, endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="is open to others"):
-        kit.make_service(MemoryReactorClock(), broker, endpoint, Settings())
-    kit.make_service(MemoryReactorClock(), broker, endpoint, Settings(allow=(ip_network("10.0.0.0/8"),)))
 
 
 def test_keys_that_are_not_there(broker: Broker) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,9 @@ from zmq.auth import create_certificates
 from zope.interface.verify import verifyObject
 
 from fyrehose.broker import Broker
+from fyrehose.errors import ConfigError
+from fyrehose.policy import parse
+from fyrehose.protocols.eventbus import connections
 from fyrehose.protocols.eventbus.service import EventBusService
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.zmqport import ACCEPTED, DISCONNECTED
@@ -48,7 +50,7 @@ class House:
         """What the door says to a connection from ``address``."""
         door = self.fake.ports[0]
         door.full = False
-        door.receive([b"1.0", b"1", b"eventbus", address, b"", b"NULL"], 6)
+        door.receive([b"1.0", b"1", b"eventbus.publish", address, b"", b"NULL"], 6)
         status: bytes = door.sent.pop()[2]
         return status
 
@@ -73,7 +75,8 @@ def test_three_ports_in_a_row_and_a_door(make_house: Any) -> None:
         "tcp://127.0.0.1:5557",
         "tcp://127.0.0.1:5558",
     ]
-    assert all(socket.options[zmq.ZAP_DOMAIN] == b"eventbus" for socket in sockets[1:])
+    domains = [socket.options[zmq.ZAP_DOMAIN] for socket in sockets[1:]]
+    assert domains == [b"eventbus.subscribe", b"eventbus.subscribe", b"eventbus.publish"]
     assert sockets[1].options[zmq.MAXMSGSIZE] == 32 << 10
     assert sockets[3].options[zmq.MAXMSGSIZE] == 16 << 20
     assert (sockets[1].options[zmq.SNDHWM], sockets[2].options[zmq.SNDHWM]) == (1_000, 10_000)
@@ -142,11 +145,12 @@ def test_no_three_in_a_row(make_house: Any) -> None:
 
 
 def test_who_may_connect(make_house: Any) -> None:
-    house = make_house(host="0.0.0.0", allow=(ip_network("10.0.0.0/8"),))
+    house = make_house(host="0.0.0.0")
+    house.broker.guard.change(parse({"allow": [{"network": "10.0.0.0/8", "publish": "*"}]}))
     house.start()
     assert house.ask(b"10.1.2.3") == b"200"
     assert house.ask(b"11.1.2.3") == b"400"
-    assert house.broker.counters.counts["eventbus", "not-allowed"] == 1
+    assert house.broker.counters.counts["eventbus", "Forbidden"] == 1
     house.service.stopService()
 
 
@@ -177,3 +181,38 @@ def test_keys(make_house: Any, tmp_path: Path) -> None:
     house.service.stopService()
     anybody = make_house(server_key=secret, client_keys="any")
     assert anybody.service._door.clients is None
+
+
+def test_a_change_of_the_policy_parts_with_those_who_may_not_any_more(
+    make_house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parted: list[Any] = []
+    monkeypatch.setattr(connections, "_shut_down", lambda *args: parted.append(args) or True)
+    house = make_house(port=5556)
+    house.start()
+    house.fake.monitors[0].happened(ACCEPTED, 77)
+    assert house.ask() == b"200"
+    house.service.reload()
+    assert parted == []
+    house.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", "subscribe": "*"}]}))
+    house.service.reload()
+    assert parted == [(77, {"127.0.0.1"}, range(5556, 5559))]
+    assert house.ask() == b"400"
+    house.service.stopService()
+
+
+def test_the_keys_of_clients_are_read_again(make_house: Any, tmp_path: Path) -> None:
+    _, secret = create_certificates(tmp_path, "server")
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    create_certificates(clients, "one")
+    house = make_house(server_key=secret, client_keys=str(clients))
+    assert len(house.service._door.clients) == 1
+    create_certificates(clients, "two")
+    house.service.reload()
+    assert len(house.service._door.clients) == 2
+    for path in clients.iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match="has no client key"):
+        house.service.reload()
+    assert len(house.service._door.clients) == 2

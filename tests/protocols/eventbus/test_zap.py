@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
-
 import pytest
 import zmq
 from zmq.utils import z85
 
-from fyrehose.protocols.eventbus.zap import DOMAIN, Door
+from fyrehose.policy import Action, Identity, parse
+from fyrehose.protocols.eventbus.zap import DOMAINS, Door
 
 PUBLIC, _ = zmq.curve_keypair()
 KEY = z85.decode(PUBLIC)
 
 
 def question(address: bytes = b"127.0.0.1", mechanism: bytes = b"NULL", *credentials: bytes) -> list[bytes]:
-    return [b"1.0", b"7", DOMAIN, address, b"", mechanism, *credentials]
+    return [b"1.0", b"7", DOMAINS[Action.PUBLISH], address, b"", mechanism, *credentials]
 
 
-NEAR = Door(allow=(ip_network("10.0.0.0/8"), ip_network("fd00::/8")))
+POLICY = parse(
+    {
+        "allow": [
+            {"network": ["10.0.0.0/8", "fd00::/8"], "publish": "s"},
+            {"network": "9.0.0.0/8", "key": PUBLIC.decode(), "publish": "s"},
+        ]
+    }
+)
+
+
+def permits(identity: Identity, action: Action) -> bool:
+    return POLICY.allows(identity, action, "s")
+
+
+NEAR = Door(permits=permits)
 KEYS = Door(curve=True, clients=frozenset([PUBLIC]))
 
 
@@ -30,9 +43,9 @@ KEYS = Door(curve=True, clients=frozenset([PUBLIC]))
         (NEAR, question(b"10.1.2.3"), None),
         (NEAR, question(b"::ffff:10.1.2.3"), None),
         (NEAR, question(b"fd00::1"), None),
-        (NEAR, question(b"11.1.2.3"), "not-allowed"),
-        (NEAR, question(b"::1"), "not-allowed"),
-        (NEAR, question(b"\xff"), "not-allowed"),
+        (NEAR, question(b"11.1.2.3"), "Forbidden"),
+        (NEAR, question(b"::1"), "Forbidden"),
+        (NEAR, question(b"\xff"), "Forbidden"),
         (KEYS, question(b"1.2.3.4", b"CURVE", KEY), None),
         (KEYS, question(b"1.2.3.4", b"CURVE", bytes(32)), "unknown-key"),
         (KEYS, question(b"1.2.3.4", b"CURVE", KEY[:-1]), "no-key"),
@@ -40,7 +53,10 @@ KEYS = Door(curve=True, clients=frozenset([PUBLIC]))
         (KEYS, question(b"1.2.3.4", b"NULL"), "no-key"),
         (KEYS, question(b"1.2.3.4", b"PLAIN", b"user", b"word"), "no-key"),
         (Door(curve=True), question(b"1.2.3.4", b"CURVE", bytes(32)), None),
-        (Door(curve=True, allow=NEAR.allow), question(b"1.2.3.4", b"CURVE", KEY), "not-allowed"),
+        (NEAR, question(b"9.2.3.4", b"CURVE", KEY), "Forbidden"),
+        (Door(curve=True, permits=permits), question(b"9.2.3.4", b"CURVE", KEY), None),
+        (Door(curve=True, permits=permits), question(b"9.2.3.4", b"CURVE", bytes(32)), "Forbidden"),
+        (Door(curve=True, permits=permits), question(b"1.2.3.4", b"CURVE", KEY), "Forbidden"),
     ],
 )
 def test_answers(door: Door, asked: list[bytes], cause: str | None) -> None:
@@ -50,11 +66,30 @@ def test_answers(door: Door, asked: list[bytes], cause: str | None) -> None:
     assert len(answer.frames) == 6
 
 
+def test_a_port_for_each_action() -> None:
+    asked = question(b"10.1.2.3")
+    assert NEAR.answer(asked).wanted == (Identity(host="10.1.2.3"), Action.PUBLISH)
+    asked[2] = DOMAINS[Action.SUBSCRIBE]
+    refused = NEAR.answer(asked)
+    assert (refused.cause, refused.wanted) == ("Forbidden", (Identity(host="10.1.2.3"), Action.SUBSCRIBE))
+
+
+def test_who_was_let_in_is_judged_again_by_what_is_known_then() -> None:
+    identity = Identity(host="1.2.3.4", key=PUBLIC.decode())
+    assert KEYS.answer(question(b"1.2.3.4", b"CURVE", KEY)).wanted == (identity, Action.PUBLISH)
+    assert KEYS.may(identity, Action.PUBLISH)
+    assert not Door(curve=True, clients=frozenset([bytes(40)])).may(identity, Action.PUBLISH)
+    assert not KEYS.may(Identity(), Action.PUBLISH)
+
+
 def test_a_full_house() -> None:
     assert Door().answer(question(), full=True).cause == "too-many-connections"
 
 
-@pytest.mark.parametrize("frames", [[], [b"1.0"], [b"1.0", b"7"], [b"2.0", *question()[1:]], question()[:5]])
+OTHER = [*question()[:2], b"other", *question()[3:]]
+
+
+@pytest.mark.parametrize("frames", [[], [b"1.0"], [b"1.0", b"7"], [b"2.0", *question()[1:]], question()[:5], OTHER])
 def test_what_is_no_question_is_no_permission(frames: list[bytes]) -> None:
     answer = Door().answer(frames)
     assert answer.cause == "bad-zap-request"

@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 from fyrehose.broker import Broker
 from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.fanout import TURN
+from fyrehose.policy import parse
 from fyrehose.protocols.figg.frames import (
     Ack,
     Attach,
@@ -421,3 +422,27 @@ def test_settings() -> None:
     )
     with pytest.raises(ConfigError, match="max_payload is 1 to"):
         build(Settings, "figg", {"max_payload": "17MiB"})
+
+
+def test_a_topic_that_is_forbidden_is_never_attached() -> None:
+    """Not even ATTACHED: it would say how far the stream has come."""
+    server = make()
+    server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "a", "subscribe": "b"}]}))
+    peer = server.connect()
+    peer.say(Attach(topic="a", offset=0))
+    assert peer.hear() == []
+    assert peer.transport.disconnecting
+    peer = server.connect()
+    peer.say(Attach(topic="b", offset=0), Publish(topic="b", number=1, data=b"x"))
+    assert peer.hear() == [Attached(topic="b", offset=0)]
+    assert peer.transport.disconnecting
+    assert server.count("Forbidden") == 2
+
+
+def test_an_attachment_that_is_not_allowed_any_more_ends_the_connection() -> None:
+    server = make()
+    peer = server.connect()
+    peer.say(Attach(topic="a", offset=0))
+    peer.hear()
+    server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "a"}]}))
+    assert peer.transport.disconnecting

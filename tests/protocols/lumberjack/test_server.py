@@ -18,6 +18,7 @@ from fyrehose import kernels
 from fyrehose.errors import ConfigError
 from fyrehose.flow import Budget
 from fyrehose.interfaces import JournalState
+from fyrehose.policy import parse
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
 from fyrehose.settings import build
@@ -574,3 +575,15 @@ def test_lies_about_counts_cost_nothing(server: Make) -> None:
         peer.says(lie)
         assert peer.transport.disconnecting
         assert made.broker.budget.used == 0
+
+
+def test_a_writer_that_may_not_publish_is_closed_without_an_acknowledgement(server: Make, window: Any) -> None:
+    made = server()
+    made.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "other"}]}))
+    peer = made.connect()
+    peer.protocol.dataReceived(window(3))
+    made.clock.advance(0)
+    assert peer.transport.value() == b""
+    assert peer.transport.disconnecting
+    assert made.broker.bounds("lumberjack") == (1, 0)
+    assert made.count("Forbidden") == 1

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
+from OpenSSL.crypto import X509
 from twisted.internet.defer import fail
 
 from fyrehose.errors import Broken
 from fyrehose.interfaces import JournalState
+from fyrehose.policy import parse
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
 from fyrehose.testing import MemoryJournal
+from fyrehose.testing.certificates import Authority
 
 ME = "127.0.0.1"
+
+
+def shown(directory: Path, name: str) -> X509:
+    """A certificate as a transport hands it out."""
+    issued = Authority(directory).issue(name)
+    return X509.from_cryptography(load_pem_x509_certificate(Path(issued.certificate).read_bytes()))
 
 
 def kinds(found: list[Any]) -> list[str]:
@@ -267,7 +277,7 @@ def test_shutdown_of_both_ends_the_link(make_server: Any) -> None:
 
 @pytest.mark.parametrize("require", [False, True])
 @pytest.mark.parametrize("case", ["zero", "zero-epoch", "other-epoch", "unknown", "match", "name", "size", "identity"])
-def test_the_listeners_table(make_server: Any, case: str, require: bool) -> None:
+def test_the_listeners_table(make_server: Any, case: str, require: bool, tmp_path: Path) -> None:
     server = make_server()
     first = server.linked()
     first.leave()
@@ -281,7 +291,7 @@ def test_the_listeners_table(make_server: Any, case: str, require: bool) -> None
     name = "publish:other" if case == "name" else "publish:s"
     size = 2 if case == "size" else 1
     hello = Hello(terms=Terms(endpoint=name, connector_size=size), require=require, epoch=asked[0], link_id=asked[1])
-    certificate = SimpleNamespace(digest=lambda kind: b"other") if case == "identity" else None
+    certificate = shown(tmp_path, "other") if case == "identity" else None
     old = first.link if case == "match" else None
     peer = server.connect(name, hello=hello, old=old, certificate=certificate, connector_size=size)
     found = peer.talk()
@@ -516,9 +526,9 @@ def test_too_many_of_them_do_not(make_server: Any) -> None:
     assert server.count("too-early") == 1
 
 
-def test_another_certificate_is_another_peer(make_server: Any) -> None:
+def test_another_certificate_is_another_peer(make_server: Any, tmp_path: Path) -> None:
     server = make_server()
-    mine = SimpleNamespace(digest=lambda kind: b"me")
+    mine = shown(tmp_path, "me")
     peer = server.linked(certificate=mine)
     peer.leave()
     stranger = server.linked(old=None, hello=Hello(terms=peer.link.terms, epoch=peer.link.epoch, link_id=peer.link.id))
@@ -629,3 +639,35 @@ def test_a_bug_of_ours_loses_nothing(make_server: Any, monkeypatch: pytest.Monke
     assert again.events[0].resumed
     assert server.payloads() == [b"x"]
     assert len(logged_errors.take()) == 1
+
+
+def test_a_link_is_for_those_who_may_what_it_is_for(make_server: Any) -> None:
+    server = make_server()
+    server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "s", "subscribe": "t"}]}))
+    assert server.linked("publish:s").link is not None
+    assert server.linked("subscribe:t").link is not None
+    for name in ("publish:t", "subscribe:s"):
+        peer = server.connect(name)
+        peer.talk()
+        assert peer.transport.disconnecting
+    assert server.count("Forbidden") == 2
+
+
+def test_a_publisher_that_may_not_any_more_loses_its_link(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked("publish:s")
+    server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "subscribe": "s"}]}))
+    peer.link.send((0,), (b"x",))
+    peer.talk()
+    assert peer.transport.disconnecting
+    assert server.broker.bounds("s") == (1, 0), "nothing of it was written"
+    assert server.count("Forbidden") == 1
+    assert not server.registry.entries
+
+
+def test_a_subscriber_that_may_not_any_more_is_closed(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked("subscribe:s")
+    server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "s"}]}))
+    peer.talk()
+    assert peer.transport.disconnecting

@@ -1,0 +1,140 @@
+"""The broker as one peer may use it: what the policy does not allow is refused before the broker hears of it.
+
+    broker.identified(identity) -> Guarded -> publish, subscribe, read ... or Forbidden
+
+Peers of the same identity share one :class:`Guarded` with the verdicts that were asked of it, so what a batch costs is
+one look into a dict.  When the policy changes the verdicts are forgotten, and subscriptions that are not allowed any
+more end; a peer that publishes hears of it with its next publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+from weakref import WeakSet, WeakValueDictionary
+
+import attrs
+from twisted.internet.defer import Deferred, fail
+from zope.interface import implementer
+
+from fyrehose.counters import Counters
+from fyrehose.errors import Forbidden
+from fyrehose.fanout import Cursor
+from fyrehose.flow import Budget
+from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.policy import OPEN, Action, Identity, Policy
+from fyrehose.records import Run
+
+if TYPE_CHECKING:
+    from fyrehose.broker import Broker
+
+#: Verdicts that are kept for one identity and action; whoever tries more streams has them asked for again.
+MOST_VERDICTS = 1_024
+
+
+@attrs.define(eq=False)
+class Guard:
+    """The policy in force, and those who are held to it."""
+
+    policy: Policy = OPEN
+    _known: WeakValueDictionary[Identity, Guarded] = attrs.field(factory=WeakValueDictionary, init=False)
+
+    def identified(self, broker: Broker, identity: Identity) -> Guarded:
+        """``broker`` as ``identity`` may use it."""
+        known = self._known.get(identity)
+        if known is None:
+            known = self._known[identity] = Guarded(identity, broker, self)
+        return known
+
+    def change(self, policy: Policy) -> int:
+        """From now on it is ``policy``; how many subscriptions that has ended."""
+        self.policy = policy
+        return sum(known.judge_again() for known in list(self._known.values()))
+
+
+@implementer(IBroker)
+@attrs.define(eq=False)
+class Guarded:
+    """A broker for one identity."""
+
+    identity: Identity
+    _broker: Broker
+    _guard: Guard
+    _verdicts: dict[Action, dict[str, bool]] = attrs.field(init=False)
+    _cursors: WeakSet[Cursor] | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._verdicts = {Action.PUBLISH: {}, Action.SUBSCRIBE: {}}
+
+    @property
+    def counters(self) -> Counters:
+        return self._broker.counters
+
+    @property
+    def budget(self) -> Budget:
+        return self._broker.budget
+
+    def identified(self, identity: Identity) -> IBroker:
+        """Another peer's; nothing is handed on."""
+        found: IBroker = self._broker.identified(identity)
+        return found
+
+    def permits(self, action: Action, stream: str) -> bool:
+        verdict = self._verdicts[action].get(stream)
+        return self._judge(action, stream) if verdict is None else verdict
+
+    def check(self, action: Action, stream: str) -> None:
+        if not self.permits(action, stream):
+            raise self._refusal(action, stream)
+
+    def publish(self, runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
+        verdicts = self._verdicts[Action.PUBLISH]
+        for run in runs:
+            if not verdicts.get(run.stream) and not self.permits(Action.PUBLISH, run.stream):
+                return fail(self._refusal(Action.PUBLISH, run.stream))
+        published: Deferred[tuple[int, ...]] = self._broker.publish(runs)
+        return published
+
+    def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
+        self.check(Action.SUBSCRIBE, stream)
+        cursor = cast("Cursor", self._broker.subscribe(stream, after, sink))
+        if self._cursors is None:
+            self._cursors = WeakSet()
+        self._cursors.add(cursor)
+        return cursor
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        self.check(Action.SUBSCRIBE, stream)
+        bounds: tuple[int, int] = self._broker.bounds(stream)
+        return bounds
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        self.check(Action.SUBSCRIBE, stream)
+        runs: tuple[Run, ...] = self._broker.read(stream, start, max_bytes)
+        return runs
+
+    def restrict(self, stream: str, max_payload: int) -> None:
+        self._broker.restrict(stream, max_payload)
+
+    def judge_again(self) -> int:
+        """The policy has changed; how many subscriptions have ended."""
+        for verdicts in self._verdicts.values():
+            verdicts.clear()
+        ended = 0
+        for cursor in list(self._cursors or ()):
+            if not cursor.stopped and not self.permits(Action.SUBSCRIBE, cursor.stream):
+                cursor.end(self._refusal(Action.SUBSCRIBE, cursor.stream))
+                ended += 1
+        return ended
+
+    def _judge(self, action: Action, stream: str) -> bool:
+        verdicts = self._verdicts[action]
+        if len(verdicts) >= MOST_VERDICTS:
+            verdicts.clear()
+        verdict = verdicts[stream] = self._guard.policy.allows(self.identity, action, stream)
+        return verdict
+
+    def _refusal(self, action: Action, stream: str) -> Forbidden:
+        verb = "publish into" if action is Action.PUBLISH else "read"
+        advice = f": {self._guard.policy.advice}" if self._guard.policy.advice else ""
+        return Forbidden(f"{self.identity} may not {verb} stream {stream[:80]!r}{advice}")

@@ -1,0 +1,171 @@
+"""The broker as a peer may use it, and what a change of the policy ends."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+from zope.interface.verify import verifyObject
+
+from fyrehose.broker import Broker
+from fyrehose.errors import Forbidden
+from fyrehose.guard import MOST_VERDICTS, Guard, Guarded
+from fyrehose.interfaces import IBroker
+from fyrehose.policy import LOOPBACK, OPEN, Action, Identity, parse
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal, RecordingSink
+
+HERE, THERE = Identity(), Identity(host="10.0.0.9", certificates=("writer",))
+WRITERS = parse({"allow": [{"certificate": "writer", "publish": "in.*", "subscribe": "out"}]})
+
+
+class World:
+    """A broker with a policy."""
+
+    def __init__(self, policy: Any = WRITERS) -> None:
+        self.clock = Clock()
+        self.broker = Broker(self.clock, MemoryJournal(), Sequencer(), guard=Guard(policy))
+        self.broker.open()
+        self.peer = self.broker.identified(THERE)
+
+    def settle(self) -> None:
+        for _ in range(5):
+            self.clock.advance(0)
+
+
+def draft(stream: str) -> Run:
+    return Run.of(stream, [b"x"], source="test")
+
+
+def refused(call: Any, *args: Any) -> str:
+    with pytest.raises(Forbidden) as raised:
+        call(*args)
+    return str(raised.value)
+
+
+def failure(published: Any) -> Exception | None:
+    failures: list[Any] = []
+    published.addErrback(failures.append)
+    return failures[0].value if failures else None
+
+
+def test_it_is_a_broker() -> None:
+    world = World()
+    assert verifyObject(IBroker, world.peer)
+    assert world.peer.counters is world.broker.counters
+    assert world.peer.budget is world.broker.budget
+    world.peer.restrict("in.s", 1)
+    assert failure(world.peer.publish([Run.of("in.s", [b"xx"], source="test")])) is not None
+
+
+def test_what_is_allowed_is_done() -> None:
+    world = World()
+    assert world.peer.publish([draft("in.a"), draft("in.b")]).result == (1, 1)
+    world.broker.publish([draft("out")])
+    sink = RecordingSink()
+    world.peer.subscribe("out", 0, sink).resumeProducing()
+    world.settle()
+    assert sink.payloads == [b"x"]
+    assert world.peer.bounds("out") == (1, 1)
+    assert len(world.peer.read("out", 1, 100)) == 1
+    world.peer.check(Action.PUBLISH, "in.a")
+    assert world.peer.permits(Action.SUBSCRIBE, "out")
+
+
+def test_what_is_not_is_refused_whole_with_a_line_that_says_who_and_what() -> None:
+    world = World()
+    error = failure(world.peer.publish([draft("in.a"), draft("out")]))
+    assert type(error) is Forbidden
+    assert str(error) == "10.0.0.9 (certificate 'writer') may not publish into stream 'out'"
+    assert world.broker.bounds("in.a") == (1, 0), "all of it or none"
+    said = "10.0.0.9 (certificate 'writer') may not read stream 'in.a'"
+    assert refused(world.peer.subscribe, "in.a", 0, RecordingSink()) == said
+    assert refused(world.peer.bounds, "in.a") == said
+    assert refused(world.peer.read, "in.a", 1, 100) == said
+    assert refused(world.peer.check, Action.SUBSCRIBE, "in.a") == said
+    assert not world.peer.permits(Action.PUBLISH, "out")
+
+
+def test_without_a_policy_the_line_says_what_to_do() -> None:
+    world = World(LOOPBACK)
+    assert refused(world.peer.bounds, "s").endswith("stream 's': without --policy FILE nobody may but this machine")
+    assert world.broker.identified(HERE).publish([draft("s")]).result == (1,)
+
+
+def test_whoever_has_the_broker_itself_may() -> None:
+    world = World()
+    assert world.broker.publish([draft(".own")]).result == (1,)
+    assert world.broker.permits(Action.PUBLISH, ".own")
+    world.broker.check(Action.SUBSCRIBE, ".own")
+    assert isinstance(world.peer.identified(HERE), Guarded)
+    assert world.peer.identified(HERE).identity == HERE, "nothing is handed on"
+
+
+def test_peers_of_one_identity_share_it_and_it_goes_with_the_last() -> None:
+    world = World()
+    assert world.broker.identified(Identity(host=THERE.host, certificates=("writer",))) is world.peer
+    for n in range(100):
+        world.broker.identified(Identity(host=f"10.0.1.{n}"))
+    gc.collect()
+    assert len(world.broker.guard._known) == 1
+
+
+def test_verdicts_are_kept_and_bounded() -> None:
+    world = World()
+    asked: list[str] = []
+
+    class Asked:
+        advice = ""
+
+        def allows(self, identity: Identity, action: Action, stream: str) -> bool:
+            asked.append(stream)
+            return True
+
+    world.broker.guard.policy = Asked()  # type: ignore[assignment]
+    for _ in range(3):
+        world.peer.publish([draft("in.a")])
+    assert asked == ["in.a"]
+    for n in range(2 * MOST_VERDICTS):
+        world.peer.permits(Action.PUBLISH, f"in.{n}")
+    assert all(len(verdicts) <= MOST_VERDICTS for verdicts in world.peer._verdicts.values())
+
+
+def test_a_change_holds_at_once_and_ends_what_is_not_allowed_any_more() -> None:
+    world = World(OPEN)
+    kept, waiting, paused, left = (RecordingSink() for _ in range(4))
+    world.peer.subscribe("out", 0, kept).resumeProducing()
+    world.peer.subscribe("in.a", 0, waiting).resumeProducing()
+    world.peer.subscribe("in.a", 0, paused)
+    world.peer.subscribe("in.a", 0, left).stopProducing()
+    others = RecordingSink()
+    world.broker.subscribe("in.a", 0, others).resumeProducing()
+    world.settle()
+    assert world.broker.guard.change(WRITERS) == 2
+    for sink in (waiting, paused):
+        assert isinstance(sink.reason, Forbidden)
+    assert (kept.reason, left.reason) == (None, None)
+    assert type(failure(world.peer.publish([draft("out")]))) is Forbidden
+    world.broker.publish([draft("out"), draft("in.a")])
+    world.settle()
+    assert (kept.payloads, waiting.payloads, paused.payloads) == ([b"x"], [], [])
+    assert others.payloads == [b"x"], "the server's own goes on"
+    assert world.broker.guard.change(OPEN) == 0
+    assert world.peer.publish([draft("out")]).result == (2,)
+
+
+def test_a_sink_that_fails_as_it_ends_keeps_nobody_else_from_ending(logged_errors: Any) -> None:
+    world = World(OPEN)
+
+    class Failing(RecordingSink):
+        def ended(self, reason: Exception) -> None:
+            raise RuntimeError("a bug")
+
+    sink = RecordingSink()
+    for each in (Failing(), sink):
+        world.peer.subscribe("in.a", 0, each).resumeProducing()
+    assert world.broker.guard.change(WRITERS) == 2
+    assert isinstance(sink.reason, Forbidden)
+    assert len(logged_errors.take()) == 1

@@ -1,0 +1,118 @@
+"""How the log is written."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.logger import Logger, LogLevel, LogPublisher
+from twisted.python.failure import Failure
+
+from fyrehose.counters import Counters
+from fyrehose.logs import MAX_FIELD, json_line, observer, text_line
+
+
+def logged(form: str, *calls: Any) -> list[str]:
+    """The lines that ``calls`` of a logger leave."""
+    out = io.StringIO()
+    log = Logger(namespace="fyrehose.test", observer=LogPublisher(observer(form, out)))
+    for call in calls:
+        call(log)
+    return out.getvalue().splitlines()
+
+
+def test_an_object_a_line() -> None:
+    (line,) = logged("json", lambda log: log.warn("{kit}: {n} of {peer}", kit="figg", n=3, peer="10.0.0.1"))
+    found = json.loads(line)
+    time = found.pop("time")
+    assert time.endswith("Z")
+    assert len(time) == len("2026-11-21T23:59:01.123456Z")
+    assert found == {
+        "level": "warn",
+        "module": "fyrehose.test",
+        "message": "figg: 3 of 10.0.0.1",
+        "kit": "figg",
+        "n": 3,
+        "peer": "10.0.0.1",
+    }
+
+
+def test_a_refusal_has_its_cause_as_a_field() -> None:
+    (line,) = logged("json", lambda log: Counters().refuse(log, "figg", "Forbidden", "10.0.0.1", "it may not"))
+    found = json.loads(line)
+    assert (found["kit"], found["cause"], found["peer"]) == ("figg", "Forbidden", "10.0.0.1")
+
+
+def test_a_failure_is_one_line() -> None:
+    def fail(log: Logger) -> None:
+        try:
+            raise ValueError("wrong\nin two lines")
+        except ValueError:
+            log.failure("that went wrong")
+
+    (line,) = logged("json", fail)
+    found = json.loads(line)
+    assert (found["level"], found["message"]) == ("critical", "that went wrong")
+    assert found["error"] == "ValueError: wrong\nin two lines"
+    assert "Traceback" in found["traceback"]
+    assert "log_failure" not in found
+
+
+NASTY = "a\x1b[2J\n2026-01-01 [x] forged\u202e\u2028\r\x00\ud800"
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_names_of_peers_are_never_lines_of_their_own_or_obeyed(form: str) -> None:
+    lines = logged(form, lambda log: log.info("stream {name}", name=NASTY))
+    for line in lines:
+        assert line.replace("\t", "").isprintable()
+    if form == "json":
+        assert len(lines) == 1
+        assert json.loads(lines[0])["name"] == NASTY
+    else:
+        assert [line[:1] for line in lines[1:]] == ["\t"] * (len(lines) - 1), "what follows is indented"
+
+
+def test_a_line_for_people_is_as_twistd_writes_it() -> None:
+    (line,) = logged("text", lambda log: log.info("hällo"))
+    assert line.endswith(" [fyrehose.test#info] hällo")
+    assert text_line({"log_time": 0.0}) is None, "there is nothing to say"
+
+
+def test_fields_are_what_they_are_and_not_without_end() -> None:
+    fields = {
+        "yes": True,
+        "none": None,
+        "big": 1 << 70,
+        "real": 1.5,
+        "nan": float("nan"),
+        "long": "x" * 5000,
+        "any": {1},
+    }
+    found = json.loads(json_line({"log_format": "x", "log_level": LogLevel.info, "log_time": 0.0, **fields}))
+    assert found["time"] == "1970-01-01T00:00:00.000000Z"
+    assert (found["yes"], found["none"], found["big"], found["real"]) == (True, None, 1 << 70, 1.5)
+    assert (found["nan"], found["any"], len(found["long"])) == ("nan", "{1}", MAX_FIELD + 3)
+
+
+def test_an_event_of_the_older_log() -> None:
+    found = json.loads(json_line({"log_text": "old", "log_format": "{log_text}", "isError": 0, "system": "-"}))
+    assert (found["message"], found["level"], found["module"]) == ("old", "info", "-")
+    assert "isError" not in found
+
+
+@given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()))
+def test_every_event_is_one_object(fields: dict[str, Any]) -> None:
+    line = json_line({"log_format": "said", "log_level": LogLevel.info, "log_time": 1.0, **fields})
+    assert line.count("\n") == 1
+    assert line.isascii()
+    assert isinstance(json.loads(line), dict)
+
+
+def test_a_failure_without_a_type() -> None:
+    found = json.loads(json_line({"log_format": "x", "log_failure": Failure(ValueError("v"))}))
+    assert found["error"] == "ValueError: v"

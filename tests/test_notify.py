@@ -1,0 +1,89 @@
+"""What a service manager is told, read from the socket as it would."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.notify import Manager
+
+
+@pytest.fixture(params=["path", "abstract"])
+def listening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, socket.socket]]:
+    """The address that the environment names, and the manager's end."""
+    address = str(tmp_path / "notify") if request.param == "path" else f"@fyrehose-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address.replace("@", "\0", 1))
+        manager.setblocking(False)
+        yield address, manager
+
+
+def heard(manager: socket.socket) -> list[list[str]]:
+    """What has come since the last time."""
+    found = []
+    while True:
+        try:
+            found.append(manager.recv(4096).decode().split("\n"))
+        except BlockingIOError:
+            return found
+
+
+def test_a_life(listening: tuple[str, socket.socket]) -> None:
+    address, manager = listening
+    clock = Clock()
+    told = Manager.found(
+        clock, {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "10000000", "WATCHDOG_PID": str(os.getpid())}
+    )
+    told.ready("serving")
+    assert heard(manager) == [["READY=1", "STATUS=serving"], ["WATCHDOG=1"]]
+    clock.pump([5, 5, 4.9])
+    assert heard(manager) == [["WATCHDOG=1"]] * 2
+    told.reloading()
+    ((reloading, since),) = heard(manager)
+    assert reloading == "RELOADING=1"
+    assert int(since.removeprefix("MONOTONIC_USEC=")) > 0
+    told.ready("serving")
+    assert heard(manager) == [["READY=1", "STATUS=serving"]], "there is one watchdog"
+    told.stopping()
+    assert heard(manager) == [["STOPPING=1"]]
+    clock.advance(100)
+    assert heard(manager) == []
+    assert not clock.getDelayedCalls()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"WATCHDOG_USEC": "nonsense"}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}],
+)
+def test_who_is_not_watched_says_nothing_more(environment: dict[str, str], tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.setblocking(False)
+        clock = Clock()
+        told = Manager.found(clock, {"NOTIFY_SOCKET": str(tmp_path / "notify"), **environment})
+        told.ready("serving")
+        assert heard(manager) == [["READY=1", "STATUS=serving"]]
+        assert not clock.getDelayedCalls()
+
+
+def test_without_a_manager_nothing_happens(log_lines: list[str]) -> None:
+    clock = Clock()
+    told = Manager.found(clock, {"WATCHDOG_USEC": "1000000"})
+    told.ready("serving")
+    told.reloading()
+    told.stopping()
+    assert not clock.getDelayedCalls()
+    assert log_lines == []
+
+
+def test_a_manager_that_is_not_there_is_no_reason_to_stop(tmp_path: Path, log_lines: list[str]) -> None:
+    told = Manager.found(Clock(), {"NOTIFY_SOCKET": str(tmp_path / "nowhere")})
+    told.ready("serving")
+    told.stopping()
+    assert len(log_lines) == 1
+    assert log_lines[0].startswith(f"the service manager at {tmp_path / 'nowhere'} is not told: ")

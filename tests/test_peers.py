@@ -1,0 +1,67 @@
+"""Who is at the other end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
+from twisted.internet.testing import StringTransport
+
+from fyrehose.peers import MOST_NAMES, certificate_names, host_of, identify
+from fyrehose.policy import Identity
+from fyrehose.testing.certificates import Authority
+
+
+class Shown:
+    """A peer's certificate, as pyOpenSSL hands it out."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def to_cryptography(self) -> x509.Certificate:
+        return x509.load_pem_x509_certificate(Path(self.path).read_bytes())
+
+
+def transport(address: Any, certificate: str | None = None) -> Any:
+    made: Any = StringTransport(peerAddress=address)
+    made.getPeerCertificate = lambda: None if certificate is None else Shown(certificate)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [(IPv4Address("TCP", "10.0.0.1", 9), "10.0.0.1"), (IPv6Address("TCP", "::1", 9), "::1")],
+)
+def test_an_address(address: Any, host: str) -> None:
+    assert identify(StringTransport(peerAddress=address)) == identify(transport(address)) == Identity(host=host)
+    assert host_of(address) == host
+
+
+def test_a_peer_on_a_unix_socket_is_on_this_machine() -> None:
+    assert identify(transport(UNIXAddress(None))) == Identity(host="127.0.0.1")
+    assert host_of(UNIXAddress(None)) == "UNIXAddress"
+    assert host_of(None) == "NoneType"
+
+
+def test_the_names_in_a_certificate(tmp_path: Path) -> None:
+    issued = Authority(tmp_path).issue("beats-7", "beat.example", "10.0.0.9", "beats-7")
+    names = ("beats-7", "beat.example", "10.0.0.9")
+    assert identify(transport(IPv4Address("TCP", "10.0.0.1", 9), issued.certificate)) == Identity(
+        host="10.0.0.1", certificates=names
+    )
+    assert identify(transport(UNIXAddress(None), issued.certificate)) == Identity(certificates=names)
+
+
+def test_a_certificate_without_names_proves_nothing(tmp_path: Path) -> None:
+    issued = Authority(tmp_path).issue(None)
+    assert certificate_names(transport(UNIXAddress(None), issued.certificate)) == ()
+
+
+def test_names_are_neither_cut_off_nor_without_number(tmp_path: Path) -> None:
+    long, many = "x" * 60 + ".", [f"host{n}.example" for n in range(2 * MOST_NAMES)]
+    issued = Authority(tmp_path).issue("short", long * 5 + "example", *many)
+    names = certificate_names(transport(UNIXAddress(None), issued.certificate))
+    assert names == ("short", *many[: MOST_NAMES - 1])
