@@ -34,6 +34,8 @@ function seconds(n) {
   return Number(n.toPrecision(3)) + " s";
 }
 
+function within(n) { return n === null || n === undefined ? "–" : "≤ " + seconds(n); }
+
 function since(n) {
   const days = Math.floor(n / 86400), hours = Math.floor(n / 3600) % 24, minutes = Math.floor(n / 60) % 60;
   if (days) return `up ${days} d ${hours} h`;
@@ -179,7 +181,7 @@ function know(name) {
 }
 
 function show(status) {
-  const journal = status.journal, protocols = status.protocols;
+  const journal = status.journal, protocols = status.protocols.filter((each) => each.name !== "admin");
   protocols.forEach((each) => know(each.name));
   const sum = (key) => protocols.reduce((total, each) => total + (each[key] || 0), 0);
   set("version", status.version + (status.kernels === "native" ? "" : " · kernels in Python"));
@@ -197,8 +199,8 @@ function show(status) {
   set("tile-out-bytes", bytes(sum("out_bytes_rate")) + "/s · " + count(sum("out_messages")) + " in all");
   set("tile-lag", count(status.subscribers.lag));
   set("tile-subscribers", `${count(status.subscribers.total)} subscribers`);
-  set("tile-commit", seconds(journal.commit_p50));
-  set("tile-sync", `99%: ${seconds(journal.commit_p99)} · sync ${seconds(journal.sync_p50)}`);
+  set("tile-commit", within(journal.commit_p50));
+  set("tile-sync", `99% ${within(journal.commit_p99)} · sync ${within(journal.sync_p50)}`);
   set("tile-disk", bytes(journal.free));
   set("tile-journal", `journal ${bytes(journal.size)}`);
   set("tile-memory", bytes(status.memory.resident));
@@ -212,6 +214,8 @@ function show(status) {
   const streams = status.streams;
   set("streams-count", streams.matching > streams.listed.length || streams.matching !== streams.total
     ? `${count(streams.listed.length)} of ${count(streams.total)}` : count(streams.total));
+  // Those that are listed are the busiest; among them a row stays where it is.
+  streams.listed.sort((a, b) => (a.name < b.name ? -1 : 1));
   fill("streams", streams.listed.map((each) => [
     chooser(each.name), [each.last.toLocaleString("en"), "n"], [count(each.rate), "n"],
     [each.first.toLocaleString("en"), "n"], [count(each.subscribers), "n"],
@@ -357,10 +361,10 @@ function written(record) {
 }
 
 function hex(raw) {
-  const lines = [];
-  for (let at = 0; at < Math.max(1, raw.length); at += 16) {
-    const part = [...raw.slice(at, at + 16)];
-    const codes = part.map((each) => each.toString(16).padStart(2, "0")).join(" ").padEnd(48);
+  const lines = [], wide = window.innerWidth < 780 ? 8 : 16;
+  for (let at = 0; at < Math.max(1, raw.length); at += wide) {
+    const part = [...raw.slice(at, at + wide)];
+    const codes = part.map((each) => each.toString(16).padStart(2, "0")).join(" ").padEnd(3 * wide);
     const signs = part.map((each) => (each > 31 && each < 127 ? String.fromCharCode(each) : ".")).join("");
     lines.push(`${at.toString(16).padStart(4, "0")}  ${codes} ${signs}`);
   }

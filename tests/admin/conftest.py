@@ -1,0 +1,69 @@
+"""A server to look at, with its clock in the test's hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.admin.sampling import Sampler, StreamRates
+from fyrehose.admin.status import Status
+from fyrehose.broker import Broker
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal, RecordingSink
+
+
+class Reader(RecordingSink):
+    """A sink that says who it is."""
+
+    reader = ("figg", "10.0.0.1:5")
+
+
+@attrs.define(eq=False)
+class Watched:
+    """A server, and who looks at it."""
+
+    clock: Clock = attrs.field(factory=Clock)
+    journal: MemoryJournal = attrs.field(factory=MemoryJournal)
+    broker: Broker = attrs.field(init=False)
+    sampler: Sampler = attrs.field(init=False)
+    status: Status = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+        self.sampler = Sampler(self.clock, self.broker, lambda: 1_000.0 + self.clock.seconds())
+        self.status = Status(self.broker, self.sampler, 1_000.0, StreamRates(self.clock.seconds))
+
+    def publish(self, *payloads: bytes, stream: str = "s", source: str = "http") -> None:
+        self.broker.publish([Run.of(stream, payloads, source=source)])
+
+    def subscribe(self, stream: str = "s", after: int = 0, resumed: bool = True) -> Any:
+        subscription = self.broker.subscribe(stream, after, Reader())
+        if resumed:
+            subscription.resumeProducing()
+            self.clock.advance(0)
+        return subscription
+
+    def pass_time(self, seconds: float) -> None:
+        """In steps that are no longer than the sampler's."""
+        for _ in range(round(seconds * 20)):
+            self.clock.advance(0.05)
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    made = Watched()
+    made.sampler.start()
+    yield made
+    made.sampler.stop()
+    assert not [call for call in made.clock.getDelayedCalls() if call.active()]
+
+
+@pytest.fixture
+def make_watched() -> Callable[[], Watched]:
+    return Watched

@@ -1,0 +1,121 @@
+"""What Prometheus reads: that it can, and that it is what happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from twisted.internet.task import Clock
+from twisted.logger import Logger
+
+from fyrehose.admin import metrics
+from fyrehose.admin.sampling import Sampler, StreamRates
+from fyrehose.admin.status import Status
+from fyrehose.broker import Broker
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+
+log = Logger()
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def scraped(status: Status, streams: int = 100) -> Samples:
+    """Every sample, by its name and labels."""
+    text = metrics.text(metrics.registry(status, streams)).decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def labelled(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
+    return {tuple(value for _, value in labels): value for (found, labels), value in samples.items() if found == name}
+
+
+def test_protocols(watched: Any) -> None:
+    watched.publish(b"abc", b"d")
+    watched.subscribe(resumed=False)
+    watched.subscribe()
+    watched.broker.counters.refuse(log, "figg", "too-large", "x")
+    watched.broker.counters.add("figg", "skipped", 4)
+    watched.broker.counters.gauge("http", "connections", 2)
+    samples = scraped(watched.status)
+    assert labelled(samples, "fyrehose_published_messages_total") == {("figg",): 0, ("http",): 2}
+    assert labelled(samples, "fyrehose_published_bytes_total")["http",] == 4
+    assert labelled(samples, "fyrehose_acknowledged_publishes_total")["http",] == 1
+    assert labelled(samples, "fyrehose_delivered_messages_total")["figg",] == 2
+    assert labelled(samples, "fyrehose_connections_open")["http",] == 2
+    assert labelled(samples, "fyrehose_subscriber_lag_messages")["figg",] == 2
+    assert labelled(samples, "fyrehose_refused_total") == {("too-large", "figg"): 1}
+    assert labelled(samples, "fyrehose_events_total") == {("skipped", "figg"): 4}
+    assert labelled(samples, "fyrehose_journal_state") == {
+        ("closed",): 0,
+        ("writable",): 1,
+        ("read-only",): 0,
+        ("failed",): 0,
+    }
+
+
+def test_streams_have_an_end_and_series_go_on(watched: Any) -> None:
+    names = ["b", "a", 'quo"te\\ä\n{}', "d"]
+    for name in names:
+        watched.publish(b"x", stream=name)
+    watched.subscribe("a", resumed=False)
+    samples = scraped(watched.status, streams=3)
+    assert labelled(samples, "fyrehose_stream_last_seq") == {(name,): 1 for name in names[:3]}
+    assert labelled(samples, "fyrehose_stream_lag_messages")["a",] == 1
+    assert labelled(samples, "fyrehose_stream_subscribers")["a",] == 1
+    assert labelled(samples, "fyrehose_streams")[()] == 4
+    assert labelled(samples, "fyrehose_streams_unlisted")[()] == 1
+    watched.publish(*[b"x"] * 99, stream="d")
+    assert labelled(scraped(watched.status, streams=3), "fyrehose_stream_last_seq").keys() == {(n,) for n in names[:3]}
+
+
+def test_the_process_and_the_reactor(watched: Any) -> None:
+    watched.pass_time(1)
+    samples = scraped(watched.status)
+    assert labelled(samples, "process_resident_memory_bytes")[()] > 1 << 20
+    assert labelled(samples, "fyrehose_reactor_lag_seconds_count")[()] == watched.sampler.lag.count > 0
+    assert ("fyrehose_build_info", ()) not in samples
+    assert [value for (name, _), value in samples.items() if name == "fyrehose_build_info"] == [1]
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Any:
+    clock = Clock()
+    journal = FileJournal(clock, tmp_path / "j", worker=InlineWorker())
+    broker = Broker(clock, journal, Sequencer())
+    broker.open()
+    clock.advance(1)
+    yield Status(broker, Sampler(clock, broker, lambda: 0.0), 0.0, StreamRates(clock.seconds))
+    broker.close()
+
+
+def test_the_journal(real: Status) -> None:
+    for _ in range(5):
+        real.broker.publish([Run.of("s", [b"x" * 2000], source="test")])
+    samples = scraped(real)
+    assert labelled(samples, "fyrehose_journal_commit_seconds_count")[()] == 5
+    buckets = labelled(samples, "fyrehose_journal_commit_bytes_bucket")
+    assert (buckets["1024.0",], buckets["4096.0",], buckets["+Inf",]) == (0, 5, 5)
+    assert 10_000 < labelled(samples, "fyrehose_journal_commit_bytes_sum")[()] < 12_000
+    assert labelled(samples, "fyrehose_journal_sync_seconds_count")[()] >= 5
+    assert labelled(samples, "fyrehose_journal_durable_bytes")[()] > 10_000
+    assert labelled(samples, "fyrehose_journal_segments")[()] == 1
+    assert labelled(samples, "fyrehose_journal_free_bytes")[()] > 0
+    assert labelled(samples, "fyrehose_journal_overtaken_readers_total")[()] == 0
+    journal = real.whole()["journal"]
+    assert journal["durable"] == labelled(samples, "fyrehose_journal_durable_bytes")[()]
+    assert (journal["durability"], journal["commits"], journal["commit_bytes_p50"]) == ("batch", 5, 4096)
+
+
+def test_a_journal_that_is_closed(real: Status) -> None:
+    real.broker.close()
+    samples = scraped(real)
+    assert labelled(samples, "fyrehose_journal_state")["closed",] == 1
+    assert not labelled(samples, "fyrehose_journal_durable_bytes")

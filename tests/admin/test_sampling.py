@@ -1,0 +1,72 @@
+"""A look each second: rates, lag, and nothing beyond what is remembered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.admin.sampling import BEAT, LATELY, MEMORY, Sample, StreamRates
+
+
+def test_rates_are_what_came_in_a_second(watched: Any) -> None:
+    watched.subscribe()
+    watched.publish(b"abc", b"de")
+    watched.clock.advance(0)
+    watched.pass_time(1)
+    (sample,) = watched.sampler.samples
+    assert sample.taken["http"] == pytest.approx((2, 5), rel=0.2)
+    assert sample.given["figg"] == pytest.approx((2, 5), rel=0.2)
+    assert sample.time == pytest.approx(1001, abs=0.1)
+    watched.pass_time(1)
+    assert watched.sampler.samples[-1].taken["http"] == (0, 0)
+
+
+def test_only_the_last_minutes_are_remembered(watched: Any) -> None:
+    watched.pass_time(MEMORY + 20)
+    assert len(watched.sampler.samples) == MEMORY
+
+
+def test_who_watches_is_told_until_it_has_enough(watched: Any) -> None:
+    seen: list[Sample] = []
+    enough = watched.sampler.watch(seen.append)
+    watched.pass_time(3)
+    enough()
+    enough()
+    watched.pass_time(3)
+    assert seen == list(watched.sampler.samples)[: len(seen)]
+    assert 2 <= len(seen) <= 3
+
+
+def test_a_reactor_that_is_late_is_noticed(watched: Any) -> None:
+    watched.pass_time(1)
+    watched.clock.advance(BEAT + 0.7)
+    watched.pass_time(1)
+    assert max(sample.lag for sample in watched.sampler.samples) == pytest.approx(0.7, abs=0.06)
+    assert watched.sampler.lately(3, 1.0) == 1.0, "the bound above it"
+    watched.pass_time(LATELY + 5)
+    assert watched.sampler.lately(3, 1.0) < 0.25, "that was long ago"
+
+
+def test_a_journal_that_measures_nothing(watched: Any) -> None:
+    assert [watched.sampler.lately(which, 0.5) for which in range(3)] == [None, None, None]
+
+
+def test_it_stops_where_it_stands(watched: Any) -> None:
+    watched.sampler.stop()
+    watched.sampler.stop()
+    watched.pass_time(3)
+    assert not watched.sampler.samples
+
+
+def test_rates_of_streams_are_since_the_last_look() -> None:
+    now = [0.0]
+    rates = StreamRates(lambda: now[0])
+    assert rates.look({"a": 10})("a") is None
+    now[0] = 2.0
+    rate = rates.look({"a": 30, "b": 4})
+    assert (rate("a"), rate("b"), rate("c")) == (10, 2, 0)
+    now[0] = 2.2
+    assert rates.look({"a": 1000})("a") == 10, "two who look at once see the same"
+    now[0] = 100.0
+    assert rates.look({"a": 1000})("a") is None, "nobody has looked for long"

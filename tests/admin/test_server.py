@@ -1,0 +1,295 @@
+"""The admin door without a socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
+
+from fyrehose.admin import kit as kit_module
+from fyrehose.admin.kit import kit
+from fyrehose.admin.metrics import registry
+from fyrehose.admin.server import POLICY, Admin, AdminService, make_admin, make_factory
+from fyrehose.admin.settings import Settings
+from fyrehose.admin.tail import EVERY
+from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
+from fyrehose.interfaces import JournalState
+from fyrehose.testing import MemoryJournal
+
+TOKEN = "0123456789abcdef"
+
+
+class Transport(StringTransport):
+    def abortConnection(self) -> None:
+        self.disconnecting = True
+
+
+@attrs.define(eq=False)
+class Peer:
+    watched: Any
+    protocol: Any
+    transport: Transport
+
+    def ask(self, path: str, *headers: str, method: str = "GET", host: str = "localhost") -> tuple[int, str, bytes]:
+        """Status, head and body of the answer."""
+        self.transport.clear()
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *headers, "", ""]
+        self.protocol.dataReceived("\r\n".join(lines).encode())
+        self.watched.clock.advance(0)
+        head, _, body = self.transport.value().partition(b"\r\n\r\n")
+        self.transport.clear()
+        return int(head.split()[1]), head.decode(), body
+
+    def json(self, path: str, *headers: str) -> Any:
+        return json.loads(self.ask(path, *headers)[2])
+
+    def events(self) -> list[tuple[str, Any]]:
+        """What was sent since the last time, chunks taken apart."""
+        return events(self.transport)
+
+    def leave(self) -> None:
+        if self.protocol in self.protocol.factory.connections:
+            self.protocol.connectionLost(Failure(ConnectionDone()))
+
+
+def events(transport: Transport) -> list[tuple[str, Any]]:
+    data = transport.value()
+    transport.clear()
+    found = []
+    for block in data.split(b"\r\n"):
+        if block.startswith(b"event: "):
+            name, value = block.decode().split("\n")[:2]
+            found.append((name.removeprefix("event: "), json.loads(value.removeprefix("data: "))))
+    return found
+
+
+Connect = Callable[..., Peer]
+
+
+@pytest.fixture
+def connect(watched: Any) -> Iterator[Connect]:
+    peers: list[Peer] = []
+
+    def connect(token: str | None = None, endpoint: str = "tcp:1:interface=127.0.0.1", **settings: Any) -> Peer:
+        made = Settings(**settings)
+        admin = Admin(watched.status, token, registry(watched.status, 100))
+        address = IPv4Address("TCP", "127.0.0.1", 5)
+        protocol = make_factory(watched.clock, endpoint, admin, made).buildProtocol(address)
+        assert protocol is not None
+        transport = Transport(peerAddress=address)
+        protocol.makeConnection(transport)
+        peers.append(Peer(watched, protocol, transport))
+        return peers[-1]
+
+    yield connect
+    for peer in peers:
+        peer.leave()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "part"),
+    [
+        ("/", "text/html", b"<title>Fyrehose</title>"),
+        ("/page.css", "text/css", b"prefers-color-scheme"),
+        ("/page.js", "text/javascript", b"EventSource"),
+        ("/icon.svg", "image/svg+xml", b"<svg"),
+    ],
+)
+def test_the_page(connect: Connect, path: str, kind: str, part: bytes) -> None:
+    status, head, body = connect().ask(path)
+    assert status == 200
+    assert f"Content-Type: {kind}" in head
+    assert f"Content-Security-Policy: {POLICY}" in head
+    assert part in body
+
+
+def test_the_page_makes_no_markup_of_what_peers_say_and_needs_nobody_else(connect: Connect) -> None:
+    peer = connect()
+    for path in ("/", "/page.js", "/page.css"):
+        body = peer.ask(path)[2].replace(b"http://www.w3.org/2000/svg", b"")
+        for word in (
+            b"innerHTML",
+            b"outerHTML",
+            b"insertAdjacentHTML",
+            b"document.write",
+            b"eval(",
+            b"://",
+            b" style=",
+        ):
+            assert word not in body, f"{word!r} in {path}"
+
+
+def test_metrics(connect: Connect, watched: Any) -> None:
+    watched.publish(b"x")
+    status, head, body = connect().ask("/metrics")
+    assert status == 200
+    assert "Content-Type: text/plain; version=0.0.4" in head
+    assert b'fyrehose_published_messages_total{protocol="http"} 1.0\n' in body
+
+
+def test_status(connect: Connect, watched: Any) -> None:
+    for stream in ("a", "b"):
+        watched.publish(b"x", stream=stream)
+    peer = connect()
+    assert peer.json("/api/status")["streams"]["total"] == 2
+    assert [each["name"] for each in peer.json("/api/status?match=B")["streams"]["listed"]] == ["b"]
+    assert len(peer.json("/api/status?limit=1")["streams"]["listed"]) == 1
+
+
+@pytest.mark.parametrize("limit", ["-1", "x", "10001", "9" * 9, "%D9%A3"])
+def test_a_limit_that_is_none(connect: Connect, limit: str) -> None:
+    assert connect().ask(f"/api/status?limit={limit}")[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("state", "health", "ready"),
+    [(JournalState.WRITABLE, 200, 200), (JournalState.READ_ONLY, 200, 503), (JournalState.FAILED, 503, 503)],
+)
+def test_health_and_readiness(connect: Connect, watched: Any, state: JournalState, health: int, ready: int) -> None:
+    watched.journal.state = state
+    peer = connect(token=TOKEN)
+    assert (peer.ask("/health")[0], peer.ask("/ready")[0]) == (health, ready), "without the token"
+    assert peer.json("/ready") == {"ok": ready == 200, "journal": state.value}
+
+
+@pytest.mark.parametrize(
+    "path", ["/page", "/../setup.cfg", "/%2e%2e/x", "/api", "/api/x", "/api/streams/s", "/api/streams//tail", "/x/y"]
+)
+def test_what_is_not_there(connect: Connect, path: str) -> None:
+    status, _, body = connect().ask(path)
+    assert status in (400, 404)
+    assert json.loads(body)["error"]
+
+
+def test_it_only_reads(connect: Connect) -> None:
+    status, head, _ = connect().ask("/", method="POST")
+    assert status == 405
+    assert "Allow: GET, HEAD" in head
+    assert connect().ask("/", method="HEAD")[2] == b""
+
+
+def test_a_foreign_name_gets_nothing(connect: Connect) -> None:
+    """A page whose name was made to lead to this machine (DNS rebinding)."""
+    assert connect().ask("/api/status", host="evil.example:8118")[0] == 421
+    assert connect().ask("/api/status", "Origin: http://evil.example")[0] == 403
+    assert connect(hosts=("admin.test",)).ask("/api/status", host="admin.test")[0] == 200
+    assert connect(endpoint="tcp:1").ask("/api/status", host="anything.example")[0] == 200
+
+
+def test_a_token(connect: Connect) -> None:
+    peer = connect(token=TOKEN)
+    for path in ("/", "/metrics", "/api/status", "/api/events", "/nothing"):
+        status, head, _ = peer.ask(path)
+        assert status == 401
+        assert 'WWW-Authenticate: Basic realm="fyrehose"' in head
+    assert peer.ask("/metrics", "Authorization: Bearer wrong")[0] == 401
+    assert peer.ask("/metrics", f"Authorization: Bearer {TOKEN}")[0] == 200
+    assert peer.ask("/", "Authorization: Basic YW55Ym9keTowMTIzNDU2Nzg5YWJjZGVm")[0] == 200
+    assert peer.watched.broker.counters.counts["admin", "bad-token"] == 6
+
+
+def test_events(connect: Connect, watched: Any) -> None:
+    watched.publish(b"x", stream="orders")
+    watched.publish(b"x", stream="log")
+    watched.pass_time(2)
+    peer = connect()
+    _, head, body = peer.ask("/api/events?match=log")
+    assert "text/event-stream" in head
+    peer.transport.write(body)
+    (history, samples), (name, status) = peer.events()
+    assert (history, name) == ("history", "status")
+    assert len(samples) == len(watched.sampler.samples)
+    assert samples[0]["in"]["http"][0] > 0
+    assert [stream["name"] for stream in status["streams"]["listed"]] == ["log"]
+    watched.pass_time(1)
+    assert [name for name, _ in peer.events()] == ["sample", "status"]
+    peer.protocol.pauseProducing()
+    watched.pass_time(2)
+    assert peer.events() == [], "whoever reads slowly sees fewer of them"
+    peer.protocol.resumeProducing()
+    peer.leave()
+    watched.pass_time(1)
+    assert peer.transport.value() == b""
+
+
+def test_a_tail(connect: Connect, watched: Any) -> None:
+    watched.publish(b"one", stream="a/ä")
+    peer = connect()
+    _, _, body = peer.ask("/api/streams/a%2F%C3%A4/tail")
+    peer.transport.write(body)
+    ((name, new),) = peer.events()
+    assert (name, new["records"][0]["payload"]) == ("records", "b25l")
+    watched.publish(b"two", stream="a/ä")
+    watched.clock.advance(EVERY)
+    assert [len(new["records"]) for _, new in peer.events()] == [1]
+    peer.leave()
+
+
+def test_a_tail_of_what_is_damaged(connect: Connect, watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched.publish(b"one")
+
+    def damaged(journal: MemoryJournal, stream: str, start: int, size: int) -> Any:
+        raise JournalCorrupt("damaged")
+
+    monkeypatch.setattr(MemoryJournal, "read", damaged)
+    peer = connect()
+    _, _, body = peer.ask("/api/streams/s/tail")
+    assert b"event: trouble" in body
+    assert peer.transport.disconnecting
+    peer.leave()
+
+
+def test_a_stream_of_events_ends_with_the_server(connect: Connect) -> None:
+    peers = [connect(), connect()]
+    for peer, path in zip(peers, ("/api/events", "/api/streams/s/tail"), strict=True):
+        peer.ask(path)
+        drained = peer.protocol.factory.drain()
+        assert peer.transport.value().endswith(b"0\r\n\r\n")
+        assert peer.transport.disconnecting
+        peer.leave()
+        assert drained.called
+
+
+def test_heads_of_streams_are_only_heads(connect: Connect) -> None:
+    peer = connect()
+    assert peer.ask("/api/events", method="HEAD")[2] == b""
+    assert peer.ask("/health")[0] == 200
+
+
+def test_the_service_looks_as_long_as_it_runs(make_watched: Any) -> None:
+    watched, reactor = make_watched(), MemoryReactorClock()
+    settings = Settings()
+    admin = make_admin(watched.broker, reactor, lambda: 0.0, settings, None)
+    service = AdminService(reactor, "tcp:1:interface=127.0.0.1", admin, settings)
+    assert not reactor.getDelayedCalls()
+    service.startService()
+    assert reactor.tcpServers[0][0] == 1
+    for _ in range(30):
+        reactor.advance(0.1)
+    assert admin.status.sampler.samples
+    service.stopService()
+    assert not [call for call in reactor.getDelayedCalls() if call.active()]
+
+
+def test_it_shows_no_other_broker_than_the_servers_own() -> None:
+    with pytest.raises(ConfigError, match="own broker"):
+        kit.make_service(MemoryReactorClock(), object(), kit.default_endpoint, Settings())  # type: ignore[arg-type]
+
+
+def test_it_does_not_open_to_everybody(watched: Any) -> None:
+    with pytest.raises(ConfigError, match="TLS"):
+        kit.make_service(MemoryReactorClock(), watched.broker, "tcp:8118", Settings())
+
+
+def test_without_prometheus_client(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kit_module, "find_spec", lambda name: None if "prometheus" in name else find_spec(name))
+    with pytest.raises(MissingExtra, match=r"fyrehose\[admin\]"):
+        kit.make_service(MemoryReactorClock(), watched.broker, kit.default_endpoint, Settings())

@@ -1,0 +1,53 @@
+"""Who may come to the admin door, and when it does not open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fyrehose.admin.settings import Settings, check_place, read_token
+from fyrehose.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "settings", "missing"),
+    [
+        ("tcp:8118:interface=127.0.0.1", {}, ""),
+        ("unix:/run/admin", {}, ""),
+        ("tcp:8118", {}, "TLS .* and a token"),
+        ("tcp:8118:interface=10.0.0.1", {"token_file": "t"}, "needs TLS"),
+        ("tcp:8118", {"tls_certificate": "c"}, "needs a token"),
+        ("ssl:8118:privateKey=k", {}, "needs a token"),
+        ("ssl:8118:privateKey=k", {"token_file": "t"}, ""),
+        ("tcp:8118", {"tls_certificate": "c", "token_file": "t"}, ""),
+        ("systemd:domain=INET:name=admin", {}, "TLS .* and a token"),
+    ],
+)
+def test_beyond_this_machine_it_needs_tls_and_a_token(endpoint: str, settings: dict[str, str], missing: str) -> None:
+    made = Settings(**settings)
+    if not missing:
+        check_place(endpoint, made)
+        return
+    with pytest.raises(ConfigError, match=missing):
+        check_place(endpoint, made)
+
+
+def test_a_token_is_the_first_line_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("0123456789abcdef0123\nsomething else\n")
+    assert read_token(str(path)) == "0123456789abcdef0123"
+    assert read_token("") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40])
+def test_a_token_that_would_not_do(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="token"):
+        read_token(str(path))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_token(str(tmp_path / "none"))

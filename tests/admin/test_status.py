@@ -1,0 +1,110 @@
+"""Everything that there is to say of a server, as one object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.logger import Logger
+
+from fyrehose import __version__
+from fyrehose.interfaces import JournalState
+
+log = Logger()
+
+
+def by_name(listed: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in listed}
+
+
+def test_a_server_that_has_just_begun(watched: Any) -> None:
+    status = watched.status.whole()
+    assert json.loads(json.dumps(status)) == status
+    assert status["version"] == __version__
+    assert status["uptime"] == 0
+    assert status["journal"]["state"] == "writable"
+    assert status["journal"]["commit_p50"] is None
+    assert status["streams"] == {"total": 0, "matching": 0, "listed": []}
+    assert status["subscribers"] == {"total": 0, "lag": 0, "listed": []}
+    assert status["protocols"] == status["refusals"] == []
+    assert status["memory"]["resident"] > 1 << 20
+    assert watched.status.ready() == (True, "writable")
+
+
+def test_protocols(watched: Any) -> None:
+    counters = watched.broker.counters
+    counters.add("lumberjack", "connections", 3)
+    counters.gauge("lumberjack", "connections", 3)
+    counters.gauge("lumberjack", "connections", -1)
+    counters.refuse(log, "lumberjack", "too-large", "x")
+    watched.publish(b"abc", b"d")
+    watched.subscribe(resumed=False)
+    watched.subscribe()
+    watched.pass_time(1)
+    protocols = by_name(watched.status.whole()["protocols"])
+    assert list(protocols) == ["figg", "http", "lumberjack"]
+    lumberjack, http, figg = protocols["lumberjack"], protocols["http"], protocols["figg"]
+    assert [lumberjack[f"connections{which}"] for which in ("", "_peak", "_total")] == [2, 3, 3]
+    assert lumberjack["refused"] == 1
+    assert (http["in_messages"], http["in_bytes"], http["acknowledged"]) == (2, 4, 1)
+    assert http["in_rate"] > 0
+    assert (figg["out_messages"], figg["subscribers"], figg["lag"]) == (2, 2, 2)
+
+
+def test_the_busiest_streams_are_listed(watched: Any) -> None:
+    for n in range(5):
+        watched.publish(b"x", stream=f"s{n}")
+    watched.status.whole()
+    watched.clock.advance(1)
+    watched.publish(*[b"x"] * 9, stream="s3")
+    watched.subscribe("s3")
+    streams = watched.status.whole(listed=2)["streams"]
+    assert (streams["total"], streams["matching"]) == (5, 5)
+    assert [stream["name"] for stream in streams["listed"]] == ["s3", "s0"]
+    assert streams["listed"][0] == {"name": "s3", "first": 1, "last": 10, "rate": 9.0, "subscribers": 1}
+
+
+def test_streams_that_match(watched: Any) -> None:
+    for stream in ("Orders", "orders.eu", "log"):
+        watched.publish(b"x", stream=stream)
+    streams = watched.status.whole("ORD")["streams"]
+    assert (streams["total"], streams["matching"]) == (3, 2)
+    assert {stream["name"] for stream in streams["listed"]} == {"Orders", "orders.eu"}
+
+
+def test_who_is_furthest_behind_comes_first(watched: Any) -> None:
+    watched.publish(*[b"x"] * 10)
+    watched.subscribe()
+    watched.subscribe(after=4, resumed=False)
+    watched.subscribe(stream="elsewhere", resumed=False)
+    subscribers = watched.status.whole(listed=1)["subscribers"]
+    assert (subscribers["total"], subscribers["lag"]) == (3, 6)
+    assert subscribers["listed"] == [
+        {
+            "protocol": "figg",
+            "peer": "10.0.0.1:5",
+            "stream": "s",
+            "position": 4,
+            "lag": 6,
+            "delivered": 0,
+            "paused": True,
+        }
+    ]
+
+
+def test_refusals_the_most_frequent_first(watched: Any) -> None:
+    counters = watched.broker.counters
+    for cause, times in (("a", 1), ("b", 3)):
+        for _ in range(times):
+            counters.refuse(log, "figg", cause, "x")
+    counters.add("figg", "skipped")
+    assert watched.status.whole()["refusals"] == [
+        {"protocol": "figg", "cause": "b", "count": 3},
+        {"protocol": "figg", "cause": "a", "count": 1},
+    ]
+
+
+def test_a_full_disk(watched: Any) -> None:
+    watched.journal.enter(JournalState.READ_ONLY, "full")
+    assert watched.status.ready() == (False, "read-only")
+    assert watched.status.whole()["journal"]["state"] == "read-only"
