@@ -48,6 +48,8 @@ def table(
 ) -> DataFrame:
     """Every record that is durable: those of the lake, then those of the journal that the lake does not have yet.
 
+    Streams whose names begin with a dot are the server's own books, and are in it only if ``streams`` names them.
+
     :param lake: None: of the journal alone
     :param journal: a directory or http://HOST:PORT; None: of the lake alone
     :param streams: of these streams only, of which alone files are opened
@@ -66,7 +68,8 @@ def table(
         parts.append(of_journal(spark, journal, start=start, streams=wanted, gaps=gaps))
     if not parts:
         raise ValueError("a table is of a lake, of a journal, or of both")
-    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+    found = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+    return found.where("stream not like '.%'") if wanted is None else found
 
 
 def of_lake(

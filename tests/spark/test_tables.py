@@ -1,8 +1,10 @@
-"""Tables without a lake or a journal (with them: jobs/test_archive.py)."""
+"""Tables of nothing, and of everything: the tour of docs/spark.md in small (more of them: jobs/test_archive.py)."""
 
 from __future__ import annotations
 
+import importlib
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,3 +32,21 @@ def test_a_table_of_nothing(tmp_path: Any) -> None:
         table(None, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="streams names none"):
         table(None, None, "j", streams=[])  # type: ignore[arg-type]
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_everything_that_was_acknowledged_is_in_the_table(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "torture"))
+    spark_tour = importlib.import_module("spark_tour")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    logs.joinpath("a.log").write_text("one line\nthe same\nthe same\n")
+    args = spark_tour.arguments(["--events", "9000", "--rate", "3000", "--logs", str(logs)])
+    assert spark_tour.tour(tmp_path / "t", args, spark, beside=False) == []
+    said = capfd.readouterr().out
+    assert "logs 6  lumberjack 3,006  orders 3,000  web 3,003" in said
+    assert "doubles: lumberjack 3, web 3; planted were 6" in said

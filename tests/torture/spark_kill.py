@@ -4,7 +4,7 @@
     spark_kill.py [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
 
 A journal is being written and rolled all the time.  ``fyrehose-spark archive --follow`` starts, and after a random time
-one of its processes is killed: the driver (Python), the JVM, or one of the Python processes that plan and read.  If the
+one of its processes is killed: the driver (Python), the JVM, one that plans, or one of the workers that read.  If the
 archive lives on after that, it is killed as a whole before the next one starts.  In the end it runs once undisturbed,
 and what its log says is read with PyArrow, without Spark: every record that is durable, once, and as it was written.
 
@@ -40,6 +40,8 @@ from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
 
 COLUMNS = ("stream", "seq", "payload")
+#: How long a process is waited for that is to be killed, in seconds.
+PATIENCE = 20.0
 Record = tuple[str, int, bytes]
 
 
@@ -86,18 +88,29 @@ def start(journal: Path, lake: Path, log: Path, *more: str) -> subprocess.Popen[
         return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
 
 
+def kind_of(line: str) -> str | None:
+    """What a process below the driver is, by its command line."""
+    if "SparkSubmit" in line and "java" in line.split()[0]:
+        return "jvm"
+    if "pyspark.daemon" in line:
+        return "planner" if "plan_data_source_read" in line else "worker"
+    return None
+
+
 def disturb(archive: subprocess.Popen[bytes], dice: random.Random) -> str:
-    """Kill one of its processes; which kind it was."""
-    below = descendants(archive.pid)
-    java = [pid for pid, line in below.items() if "SparkSubmit" in line and "java" in line.split()[0]]
-    python = [pid for pid, line in below.items() if "pyspark" in line and pid not in java]
-    kind = dice.choice(["driver", "jvm", "python", "python"])
-    chosen = {"jvm": java, "python": python}.get(kind) or [archive.pid]
-    try:
-        os.kill(dice.choice(chosen), signal.SIGKILL)
-    except ProcessLookupError:
-        return "gone"
-    return kind if chosen != [archive.pid] else "driver"
+    """Kill one of its processes; which kind it was.  Planners and workers come and go: wait for one."""
+    kind = dice.choice(["driver", "jvm", "planner", "worker"])
+    patience = time.monotonic() + PATIENCE
+    while time.monotonic() < patience:
+        below = {pid: kind_of(line) for pid, line in descendants(archive.pid).items()}
+        chosen = [archive.pid] if kind == "driver" else [pid for pid, its in below.items() if its == kind]
+        try:
+            os.kill(dice.choice(chosen), signal.SIGKILL)
+            return kind
+        except (IndexError, ProcessLookupError):
+            if archive.poll() is not None:
+                break
+    return "nobody"
 
 
 def end(archive: subprocess.Popen[bytes]) -> None:

@@ -3,7 +3,9 @@
 At least once means that this happens; nothing is lost by it, and here it is found.  Two records are the same message if
 their stream, their source, the host of their producer, the producer's own number and event id, and their payload are
 the same, and the second was accepted within ``within`` of the first.  The host counts and not the port, because who
-sends again has mostly reconnected; the payload counts, because some protocols number from 1 again.
+sends again has reconnected; the payload counts, because some protocols number from 1 again.  What comes by the same
+connection (the same port) is no double, unless an id says so: a log may have equal lines, and lumberjack numbers each
+window from 1.
 
 What has neither a number nor an id of its producer cannot be told from a message that happens to say the same: it is
 never called a double.
@@ -40,7 +42,9 @@ def doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
     )
     # Each is compared with the one before it: of a chain of resends every one but the first is a double.
     late = f.col("time") > f.lag("time").over(same) + f.expr(f"interval {within}")
-    begins = f.when(f.lag("seq").over(same).isNull() | late, f.col("seq"))
+    port_known = f.col("who") != f.col("producer")
+    repeated = f.col("event_id").isNull() & port_known & (f.lag("producer").over(same) == f.col("producer"))
+    begins = f.when(f.lag("seq").over(same).isNull() | late | f.coalesce(repeated, f.lit(False)), f.col("seq"))
     found = keyed.withColumn("first_seq", f.last(begins, ignorenulls=True).over(same))
     return found.where("first_seq <> seq").select("stream", "seq", "first_seq", "time", "source", "producer")
 
@@ -51,7 +55,11 @@ def without_doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
 
 
 def without_doubles_live(records: DataFrame, within: str = WITHIN) -> DataFrame:
-    """The same for streams: what was seen is remembered for ``within``."""
+    """The same for streams: what was seen is remembered for ``within``.
+
+    It does not tell connections of one host apart, so it also leaves out what a host says twice under one number: for
+    lumberjack, whose windows are numbered from 1, only where no two events are alike (Beats have the time in them).
+    """
     from pyspark.sql import functions as f
 
     with_keys = records.withColumns({"_who": who(), "_digest": f.xxhash64("payload")}).withWatermark("time", within)

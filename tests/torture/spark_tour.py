@@ -1,0 +1,382 @@
+#!/usr/bin/env python3
+"""The tour of docs/spark.md, with everything counted: publish by three protocols while an archive follows.
+
+    spark_tour.py [--events N] [--rate EVENTS] [--logs DIR] [--seed S] [--directory DIR]
+
+A real server; the machine's real logs by each of three protocols, with the commands that a user types; N generated
+events by Figg, lumberjack and Relink.  One message in a thousand of the first two is sent again with the same number,
+as a client does that has heard no answer; Relink does not need that.  ``fyrehose-spark archive --follow`` runs all the
+while, and ``table`` is asked again and again: it must have everything that was durable when the question was asked, and
+in the end exactly what was acknowledged.  Gaps: none.  Doubles: those that were planted, and nothing else.
+
+The status is 1 if anything is missing, doubled or different; the directory is kept then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import wire
+from servers import Server
+
+from fyrehose.spark import session, table
+from fyrehose.spark.jobs.archive import account_of, archive
+from fyrehose.spark.jobs.dedup import doubles
+from fyrehose.spark.jobs.gaps import gaps
+from fyrehose.spark.jobs.verify import verify
+from fyrehose.spark.places import Directory
+
+KITS = ("lumberjack", "relink")
+#: How many events are sent before an answer is waited for, and one in how many is sent again.
+TOGETHER, PLANTED = 500, 1000
+#: How many events go to one run of the command.
+FILE = 20_000
+
+
+class Told:
+    """What servers have acknowledged, of each stream, and which payloads were sent twice."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.planted: dict[str, set[bytes]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, stream: str, count: int, again: bytes | None = None) -> None:
+        with self._lock:
+            self.counts[stream] += count
+            if again is not None:
+                self.planted.setdefault(stream, set()).add(again)
+
+    def now(self) -> Counter[str]:
+        with self._lock:
+            return Counter(self.counts)
+
+
+class Pace:
+    """So many events a second."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.began, self.count = rate, time.monotonic(), 0
+
+    def wait(self, count: int) -> None:
+        self.count += count
+        if self.rate:
+            time.sleep(max(0.0, self.began + self.count / self.rate - time.monotonic()))
+
+
+def events(which: str, count: int, seed: int) -> Iterator[list[bytes]]:
+    """Generated events, none like another, some hundred at a time."""
+    dice = random.Random(f"{seed} {which}")
+    for begin in range(0, count, TOGETHER):
+        yield [
+            b'{"event":%d,"host":"%s-%d","path":"/%x","ms":%d}'
+            % (n, which.encode(), dice.randrange(20), dice.getrandbits(48), dice.randrange(2000))
+            for n in range(begin, min(begin + TOGETHER, count))
+        ]
+
+
+def by_figg(port: int, told: Told, count: int, seed: int, pace: Pace) -> None:
+    """Into the stream ``web``."""
+    number = 1
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
+        for payloads in events("web", count, seed):
+            _figg(peer, number, payloads)
+            told.add("web", len(payloads))
+            for i, payload in enumerate(payloads, number):
+                if i % PLANTED == 0:
+                    with socket.create_connection(("127.0.0.1", port), timeout=60) as again:
+                        _figg(again, i, [payload])
+                    told.add("web", 1, payload)
+            number += len(payloads)
+            pace.wait(len(payloads))
+
+
+def _figg(peer: socket.socket, first: int, payloads: list[bytes]) -> None:
+    """Publish, and wait until all of it is acknowledged."""
+    last = first + len(payloads) - 1
+    peer.sendall(b"".join(wire.publish(b"web", n, payload) for n, payload in enumerate(payloads, first)))
+    frames, acknowledged = wire.Frames(), 0
+    while acknowledged < last:
+        for kind, _, number, _ in frames.feed(_some(peer)):
+            if kind == wire.ACK:
+                acknowledged = number
+
+
+def by_lumberjack(port: int, told: Told, count: int, seed: int, pace: Pace) -> None:
+    """Windows that are numbered from 1, as Beats do it; now and then one of a single event, which is sent again."""
+    done = 0
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
+        for payloads in events("beat", count, seed):
+            *many, last = payloads
+            if many:
+                _lumberjack(peer, many)
+            _lumberjack(peer, [last])
+            told.add("lumberjack", len(payloads))
+            if done // PLANTED != (done + len(payloads)) // PLANTED:
+                with socket.create_connection(("127.0.0.1", port), timeout=60) as again:
+                    _lumberjack(again, [last])
+                told.add("lumberjack", 1, last)
+            done += len(payloads)
+            pace.wait(len(payloads))
+
+
+def _lumberjack(peer: socket.socket, payloads: list[bytes]) -> None:
+    frames = [b"2J" + struct.pack(">II", n, len(payload)) + payload for n, payload in enumerate(payloads, 1)]
+    peer.sendall(b"2W" + struct.pack(">I", len(payloads)) + b"".join(frames))
+    answer = b""
+    while True:
+        answer += _some(peer)
+        while len(answer) >= 6:
+            kind, number = struct.unpack_from(">2sI", answer)
+            answer = answer[6:]
+            if kind != b"2A" or number > len(payloads):
+                raise ConnectionError(f"{kind!r} {number} is no acknowledgement of {len(payloads)} events")
+            if number == len(payloads):
+                return
+
+
+def by_relink(port: int, told: Told, count: int, seed: int, pace: Pace, directory: Path) -> None:
+    """Into the stream ``orders``, with the command, from files."""
+    lines: list[bytes] = []
+    file = directory / "orders"
+    for payloads in events("order", count, seed):
+        lines += payloads
+        if len(lines) >= FILE:
+            pace.wait(len(lines))
+            publish(told, "orders", file, lines, "relink", port)
+            lines.clear()
+    if lines:
+        publish(told, "orders", file, lines, "relink", port)
+
+
+def publish(told: Told, stream: str, file: Path, lines: list[bytes], protocol: str, port: int) -> None:
+    """With the command, as a user does; what it says was acknowledged is what counts."""
+    file.write_bytes(b"".join(line + b"\n" for line in lines))
+    told.add(stream, published(protocol, port, [file], *([] if protocol == "lumberjack" else ["--stream", stream])))
+
+
+def published(protocol: str, port: int, files: list[Path], *words: str) -> int:
+    """How many lines of ``files`` a server has acknowledged."""
+    command = [sys.executable, "-c", "from fyrehose.cli import main; main()", "publish", "--protocol", protocol]
+    named = [word for file in files for word in ("--file", str(file))]
+    command += ["--to", f"127.0.0.1:{port}", "--timeout", "60s", *words, *named]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"(\d+) messages? \(.*published and acknowledged", ended.stderr)
+    if ended.returncode or not found:
+        raise ConnectionError(f"fyrehose publish ended with {ended.returncode}: {ended.stderr}")
+    return int(found[1])
+
+
+def real_logs(directory: Path) -> list[Path]:
+    """The logs of this machine that are text."""
+    found = []
+    for path in sorted(directory.rglob("*.log")):
+        try:
+            if path.is_file() and path.stat().st_size and path.read_text():
+                found.append(path)
+        except (OSError, UnicodeDecodeError):
+            continue  # not ours to read, or no text
+    return found
+
+
+def publish_logs(server: Server, told: Told, logs: list[Path]) -> None:
+    """Each of them by each of the three doors; two of them lead into one stream."""
+    if logs:
+        told.add("logs", published("figg", server.port("figg"), logs, "--stream", "logs"))
+        told.add("lumberjack", published("lumberjack", server.port("lumberjack"), logs))
+        told.add("logs", published("relink", server.port("relink"), logs, "--stream", "logs"))
+
+
+class Load:
+    """Everything that is published, in threads."""
+
+    def __init__(self, server: Server, told: Told, args: argparse.Namespace, directory: Path) -> None:
+        self.failure: BaseException | None = None
+        shares = args.events - args.events // 3 * 2, args.events // 3, args.events // 3
+        figg, lumberjack, relink = (server.port(name) for name in ("figg", *KITS))
+        works: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+            (by_figg, (figg, told, shares[0], args.seed, Pace(args.rate))),
+            (by_lumberjack, (lumberjack, told, shares[1], args.seed, Pace(args.rate))),
+            (by_relink, (relink, told, shares[2], args.seed, Pace(args.rate), directory)),
+            (publish_logs, (server, told, real_logs(args.logs))),
+        ]
+        self._threads = [threading.Thread(target=self._run, args=work, daemon=True) for work in works]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, work: Callable[..., None], words: tuple[Any, ...]) -> None:
+        try:
+            work(*words)
+        except BaseException as failure:
+            self.failure = failure
+
+    @property
+    def going(self) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        return any(thread.is_alive() for thread in self._threads)
+
+
+@contextmanager
+def archiving_beside(journal: Path, lake: Path, log: Path) -> Iterator[None]:
+    """``fyrehose-spark archive --follow``, until Ctrl-C."""
+    command = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", str(journal)]
+    command += [str(lake), "--follow", "--every", "3s", "--reader", "lake", "--memory", "1g"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield
+        process.send_signal(signal.SIGINT)
+        status = process.wait(120)
+        print(log.read_text(), end="")
+        if status:
+            raise RuntimeError(f"the archive ended with status {status}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def archiving_here(spark: Any, journal: Path, lake: Path) -> Iterator[None]:
+    """The same in a thread of this process: for a quick look."""
+    done, failures = threading.Event(), []
+
+    def run() -> None:
+        try:
+            archive(spark, str(journal), lake, follow=True, every=0.5, reader="lake", stop=done.is_set)
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def count(spark: Any, lake: Path, journal: Path) -> Counter[str]:
+    rows = table(spark, lake, str(journal)).groupBy("stream").count().collect()
+    return Counter({row["stream"]: row["count"] for row in rows})
+
+
+def ask(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
+    """Ask once, and look whether everything is in the answer that was durable before."""
+    place, before = Directory(journal), told.now()
+    view = place.view()
+    durable = account_of(place, view, view.start, view.mark).rows
+    found = count(spark, lake, journal)
+    print(f"durable {durable:,}, acknowledged {before.total():,}, in the table {found.total():,}", flush=True)
+    short = {stream: (found[stream], least) for stream, least in before.items() if found[stream] < least}
+    problems = [
+        f"{stream} has {has} in the table, and {least} were acknowledged" for stream, (has, least) in short.items()
+    ]
+    if found.total() < durable:
+        problems.append(f"{found.total()} in the table, and {durable} were durable before it was asked")
+    return problems
+
+
+def judge(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
+    """What is wrong in the end."""
+    found, records = count(spark, lake, journal), table(spark, lake, str(journal))
+    print("  ".join(f"{stream} {number:,}" for stream, number in sorted(found.items())), flush=True)
+    problems = [] if found == told.now() else [f"in the table are {dict(found)}, acknowledged were {dict(told.now())}"]
+    problems += [f"gap: {gap}" for gap in gaps(records)]
+    twice = doubles(records).join(records.select("stream", "seq", "payload"), ["stream", "seq"])
+    seen: dict[str, Counter[bytes]] = {}
+    for row in twice.select("stream", "payload").collect():
+        seen.setdefault(row["stream"], Counter())[bytes(row["payload"])] += 1
+    planted = {stream: Counter(payloads) for stream, payloads in told.planted.items()}
+    summary = ", ".join(f"{stream} {counts.total()}" for stream, counts in sorted(seen.items()))
+    print(f"doubles: {summary or 'none'}; planted were {sum(map(len, planted.values()))}", flush=True)
+    if seen != planted:
+        problems.append("doubles that were not planted, or planted ones that were not found")
+    return problems
+
+
+def tour(directory: Path, args: argparse.Namespace, spark: Any, beside: bool) -> list[str]:
+    """All of it; what is wrong."""
+    words = [word for kit in KITS for word in ("--listen", f"{kit}=tcp:0:interface=127.0.0.1")]
+    server = Server(directory, *words)
+    journal, lake, told = directory / "data", directory / "lake", Told()
+    try:
+        server.wait_until_serving()
+        archiving = (
+            archiving_beside(journal, lake, directory / "archive.log")
+            if beside
+            else archiving_here(spark, journal, lake)
+        )
+        with archiving:
+            load, problems, asked = Load(server, told, args, directory), [], 0
+            while load.going:
+                problems += ask(spark, lake, journal, told)
+                asked += 1
+            problems += judge(spark, lake, journal, told)
+        verified = verify(spark, str(journal), lake)
+        print(f"asked {asked} times while it was published; {verified}", flush=True)
+        if verified.differences or not verified.checked:
+            problems.append(f"verify: {verified}")
+        status = server.kill(signal.SIGTERM)
+        return [*problems, *([f"the server ended with {status}"] if status else [])]
+    finally:
+        if server.process.poll() is None:
+            server.kill()
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--rate", type=float, default=6000.0, help="events a second of each publisher; 0: all they can")
+    parser.add_argument("--logs", type=Path, default=Path("/var/log"))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--directory", type=Path)
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    args = arguments()
+    directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-spark-tour-"))
+    began, spark = time.monotonic(), session("tour", memory="1g")
+    try:
+        problems = tour(directory, args, spark, beside=True)
+    finally:
+        spark.stop()
+    for problem in problems[:20]:
+        print(problem)
+    seconds = time.monotonic() - began
+    print(f"{args.events:,} events and the logs of {args.logs} in {seconds:.0f} s: {len(problems)} problems")
+    if problems:
+        print(f"kept: {directory}")
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+def _some(peer: socket.socket) -> bytes:
+    chunk = peer.recv(1 << 16)
+    if not chunk:
+        raise ConnectionError("the server closed the connection")
+    return chunk
+
+
+if __name__ == "__main__":
+    sys.exit(main())
