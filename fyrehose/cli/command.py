@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from fyrehose import __version__, kits
+from fyrehose.cli.bench import bench
 from fyrehose.cli.journal import journal
+from fyrehose.cli.watching import stats, streams, top
 from fyrehose.errors import FyrehoseError
 from fyrehose.settings import duration
 
@@ -203,3 +205,6 @@ def show_kits(names: tuple[str, ...]) -> None:
 
 
 main.add_command(journal)
+main.add_command(bench)
+for _command in (streams, stats, top):
+    main.add_command(_command)

@@ -1,0 +1,58 @@
+"""A load maker: ``python -m fyrehose.bench.maker`` reads its plan, waits for the word, and says what it did.
+
+It sends bytes that were made before in large writes, and counts what comes back in large reads, all in one thread: so
+its own CPU, which it reports, stays below that of what it measures.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from typing import Protocol
+
+from fyrehose.bench.datagrams import Datagrams
+from fyrehose.bench.plans import Outcome, Plan
+from fyrehose.bench.streams import Streams
+from fyrehose.bench.wires.base import Wrong
+
+
+class Load(Protocol):
+    """A kind of load."""
+
+    def connect(self) -> None: ...
+
+    def run(self, start: float) -> Outcome: ...
+
+    def close(self) -> None: ...
+
+
+def make(plan: Plan) -> Load:
+    """The load that ``plan`` describes."""
+    return Datagrams(plan) if plan.wire in ("backbone", "udp") else Streams(plan)
+
+
+def own_cpu() -> float:
+    """CPU seconds of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """See the module."""
+    load = make(Plan.loads(sys.stdin.readline()))
+    try:
+        load.connect()
+        print("ready", flush=True)
+        start = float(sys.stdin.readline().split()[1])
+        print(load.run(start).dumps(), flush=True)
+        sys.stdin.read()
+    except (OSError, Wrong) as error:
+        now = time.monotonic()
+        print(Outcome(began=now, ended=now, cpu=own_cpu(), trouble=f"{error}").dumps(), flush=True)
+    finally:
+        load.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What the runner tells a load maker to do, and what the load maker says of it: both are lines of JSON.
+
+runner                        load maker
+Plan                    ->    connects, makes its bytes
+                        <-    "ready"
+"go" and the time to begin ->
+                        <-    Outcome
+(closes the pipe)       ->    disconnects
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+
+#: What is given as percentiles: parts of 100.
+PERCENTILES = (50.0, 99.0, 99.9)
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """The part of one load maker."""
+
+    wire: str
+    host: str = "127.0.0.1"
+    #: where publishers connect, and where subscribers do
+    port: int
+    read_port: int
+    stream: str
+    #: bytes of each message
+    size: int
+    #: messages of each publisher; none: it publishes nothing
+    publishers: list[int] = attrs.field(factory=list)
+    subscribers: int = 0
+    #: messages that each subscriber is to get
+    expected: int = 0
+    #: messages that a publisher may have under way
+    window: int = 1
+    #: whether subscribers begin with the clock
+    late: bool = False
+    #: messages a second; 0: as fast as the window allows
+    rate: float = 0.0
+    #: settings of the wire
+    extra: dict[str, Any] = attrs.field(factory=dict)
+
+    def dumps(self) -> str:
+        return json.dumps(attrs.asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Plan:
+        return cls(**json.loads(text))
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """What one load maker did, by the monotonic clock of the machine."""
+
+    began: float
+    ended: float
+    #: CPU seconds of its own between the two
+    cpu: float
+    #: messages that were acknowledged, and received by all its subscribers together
+    acknowledged: int = 0
+    received: int = 0
+    #: messages that never came
+    lost: int = 0
+    #: seconds at PERCENTILES, from when each was due (or sent, one at a time) to its acknowledgement or arrival
+    latency: dict[str, list[float]] = attrs.field(factory=dict)
+    #: why it stopped before its end; empty: it did not
+    trouble: str = ""
+
+    def dumps(self) -> str:
+        return json.dumps(attrs.asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Outcome:
+        return cls(**json.loads(text))

@@ -1,0 +1,170 @@
+"""What is measured: servers, started in an empty directory, each a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from fyrehose import __version__, kernels
+from fyrehose.errors import FyrehoseError
+
+#: Seconds in which a server has to begin, or to end.
+PATIENCE = 60.0
+
+
+class CannotStart(FyrehoseError):
+    """A server that was to be measured is not there, or does not start."""
+
+
+@attrs.define
+class Running:
+    """A server that serves."""
+
+    process: subprocess.Popen[bytes]
+    #: where to publish, where to hear what comes, and where to ask for what was there
+    port: int
+    live_port: int
+    past_port: int
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it, however long that takes."""
+        self.process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(PATIENCE)
+        self.process.kill()
+        self.process.wait()
+
+
+#: Starts a server in a directory, for a wire.
+Start = Callable[[Path, str, str], Running]
+
+
+@attrs.frozen(kw_only=True)
+class Contestant:
+    """A server as it is measured: with one set of options."""
+
+    name: str
+    #: what load makers speak to it; empty: the protocol of the case
+    wire: str = ""
+    #: (directory, protocol, durability) -> the server
+    start: Start
+    #: which version that is; raises CannotStart if there is none
+    version: Callable[[], str]
+
+
+def spawn(directory: Path, words: Sequence[str], *, environment: dict[str, str] | None = None) -> Spawned:
+    """Run ``words`` in ``directory``, with what it says in the file ``log``.
+
+    :raises CannotStart: there is no such program
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with directory.joinpath("log").open("ab") as log:
+        try:
+            process = subprocess.Popen(
+                words,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+            )
+        except OSError as error:
+            raise CannotStart(f"{shlex.join(words)} cannot be run: {error.strerror}") from error
+    return Spawned(process, directory / "log")
+
+
+@attrs.define
+class Spawned:
+    """A process that may serve soon."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_for(self, done: Callable[[str], bool]) -> str:
+        """What it has said when ``done`` says that this will do.
+
+        :raises CannotStart: it ended before, or takes too long
+        """
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            ended = self.process.poll() is not None
+            said = self.log.read_text(errors="replace")
+            if done(said):
+                return said
+            if ended or time.monotonic() > deadline:
+                self.process.kill()
+                self.process.wait()
+                raise CannotStart(f"{shlex.join(map(str, self.process.args))} does not serve:\n{said[-2000:]}")  # type: ignore[arg-type]
+            time.sleep(0.01)
+
+
+def twistd() -> str:
+    """The program that serves.
+
+    :raises CannotStart: it is not there
+    """
+    beside = Path(sys.executable).with_name("twistd")
+    found = str(beside) if beside.exists() else shutil.which("twistd")
+    if found is None:
+        raise CannotStart("twistd is not installed beside this Python: pip install fyrehose")
+    return found
+
+
+#: What the server is told for each protocol: limits that are there for strangers, and would be what is measured here.
+OPTIONS = {
+    "figg": ("figg.max-per-host=20000", "figg.max-connections=20000"),
+    "lumberjack": ("lumberjack.max-per-host=20000",),
+    "relink": ("relink.max-per-host=20000", "relink.max-detached-per-host=20000"),
+    "backbone": (
+        "backbone.push-rate=100000000",
+        "backbone.request-rate=100000",
+        "backbone.destination-rate=100G",
+        "backbone.receive-buffer=16M",
+    ),
+    "eventbus": (),
+}
+_ENDPOINTS = {"backbone": "udp:0:interface=127.0.0.1"}
+
+
+def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) -> list[str]:
+    """The command line of the server that ``protocol`` is measured with."""
+    endpoint = _ENDPOINTS.get(protocol, "tcp:0:interface=127.0.0.1")
+    words = [twistd(), "--pidfile=", "-n", "fyrehose", "--data-dir", str(directory / "data")]
+    words += ["--durability", durability, "--listen", f"{protocol}={endpoint}", *more]
+    for option in OPTIONS.get(protocol, ()):
+        words += ["--option", option]
+    return words
+
+
+def start_fyrehose(directory: Path, protocol: str, durability: str) -> Running:
+    """``twistd -n fyrehose`` with one door."""
+    spawned = spawn(directory, fyrehose_words(directory, protocol, durability))
+    said = spawned.wait_for(lambda text: "#info] serving\n" in text)
+    port = int(re.findall(rf"{protocol} \(\S+\) listens on \S+?:(\d+)\n", said)[-1])
+    if protocol == "eventbus":
+        return Running(spawned.process, port + 2, port + 1, port)
+    return Running(spawned.process, port, port, port)
+
+
+def fyrehose_version() -> str:
+    """Ours, and which kernels it has."""
+    return f"{__version__}, {'native' if kernels.NATIVE else 'pure'} kernels"
+
+
+FYREHOSE = Contestant(name="fyrehose", start=start_fyrehose, version=fyrehose_version)
+CONTESTANTS = {contestant.name: contestant for contestant in (FYREHOSE,)}
