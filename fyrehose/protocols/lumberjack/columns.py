@@ -15,14 +15,40 @@ from struct import pack
 import attrs
 
 from fyrehose.kernels import lumberjack as kernel
+from fyrehose.kernels.pure.lumberjack import Segment
 from fyrehose.protocols.lumberjack.frames import EventRun, Pairs, to_json
-from fyrehose.records import MAX_NAME, MAX_PAYLOAD
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
 
 JSON = "application/json"
 #: The document of a J frame that does not begin and end as JSON does.
 NOT_JSON = "application/x-lumberjack-j"
 #: The body of a D frame (count, keys and values, as on the wire) that is not UTF-8, or too large as JSON.
 RAW_PAIRS = "application/x-lumberjack-d"
+
+
+@attrs.define(eq=False)
+class _Group:
+    """Events that follow on, of one topic and content type: a run in pieces."""
+
+    topic: bytes | None
+    looks: bool
+    lengths: list[Buffer] = attrs.field(factory=list, init=False)
+    payloads: list[Buffer] = attrs.field(factory=list, init=False)
+    sequences: list[tuple[int | Buffer, int]] = attrs.field(factory=list, init=False)
+
+    def add(self, lengths: Buffer, payload: Buffer, sequences: int | Buffer, count: int) -> None:
+        self.lengths.append(lengths)
+        self.payloads.append(payload)
+        self.sequences.append((sequences, count))
+
+    def run(self) -> EventRun:
+        return EventRun(
+            lengths=_whole(self.lengths),
+            payload=_whole(self.payloads),
+            producer_seq=_joined(self.sequences),
+            topic=None if self.topic is None else topic_of(self.topic),
+            content_type=JSON if self.looks else NOT_JSON,
+        )
 
 
 @attrs.define(eq=False)
@@ -36,15 +62,28 @@ class Columns:
     path: tuple[bytes, ...]
     most: int
     _runs: list[EventRun] = attrs.field(factory=list, init=False)
-    _lengths: list[bytes] = attrs.field(factory=list, init=False)
-    _payloads: list[bytes] = attrs.field(factory=list, init=False)
-    _sequences: list[tuple[int | bytes, int]] = attrs.field(factory=list, init=False)
+    _groups: list[_Group] = attrs.field(factory=list, init=False)
 
-    def add_json(self, count: int, sequences: int | bytes, lengths: bytes, payload: bytes) -> None:
-        """Documents; ``sequences`` is the first where they are consecutive, else a column."""
-        self._lengths.append(lengths)
-        self._payloads.append(payload)
-        self._sequences.append((sequences, count))
+    def add_json(self, count: int, sequences: int | bytes, lengths: bytes, payload: bytes) -> int:
+        """Documents; ``sequences`` is the first where they are consecutive, else a column.
+
+        :return: how many runs they begin
+        """
+        segments = kernel.split(lengths, payload, self.path, self.most)
+        before = len(self._groups)
+        if len(segments) == 1:
+            self._group(segments[0]).add(lengths, payload, sequences, count)
+            return len(self._groups) - before
+        column, data = memoryview(lengths), memoryview(payload)
+        sizes = column.cast("I")
+        first = begin = 0
+        for segment in segments:
+            stop = first + segment[0]
+            end = begin + sum(sizes[first:stop])
+            part = sequences + first if isinstance(sequences, int) else sequences[8 * first : 8 * stop]
+            self._group(segment).add(column[4 * first : 4 * stop], data[begin:end], part, segment[0])
+            first, begin = stop, end
+        return len(self._groups) - before
 
     def add_pairs(self, sequence: int, body: bytes, pairs: Pairs) -> None:
         """The pairs of a D frame, and the body that they came in."""
@@ -65,38 +104,23 @@ class Columns:
         runs, self._runs = self._runs, []
         return runs
 
+    def _group(self, segment: Segment) -> _Group:
+        """What ``segment`` goes on with, or begins."""
+        _, topic, looks = segment
+        if not self._groups or (self._groups[-1].topic, self._groups[-1].looks) != (topic, looks):
+            self._groups.append(_Group(topic, looks))
+        return self._groups[-1]
+
     def _close(self) -> None:
-        if not self._lengths:
-            return
-        lengths, payload = b"".join(self._lengths), b"".join(self._payloads)
-        sequences = _joined(self._sequences)
-        self._lengths, self._payloads, self._sequences = [], [], []
-        segments = kernel.split(lengths, payload, self.path, self.most)
-        if len(segments) == 1:
-            _, topic, looks = segments[0]
-            self._runs.append(_run(lengths, payload, sequences, topic, looks))
-            return
-        sizes = memoryview(lengths).cast("I")
-        first = begin = 0
-        for count, topic, looks in segments:
-            end = begin + sum(sizes[first : first + count])
-            stop = first + count
-            part = sequences + first if isinstance(sequences, int) else sequences[8 * first : 8 * stop]
-            self._runs.append(_run(lengths[4 * first : 4 * stop], payload[begin:end], part, topic, looks))
-            first, begin = stop, end
+        self._runs += [group.run() for group in self._groups]
+        self._groups.clear()
 
 
-def _run(lengths: bytes, payload: bytes, sequences: int | bytes, topic: bytes | None, looks: bool) -> EventRun:
-    return EventRun(
-        lengths=lengths,
-        payload=payload,
-        producer_seq=sequences,
-        topic=None if topic is None else topic_of(topic),
-        content_type=JSON if looks else NOT_JSON,
-    )
+def _whole(parts: list[Buffer]) -> Buffer:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _joined(parts: list[tuple[int | bytes, int]]) -> int | bytes:
+def _joined(parts: list[tuple[int | Buffer, int]]) -> int | Buffer:
     """Sequences end to end: the first where they are consecutive throughout, else a column."""
     first = parts[0][0]
     expected = first

@@ -79,7 +79,7 @@ class LumberjackProtocol(SessionProtocol):
 
     kit: ClassVar[str] = KIT
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {EventRun: "published"}
+    handlers: ClassVar[dict[type, str]] = {tuple: "published"}
 
     session: LumberjackServerSession
     settings: Settings
@@ -143,24 +143,17 @@ class LumberjackProtocol(SessionProtocol):
     # What the shell calls.
 
     def received(self, events: Sequence[object]) -> None:
-        super().received(events)
+        # What came in one turn is published at once, however many topics it has.
+        runs = tuple(event for event in events if isinstance(event, EventRun))
+        super().received([runs, *events[len(runs) :]] if runs else events)
         if self.session.frames != self._frames:
             self._frames = self.session.frames
             self._active = self.clock.seconds()
 
-    def published(self, event: EventRun) -> None:
+    def published(self, events: tuple[EventRun, ...]) -> None:
         """Publish, and acknowledge what that completes when it is durable: there and nowhere else."""
-        run = Run(
-            stream=self.settings.stream,
-            source=KIT,
-            producer=self._who,
-            topic=event.topic,
-            content_type=event.content_type,
-            producer_seq=event.producer_seq,
-            lengths=event.lengths,
-            payload=event.payload,
-        )
-        self.publish([run], partial(self._durable, len(run)))
+        runs = [self._run(event) for event in events]
+        self.publish(runs, partial(self._durable, sum(map(len, runs))))
         self._note_published()
 
     def settled(self) -> None:
@@ -201,6 +194,18 @@ class LumberjackProtocol(SessionProtocol):
             return Outcome.DONE
 
     # Inside.
+
+    def _run(self, event: EventRun) -> Run:
+        return Run(
+            stream=self.settings.stream,
+            source=KIT,
+            producer=self._who,
+            topic=event.topic,
+            content_type=event.content_type,
+            producer_seq=event.producer_seq,
+            lengths=event.lengths,
+            payload=event.payload,
+        )
 
     @property
     def _who(self) -> str:

@@ -43,6 +43,10 @@ from fyrehose.protocols.lumberjack.windows import Windows
 
 Event = EventRun | Broken
 
+#: A D frame, which becomes JSON, is as much work as so many documents; so is every run, on its way to the disk.
+PAIRS_WORK = 4
+RUN_WORK = 16
+
 
 @attrs.frozen(kw_only=True)
 class Limits:
@@ -50,8 +54,8 @@ class Limits:
 
     :ivar max_frame: the largest document, D frame and compressed frame, in bytes
     :ivar inflate: what a compressed frame may come to
-    :ivar turn_bytes: what a turn takes, in bytes
-    :ivar turn_events: and in frames
+    :ivar turn_bytes: what a turn takes, in bytes: more than is read at once
+    :ivar turn_events: and in events of JSON, or what is as much work
     :ivar max_windows: how many windows may be unacknowledged before the session waits
     :ivar topic: where the topic of an event is: the keys that lead to it; none: events have no topic
     :ivar topic_bytes: in how much of an event it is looked for
@@ -59,8 +63,8 @@ class Limits:
 
     max_frame: int = MAX_FRAME
     inflate: InflateLimits = InflateLimits()
-    turn_bytes: int = 256 << 10
-    turn_events: int = 500
+    turn_bytes: int = 512 << 10
+    turn_events: int = 2_048
     max_windows: int = 1_000
     topic: tuple[bytes, ...] = (b"@metadata", b"beat")
     topic_bytes: int = 4 << 10
@@ -75,7 +79,7 @@ class LumberjackServerSession:
     """
 
     #: what takes a frame that begins at a position: where the next one begins, or the same position if it is not whole
-    takers: ClassVar[dict[FrameType, str]] = {
+    takers: ClassVar[dict[int, str]] = {
         FrameType.JSON: "_take_json",
         FrameType.DATA: "_take_data",
         FrameType.WINDOW: "_take_window",
@@ -93,6 +97,8 @@ class LumberjackServerSession:
     _out: list[bytes] = attrs.field(factory=list, init=False)
     _bytes: int = attrs.field(default=0, init=False)
     _events: int = attrs.field(default=0, init=False)
+    #: how much work a document was lately, with its share of a run
+    _work_each: int = attrs.field(default=1, init=False)
     _more: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
 
@@ -259,12 +265,11 @@ class LumberjackServerSession:
                 raise RemoteProtocolError("bad-type", f"{kind:#04x}")
             if kind != FrameType.WINDOW or inside is not None:
                 self._check_version(version)
-            before, left = at, self._events
-            at = getattr(self, self.takers[FrameType(kind)])(source, at, version)
+            before = at
+            at = getattr(self, self.takers[kind])(source, at, version)
             if at == before:
                 break
             self.expected = 0
-            self.frames += left - self._events
         return at
 
     def _check_version(self, version: int) -> None:
@@ -274,15 +279,17 @@ class LumberjackServerSession:
         self._windows.version = version
 
     def _take_json(self, source: bytearray, at: int, version: int) -> int:
-        most = min(self._windows.room, self._events)
+        most = min(self._windows.room, max(1, self._events // self._work_each))
         end, count, sequences, last, lengths, payload = kernel.scan(
             source, at, digit(version), self.limits.max_frame, self._bytes, most
         )
         if not count:
             return self._end(source, at, LONG, 3)
-        self._columns.add_json(count, sequences, lengths, payload)
+        runs = self._columns.add_json(count, sequences, lengths, payload)
         self._windows.receive(count, last, self._inflation is None)
-        self._spend(end - at, count)
+        work = count + RUN_WORK * runs
+        self._work_each = work // count
+        self._spend(end - at, count, work)
         return end
 
     def _take_data(self, source: bytearray, at: int, version: int) -> int:
@@ -297,7 +304,7 @@ class LumberjackServerSession:
         body = bytes(memoryview(source)[at + SHORT.size : end])
         self._columns.add_pairs(sequence, body, pairs_of(body))
         self._windows.receive(1, sequence, self._inflation is None)
-        self._spend(end - at, 1)
+        self._spend(end - at, 1, PAIRS_WORK)
         return end
 
     def _take_window(self, source: bytearray, at: int, version: int) -> int:
@@ -305,7 +312,7 @@ class LumberjackServerSession:
             self.expected = SHORT.size
             return at
         self._windows.announce(version, SHORT.unpack_from(source, at)[2], self._inflation is None)
-        self._spend(SHORT.size, 1)
+        self._spend(SHORT.size, 1, 1)
         return at + SHORT.size
 
     def _take_compressed(self, source: bytearray, at: int, version: int) -> int:
@@ -313,7 +320,7 @@ class LumberjackServerSession:
             raise RemoteProtocolError("nested-compression")
         end = self._end(source, at, SHORT, 2)
         if end > at:
-            self._spend(0, 1)
+            self._spend(0, 1, 1)
         if end - at > SHORT.size:
             payload = bytes(memoryview(source)[at + SHORT.size : end])
             self._inflation = Inflation(payload, self.limits.inflate.most(len(payload)))
@@ -331,6 +338,7 @@ class LumberjackServerSession:
         self.expected += length
         return at if available < self.expected else at + self.expected
 
-    def _spend(self, size: int, count: int) -> None:
+    def _spend(self, size: int, frames: int, work: int) -> None:
         self._bytes -= size
-        self._events -= count
+        self._events -= work
+        self.frames += frames

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.inflate import InflateLimits
-from fyrehose.protocols.lumberjack.session import Limits, LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import PAIRS_WORK, RUN_WORK, Limits, LumberjackServerSession
 from fyrehose.testing import every_chunking
 
 Make = Callable[..., Any]
@@ -394,6 +394,18 @@ def test_work_comes_in_turns(peer: Make, window: Make) -> None:
     assert max(sizes) == 10
     assert sum(sizes) == 135
     assert fed.acks == [(2, 100), (2, 35)]
+
+
+def test_a_turn_of_many_topics_is_shorter_and_so_is_one_of_pairs(peer: Make) -> None:
+    limits = Limits(turn_events=160)
+    documents = [doc(n, b'{"@metadata":{"beat":"%d"}}' % (n % 2)) for n in range(1, 401)]
+    fed = peer(LumberjackServerSession(limits))
+    first = fed.session.receive_data(announce(400) + b"".join(documents))
+    assert sum(map(len, first)) == 159, "nobody knows yet what they come to, and the window counts as well"
+    second = fed.session.go_on(0)
+    assert 0 < len(second) == sum(map(len, second)) <= 160 // RUN_WORK + 1, "each is a run of its own"
+    fed = peer(LumberjackServerSession(limits))
+    assert sum(map(len, fed.session.receive_data(b"".join(pairs(n) for n in range(400))))) == 160 // PAIRS_WORK
 
 
 def test_turns_change_nothing(peer: Make, window: Make) -> None:
