@@ -29,7 +29,7 @@ from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.readers import positions
 from fyrehose.journal.recovery import Recovered, recover
-from fyrehose.journal.retention import Verdict, judge
+from fyrehose.journal.retention import Deletion, Verdict, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.worker import ThreadWorker, Worker
@@ -91,6 +91,7 @@ class FileJournal:
     #: what the disk had left when it was looked at last; None where that could not be told
     _free: int | None = attrs.field(default=None, init=False)
     _store: Store = attrs.field(init=False)
+    _deletion: Deletion = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
@@ -111,6 +112,7 @@ class FileJournal:
 
     def __attrs_post_init__(self) -> None:
         self._store = Store(self.directory, self.files, self._store_index)
+        self._deletion = Deletion(self.directory, self.files)
 
     # Opening.
 
@@ -329,18 +331,24 @@ class FileJournal:
     def _retain(self) -> None:
         try:
             verdict = judge(self._store, self.settings, self.now(), lambda: positions(self.directory))
-        except (JournalError, OSError) as error:
-            if str(error) != self._retention_trouble:
-                log.error("nothing is deleted: {why}", why=str(error))
-            self._retention_trouble = str(error)
+        except (JournalError, OSError):
+            self._retention_failed(Failure(), "nothing is deleted: {why}")
             return
         self._tell_of_readers(verdict)
         for _ in range(verdict.expired):
             path = self._store.drop_oldest()
             log.info("{path} is not kept any more", path=path)
-            self._call(lambda path=path: self._delete(path)).addErrback(  # type: ignore[misc]
-                lambda f: log.failure("a segment that is not kept was not deleted", f)
+            self._deletion.segments.append(path)
+        if self._deletion.is_due():
+            self._call(self._deletion.work).addErrback(
+                self._retention_failed, "a segment that is not kept is not deleted, and will be tried again: {why}"
             )
+
+    def _retention_failed(self, failure: Failure, what: str) -> None:
+        why = failure.getErrorMessage()
+        if why != self._retention_trouble:
+            log.error(what, why=why)
+        self._retention_trouble = why
 
     def _tell_of_readers(self, verdict: Verdict) -> None:
         waited_for = "" if verdict.waited_for is None else verdict.waited_for.name
@@ -356,12 +364,6 @@ class FileJournal:
                 name=reader.name,
                 position=reader.position,
             )
-
-    def _delete(self, segment: Path) -> None:
-        """In the thread."""
-        self.files.unlink(segment.with_suffix(scan.INDEX_SUFFIX))
-        self.files.unlink(segment)
-        self.files.sync_directory(self.directory)
 
     # Reading.
 

@@ -8,10 +8,13 @@ lately, and only so many bytes wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import attrs
 
+from fyrehose.journal.files import Files
 from fyrehose.journal.readers import Reader
+from fyrehose.journal.scan import INDEX_SUFFIX
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 
@@ -29,6 +32,39 @@ class Verdict:
     waiting: int = 0
     waited_for: Reader | None = None
     overtaken: tuple[Reader, ...] = ()
+
+
+class Deletion:
+    """Deletes segments one after the other: one that is gone while an older one is there would be a hole.
+
+    :ivar segments: what is still to be deleted, the oldest first
+    """
+
+    def __init__(self, directory: Path, files: Files) -> None:
+        self.segments: list[Path] = []
+        self._directory, self._files = directory, files
+        self._at_work = False
+
+    def is_due(self) -> bool:
+        """Whether :meth:`work` is to be called; if so, it has to be."""
+        due = bool(self.segments) and not self._at_work
+        self._at_work = self._at_work or due
+        return due
+
+    def work(self) -> None:
+        """Blocks.  Where it fails, it goes on the next time.
+
+        :raises OSError: the oldest of them could not be deleted, or not durably
+        """
+        try:
+            while self.segments:
+                segment = self.segments[0]
+                self._files.unlink(segment.with_suffix(INDEX_SUFFIX))
+                self._files.unlink(segment)
+                self._files.sync_directory(self._directory)
+                del self.segments[0]
+        finally:
+            self._at_work = False
 
 
 def judge(store: Store, settings: JournalSettings, now: int, readers: Callable[[], Sequence[Reader]]) -> Verdict:

@@ -317,6 +317,26 @@ class TestRetention:
         bench.append(b"twice", stream="rare")
         assert [(r.seq, r.payload) for r in bench.records("rare")] == [(2, b"twice")]
 
+    @pytest.mark.parametrize("nth", [1, 2, 3, 4])
+    def test_what_cannot_be_deleted_leaves_no_hole(self, open_journal, logged_errors, nth: int) -> None:
+        files = FaultyFiles()
+        bench = open_journal(files=files, segment_size=4096, keep_bytes=8000)
+        for i in range(4):
+            bench.append(b"%03d" % i * 1000)
+        files.name, files.nth, files.times = "unlink", files.calls["unlink"] + nth, 5
+        for i in range(20):
+            bench.append(b"%03d" % i * 1000)
+        assert len(logged_errors.take()) == 1
+        bench.crash()
+        again = open_journal(segment_size=4096)
+        assert again.journal.bounds("s")[1] == 24
+        assert len(again.payloads()) == 24 - again.journal.bounds("s")[0] + 1
+        again.close()
+        bench = open_journal(segment_size=4096, keep_bytes=8000)
+        bench.append(b"more" * 1000)
+        bench.clock.advance(1)
+        assert sum(s.size for s in scan.segments(bench.directory)) < 20_000, "it has caught up"
+
     def test_a_reader_finishes_the_segment_it_is_in(self, open_journal) -> None:
         bench = open_journal(segment_size=4096)
         bench.append(b"x")
