@@ -1,0 +1,91 @@
+"""A running server asked for its state, at its admin door."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import attrs
+
+from fyrehose.errors import ConfigError, FyrehoseError
+
+#: Where servers have their admin door when nobody says.
+DEFAULT_URL = "http://127.0.0.1:8118"
+#: How long one answer may take, in seconds, and the most that it may come to, in bytes.
+PATIENCE = 10.0
+LARGEST = 64 << 20
+
+
+@attrs.frozen
+class Asker:
+    """Asks the server at ``url``.
+
+    :ivar token: what it wants to see, if it does
+    :ivar context: whose certificates are believed
+    """
+
+    url: str
+    token: str | None = attrs.field(default=None, repr=False)
+    context: ssl.SSLContext | None = None
+
+    @classmethod
+    def of(cls, url: str, token_file: Path | None = None, authorities: Path | None = None) -> Asker:
+        """:raises ConfigError: one of them cannot be used"""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ConfigError(f"--url is {url!r}, and should be such as {DEFAULT_URL}")
+        try:
+            token = None if token_file is None else token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
+            context = None
+            if parts.scheme == "https":
+                context = ssl.create_default_context(cafile=None if authorities is None else str(authorities))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--token-file or --ca cannot be used: {error}") from error
+        return cls(url.rstrip("/"), token, context)
+
+    def status(self, match: str = "", limit: int = 200) -> dict[str, Any]:
+        """What the server says of itself: see :mod:`fyrehose.admin.status`.
+
+        :raises FyrehoseError: it says nothing, or something else
+        """
+        request = urllib.request.Request(f"{self.url}/api/status?{urlencode({'match': match, 'limit': limit})}")
+        if self.token is not None:
+            request.add_header("Authorization", f"Bearer {self.token}")
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE, context=self.context) as answer:
+                said = json.loads(answer.read(LARGEST))
+        except urllib.error.HTTPError as error:
+            raise FyrehoseError(self._refused(error)) from error
+        except urllib.error.URLError as error:
+            raise FyrehoseError(self._silent(error.reason)) from error
+        except OSError as error:
+            raise FyrehoseError(self._silent(error)) from error
+        except ValueError as error:
+            raise FyrehoseError(f"what answers at {self.url} is no admin door of Fyrehose's") from error
+        if not isinstance(said, dict) or "journal" not in said:
+            raise FyrehoseError(f"what answers at {self.url} is no admin door of Fyrehose's")
+        return said
+
+    def _refused(self, error: urllib.error.HTTPError) -> str:
+        if error.code == 401:
+            hint = "give it with --token-file FILE" if self.token is None else "the one in --token-file is another"
+            return f"the server at {self.url} wants a token: {hint}"
+        try:
+            detail = str(json.loads(error.read(LARGEST))["error"])
+        except (ValueError, KeyError, TypeError):
+            return f"what answers at {self.url} is no admin door of Fyrehose's (it says {error.code})"
+        return f"the server at {self.url} refuses: {detail}"
+
+    def _silent(self, reason: object) -> str:
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return f"the certificate of {self.url} is not believed: {reason}; see --ca"
+        said = getattr(reason, "strerror", None) or reason
+        return (
+            f"{self.url} cannot be reached: {said}; is the server running, with --listen admin=tcp:8118:interface="
+            "127.0.0.1 (or every default door), and the extra admin installed?"
+        )

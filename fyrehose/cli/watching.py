@@ -1,0 +1,225 @@
+"""``fyrehose streams``, ``stats`` and ``top``: a running server, as tables."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fyrehose.cli.asking import DEFAULT_URL, Asker
+from fyrehose.cli.journal import escaped
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: A rate is known when a second has gone by between two looks, in seconds.
+SECOND = 1.1
+
+
+def _of_a_server(command: F) -> F:
+    """The options that all of them have."""
+    options = (
+        click.option("--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="The server's admin door."),
+        click.option("--token-file", type=click.Path(path_type=Path), help="The token that it wants, if it does."),
+        click.option("--ca", type=click.Path(path_type=Path), help="PEM file: who issued its certificate (https)."),
+        click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_of_a_server
+@click.option("--limit", type=click.IntRange(1, 10_000), default=200, show_default=True, help="So many at the most.")
+@click.argument("match", default="")
+def streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit: int, match: str) -> None:
+    """List the streams of a running server, or those whose name has MATCH in it.
+
+    The busiest come first.  json: an object a line.
+
+    \b
+        fyrehose streams
+        fyrehose streams orders
+        fyrehose streams --format json | jq -r .name
+    """
+    status = _with_rates(Asker.of(url, token_file, ca), match, limit)
+    listed = status["streams"]["listed"]
+    if form == "json":
+        for stream in listed:
+            click.echo(json.dumps(stream, ensure_ascii=False))
+        return
+    console = Console()
+    console.print(_streams(listed))
+    matching = status["streams"]["matching"]
+    if matching > len(listed):
+        console.print(f"{len(listed)} of {matching}; see --limit, or say a part of the name")
+
+
+@click.command()
+@_of_a_server
+def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
+    """Say how a running server is: its journal, its protocols, what was refused.
+
+    json: everything that it says, as one object.
+
+    \b
+        fyrehose stats
+        fyrehose stats --format json | jq .journal.state
+        fyrehose stats --url https://10.0.0.5:8118 --token-file token --ca ca.pem
+    """
+    asker = Asker.of(url, token_file, ca)
+    if form == "json":
+        click.echo(json.dumps(_with_rates(asker), ensure_ascii=False))
+    else:
+        Console().print(Group(*_overview(_with_rates(asker), everything=True)))
+
+
+@click.command()
+@_of_a_server
+@click.option("--interval", type=click.FloatRange(0.5, 3600), default=1.0, show_default=True, help="Seconds between.")
+@click.option("--count", type=click.IntRange(1), help="End after so many looks.")
+def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval: float, count: int | None) -> None:
+    """Watch a running server: rates, the busiest streams, who is furthest behind.
+
+    It goes on until Ctrl-C.  json: everything that the server says, an object a line for each look.
+
+    \b
+        fyrehose top
+        fyrehose top --format json --count 60 | jq '.protocols[].in_rate'
+    """
+    asker = Asker.of(url, token_file, ca)
+    console = Console()
+    left = -1 if count is None else count
+    try:
+        if form == "json":
+            while left:
+                click.echo(json.dumps(asker.status(), ensure_ascii=False))
+                left -= 1
+                time.sleep(interval if left else 0)
+            return
+        with Live(console=console, auto_refresh=False, screen=console.is_terminal and count is None) as live:
+            while left:
+                live.update(_top(asker.status(limit=50), console.height), refresh=True)
+                left -= 1
+                time.sleep(interval if left else 0)
+    except KeyboardInterrupt:
+        return
+
+
+def _with_rates(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any]:
+    """The status; if rates are not known yet, a second later."""
+    status = asker.status(match, limit)
+    if any(stream["rate"] is None for stream in status["streams"]["listed"]):
+        time.sleep(SECOND)
+        status = asker.status(match, limit)
+    return status
+
+
+def _top(status: dict[str, Any], height: int) -> RenderableType:
+    parts = _overview(status, everything=False)
+    room = max(3, (height - 12 - len(status["protocols"])) // 2)
+    parts += [Text(), _streams(status["streams"]["listed"][:room])]
+    behind = [each for each in status["subscribers"]["listed"] if each["lag"] or each["paused"]][:room]
+    if behind:
+        parts += [Text(), _subscribers(behind)]
+    return Group(*parts)
+
+
+def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
+    journal, memory, found = status["journal"], status["memory"], status["subscribers"]
+    state = journal["state"]
+    head = Text.assemble(
+        f"fyrehose {status['version']}, up {_time(status['uptime'])}, ",
+        ("the journal is " + state, "green" if state == "writable" else "bold red"),
+        f", durability {journal.get('durability', 'unknown')}",
+    )
+    commits = f"commits: half within {_time(journal['commit_p50'])}, 99% within {_time(journal['commit_p99'])}"
+    disk = f"journal {_size(journal.get('size'))}, disk left {_size(journal.get('free'))}"
+    lines: list[RenderableType] = [
+        head,
+        Text(f"{commits}; {disk}; memory {_size(memory['resident'])}; reactor lag {_time(status['reactor']['lag'])}"),
+        Text(f"{status['streams']['total']} streams; {found['total']} subscribers, at most {found['lag']} behind"),
+        Text(),
+        _protocols(status["protocols"]),
+    ]
+    if everything and status["refusals"]:
+        table = _table("refused", "cause", "times")
+        for each in status["refusals"]:
+            table.add_row(each["protocol"], each["cause"], _count(each["count"]))
+        lines += [Text(), table]
+    if everything and found["listed"]:
+        lines += [Text(), _subscribers(found["listed"])]
+    return lines
+
+
+def _protocols(protocols: list[dict[str, Any]]) -> Table:
+    table = _table("protocol", "peers", "in /s", "in", "size /s", "out /s", "out", "readers", "refused")
+    for each in protocols:
+        numbers = [each[key] for key in ("connections", "in_rate", "in_messages")]
+        table.add_row(
+            each["name"],
+            *map(_count, numbers),
+            _size(each["in_bytes_rate"]),
+            *map(_count, [each[key] for key in ("out_rate", "out_messages", "subscribers", "refused")]),
+        )
+    return table
+
+
+def _streams(listed: list[dict[str, Any]]) -> Table:
+    table = _table("stream", "first", "last", "/s", "readers")
+    for each in listed:
+        numbers = [str(each["first"]), str(each["last"]), _count(each["rate"]), _count(each["subscribers"])]
+        table.add_row(Text(escaped(each["name"])), *numbers)
+    return table
+
+
+def _subscribers(listed: list[dict[str, Any]]) -> Table:
+    table = _table("subscriber", "stream", "at", "behind", "")
+    for each in listed:
+        table.add_row(
+            Text(escaped(f"{each['protocol']} {each['peer']}")),
+            Text(escaped(each["stream"])),
+            str(each["position"]),
+            _count(each["lag"]),
+            "waits for its peer" if each["paused"] else "",
+        )
+    return table
+
+
+def _table(*names: str) -> Table:
+    """Text on the left, numbers on the right."""
+    table = Table(box=None, pad_edge=False)
+    for number, name in enumerate(names):
+        text = not number or name in ("stream", "cause", "")
+        table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text or not number)
+    return table
+
+
+def _count(number: float | None) -> str:
+    if number is None:
+        return "-"
+    return f"{number:,.1f}" if number < 10 and number % 1 else f"{number:,.0f}"
+
+
+def _size(number: float | None) -> str:
+    return "-" if number is None else decimal(int(number))
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    days, rest = divmod(int(seconds), 86_400)
+    return f"{days} d {rest // 3600} h" if days else f"{rest // 3600} h {rest % 3600 // 60} min"

@@ -1,0 +1,103 @@
+"""What is asked of a server's admin door, and what is said when the answer is none."""
+
+from __future__ import annotations
+
+import io
+import json
+import ssl
+import urllib.error
+import urllib.request
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose.cli.asking import Asker
+from fyrehose.errors import ConfigError, FyrehoseError
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Has the next request answered by bytes, or by an error; the requests so far."""
+    asked: list[urllib.request.Request] = []
+    answers: list[Any] = []
+
+    def urlopen(request: urllib.request.Request, timeout: float, context: Any) -> Any:
+        asked.append(request)
+        said = answers.pop()
+        if isinstance(said, Exception):
+            raise said
+        return io.BytesIO(said)
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+
+    def answer(said: Any) -> list[urllib.request.Request]:
+        answers.append(said)
+        return asked
+
+    return answer
+
+
+def refusal(code: int, body: bytes) -> urllib.error.HTTPError:
+    return urllib.error.HTTPError("http://x", code, "no", Message(), io.BytesIO(body))
+
+
+def test_the_status(answer: Any) -> None:
+    asked = answer(b'{"journal": {"state": "writable"}}')
+    assert Asker.of("http://x:1/", None).status("a/b", 7) == {"journal": {"state": "writable"}}
+    assert asked[0].full_url == "http://x:1/api/status?match=a%2Fb&limit=7"
+    assert not asked[0].has_header("Authorization")
+
+
+def test_a_token(answer: Any, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\nmore")
+    asked = answer(b'{"journal": {}}')
+    asker = Asker.of("http://x:1", token)
+    asker.status()
+    assert asked[0].get_header("Authorization") == "Bearer secret"
+    assert "secret" not in repr(asker)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            urllib.error.URLError(ConnectionRefusedError(111, "Connection refused")),
+            "cannot be reached: Connection refused",
+        ),
+        (urllib.error.URLError("unknown url type"), "cannot be reached: unknown url type"),
+        (TimeoutError("timed out"), "cannot be reached: timed out"),
+        (urllib.error.URLError(ssl.SSLCertVerificationError(1, "self-signed")), "is not believed"),
+        (refusal(401, b"{}"), "wants a token: give it with --token-file"),
+        (refusal(421, json.dumps({"error": "not by that name"}).encode()), "refuses: not by that name"),
+        (refusal(404, b"<html>"), "no admin door"),
+        (b"<html>", "no admin door"),
+        (b"[]", "no admin door"),
+        (b"\xff", "no admin door"),
+    ],
+)
+def test_trouble_is_said_so_that_one_can_act(answer: Any, said: Any, words: str) -> None:
+    answer(said)
+    with pytest.raises(FyrehoseError, match=words):
+        Asker.of("http://x:1").status()
+
+
+def test_a_wrong_token_is_told_from_none(answer: Any) -> None:
+    answer(refusal(401, b"{}"))
+    with pytest.raises(FyrehoseError, match="the one in --token-file is another"):
+        Asker("http://x:1", "wrong").status()
+
+
+@pytest.mark.parametrize("url", ["", "x", "localhost:8118", "ftp://x", "file:///etc/passwd", "http://"])
+def test_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigError, match="--url"):
+        Asker.of(url)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Asker.of("http://x:1", tmp_path / "none")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Asker.of("https://x:1", None, tmp_path / "none")

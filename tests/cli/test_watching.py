@@ -1,0 +1,153 @@
+"""A server as tables: what is shown, and what a terminal is not made to obey."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fyrehose.cli import watching
+from fyrehose.cli.asking import Asker
+from fyrehose.cli.command import main
+from fyrehose.errors import FyrehoseError
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    stream = {"name": "orders\x1b[2J", "first": 1, "last": 123456, "rate": 7.25, "subscribers": 2}
+    subscriber = {
+        "protocol": "figg",
+        "peer": "10.0.0.1:5",
+        "stream": "orders",
+        "position": 4,
+        "lag": 1234,
+        "delivered": 4,
+        "paused": True,
+    }
+    protocol = {
+        "name": "lumberjack",
+        "connections": 3,
+        "in_rate": 1500.0,
+        "in_messages": 10,
+        "in_bytes_rate": 2e6,
+        "out_rate": None,
+        "out_messages": 0,
+        "subscribers": 0,
+        "refused": 5,
+    }
+    made = {
+        "version": "1.2.3",
+        "uptime": 90_061.0,
+        "memory": {"resident": 50_000_000},
+        "reactor": {"lag": 0.002},
+        "journal": {
+            "state": "writable",
+            "durability": "batch",
+            "commit_p50": 0.00025,
+            "commit_p99": 2.5,
+            "size": 1 << 30,
+            "free": 1 << 40,
+        },
+        "protocols": [protocol],
+        "streams": {"total": 9, "matching": 3, "listed": [stream]},
+        "subscribers": {"total": 1, "lag": 1234, "listed": [subscriber]},
+        "refusals": [{"protocol": "lumberjack", "cause": "too-large", "count": 5}],
+    }
+    return {**made, **changes}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    """What was asked of the server so far; it answers."""
+    found: list[tuple[str, str, int]] = []
+
+    def answer(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any]:
+        found.append((asker.url, match, limit))
+        return status()
+
+    monkeypatch.setattr(Asker, "status", answer)
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
+    return found
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(main, words, env={"COLUMNS": "100"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_streams(asked: list[Any]) -> None:
+    said = run("streams", "ord", "--limit", "7", "--url", "http://elsewhere:1")
+    assert asked == [("http://elsewhere:1", "ord", 7)]
+    head, line, more = said.splitlines()
+    assert head.split() == ["stream", "first", "last", "/s", "readers"]
+    assert line.split() == ["orders\\x1b[2J", "1", "123456", "7.2", "2"]
+    assert more == "1 of 3; see --limit, or say a part of the name"
+    assert asked[0][0] == "http://elsewhere:1"
+
+
+def test_streams_as_json(asked: list[Any]) -> None:
+    assert json.loads(run("streams", "--format", "json")) == status()["streams"]["listed"][0]
+
+
+def test_a_rate_that_is_not_known_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = status()
+    unknown["streams"]["listed"][0] = {**unknown["streams"]["listed"][0], "rate": None}
+    answers = [status(), unknown]
+    monkeypatch.setattr(Asker, "status", lambda asker, match, limit: answers.pop())
+    slept: list[float] = []
+    monkeypatch.setattr(watching.time, "sleep", slept.append)
+    assert "7.2" in run("streams")
+    assert slept == [watching.SECOND]
+
+
+def test_stats(asked: list[Any]) -> None:
+    said = " ".join(run("stats").split())
+    for part in (
+        "fyrehose 1.2.3, up 1 d 1 h, the journal is writable, durability batch",
+        "half within 0.25 ms, 99% within 2.5 s",
+        "journal 1.1 GB, disk left 1.1 TB; memory 50.0 MB; reactor lag 2 ms",
+        "9 streams; 1 subscribers, at most 1234 behind",
+        "lumberjack 3 1,500 10 2.0 MB - 0 0 5",
+        "lumberjack too-large 5",
+        "figg 10.0.0.1:5 orders 4 1,234 waits for its peer",
+    ):
+        assert part in said
+    assert json.loads(run("stats", "--format", "json")) == status()
+
+
+def test_a_journal_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = {"state": "failed", "commit_p50": None, "commit_p99": None}
+    monkeypatch.setattr(Asker, "status", lambda asker, match, limit: status(journal=journal))
+    assert "the journal is failed, durability unknown" in run("stats")
+
+
+def test_top_looks_as_often_as_it_is_asked_to(asked: list[Any]) -> None:
+    said = run("top", "--count", "3")
+    assert len(asked) == 3
+    assert "orders\\x1b[2J" in said
+    assert "waits for its peer" in said
+    lines = run("top", "--count", "2", "--format", "json").splitlines()
+    assert [json.loads(line) for line in lines] == [status(), status()]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_top_ends_by_ctrl_c(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Asker, "status", lambda asker, match="", limit=200: status())
+    monkeypatch.setattr(watching.time, "sleep", interrupted)
+    assert "orders" in run("top", "--format", form)
+
+
+@pytest.mark.parametrize("command", ["streams", "stats", "top"])
+def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def silent(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any]:
+        raise FyrehoseError("it cannot be reached")
+
+    monkeypatch.setattr(Asker, "status", silent)
+    result = CliRunner().invoke(main, [command])
+    assert result.exit_code == 1
+    assert result.stderr == "fyrehose: it cannot be reached\n"
