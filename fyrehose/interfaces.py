@@ -189,7 +189,10 @@ class IBroker(Interface):
 
 
 class IProtocolKit(Interface):
-    """What the framework finds in a protocol's folder, as the ``kit`` of its ``kit`` module."""
+    """What the framework finds in a protocol's folder, as the ``kit`` of its ``kit`` module.
+
+    One that says ``guards_itself = True`` is opened to others without a policy, too.
+    """
 
     name = Attribute("What --listen and --option call it.")
     description = Attribute("One line for --help.")
@@ -200,7 +203,8 @@ class IProtocolKit(Interface):
         """A :class:`twisted.application.service.IService` that serves the protocol at ``endpoint``.
 
         Its ``startService`` returns a Deferred that fires when it listens and fails when it cannot; ``stopService``
-        one that fires when no more will come in, what came in is acknowledged, and its peers are gone.
+        one that fires when no more will come in, what came in is acknowledged, and its peers are gone.  If it has
+        ``reload()``, that is called when files are to be read again, and raises ConfigError where it keeps the old.
 
         :raises ConfigError: the endpoint or the settings cannot be used
         """

@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 import attrs
 from twisted.application.service import IService, Service
 from twisted.internet.defer import Deferred
-from twisted.logger import FileLogObserver, Logger
+from twisted.logger import FileLogObserver, ILogObserver, Logger
 from twisted.python import usage
+from twisted.python.components import Componentized
 from twisted.python.failure import Failure
 from twisted.python.logfile import LogFile
 
@@ -117,17 +118,16 @@ class Options(usage.Options):
         self.resolved = _usage(
             resolve, self["data-dir"], self["listen"], self["option"], self["policy"], self["log-format"]
         )
-        self._choose_log()
-
-    def _choose_log(self) -> None:
-        """twistd begins to log soon: have it do so in our way."""
-        twistd = self.parent
-        if twistd is None or twistd.get("logger"):
-            return
-        if not twistd.get("syslog"):
-            twistd["logger"] = partial(_log_observer, self["log-format"], twistd)
-        elif self["log-format"] != "text":
+        if self.parent is not None and self.parent.get("syslog") and self["log-format"] != "text":
             raise usage.UsageError("--log-format json goes to a file or standard output, and not with --syslog")
+
+    @property
+    def log_observer(self) -> Callable[[], FileLogObserver] | None:
+        """Makes what writes the log where twistd would, in our way; None where that is not ours to say."""
+        twistd = self.parent
+        if twistd is None or twistd.get("logger") or twistd.get("syslog"):
+            return None
+        return partial(_log_observer, self.resolved.log_format, twistd)
 
     def parseOptions(self, options: Any = None) -> None:
         try:
@@ -167,7 +167,7 @@ def makeService(options: Options) -> Server:
     # The wall clock may be set; timers must not notice.  Before any timer is made.
     reactor.seconds = time.monotonic  # type: ignore[method-assign]
     try:
-        return Server(reactor, options.resolved)
+        return Server(reactor, options.resolved, options.log_observer)
     except FyrehoseError as error:
         sys.exit(f"twistd fyrehose: {error}")
 
@@ -175,7 +175,8 @@ def makeService(options: Options) -> Server:
 class Server(Service):
     """The one thing that the process does: it ends when this cannot go on, and with the status that says why."""
 
-    def __init__(self, reactor: Any, config: Config) -> None:
+    def __init__(self, reactor: Any, config: Config, log_observer: Callable[[], FileLogObserver] | None = None) -> None:
+        self.log_observer = log_observer
         self.reactor = reactor
         self.config = config
         self.journal = FileJournal(reactor, config.data_dir, config.journal)
@@ -193,6 +194,11 @@ class Server(Service):
         self._ended = False
         for listener in self._within_descriptors(config.listeners):
             self._add(listener)
+
+    def setServiceParent(self, parent: Any) -> None:
+        Service.setServiceParent(self, parent)
+        if self.log_observer is not None and isinstance(parent, Componentized):
+            parent.setComponent(ILogObserver, self.log_observer())  # which twistd begins to log to, next
 
     def startService(self) -> None:
         Service.startService(self)
@@ -282,7 +288,8 @@ class Server(Service):
             return
         # What systemd listens at it tells too late for this; there, too, each peer is asked for its address.
         local = is_local(listener.endpoint) or listener.endpoint.startswith("systemd:")
-        if not local and self.config.policy_file is None:
+        guarded = self.config.policy_file is not None or getattr(listener.kit, "guards_itself", False)
+        if not local and not guarded:
             raise ConfigError(
                 f"--listen {listener.name}={listener.endpoint} is open to others, and nobody has said who may do what: "
                 "say so with --policy FILE, or listen at interface=127.0.0.1"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from twisted.application.service import IServiceMaker, Service
+from twisted.application.service import Application, IServiceMaker, MultiService, Service
 from twisted.internet import reactor
 from twisted.internet.defer import fail, succeed
 from twisted.internet.testing import MemoryReactorClock
-from twisted.logger import LogLevel
+from twisted.logger import ILogObserver, LogLevel
 from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
 
@@ -356,21 +356,21 @@ class TestReload:
 class TestLog:
     """twistd is told to log in our way."""
 
-    def under(self, *words: str, **twistd: Any) -> dict[str, Any]:
+    def under(self, *words: str, **twistd: Any) -> Any:
         options = Options()
         options.parent = twistd
         options.parseOptions(list(words))
-        return twistd
+        return options.log_observer
 
     def test_to_standard_output(self, capsys: pytest.CaptureFixture[str]) -> None:
-        twistd = self.under("--log-format", "json", nodaemon=True, logfile=None)
-        twistd["logger"]()({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0})
+        make = self.under("--log-format", "json", nodaemon=True, logfile=None)
+        make()({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0})
         assert json.loads(capsys.readouterr().out)["message"] == "hello"
 
     def test_into_a_file_that_is_begun_again_when_asked(self, tmp_path: Path) -> None:
         kept = signal.getsignal(signal.SIGUSR1)
         try:
-            observer = self.under(logfile=str(tmp_path / "log"))["logger"]()
+            observer = self.under(logfile=str(tmp_path / "log"))()
             observer({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0, "log_namespace": "x"})
             assert "[x#info] hello" in tmp_path.joinpath("log").read_text()
             assert signal.getsignal(signal.SIGUSR1) is not kept
@@ -380,13 +380,23 @@ class TestLog:
 
     def test_a_daemon_has_no_standard_output(self) -> None:
         with pytest.raises(SystemExit, match="a daemon has no standard output"):
-            self.under(logfile="-")["logger"]()
+            self.under(logfile="-")()
 
     def test_who_said_more_of_logging_is_heard(self) -> None:
-        assert self.under(logger="mine")["logger"] == "mine"
-        assert "logger" not in self.under(syslog=True)
+        assert self.under(logger="mine") is None
+        assert self.under(syslog=True) is None
         with pytest.raises(SystemExit, match="not with --syslog"):
             self.under("--log-format", "json", syslog=True)
+        assert parsed().log_observer is None, "nobody asked for a log"
+
+    def test_twistd_is_told_by_its_application(self, ending: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+        application = Application("fyrehose")
+        made = self.under("--log-format", "json", nodaemon=True, logfile=None)
+        config = parsed("--listen", "figg=unix:/run/figg").resolved
+        Server(StoppingReactor(), config, made).setServiceParent(application)
+        ILogObserver(application)({"log_format": "hello", "log_time": 0.0})
+        assert json.loads(capsys.readouterr().out)["message"] == "hello"
+        Server(StoppingReactor(), config).setServiceParent(MultiService())
 
 
 def test_the_service_manager_is_told(ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

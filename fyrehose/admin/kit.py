@@ -34,6 +34,8 @@ class AdminKit:
     description: str = "a page and metrics for those who look after the server: http://127.0.0.1:8118/"
     default_endpoint: str = "tcp:8118:interface=127.0.0.1"
     settings: type[Settings] = Settings
+    #: beyond loopback it asks everybody for a token, whatever the policy says of streams
+    guards_itself: bool = True
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> AdminService:
         require_client()
