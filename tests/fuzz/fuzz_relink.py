@@ -12,6 +12,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from itertools import groupby
 from random import Random
 from typing import Any
 
@@ -126,7 +127,7 @@ class Fuzzer:
             session.data_to_send()
             session.receive_eof()
             link.unknown()
-            found.append([one for e in got for one in _plainly(e)])
+            found.append(_plainly(got))
         assert found[0] == found[1], data.hex()
 
     def settle(self, session: Session, link: Link) -> list[Any]:
@@ -195,13 +196,17 @@ class Fuzzer:
             raise AssertionError(bytes(damaged).hex()) from error
 
 
-def _plainly(event: Any) -> list[Any]:
-    """How many messages a run has depends on how the bytes were cut: here each is by itself."""
-    if isinstance(event, Broken):
-        return [(type(event), str(event.error))]
-    if isinstance(event, events.Received):
-        return [(event.channel, seq, parts) for seq, parts in enumerate(event.messages, event.first)]
-    return [event]
+def _plainly(found: list[Any]) -> list[Any]:
+    """How many messages come together depends on how the bytes were cut: here each is by itself, and those of a channel
+    are together where they followed each other."""
+    plainly: list[Any] = []
+    for received, some in groupby(found, lambda event: isinstance(event, events.Received)):
+        if received:
+            messages = [(e.channel, seq, parts) for e in some for seq, parts in enumerate(e.messages, e.first)]
+            plainly += sorted(messages)
+        else:
+            plainly += [(type(e), str(e.error)) if isinstance(e, Broken) else e for e in some]
+    return plainly
 
 
 def _without_ids(packet: Any) -> Any:

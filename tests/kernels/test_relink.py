@@ -1,4 +1,4 @@
-"""The relink kernels: golden bytes, where a scan stops, the native ones against the pure ones on the same inputs."""
+"""The relink kernels: golden bytes, where one stops, the native ones against the pure ones on the same inputs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_golden_bytes(kernel: ModuleType, id_size: int, channel: int, head: str)
     wire = kernel.frames(id_size, channel, column(3, 0), b"abc")
     empty = bytes.fromhex(head.replace("0300", "0000")) if id_size != 2 else bytes.fromhex("1101 3412 0000 0000")
     assert wire == bytes.fromhex(head) + b"abc" + bytes(5) + empty
-    assert kernel.scan(wire, 0, id_size, MOST, MOST, 9) == (len(wire), column(3, 0), b"abc")
+    assert kernel.gather(wire, 0, id_size, MOST, MOST, 9) == (len(wire), [(channel, column(3, 0), b"abc")])
 
 
 @both
@@ -65,14 +65,13 @@ def test_large_payloads_are_framed_with_large_sizes(kernel: ModuleType, id_size:
     head = bytes([0x51, 1]) + bytes(6 if id_size < 8 else 14)
     small = frame(data[1:], 0, id_size)
     assert wire == small + head + pack("<Q", 65_536) + data
-    assert kernel.scan(wire, 0, id_size, MOST, MOST, 9) == (len(small), column(65_535), data[1:])
+    assert kernel.gather(wire, 0, id_size, MOST, MOST, 9) == (len(small), [(0, column(65_535), data[1:])])
 
 
 @both
 @pytest.mark.parametrize(
     "other",
     [
-        frame(b"data", channel=4),
         frame(b"data", first=0x13),  # a multicast
         frame(b"data", first=0x31),  # a long length
         frame(b"data", first=0x51),  # large sizes
@@ -87,11 +86,33 @@ def test_large_payloads_are_framed_with_large_sizes(kernel: ModuleType, id_size:
         frame(b"data" * 30),  # more than the largest
     ],
 )
-def test_a_scan_stops_before_anything_else(kernel: ModuleType, other: bytes) -> None:
+def test_it_stops_before_anything_else(kernel: ModuleType, other: bytes) -> None:
     good = frame(b"one") + frame(b"", first=0x91)
-    assert kernel.scan(good + other, 0, 1, 104, MOST, 9) == (len(good), column(3, 0), b"one")
-    if other != frame(b"data", channel=4):
-        assert kernel.scan(other, 0, 1, 104, MOST, 9) == (0, b"", b"")
+    assert kernel.gather(good + other, 0, 1, 104, MOST, 9) == (len(good), [(3, column(3, 0), b"one")])
+    assert kernel.gather(other, 0, 1, 104, MOST, 9) == (0, [])
+
+
+@both
+def test_messages_of_a_channel_come_together(kernel: ModuleType) -> None:
+    wire = b"".join(
+        frame(data, channel, 2) for channel, data in ((9, b"a"), (500, b"bc"), (9, b""), (0, b"d"), (9, b"e"))
+    )
+    runs = [(9, column(1, 0, 1), b"ae"), (500, column(2), b"bc"), (0, column(1), b"d")]
+    assert kernel.gather(wire, 0, 2, MOST, MOST, 9) == (len(wire), runs)
+    two = [(9, column(1, 0), b"a"), (500, column(2), b"bc")]
+    assert kernel.gather(wire, 0, 2, MOST, MOST, 2) == (56, [*two, (0, column(1), b"d")])
+    assert kernel.gather(wire, 0, 2, MOST, MOST, 9, 2) == (40, two)
+    assert kernel.gather(wire, 16, 2, MOST, MOST, 9, 1) == (32, [(500, column(2), b"bc")])
+    assert kernel.gather(wire, 0, 2, MOST, MOST, 0) == kernel.gather(wire, 0, 2, MOST, MOST, 9, 0) == (0, [])
+
+
+@both
+def test_many_channels_but_not_too_many(kernel: ModuleType) -> None:
+    ids = [(number * 0x9E3779B97F4A7C15) % (1 << 64) for number in range(kernel.CHANNELS + 1)]
+    wire = b"".join(frame(b"%d" % channel, channel, 8) for channel in ids)
+    end, runs = kernel.gather(wire, 0, 8, MOST, MOST, 9, 1_000)
+    assert wire[end:] == frame(b"%d" % ids[-1], ids[-1], 8)
+    assert [(channel, data) for channel, _, data in runs] == [(channel, b"%d" % channel) for channel in ids[:-1]]
 
 
 @both
@@ -99,16 +120,18 @@ def test_padding_is_ignored_and_counts_for_the_largest(kernel: ModuleType) -> No
     wire = bytearray(frame(b"12345"))
     for at in (3, 6, 7, 13, 14, 15):
         wire[at] = 0xFF
-    assert kernel.scan(wire, 0, 1, 8, MOST, 9) == (16, column(5), b"12345")
-    assert kernel.scan(wire, 0, 1, 7, MOST, 9) == (0, b"", b"")
+    assert kernel.gather(wire, 0, 1, 8, MOST, 9) == (16, [(3, column(5), b"12345")])
+    assert kernel.gather(wire, 0, 1, 7, MOST, 9) == (0, [])
 
 
 @both
-def test_a_run_is_bounded_but_never_empty(kernel: ModuleType) -> None:
-    many = frame(b"x" * 100) * 10
-    assert kernel.scan(many, 0, 1, MOST, 350, 99)[1] == column(100, 100, 100)
-    assert kernel.scan(many, 0, 1, MOST, 1, 99)[1] == column(100)
-    assert kernel.scan(many, 0, 1, MOST, MOST, 4)[1] == column(100, 100, 100, 100)
+def test_there_is_a_bound_but_never_nothing(kernel: ModuleType) -> None:
+    many = (frame(b"x" * 100) + frame(b"y" * 100, channel=4)) * 5
+    assert kernel.gather(many, 0, 1, MOST, 350, 99)[1] == [
+        (3, column(100, 100), b"x" * 200),
+        (4, column(100), b"y" * 100),
+    ]
+    assert kernel.gather(many, 0, 1, MOST, 1, 99)[1] == [(3, column(100), b"x" * 100)]
 
 
 @both
@@ -136,7 +159,7 @@ def test_ids_of_no_such_size(kernel: ModuleType, id_size: int) -> None:
     with pytest.raises(ValueError, match="channel ids have"):
         kernel.frames(id_size, 0, column(), b"")
     with pytest.raises(ValueError, match="channel ids have"):
-        kernel.scan(b"", 0, id_size, MOST, MOST, 9)
+        kernel.gather(b"", 0, id_size, MOST, MOST, 9)
 
 
 messages = st.lists(st.binary(max_size=40), max_size=12)
@@ -145,32 +168,34 @@ messages = st.lists(st.binary(max_size=40), max_size=12)
 @only_native
 @given(
     id_size=st.sampled_from(SIZES),
-    data=messages,
+    data=st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=40)), max_size=12),
     cut=st.integers(0, 60),
     flip=st.tuples(st.integers(0, 400), st.integers(0, 255)),
     largest=st.sampled_from([5, 8, 40, MOST]),
     most=st.sampled_from([1, 60, MOST]),
-    most_count=st.integers(0, 14),
+    each=st.integers(0, 14),
+    channels=st.sampled_from([0, 1, 2, 256, 999]),
     start=st.integers(0, 3),
 )
 @settings(max_examples=600, deadline=None)
 def test_both_find_the_same(
     id_size: int,
-    data: list[bytes],
+    data: list[tuple[int, bytes]],
     cut: int,
     flip: tuple[int, int],
     largest: int,
     most: int,
-    most_count: int,
+    each: int,
+    channels: int,
     start: int,
 ) -> None:
-    wire = bytearray(b"#" * start + b"".join(frame(one, 0, id_size) for one in data))
+    wire = bytearray(b"#" * start + b"".join(frame(one, channel if id_size else 0, id_size) for channel, one in data))
     wire = wire[: max(start, len(wire) - cut)]
     if flip[0] < len(wire):
         wire[flip[0]] ^= flip[1]
     for buffer in (wire, bytes(wire)):
-        found = native.scan(buffer, start, id_size, largest, most, most_count)
-        assert found == pure.scan(buffer, start, id_size, largest, most, most_count)
+        found = native.gather(buffer, start, id_size, largest, most, each, channels)
+        assert found == pure.gather(buffer, start, id_size, largest, most, each, channels)
 
 
 @only_native

@@ -43,7 +43,7 @@ def _results_forgotten(self: ReceiveChannel, through: int) -> Any:
 
 def _barrier_skipped(self: Link, channel: ReceiveChannel) -> None:
     if channel.exhausted and self.attached:
-        self.receiving = dict(self.receiving)  # somebody may be looking through it
+        self._backlog.channels = self.receiving = dict(self.receiving)  # somebody may be looking through it
         self._drop(channel.id)
         self._emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel.id,)), self.peer_size)
 

@@ -2,14 +2,19 @@
 """The relink kernels, natively; ``fyrehose.kernels.pure.relink`` says what they do, and is what they are tested against."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.stdint cimport int16_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
 
 cdef enum:
     SMALL = 0x11
     LARGE = 0x51
     MEANT = 0x7F
     MAX_SMALL = 0xFFFF
+    MOST_CHANNELS = 256
+    SLOTS = 1024
+
+CHANNELS = MOST_CHANNELS
 
 
 cdef Py_ssize_t place_of(Py_ssize_t id_size) except -1:
@@ -26,53 +31,112 @@ cdef inline Py_ssize_t size_at(const uint8_t* p) noexcept nogil:
     return size
 
 
-def scan(
+cdef inline uint64_t id_at(const uint8_t* p, Py_ssize_t id_size) noexcept nogil:
+    cdef uint64_t channel = 0
+    memcpy(&channel, p, id_size)
+    return channel
+
+
+cdef struct Group:
+    uint64_t channel
+    Py_ssize_t count
+    Py_ssize_t total  # bytes of payload
+    uint8_t* length  # where the next length goes
+    uint8_t* data  # and the next payload
+
+
+def gather(
     const uint8_t[::1] buffer not None,
     Py_ssize_t start,
     Py_ssize_t id_size,
     Py_ssize_t largest,
     Py_ssize_t most,
-    Py_ssize_t most_count,
+    Py_ssize_t most_each,
+    Py_ssize_t most_channels = MOST_CHANNELS,
 ):
     cdef Py_ssize_t place = place_of(id_size)
     cdef Py_ssize_t head = (place + 2 + 7) & ~7
     cdef const uint8_t* base = &buffer[0] if buffer.shape[0] else NULL
     cdef Py_ssize_t end = buffer.shape[0]
     cdef Py_ssize_t position = start
-    cdef Py_ssize_t count = 0, total = 0, size, padded, i
+    cdef Py_ssize_t count = 0, total = 0, size, padded
+    cdef Group[MOST_CHANNELS] groups
+    cdef int16_t[SLOTS] slots  # of each channel the number of its group; -1: free
+    cdef int known = 0, which = 0
+    cdef uint64_t channel
+    cdef uint32_t slot
     cdef const uint8_t* frame
+    cdef uint16_t* of  # of each message the number of its group
+
     if start < 0:
         raise ValueError("a position that cannot be")
-    # First where the run ends and how much it holds, so that its columns are allocated once and in their size.
-    while end - position >= head and count < most_count:
-        frame = base + position
-        if frame[0] & MEANT != SMALL or frame[1] != 1:
-            break
-        size = size_at(frame + place)
-        padded = (size + 7) & ~7
-        if padded > largest or padded > end - position - head:
-            break
-        if count and (memcmp(frame + 2, base + start + 2, id_size) != 0 or total + size > most):
-            break
-        count += 1
-        total += size
-        position += head + padded
+    of = <uint16_t*>malloc(2 * (max(end - start, 0) // head + 1))
+    if of == NULL:
+        raise MemoryError()
+    try:
+        # First what there is of each channel, so that its columns are allocated once and in their size.
+        while end - position >= head:
+            frame = base + position
+            if frame[0] & MEANT != SMALL or frame[1] != 1:
+                break
+            size = size_at(frame + place)
+            padded = (size + 7) & ~7
+            if padded > largest or padded > end - position - head or (count and total + size > most):
+                break
+            channel = id_at(frame + 2, id_size)
+            if known == 0 or groups[which].channel != channel:
+                if known == 0:
+                    memset(slots, 0xFF, sizeof(slots))
+                slot = <uint32_t>((channel * 0x9E3779B97F4A7C15ULL) >> 32) % SLOTS
+                while slots[slot] >= 0 and groups[slots[slot]].channel != channel:
+                    slot = (slot + 1) % SLOTS
+                if slots[slot] < 0:
+                    if known >= most_channels or known == MOST_CHANNELS or most_each < 1:
+                        break
+                    slots[slot] = <int16_t>known
+                    groups[known].channel, groups[known].count, groups[known].total = channel, 0, 0
+                    known += 1
+                which = slots[slot]
+            if groups[which].count >= most_each:
+                break
+            of[count] = <uint16_t>which
+            groups[which].count += 1
+            groups[which].total += size
+            count += 1
+            total += size
+            position += head + padded
+        return position, columns(base + start, count, of, groups, known, place, head)
+    finally:
+        free(of)
 
-    cdef bytes lengths = PyBytes_FromStringAndSize(NULL, 4 * count)
-    cdef bytes payload = PyBytes_FromStringAndSize(NULL, total)
-    cdef uint8_t* length = <uint8_t*>PyBytes_AS_STRING(lengths)
-    cdef uint8_t* data = <uint8_t*>PyBytes_AS_STRING(payload)
-    cdef uint32_t narrow
-    frame = base + start
+
+cdef list columns(
+    const uint8_t* frame, Py_ssize_t count, const uint16_t* of, Group* groups, int known, Py_ssize_t place, Py_ssize_t head
+):
+    """The columns of ``count`` messages that were found to be in order."""
+    cdef list runs = []
+    cdef bytes lengths, payload
+    cdef Group* group
+    cdef int which
+    cdef Py_ssize_t i, size
+    cdef uint32_t wide
+    for which in range(known):
+        group = &groups[which]
+        lengths = PyBytes_FromStringAndSize(NULL, 4 * group.count)
+        payload = PyBytes_FromStringAndSize(NULL, group.total)
+        group.length = <uint8_t*>PyBytes_AS_STRING(lengths)
+        group.data = <uint8_t*>PyBytes_AS_STRING(payload)
+        runs.append((group.channel, lengths, payload))
     for i in range(count):
+        group = &groups[of[i]]
         size = size_at(frame + place)
-        narrow = <uint32_t>size
-        memcpy(length, &narrow, 4)
-        memcpy(data, frame + head, size)
-        length += 4
-        data += size
+        wide = <uint32_t>size
+        memcpy(group.length, &wide, 4)
+        memcpy(group.data, frame + head, size)
+        group.length += 4
+        group.data += size
         frame += head + ((size + 7) & ~7)
-    return position, lengths, payload
+    return runs
 
 
 def frames(Py_ssize_t id_size, channel, lengths, payload):

@@ -30,42 +30,49 @@ _U16 = Struct("<H")
 _U64 = Struct("<Q")
 
 
-def scan(
-    buffer: bytes | bytearray, start: int, id_size: int, largest: int, most: int, most_count: int
-) -> tuple[int, bytes, bytes]:
-    """The longest run of whole messages on one channel, each of one part whose size is said in 16 bits.
+#: The most channels that are gathered at once.
+CHANNELS = 256
 
-    It ends before anything else: another packet or channel, a message that is not all there, a payload of more than
-    ``largest`` bytes with its padding, more than ``most`` bytes of payload in all (but never before the first message
-    for that reason), and more than ``most_count`` messages.
 
-    :param id_size: the size of the channel's id: 0, 1, 2, 4 or 8 bytes
-    :return: where it ends (at ``start``: there is none), the lengths as a column (u32, little-endian), the payloads end
-        to end
+def gather(
+    buffer: bytes | bytearray,
+    start: int,
+    id_size: int,
+    largest: int,
+    most: int,
+    most_each: int,
+    most_channels: int = CHANNELS,
+) -> tuple[int, list[tuple[int, bytes, bytes]]]:
+    """Whole messages that follow each other, of one part each whose size is said in 16 bits, by their channels.
+
+    It ends before anything else: another packet, a message that is not all there, a payload of more than ``largest``
+    bytes with its padding, more than ``most`` bytes of payload in all (but never before the first message for that
+    reason), more than ``most_each`` messages of one channel, and more than ``most_channels`` channels (and never are
+    there more than ``CHANNELS``).
+
+    :param id_size: the size of a channel's id: 0, 1, 2, 4 or 8 bytes
+    :return: where it ends, and for each channel, in the order in which they came: its id, the lengths as a column (u32,
+        little-endian), the payloads end to end
     """
     place, head = _places(id_size)
-    lengths: list[int] = []
-    data: list[Buffer] = []
-    channel: Buffer | None = None
+    most_channels = min(most_channels, CHANNELS)
+    channels: dict[int, list[Buffer]] = {}
     total = 0
-    while len(buffer) - start >= head and len(lengths) < most_count:
-        if buffer[start] & _MEANT != _SMALL or buffer[start + 1] != 1:
-            break
+    while len(buffer) - start >= head and buffer[start] & _MEANT == _SMALL and buffer[start + 1] == 1:
         size = _U16.unpack_from(buffer, start + place)[0]
         padded = size + 7 & ~7
         begin = start + head
-        if padded > largest or begin + padded > len(buffer):
+        if padded > largest or begin + padded > len(buffer) or (channels and total + size > most):
             break
-        name = buffer[start + 2 : start + 2 + id_size]
-        if channel is None:
-            channel = name
-        elif name != channel or total + size > most:
+        channel = int.from_bytes(buffer[start + 2 : start + 2 + id_size], "little")
+        if len(channels.get(channel, ())) >= most_each or (channel not in channels and len(channels) >= most_channels):
             break
-        lengths.append(size)
-        data.append(buffer[begin : begin + size])
+        channels.setdefault(channel, []).append(buffer[begin : begin + size])
         total += size
         start = begin + padded
-    return start, Struct(f"<{len(lengths)}I").pack(*lengths), b"".join(data)
+    return start, [
+        (channel, Struct(f"<{len(data)}I").pack(*map(len, data)), b"".join(data)) for channel, data in channels.items()
+    ]
 
 
 def frames(id_size: int, channel: int, lengths: Buffer, payload: Buffer) -> bytes:

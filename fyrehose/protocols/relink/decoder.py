@@ -7,8 +7,9 @@ Every length is judged as soon as its own bytes are there: nothing is collected 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from struct import Struct
+from typing import Protocol
 
 import attrs
 
@@ -22,10 +23,10 @@ from fyrehose.protocols.relink.frames import (
     Ack,
     Acknowledgement,
     Format,
+    Gathered,
     General,
     GeneralPacket,
     Message,
-    MessageRun,
     Op,
     Operation,
     Packet,
@@ -53,6 +54,16 @@ _UNKNOWN = {
 }
 
 
+class Owner(Protocol):
+    """Who takes many messages at a time: a link."""
+
+    def room(self) -> tuple[int, int]:
+        """How many messages of one channel, and how many bytes of all, may come at once; never none."""
+
+    def takes(self, channels: Sequence[int]) -> bool:
+        """Whether a message on each of ``channels`` breaks no rule."""
+
+
 class _MoreNeeded(Exception):  # not an error: it says how many bytes the packet has at the least
     def __init__(self, size: int) -> None:
         self.size = size
@@ -64,14 +75,14 @@ class Decoder:
 
     :ivar sender_size: the size of the peer's channel ids (those of its messages), in bytes
     :ivar receiver_size: the size of ours (those of its acknowledgements), in bytes
-    :ivar room: how many messages, and how many bytes of them, a run on this channel may hold; None: there are no runs
+    :ivar owner: takes messages of one part as :class:`~.frames.Gathered`; None: each is a packet
     """
 
     sender_size: int
     receiver_size: int
     limits: Limits = attrs.field(factory=Limits)
     buffer: bytearray = attrs.field(factory=bytearray)
-    room: Callable[[int], tuple[int, int]] | None = None
+    owner: Owner | None = None
     _at: int = attrs.field(default=0, init=False)
     #: what the packet at ``_at`` has at the least, in bytes
     _needed: int = attrs.field(default=2, init=False)
@@ -100,7 +111,7 @@ class Decoder:
         """
         while len(self.buffer) - self._at >= self._needed:
             try:
-                packet, end = self._run(self._at) or self._packet(self._at)
+                packet, end = self._gathered(self._at) or self._packet(self._at)
             except _MoreNeeded as more:
                 self._needed = more.size
                 continue
@@ -113,16 +124,18 @@ class Decoder:
         if len(self.buffer) - self._at < size:
             raise _MoreNeeded(size)
 
-    def _run(self, at: int) -> tuple[Packet, int] | None:
-        """The messages of one part at ``at``, as far as they follow on on one channel, and where they end."""
-        begin = at + 2
-        if self.room is None or self.buffer[at] & ~_UNUSED != _SIMPLE or self.buffer[at + 1] != 1:
+    def _gathered(self, at: int) -> tuple[Packet, int] | None:
+        """The messages of one part that follow each other from ``at``, and where they end; None: there are none."""
+        buffer, owner = self.buffer, self.owner
+        if owner is None or buffer[at] & ~_UNUSED != _SIMPLE or buffer[at + 1] != 1:
             return None
-        self._require(2 + self.sender_size)
-        channel = int.from_bytes(self.buffer[begin : begin + self.sender_size], "little")
-        count, size = self.room(channel)
-        end, lengths, payload = kernel.scan(self.buffer, at, self.sender_size, self.limits.message_size, size, count)
-        return (MessageRun(channel=channel, messages=Column(lengths, payload)), end) if lengths else None
+        each, size = owner.room()
+        end, runs = kernel.gather(buffer, at, self.sender_size, self.limits.message_size, size, each)
+        if len(runs) > 1 and not owner.takes([channel for channel, _, _ in runs]):
+            # One by one, so that what comes before the one that is not taken still counts, and nothing behind it.
+            end, runs = kernel.gather(buffer, at, self.sender_size, self.limits.message_size, size, each, 1)
+        found = Gathered(runs=tuple((channel, Column(lengths, payload)) for channel, lengths, payload in runs))
+        return (found, end) if runs else None
 
     def _packet(self, at: int) -> tuple[Packet, int]:
         """The packet at ``at`` and where it ends."""

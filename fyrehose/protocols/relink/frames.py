@@ -16,7 +16,7 @@ the packet's first byte; what is unused is sent as zero and ignored.
 
 The lowest bit of the format says whose channels the ids are: 0 the sender's, 1 the receiver's.
 
-Messages of one part each that follow on on one channel are one :class:`MessageRun`: columns, packed by a kernel.
+Messages of one part each are packed and unpacked many at a time, as columns: :class:`MessageRun`, :class:`Gathered`.
 
     out: ``packet.serialize(id_size)`` -> bytes      in: :mod:`fyrehose.protocols.relink.decoder`
 """
@@ -227,6 +227,13 @@ class MessageRun:
         return kernel.frames(id_size, self.channel, self.messages.lengths, self.messages.payload)
 
 
-Packet = GeneralPacket | Operation | Acknowledgement | Message | MessageRun
+@attrs.frozen(kw_only=True, slots=True)
+class Gathered:
+    """What came in as messages of one part each that followed each other: those of each channel."""
+
+    runs: tuple[tuple[int, Column], ...]
+
+
+Packet = GeneralPacket | Operation | Acknowledgement | Message | Gathered
 
 NOP, PING, PONG, RESUME, SHUTDOWN = (GeneralPacket(kind=kind) for kind in General)

@@ -14,10 +14,12 @@ import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink import events, frames
+from fyrehose.protocols.relink.backlog import Backlog
 from fyrehose.protocols.relink.events import Event, Unknown
 from fyrehose.protocols.relink.frames import (
     Ack,
     Acknowledgement,
+    Gathered,
     GeneralPacket,
     Message,
     MessageRun,
@@ -68,9 +70,11 @@ class Link:
     pings: int = attrs.field(default=0, init=False)
     pongs: int = attrs.field(default=0, init=False)
     _out: list[bytes] = attrs.field(factory=list, init=False)
-    _size: int = attrs.field(default=0, init=False)
-    _crowded: set[int] = attrs.field(factory=set, init=False)
+    _backlog: Backlog = attrs.field(init=False)
     _unsaid: set[int] = attrs.field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._backlog = Backlog(self.limits, self.receiving)
 
     # Who is who.
 
@@ -97,8 +101,7 @@ class Link:
     @property
     def held(self) -> bool:
         """Whether so much waits for the owner that nothing more is to come in until some of it is settled."""
-        full = self._size >= self.limits.backlog_size
-        return bool(self._crowded) or (full and any(channel.waiting for channel in self.receiving.values()))
+        return self._backlog.held
 
     # Our own channels.
 
@@ -227,9 +230,7 @@ class Link:
         """What was staged up to ``through`` is durable: tell the peer."""
         found = self._received(channel)
         packets, freed = found.settle(through)
-        self._size -= freed
-        if found.waiting < self.limits.backlog:
-            self._crowded.discard(channel)
+        self._backlog.let_go(found, freed)
         for packet in packets:
             self._emit(packet, self.peer_size)
         self.trim(found)
@@ -254,7 +255,7 @@ class Link:
 
     def _drop(self, channel: int) -> None:
         del self.receiving[channel]
-        self._crowded.discard(channel)
+        self._backlog.drop(channel)
         self._unsaid.discard(channel)
 
     def _received(self, channel: int) -> ReceiveChannel:
@@ -286,11 +287,9 @@ class Link:
             sent.attach()
         for received in self.receiving.values():
             if self.durable:
-                self._size -= received.rewind()
+                self._backlog.let_go(received, received.rewind())
             for packet in received.report(not self.durable):
                 self._emit(packet, self.peer_size)
-        if self.durable:
-            self._crowded.clear()
         self._emit(frames.RESUME)
         for received in self.receiving.values():
             self._barrier(received)
@@ -313,8 +312,7 @@ class Link:
         if self.attached or not self.durable:
             raise LocalProtocolError("only a detached, durable link can be rewound")
         for channel in self.receiving.values():
-            self._size -= channel.rewind()
-        self._crowded.clear()
+            self._backlog.let_go(channel, channel.rewind())
 
     def ping(self) -> int:
         """Send a ping; its place among those of this connection, from 1."""
@@ -381,22 +379,23 @@ class Link:
                 found.append(events.Rewound(channel=channel.id, next=channel.next))
         return [events.Resumed(), *found, *self._shutdown()]
 
-    def room(self, id_: int) -> tuple[int, int]:
-        """How many messages of the peer's channel, and bytes, may come at once before they are judged; never none."""
-        limits = self.limits
-        channel = self.receiving.get(id_)
-        if self.peer_transactions:
-            count = 2 * limits.backlog + 1 - (0 if channel is None else channel.undecided)
-        else:
-            count = limits.backlog - (0 if channel is None else channel.waiting)
-        size = limits.backlog_size - self._size
-        if size <= 0:  # all of it waits for the peer
-            size += limits.backlog_size + limits.message_size + 1
-        return max(count, 1), max(size, 1)
+    def room(self) -> tuple[int, int]:
+        """How many messages of one channel, and how many bytes of all, may come before they are judged; never none."""
+        return self._backlog.room(self.peer_transactions)
 
-    def messages(self, run: MessageRun) -> list[Event]:
-        """Messages of one part each on one channel."""
-        return self._take(run.channel, run.messages, len(run.messages.payload), run.messages.sizes)
+    def takes(self, channels: Sequence[int]) -> bool:
+        """Whether a message on each of ``channels`` breaks no rule."""
+        known = [self.receiving[id_] for id_ in channels if id_ in self.receiving]
+        new = len(channels) - len(known)
+        if new and (self.shutdown_received or len(self.receiving) + new > self.limits.channels):
+            return False
+        return all(channel.mode is Receiving.OPEN for channel in known)
+
+    def messages(self, packet: Gathered) -> list[Event]:
+        """Messages of one part each, by the channel."""
+        return [
+            event for id_, column in packet.runs for event in self._take(id_, column, len(column.payload), column.sizes)
+        ]
 
     def message(self, packet: Message) -> list[Event]:
         """A message on each of its channels, which have its payload in common."""
@@ -407,13 +406,12 @@ class Link:
         channel = self.receiving.get(id_) or self._open(id_)
         cost = size + OVERHEAD * len(sizes)
         first = channel.accept(messages, cost, sizes)
-        self._size += cost
         if not self.durable:
             self._unsaid.add(id_)
-        self._judge_backlog(channel)
-        return (
-            [] if channel.transactional else [events.Received(channel=id_, first=first, messages=Messages((messages,)))]
-        )
+        self._backlog.add(channel, cost)
+        if channel.transactional:
+            return []
+        return [events.Received(channel=id_, first=first, messages=Messages((messages,)))]
 
     def _open(self, channel: int) -> ReceiveChannel:
         if self.shutdown_received:
@@ -423,14 +421,6 @@ class Link:
         found = self.receiving[channel] = ReceiveChannel(channel, self.peer_transactions, self.opened)
         self.opened += 1
         return found
-
-    def _judge_backlog(self, channel: ReceiveChannel) -> None:
-        """What waits for us holds the connection; what waits for the peer must stay within bounds."""
-        limits = self.limits
-        if channel.waiting >= limits.backlog:
-            self._crowded.add(channel.id)
-        if channel.undecided > 2 * limits.backlog or self._size > 2 * limits.backlog_size + limits.message_size:
-            raise RemoteProtocolError("backlog-too-large", f"{channel.undecided} undecided, {self._size} bytes in all")
 
     def operation(self, packet: Operation) -> list[Event]:
         """Commit, rollback or close, on each of its channels."""
@@ -446,8 +436,7 @@ class Link:
         decided = channel.decide(packet.number)
         if len(channel.results) > self.limits.result_runs:
             raise RemoteProtocolError("results-unconfirmed", f"{len(channel.results)} runs of them, and no pong")
-        if channel.waiting >= self.limits.backlog:
-            self._crowded.add(channel.id)
+        self._backlog.measure(channel)
         if decided is None:
             return []
         first, last, messages = decided

@@ -18,7 +18,7 @@ from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.decoder import Decoder
 from fyrehose.protocols.relink.events import Asked, Event, Linked, Refused
-from fyrehose.protocols.relink.frames import Acknowledgement, GeneralPacket, Message, MessageRun, Operation, Packet
+from fyrehose.protocols.relink.frames import Acknowledgement, Gathered, GeneralPacket, Message, Operation, Packet
 from fyrehose.protocols.relink.handshake import Hello
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
@@ -26,7 +26,7 @@ from fyrehose.protocols.relink.tables import CONNECTOR, LISTENER, PACKETS, Happe
 
 _KINDS: dict[type, str] = {
     Message: "message",
-    MessageRun: "messages",
+    Gathered: "messages",
     Operation: "operation",
     Acknowledgement: "acknowledgement",
 }
@@ -136,7 +136,7 @@ class Session:
         if link.attached:
             raise LocalProtocolError("the link's old connection has to be fenced first (L4)")
         self.link = link
-        self._decoder = Decoder(link.peer_size, link.our_size, self.limits, self._decoder.buffer, link.room)
+        self._decoder = Decoder(link.peer_size, link.our_size, self.limits, self._decoder.buffer, link)
         link.attach(resumed=resumed)
         return [Linked(link=link, resumed=resumed)]
 

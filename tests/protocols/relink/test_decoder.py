@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import pack
 from typing import Any
 
@@ -16,10 +17,10 @@ from fyrehose.protocols.relink.frames import (
     Ack,
     Acknowledgement,
     Format,
+    Gathered,
     General,
     GeneralPacket,
     Message,
-    MessageRun,
     Op,
     Operation,
     Packet,
@@ -184,33 +185,49 @@ def test_lengths_are_judged_when_they_are_known(data: bytes, cause: str) -> None
     assert decode([data[:-1]]) == []
 
 
-def test_messages_of_one_part_come_in_runs_where_runs_are_asked_for() -> None:
+class Owner:
+    """Takes two messages of a channel at a time, and none of channel 7."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def room(self) -> tuple[int, int]:
+        return 2, 100
+
+    def takes(self, channels: Sequence[int]) -> bool:
+        self.asked.append(list(channels))
+        return 7 not in channels
+
+
+def test_messages_of_one_part_are_gathered_where_somebody_takes_them_so() -> None:
     def one(channel: int, *parts: bytes) -> Message:
         return Message(channels=(channel,), parts=parts)
 
-    asked: list[int] = []
+    def gathered(*runs: tuple[int, list[bytes]]) -> Gathered:
+        return Gathered(runs=tuple((channel, column_of(payloads)) for channel, payloads in runs))
 
-    def room(channel: int) -> tuple[int, int]:
-        asked.append(channel)
-        return 2, 100
-
-    decoder = Decoder(2, 0, room=room)
-    sent = [one(5, b"a"), one(5, b"b"), one(5, b"c"), one(6, b"d"), one(6, b"e", b"f"), one(6, b"x" * 70_000)]
+    owner = Owner()
+    decoder = Decoder(2, 0, owner=owner)
+    simple = [(5, b"a"), (6, b"b"), (5, b"c"), (5, b"d"), (6, b"e"), (6, b"f"), (5, b"g"), (7, b"h"), (5, b"i")]
+    sent = [*(one(channel, payload) for channel, payload in simple), one(6, b"e", b"f"), one(6, b"x" * 70_000)]
     data = b"".join(message.serialize(2) for message in sent)
     decoder.feed(data[:-1])
     found = []
     while (packet := decoder.next_packet()) is not None:
         found.append(packet)
     assert found == [
-        MessageRun(channel=5, messages=column_of([b"a", b"b"])),
-        MessageRun(channel=5, messages=column_of([b"c"])),
-        MessageRun(channel=6, messages=column_of([b"d"])),
-        sent[4],
+        gathered((5, [b"a", b"c"]), (6, [b"b"])),
+        gathered((5, [b"d"])),
+        gathered((6, [b"e", b"f"])),
+        gathered((5, [b"g"])),
+        gathered((7, [b"h"])),
+        gathered((5, [b"i"])),
+        sent[9],
     ]
-    assert asked == [5, 5, 6]
-    assert decoder.expected == len(sent[5].serialize(2))
+    assert owner.asked == [[5, 6], [5, 6, 7], [6, 5, 7], [5, 7], [7, 5]]
+    assert decoder.expected == len(sent[10].serialize(2))
     decoder.feed(data[-1:])
-    assert decoder.next_packet() == sent[5]
+    assert decoder.next_packet() == sent[10]
 
 
 def test_limits_are_inclusive() -> None:

@@ -9,11 +9,11 @@ import pytest
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.decoder import Decoder
-from fyrehose.protocols.relink.frames import PONG, SHUTDOWN, Ack, Acknowledgement, Message, MessageRun, Op, Operation
+from fyrehose.protocols.relink.frames import PONG, SHUTDOWN, Ack, Acknowledgement, Gathered, Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.messages import column_of
+from fyrehose.protocols.relink.messages import Messages, column_of
 
 
 def link(attached: bool = True, **more: Any) -> Link:
@@ -216,21 +216,24 @@ def test_a_run_that_does_not_fit_is_not_sent_at_all() -> None:
     assert ours.send_run(0, column_of([b"a" * 64, b"b" * 64])) == 0
 
 
-def test_how_much_may_come_at_once() -> None:
-    ours = link(limits={"backlog": 5, "backlog_size": 1_000, "message_size": 100})
-    assert ours.room(7) == (5, 1_000)
-    ours.messages(MessageRun(channel=7, messages=column_of([b"x" * 10] * 3)))
-    assert ours.room(7) == (2, 1_000 - 3 * (64 + 10))
-    ours.messages(MessageRun(channel=7, messages=column_of([b"x"] * 2)))
-    assert ours.held
-    assert ours.room(7)[0] == 1
-    theirs = link(listener_transactions=True, limits={"backlog": 5, "backlog_size": 1_000, "message_size": 100})
-    assert theirs.room(7) == (11, 1_000)
-    theirs.messages(MessageRun(channel=7, messages=column_of([b"x" * 186] * 4)))
-    assert theirs.room(7) == (7, 1_000 + 100 + 1), "all of it waits for the peer"
-    theirs.messages(MessageRun(channel=7, messages=column_of([b""] * 6)))
-    with pytest.raises(RemoteProtocolError, match="backlog-too-large"):
-        theirs.messages(MessageRun(channel=7, messages=column_of([b""])))
+def test_messages_are_taken_by_the_channel() -> None:
+    ours = link(limits={"channels": 3})
+    packet = Gathered(runs=((7, column_of([b"a", b"b"])), (8, column_of([b"c"]))))
+    assert ours.takes([7, 8])
+    assert ours.messages(packet) == [
+        events.Received(channel=7, first=0, messages=Messages.of((b"a",), (b"b",))),
+        events.Received(channel=8, first=0, messages=Messages.of((b"c",))),
+    ]
+    ours.acknowledge()
+    assert [(ack.channels, ack.number) for ack in packets(ours)] == [((7,), 1), ((8,), 0)]
+    assert ours.takes([7, 8, 9])
+    assert not ours.takes([9, 10]), "there would be too many channels"
+    ours.operation(Operation(kind=Op.CLOSE, channels=(8,)))
+    assert ours.takes([7, 9])
+    assert not ours.takes([7, 8]), "it is being closed"
+    ours.shut_down(SHUTDOWN)
+    assert ours.takes([7])
+    assert not ours.takes([7, 9]), "the peer said that it opens no more"
 
 
 def test_a_large_multicast_counts_once() -> None:

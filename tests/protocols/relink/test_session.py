@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -157,12 +158,15 @@ PLAIN = Terms(endpoint="e", connector_size=1)
 
 
 def one_by_one(found: list[Any]) -> list[Any]:
-    """How many messages a run has depends on how the bytes were cut; here each is an event."""
-    return [
-        (event.channel, seq, parts) if isinstance(event, events.Received) else event
-        for event in found
-        for seq, parts in (enumerate(event.messages, event.first) if isinstance(event, events.Received) else [(0, ())])
-    ]
+    """How many messages come together depends on how the bytes were cut; here each is an event, those of a channel
+    together where they followed each other."""
+    plainly: list[Any] = []
+    for received, some in groupby(found, lambda event: isinstance(event, events.Received)):
+        if received:
+            plainly += sorted((e.channel, seq, parts) for e in some for seq, parts in enumerate(e.messages, e.first))
+        else:
+            plainly += some
+    return plainly
 
 
 def plain(backlog: int) -> ListenerSession:
@@ -200,7 +204,31 @@ def test_runs_of_messages_however_the_bytes_are_cut(backlog: int) -> None:
                     if channel.waiting:
                         link.consume(channel.id, channel.next - 1)
         assert cause(found) == "message-too-large"
-        assert one_by_one(found[:-1]) == [event for _, event in said]
+        assert one_by_one(found[:-1]) == sorted(event for _, event in said)
+
+
+@pytest.mark.parametrize("why", ["message-after-close", "channel-after-shutdown", "too-many-channels"])
+def test_the_first_offence_counts_among_gathered_messages(why: str) -> None:
+    """What came before it is told, on whatever channel, and nothing that came behind it."""
+
+    def one(channel: int, payload: bytes) -> bytes:
+        return Message(channels=(channel,), parts=(payload,)).serialize(1)
+
+    first = {
+        "message-after-close": one(4, b"-") + Operation(kind=Op.CLOSE, channels=(4,)).serialize(1),
+        "channel-after-shutdown": one(3, b"-") + bytes([0x80]) + bytes(7),
+        "too-many-channels": one(3, b"-") + one(5, b"-"),
+    }[why]
+    data = first + one(3, b"a") + one(3, b"b") + one(4, b"c") + one(3, b"d")
+    expected: Any = None
+    for chunks in every_chunking(data):
+        limits = Limits(channels=2)
+        found = feed(listener(link=Link(PLAIN, False, 5, 6, limits, durable=True, kept=False), channels=2), chunks)
+        assert cause(found) == why
+        plainly = one_by_one(found[:-1])
+        assert [one for one in plainly if isinstance(one, tuple) and one[0] == 3][-1][2] == (b"b",)
+        expected = expected or plainly
+        assert plainly == expected
 
 
 @pytest.mark.parametrize(

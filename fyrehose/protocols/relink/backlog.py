@@ -1,0 +1,76 @@
+"""What came in on a link and is not finished: how much it is, what may still come, and when it is too much.
+
+What waits for our owner holds the connection: nothing more is read.  What waits for the peer - for its commit or its
+rollback - cannot, since that would not be read either: it has a limit that is an error to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.receiving import ReceiveChannel
+
+
+@attrs.define(eq=False)
+class Backlog:
+    """The messages that the peer's channels hold.
+
+    :ivar channels: the peer's channels
+    :ivar size: what they hold, in bytes, with what each message costs besides
+    """
+
+    limits: Limits
+    channels: Mapping[int, ReceiveChannel]
+    size: int = attrs.field(default=0, init=False)
+    #: channels of which at least half of what may wait for us does, and of which all does
+    _filling: set[int] = attrs.field(factory=set, init=False)
+    _crowded: set[int] = attrs.field(factory=set, init=False)
+
+    @property
+    def held(self) -> bool:
+        """Whether so much waits for the owner that nothing more is to come in until some of it is settled."""
+        full = self.size >= self.limits.backlog_size
+        return bool(self._crowded) or (full and any(channel.waiting for channel in self.channels.values()))
+
+    def room(self, transactional: bool) -> tuple[int, int]:
+        """How many messages of one channel, and how many bytes of all, may come before they are judged; never none."""
+        limits = self.limits
+        if transactional:
+            each = 2 * limits.backlog + 1
+        else:
+            fullest = max((self.channels[id_].waiting for id_ in self._filling), default=limits.backlog // 2)
+            each = limits.backlog - fullest
+        size = limits.backlog_size - self.size
+        if size <= 0:  # all of it waits for the peer
+            size += limits.backlog_size + limits.message_size + 1
+        return max(each, 1), max(size, 1)
+
+    def add(self, channel: ReceiveChannel, cost: int) -> None:
+        """Messages came in on ``channel``.
+
+        :raises RemoteProtocolError: it is too much that waits for the peer
+        """
+        self.size += cost
+        self.measure(channel)
+        count, size = 2 * self.limits.backlog, 2 * self.limits.backlog_size + self.limits.message_size
+        if channel.undecided > count or self.size > size:
+            raise RemoteProtocolError("backlog-too-large", f"more than {count} undecided, or {size} bytes in all")
+
+    def let_go(self, channel: ReceiveChannel, cost: int) -> None:
+        """Messages of ``channel`` are finished, or will come again."""
+        self.size -= cost
+        self.measure(channel)
+
+    def measure(self, channel: ReceiveChannel) -> None:
+        """How much of ``channel`` waits for us has changed."""
+        for channels, much in ((self._filling, self.limits.backlog // 2), (self._crowded, self.limits.backlog)):
+            (channels.add if channel.waiting >= much else channels.discard)(channel.id)
+
+    def drop(self, channel: int) -> None:
+        """The channel is gone."""
+        self._filling.discard(channel)
+        self._crowded.discard(channel)
