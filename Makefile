@@ -38,14 +38,19 @@ $(BIN)/python:
 # A kernel that does not compile any more must not be served by its last build.
 .venv/run.stamp: $(BIN)/python $(PACKAGING) $(KERNELS)
 	@rm -f fyrehose/kernels/native/*.so
-	@# The event bus needs pyzmq; where there is none for this machine, everything else is served.
-	$(BIN)/python -m pip install --quiet --editable '.[eventbus]' || $(BIN)/python -m pip install --quiet --editable .
+	@# The event bus needs pyzmq, and the page prometheus-client; where they are not to be had, everything else is served.
+	$(BIN)/python -m pip install --quiet --editable '.[admin,eventbus]' || $(BIN)/python -m pip install --quiet --editable '.[admin]' || $(BIN)/python -m pip install --quiet --editable .
 	@$(BIN)/python -m fyrehose.kernels
 	@touch $@
 
 .venv/test.stamp: $(BIN)/python $(PACKAGING)
 	@rm -f fyrehose/kernels/native/*.so
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+# The page is looked at in a real browser.
+.venv/browser.stamp: .venv/test.stamp
+	@sh tests/live/browser.sh
 	@touch $@
 
 # With the test tools the kernels are built without the network.
@@ -67,7 +72,7 @@ lint: .venv/test.stamp
 types: .venv/test.stamp
 	$(BIN)/mypy
 
-unit: .venv/native.stamp
+unit: .venv/native.stamp .venv/browser.stamp
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 pure: .venv/native.stamp

@@ -1,0 +1,223 @@
+"""The page of a real server in a real browser: what is seen while messages flow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import struct
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import attrs
+import pytest
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+PATIENCE = 60.0
+#: Nothing of it may ask the network for anything, or keep anything.
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--disable-extensions",
+)
+#: A stream whose name would be a program, if it were taken for one.
+MARKUP = "<img src=x onerror=\"document.title='broken into'\">"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no Chromium to look at the page with: apt-get install chromium chromium-driver")
+    options = Options()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}", "--window-size=1400,1600"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=Service(driver))
+    yield started
+    started.quit()
+
+
+@attrs.define(eq=False)
+class Page:
+    """A server, and its page in a browser."""
+
+    server: Any
+    browser: Any
+    http: str
+    admin: str
+
+    def post(self, stream: str, body: bytes, kind: str = "text/plain") -> None:
+        request = urllib.request.Request(
+            f"{self.http}/streams/{quote(stream, safe='')}", data=body, headers={"Content-Type": kind}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            assert answer.status == 200
+
+    def lumberjack(self, count: int) -> None:
+        """A window of lumberjack, and its acknowledgement."""
+        documents = [json.dumps({"message": f"line {n}"}).encode() for n in range(count)]
+        frames = b"".join(b"2J" + struct.pack(">II", n + 1, len(d)) + d for n, d in enumerate(documents))
+        with socket.create_connection(("127.0.0.1", self.server.port("lumberjack")), PATIENCE) as connection:
+            connection.sendall(b"2W" + struct.pack(">I", count) + frames)
+            assert connection.recv(6) == b"2A" + struct.pack(">I", count)
+
+    def find(self, selector: str) -> Any:
+        return self.browser.find_element("css selector", selector)
+
+    def rows(self, table: str) -> dict[str, list[str]]:
+        """The cells of each row, by the first of them."""
+        script = """return [...document.querySelectorAll(arguments[0] + " tbody tr")].map(
+            (row) => [...row.cells].map((cell) => cell.textContent))"""
+        return {cells[0]: cells[1:] for cells in self.browser.execute_script(script, table)}
+
+    def until(self, seen: Callable[[], Any]) -> Any:
+        """What ``seen`` gives, as soon as it is something."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                if found := seen():
+                    return found
+            except StaleElementReferenceException:
+                pass  # the page has drawn it anew
+            assert time.monotonic() < deadline, self.find("body").text + self.server.log
+            time.sleep(0.05)
+
+    def errors(self) -> list[str]:
+        """What the browser complained of since it was asked last."""
+        return [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] != "INFO"]
+
+
+@pytest.fixture
+def page(start: Any, browser: Any) -> Iterator[Page]:
+    doors = [f"{kit}=tcp:0:interface=127.0.0.1" for kit in ("admin", "http", "lumberjack")]
+    server = start(*(word for door in doors for word in ("--listen", door)))
+    made = Page(server, browser, f"http://127.0.0.1:{server.port('http')}", f"http://127.0.0.1:{server.port('admin')}")
+    browser.get(made.admin)
+    made.until(lambda: made.find("#connection").text == "live")
+    yield made
+    browser.get("about:blank")
+
+
+def test_lumberjack_is_seen_while_it_flows(page: Page) -> None:
+    assert page.find("#journal-state").text == "writable"
+    page.until(lambda: page.find("#streams").get_property("hidden"))
+    page.lumberjack(500)
+    cells = page.until(lambda: page.rows("#protocols").get("lumberjack"))
+    page.until(lambda: page.rows("#protocols")["lumberjack"][2] == "500")
+    assert len(cells) == 8
+    page.until(lambda: page.rows("#streams").get("lumberjack", [""])[0] == "500")
+    page.lumberjack(300)
+    page.until(lambda: page.rows("#streams")["lumberjack"][0] == "800")
+    drawn = (
+        "return document.getElementById('chart-in').getContext('2d').getImageData(60, 30, 800, 100).data.some(Boolean)"
+    )
+    page.until(lambda: page.browser.execute_script(drawn))
+    assert "durability batch" in page.find("header").text
+    assert page.errors() == []
+
+
+def test_a_stream_is_followed_as_text_json_and_hex(page: Page) -> None:
+    page.post("orders", b'{"order": 1, "of": "\xc3\xa4"}', "application/json")
+    page.until(lambda: "orders" in page.rows("#streams"))
+    page.find("#streams button").click()
+    page.until(lambda: '{"order": 1, "of": "ä"}' in page.find("#tail").text)
+    page.post("orders", b"\xff\x00not json")
+    page.until(lambda: "not json" in page.find("#tail").text)
+    page.find("input[value=json]").find_element("xpath", "..").click()
+    page.until(lambda: '{\n  "order": 1,\n  "of": "ä"\n}' in page.find("#tail").get_property("innerText"))
+    page.find("input[value=hex]").find_element("xpath", "..").click()
+    page.until(lambda: "ff 00 6e 6f 74 20 6a 73 6f 6e" in page.find("#tail").text)
+    page.find("#tail-pause").click()
+    page.find("#tail-clear").click()
+    page.post("orders", b"while it is paused")
+    page.until(lambda: page.rows("#streams")["orders"][0] == "3")
+    assert "Nothing has come since" in page.find("#tail").text
+    page.find("#tail-pause").click()
+    page.post("orders", b"and after")
+    page.until(lambda: "61 6e 64" in page.find("#tail").text)
+    assert page.errors() == []
+
+
+def test_what_peers_say_is_text_and_nothing_else(page: Page) -> None:
+    page.post(MARKUP, MARKUP.encode())
+    page.until(lambda: MARKUP in page.rows("#streams"))
+    page.find("#streams button").click()
+    page.until(lambda: MARKUP in page.find("#tail").text)
+    assert page.find("#tail-stream").get_property("value") == MARKUP
+    assert not page.browser.find_elements("css selector", "main img")
+    assert "broken into" not in page.browser.title
+    assert page.errors() == []
+
+
+def test_streams_are_found_by_a_part_of_their_name(page: Page) -> None:
+    for name in ("apples", "pears", "pineapples"):
+        page.post(name, b"x")
+    page.until(lambda: len(page.rows("#streams")) == 3)
+    page.find("#filter").send_keys("APPLE")
+    page.until(lambda: set(page.rows("#streams")) == {"apples", "pineapples"})
+    assert "2 of 3" in page.find("#streams-count").text
+
+
+def test_light_dark_and_on_a_phone(page: Page) -> None:
+    page.lumberjack(5)
+    page.until(lambda: page.rows("#streams"))
+    colours = []
+    for scheme in ("light", "dark"):
+        page.browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        )
+        colours.append(page.find("html").value_of_css_property("background-color"))
+    assert len(set(colours)) == 2
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        wide = "return document.documentElement.scrollWidth"
+        page.until(lambda: page.browser.execute_script(wide) == 390)
+        assert page.find("#tile-in").is_displayed()
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert page.errors() == []
+
+
+def test_a_server_that_has_gone_and_comes_back(page: Page, start: Any) -> None:
+    page.post("s", b"x")
+    page.until(lambda: "s" in page.rows("#streams"))
+    admin, http = page.server.port("admin"), page.server.port("http")
+    assert page.server.stop() == 0
+    page.until(lambda: "does not answer" in page.find("#alarm").text)
+    start("--listen", f"admin=tcp:{admin}:interface=127.0.0.1", "--listen", f"http=tcp:{http}:interface=127.0.0.1")
+    page.until(lambda: page.find("#connection").text == "live")
+    page.until(lambda: not page.find("#alarm").is_displayed())
+    page.post("s", b"x")
+    page.until(lambda: page.rows("#streams").get("s", [""])[0] == "2")
+
+
+def test_a_token_is_a_password_in_a_browser(start: Any, browser: Any, tmp_path: Path) -> None:
+    token = "0123456789abcdef0123"
+    (tmp_path / "token").write_text(token)
+    server = start("--listen", "admin=tcp:0:interface=127.0.0.1", "--option", f"admin.token-file={tmp_path / 'token'}")
+    browser.get(f"http://anybody:{token}@127.0.0.1:{server.port('admin')}/")
+    page = Page(server, browser, "", "")
+    page.until(lambda: page.find("#connection").text == "live")
+    page.until(lambda: page.find("#journal-state").text == "writable")
+    browser.get("about:blank")
