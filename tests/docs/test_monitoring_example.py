@@ -1,0 +1,101 @@
+"""The example for Prometheus and Grafana: it can be read, and every metric that it names is exported."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from twisted.internet.task import Clock
+from twisted.logger import Logger
+
+from fyrehose.admin import metrics
+from fyrehose.admin.sampling import Sampler, StreamRates
+from fyrehose.admin.status import Status
+from fyrehose.broker import Broker
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLE = DOCS / "examples" / "monitoring"
+FILES = ["prometheus.yml", "alerts.yml", "dashboard.json"]
+#: How a metric of ours, or of the process, looks in an expression.
+NAME = re.compile(r"\b(?:fyrehose|process|python)_[a-z_]+\b")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The name of every sample of a server that has done a little, and of what a histogram is called."""
+    clock = Clock()
+    broker = Broker(clock, FileJournal(clock, tmp_path_factory.mktemp("j"), worker=InlineWorker()), Sequencer())
+    broker.open()
+    broker.publish([Run.of("s", [b"x"], source="figg")])
+    broker.counters.refuse(Logger(), "figg", "too-large", "x")
+    broker.counters.add("figg", "skipped")
+    clock.advance(1)
+    status = Status(broker, Sampler(clock, broker, lambda: 0.0), 0.0, StreamRates(clock.seconds))
+    families = list(text_string_to_metric_families(metrics.text(metrics.registry(status, 10)).decode()))
+    broker.close()
+    return {family.name for family in families} | {sample.name for family in families for sample in family.samples}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_metric_that_it_names_is_there(file: str, exported: set[str]) -> None:
+    named = set(NAME.findall((EXAMPLE / file).read_text()))
+    assert named <= exported, named - exported
+    assert named or file == "prometheus.yml"
+
+
+def test_what_the_page_on_metrics_says_of_ours_is_all_there_is(exported: set[str]) -> None:
+    text = (DOCS / "page.md").read_text()
+    said: set[str] = set()
+    for line in text.splitlines():
+        names = re.findall(r"`((?:fyrehose)?_[a-z_]+)`", line.partition("|")[2].partition("|")[0])
+        for name in names:
+            # ``_bytes_total`` behind ``fyrehose_published_messages_total`` stands for what takes its end's place.
+            said.add(name) if name.startswith("fyrehose") else said.update(_ends(names[0], name, exported))
+    assert said <= exported, said - exported
+    ours = {name for name in exported if name.startswith("fyrehose_")}
+    endings = ("_bucket", "_sum", "_count", "_created", "_total", "_info")
+    missing = {
+        name
+        for name in ours
+        if not any(
+            name == each or name.removesuffix(e) in (each, each.removesuffix("_total"))
+            for each in said
+            for e in endings
+        )
+    }
+    assert missing <= {"fyrehose_build", "fyrehose_build_info"}, missing
+
+
+def _ends(first: str, end: str, exported: set[str]) -> set[str]:
+    """The longest beginning of ``first`` that makes a metric with ``end``; else both, which fails."""
+    for cut in range(len(first), 0, -1):
+        if first[:cut] + end in exported:
+            return {first[:cut] + end}
+    return {first + end}
+
+
+def test_the_dashboard_is_one() -> None:
+    board: dict[str, Any] = json.loads((EXAMPLE / "dashboard.json").read_text())
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 10
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")"), panel["title"]
+
+
+def test_prometheus_scrapes_the_default_door() -> None:
+    from fyrehose.admin.kit import kit
+
+    port = kit.default_endpoint.split(":")[1]
+    assert f'targets: ["127.0.0.1:{port}"]' in (EXAMPLE / "prometheus.yml").read_text()
+    assert "alerts.yml" in (EXAMPLE / "prometheus.yml").read_text()
