@@ -89,6 +89,7 @@ class RelinkClient:
     _closes: dict[int, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
     _inbox: deque[tuple[int, int, tuple[bytes, ...]]] = attrs.field(factory=deque, init=False)
     _busy: bool = attrs.field(default=False, init=False)
+    _handing_out: bool = attrs.field(default=False, init=False)
     _paused: bool = attrs.field(default=False, init=False)
     _ended: Deferred[None] | None = attrs.field(default=None, init=False)
     _closing: bool = attrs.field(default=False, init=False)
@@ -357,7 +358,10 @@ class RelinkClient:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """One message after the other."""
+        """One message after the other; those that are taken at once in one loop, however many there are."""
+        if self._handing_out:
+            return
+        self._handing_out = True
         while self._inbox and not self._busy and not self._paused:
             channel, seq, parts = self._inbox.popleft()
             link = self.link
@@ -368,6 +372,7 @@ class RelinkClient:
             self._busy = True
             done: Deferred[Any] = maybeDeferred(self._take, channel, seq, parts)
             done.addBoth(self._taken, link, channel, seq)
+        self._handing_out = False
         self.flush_soon()
 
     def _take(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> Any:

@@ -166,6 +166,16 @@ def test_before_there_is_a_link(make_client: Any, make_server: Any) -> None:
     wire.pump()
 
 
+def test_many_messages_that_come_at_once(make_server: Any, make_client: Any) -> None:
+    """As many as the window has: one after the other, and not one within the other."""
+    server = make_server()
+    server.publish("s", *(b"%d" % i for i in range(2_500)))
+    got: list[bytes] = []
+    _, wire = make_client("subscribe:s@0", server=server, on_message=lambda channel, seq, parts: got.append(parts[0]))
+    wire.pump()
+    assert got == [b"%d" % i for i in range(2_500)]
+
+
 def test_reading(make_client: Any) -> None:
     got: list[Any] = []
     client, wire = make_client("subscribe:s@0", on_message=lambda *message: got.append(message))
