@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
 from struct import pack
 from typing import TypeVar
 
 import attrs
+
+from fyrehose.kernels import columns
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine in sight
     raise ImportError("fyrehose keeps columns as the machine's own integers and needs a little-endian machine")
@@ -41,6 +42,8 @@ MAX_PUBLISH = 60 << 20
 #: What a run takes besides its columns and names, in bytes, and a character of a name, if it cannot be encoded.
 _AROUND = 64
 _CHARACTER = 6
+#: More bytes than any run has.
+_ALL = (1 << 64) - 1
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -134,29 +137,32 @@ class Run:
 
     def slice(self, start: int, stop: int) -> Run:
         """Records ``start`` to ``stop`` (as a Python slice counts), sharing this run's bytes."""
-        if start == 0 and stop >= len(self):
+        start, stop, _ = slice(start, stop).indices(len(self))
+        if start == 0 and stop == len(self):
             return self
-        sizes = self.sizes
-        begin = sum(sizes[:start])
-        end = begin + sum(sizes[start:stop])
-        return attrs.evolve(
-            self,
+        stop = max(start, stop)
+        begin = columns.span(self.lengths, 0, start, _ALL)[1]
+        end = begin + columns.span(self.lengths, start, stop, _ALL)[1] if stop < len(self) else len(self.payload)
+        return Run(
+            stream=self.stream,
+            source=self.source,
             lengths=memoryview(self.lengths)[4 * start : 4 * stop],
             payload=memoryview(self.payload)[begin:end],
+            producer=self.producer,
+            topic=self.topic,
+            content_type=self.content_type,
             producer_seq=_part(self.producer_seq, start, stop),
             event_ids=_column(self.event_ids, 16, start, stop),
             event_times=_column(self.event_times, 8, start, stop),
             first_seq=self.first_seq + start if self.first_seq else 0,
+            time=self.time,
         )
 
     def fitting(self, max_bytes: int) -> int:
         """How many records from the first fit into ``max_bytes`` of payload; at least one."""
         if len(self.payload) <= max_bytes:
             return len(self)
-        for count, end in enumerate(accumulate(self.sizes)):
-            if end > max_bytes:
-                return max(count, 1)
-        return len(self)
+        return max(1, columns.span(self.lengths, 0, len(self), max(0, max_bytes))[0])
 
     def payloads(self) -> Iterator[memoryview]:
         """The payloads one by one, as views of this run's bytes."""

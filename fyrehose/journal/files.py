@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fyrehose.errors import JournalError, JournalLocked
+from fyrehose.records import Buffer
 
 #: What is copied at once, in bytes.
 PIECE = 4 << 20
@@ -32,7 +33,7 @@ class Files:
             data += more
         return data
 
-    def write(self, fd: int, data: bytes, offset: int) -> None:
+    def write(self, fd: int, data: Buffer, offset: int) -> None:
         """All of ``data``; after an error some of it may be there."""
         view = memoryview(data)
         while view:

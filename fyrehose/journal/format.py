@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 
 import attrs
@@ -100,6 +101,7 @@ ENTRY_HEADER = Struct(
 )
 
 _CRC = Struct("<I")
+_PADDING = tuple(bytes(size) for size in range(8))
 
 
 class Kind(IntEnum):
@@ -258,12 +260,12 @@ def batch(
     clock: int,
     chain: int,
     fill: int = 0,
-) -> tuple[BatchHeader, bytes]:
+) -> tuple[BatchHeader, bytearray]:
     """A batch: its header, and all its bytes.
 
     :param fill: how long it is to be with its header, where it takes the place of a damaged range
     """
-    pieces: list[Buffer] = [b""]
+    pieces: list[Buffer] = [bytes(BATCH_HEADER.size)]
     records = 0
     for part in parts:
         if isinstance(part, Run):
@@ -271,12 +273,14 @@ def batch(
             _pack_run(part, pieces)
         else:
             pieces.append(part.pack())
-    body = b"".join(pieces).ljust(max(0, fill - BATCH_HEADER.size), b"\0")
+    data = bytearray().join(pieces).ljust(fill, b"\0") if fill else bytearray().join(pieces)
+    body = memoryview(data)[BATCH_HEADER.size :]
     checksum = crc32c(body, chain)
     header = BatchHeader(
         kind, fill > 0, len(body), len(parts), records, chain, position, durable, time, clock, checksum
     )
-    return header, header.pack() + body
+    data[: BATCH_HEADER.size] = header.pack()
+    return header, data
 
 
 def runs(body: Buffer, time: int) -> list[Run]:
@@ -314,19 +318,24 @@ def grouped(many: Iterable[Run]) -> list[Run]:
     return [run for of_stream in streams.values() for run in of_stream]
 
 
+@lru_cache(maxsize=4096)
+def _names(
+    stream: str, source: str, producer: str | None, topic: str | None, content_type: str | None
+) -> tuple[int, tuple[int, ...], bytes]:
+    """What a run begins with behind its header: which of the names there are, their lengths, and their bytes.
+
+    Nearly every run has the names of one before it.
+    """
+    optional = {Has.PRODUCER: producer, Has.TOPIC: topic, Has.CONTENT_TYPE: content_type}
+    has = sum(bit for bit, name in optional.items() if name is not None)
+    names = [name.encode(errors="backslashreplace") if name else b"" for name in optional.values()]
+    first = [stream.encode(), source.encode()]
+    strings = b"".join((*first, *names))
+    return has, tuple(map(len, (*names, *first))), strings + _PADDING[-len(strings) % 8]
+
+
 def _pack_run(run: Run, pieces: list[Buffer]) -> None:
-    names = [
-        name.encode(errors="backslashreplace") if name else b"" for name in (run.producer, run.topic, run.content_type)
-    ]
-    stream, source = run.stream.encode(), run.source.encode()
-    has = 0
-    for bit, part in zip(
-        (Has.PRODUCER, Has.TOPIC, Has.CONTENT_TYPE, Has.EVENT_IDS, Has.EVENT_TIMES),
-        (run.producer, run.topic, run.content_type, run.event_ids, run.event_times),
-        strict=True,
-    ):
-        if part is not None:
-            has |= bit
+    has, sizes, strings = _names(run.stream, run.source, run.producer, run.topic, run.content_type)
     columns: list[Buffer] = []
     first_producer_seq = 0
     if isinstance(run.producer_seq, int):
@@ -335,26 +344,16 @@ def _pack_run(run: Run, pieces: list[Buffer]) -> None:
     elif run.producer_seq is not None:
         has |= Has.PRODUCER_SEQS
         columns.append(run.producer_seq)
-    columns += [column for column in (run.event_ids, run.event_times) if column is not None]
-    count = len(run)
-    strings = b"".join((stream, source, *names))
-    length = RUN_HEADER.size + len(strings) + -len(strings) % 8
-    length += sum(map(len, columns)) + 4 * count + -4 * count % 8 + len(run.payload) + -len(run.payload) % 8
-    pieces.append(
-        RUN_HEADER.pack(
-            length,
-            count,
-            run.first_seq,
-            first_producer_seq,
-            len(run.payload),
-            has,
-            *map(len, names),
-            len(stream),
-            len(source),
-        )
-    )
-    pieces += strings, bytes(-len(strings) % 8), *columns
-    pieces += run.lengths, bytes(-4 * count % 8), run.payload, bytes(-len(run.payload) % 8)
+    if run.event_ids is not None:
+        has |= Has.EVENT_IDS
+        columns.append(run.event_ids)
+    if run.event_times is not None:
+        has |= Has.EVENT_TIMES
+        columns.append(run.event_times)
+    size, count = len(run.payload), len(run.lengths) // 4
+    columns += run.lengths, _PADDING[-4 * count % 8], run.payload, _PADDING[-size % 8]
+    length = RUN_HEADER.size + len(strings) + sum(map(len, columns))
+    pieces += RUN_HEADER.pack(length, count, run.first_seq, first_producer_seq, size, has, *sizes), strings, *columns
 
 
 def _unpack_run(view: memoryview, at: int, time: int) -> tuple[Run, int]:

@@ -240,6 +240,8 @@ class FileJournal:
         done, self._committing = self._committing, []
         if self.settings.durability.mode == "interval" and self._sync_later is None:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
+        if committed.bare:
+            self._call(self._writer.prepare).addErrback(self._broke)
         if self._pending:
             self._commit()  # the disk goes on while we tell what it did
         self._observer.durable(ends)

@@ -225,7 +225,7 @@ def _free_name(path: Path) -> Path:
     return tried
 
 
-def _fillers(damage: _Range, survey: _Survey) -> Iterator[tuple[int, bytes]]:
+def _fillers(damage: _Range, survey: _Survey) -> Iterator[tuple[int, Buffer]]:
     """The batches that take the place of a range, with their positions."""
     position, chain = damage.start, damage.chain
     parts: list[tuple[fmt.Kind, list[fmt.Entry]]] = []

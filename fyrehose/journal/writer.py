@@ -20,10 +20,17 @@ from fyrehose.journal import scan
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.recovery import Recovered
 from fyrehose.meters import SECONDS, Histogram
-from fyrehose.records import LAST_SEQ, Run
+from fyrehose.records import LAST_SEQ, Buffer, Run
 
 #: How many numbers of a stream are set aside at once where a number may be given out before it is on disk.
 RESERVE = 1 << 20
+#: A commit that is no larger is written over zeros, in bytes; with larger ones it would not pay.
+SMALL = 128 << 10
+#: How many zeros are written ahead at once, in bytes.
+AHEAD = 1 << 20
+#: What a disk writes at once, in bytes: where the last commit ends within one, the rest of it has been written too.
+PAGE = 4 << 10
+_ZEROS = bytes(AHEAD)
 
 
 class NoRoom(Exception):
@@ -54,12 +61,14 @@ class Committed:
     :ivar batches: each with its runs
     :ivar end: the position behind it
     :ivar durable: everything below this position is on disk
+    :ivar bare: whether the next one should find zeros to write over: see :meth:`Writer.prepare`
     """
 
     batches: list[tuple[fmt.BatchHeader, list[Run]]]
     end: int
     durable: int
     rolled: Rolled | None
+    bare: bool = False
 
 
 @attrs.define(eq=False)
@@ -96,6 +105,7 @@ class Writer:
     _fd: int = attrs.field(default=-1, init=False)
     _mark_fd: int = attrs.field(default=-1, init=False)
     _start: int = attrs.field(default=0, init=False)  #: behind what the segment begins with
+    _zeroed: int = attrs.field(default=0, init=False)  #: the offset up to which the segment was written with zeros
     _rolled: Rolled | None = attrs.field(default=None, init=False)  #: not reported yet
     #: why nothing may be written or synced any more
     _failure: SyncFailed | None = attrs.field(default=None, init=False)
@@ -176,7 +186,7 @@ class Writer:
             position, chain = header.end, header.checksum
             written.append((header, grouped))
             data.append(encoded)
-        self._append(data[0] if len(data) == 1 else b"".join(data))
+        self._append(data)
         self.position, self._chain = position, chain
         for _, grouped in written:
             for run in grouped:
@@ -184,7 +194,34 @@ class Writer:
         if self.sync_each:
             self.sync()
         rolled, self._rolled = self._rolled, None
-        return Committed(written, self.position, self.durable, rolled)
+        return Committed(written, self.position, self.durable, rolled, self._is_bare(size))
+
+    def _is_bare(self, size: int) -> bool:
+        """Whether commits of ``size`` bytes are about to reach the end of what was prepared."""
+        wanted = min(self.position - self.base + AHEAD // 2, self.segment_size)
+        return self.sync_each and size <= SMALL and self._zeroed < wanted
+
+    def prepare(self) -> None:
+        """Write zeros where the next commits go.
+
+        A commit that is written over them is on disk sooner: where space was only allocated the file system has to
+        note, durably, that it is in use now, and that is another trip to the disk.
+
+        :raises SyncFailed: the disk cannot be relied on
+        """
+        self._check()
+        begin = max(self._zeroed, (self.position - self.base + PAGE - 1) // PAGE * PAGE)
+        size = min(AHEAD, self.segment_size - begin)
+        if size <= 0 or not self._is_bare(0):
+            return
+        try:
+            self.files.write(self._fd, memoryview(_ZEROS)[:size], begin)
+        except OSError:
+            # What was not written is as it was, and whatever is the matter, the next commit meets it too.
+            size = self.segment_size - begin
+        else:
+            self._sync(self._fd)
+        self._zeroed = begin + size
 
     def sync(self) -> int:
         """Everything written so far is on disk; the position up to which that is so.
@@ -237,21 +274,25 @@ class Writer:
                     self.files.close(fd)
             self._fd = self._mark_fd = -1
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, batches: Sequence[Buffer]) -> None:
         """Write behind the end, or leave the end where it is."""
+        at = self.position - self.base
         try:
-            self.files.write(self._fd, data, self.position - self.base)
+            for data in batches:
+                self.files.write(self._fd, data, at)
+                at += len(data)
         except OSError as error:
             self.files.truncate(self._fd, self.position - self.base)
+            self._zeroed = 0
             self._sync(self._fd)
             raise _no_room(error) from error
 
     def _control(self, kind: fmt.Kind, entries: Sequence[fmt.Entry]) -> None:
         header, data = self._batch(kind, entries, self.position)
-        self._append(data)
+        self._append([data])
         self.position, self._chain = header.end, header.checksum
 
-    def _batch(self, kind: fmt.Kind, entries: Sequence[fmt.Entry], position: int) -> tuple[fmt.BatchHeader, bytes]:
+    def _batch(self, kind: fmt.Kind, entries: Sequence[fmt.Entry], position: int) -> tuple[fmt.BatchHeader, bytearray]:
         return fmt.batch(
             kind,
             entries,
@@ -290,7 +331,7 @@ class Writer:
         except OSError as error:
             self.files.close(fd)
             raise self._failed(f"{error.strerror}, on syncing the journal's directory") from error
-        self._fd, self.base = fd, base
+        self._fd, self.base, self._zeroed = fd, base, 0
         self.position = self.durable = self._start = end
         self._chain = chain
 

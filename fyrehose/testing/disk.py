@@ -17,6 +17,7 @@ from random import Random
 import attrs
 
 from fyrehose.journal.files import Files
+from fyrehose.records import Buffer
 
 #: What a disk writes whole or not at all, in bytes.
 SECTOR = 512
@@ -103,7 +104,7 @@ class RecordingFiles(Files):
         super().close(fd)
         self._fds.pop(fd, None)
 
-    def write(self, fd: int, data: bytes, offset: int) -> None:
+    def write(self, fd: int, data: Buffer, offset: int) -> None:
         super().write(fd, data, offset)
         self.log.append(Wrote(self._fds[fd], offset, bytes(data)))
 

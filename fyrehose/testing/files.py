@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 
 from fyrehose.journal.files import Files
+from fyrehose.records import Buffer
 
 #: The calls that can be made to fail.
 CALLS = ("open", "write", "sync", "allocate", "truncate", "rename", "unlink", "sync_directory")
@@ -46,7 +47,7 @@ class FaultyFiles(Files):
             self._fail("open")
         return super().open(path, flags)
 
-    def write(self, fd: int, data: bytes, offset: int) -> None:
+    def write(self, fd: int, data: Buffer, offset: int) -> None:
         if self._count("write"):
             super().write(fd, data[: self.short], offset)
             raise OSError(self.error, os.strerror(self.error))

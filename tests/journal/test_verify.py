@@ -104,7 +104,7 @@ def forge(
         clock=1,
         chain=writer._chain,
     )
-    writer._append(data)
+    writer._append([data])
     writer.position, writer._chain = header.end, header.checksum
     writer.sync()
 
@@ -228,7 +228,7 @@ def test_a_batch_that_cannot_be_even_though_its_checksums_are_right(open_journal
         chain=writer._chain,
     )
     lying = attrs.evolve(header, records=7).pack() + data[64:]
-    writer._append(lying)
+    writer._append([lying])
     writer.position, writer._chain = header.end, header.checksum
     writer.sync()
     said = " ".join(problems(bench.directory))
@@ -251,7 +251,7 @@ def test_a_body_whose_lengths_contradict_each_other(open_journal) -> None:
     )
     body = b"\xf0" + data[65:]
     lying = attrs.evolve(header, checksum=crc32c(body, header.chain)).pack() + body
-    writer._append(lying)
+    writer._append([lying])
     writer.position = header.end
     writer.sync()
     assert "its checksum is right, but" in problems(bench.directory)[0]

@@ -8,7 +8,7 @@ import pytest
 
 from fyrehose.journal import scan
 from fyrehose.journal.recovery import Recovered, recover
-from fyrehose.journal.writer import RESERVE, NoRoom, SyncFailed, Writer
+from fyrehose.journal.writer import AHEAD, PAGE, RESERVE, SMALL, NoRoom, SyncFailed, Writer
 from fyrehose.records import LAST_SEQ, Run
 from fyrehose.testing.files import FaultyFiles
 
@@ -96,3 +96,81 @@ def test_a_new_journal_begins_with_its_numbers(tmp_path: Path) -> None:
     assert of.durable == of.position > 64
     assert scan.read_mark(tmp_path) == of.position
     of.close(in_order=True)
+
+
+class TestPreparing:
+    """Zeros are written where small commits go next; nobody can tell, but for the time."""
+
+    def test_it_is_wanted_where_commits_are_small(self, tmp_path: Path) -> None:
+        of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=4 * AHEAD)
+        assert of.commit(numbered(1, b"x"), 1, 1).bare
+        of.prepare()
+        assert not of.commit(numbered(2, b"x"), 1, 1).bare
+        assert not of.commit(numbered(3, b"x" * SMALL), 1, 1).bare, "it is large"
+        for seq in range(4, 12):
+            bare = of.commit(numbered(seq, b"x" * (SMALL - 1000)), 1, 1).bare
+        assert bare, "it comes to the end of what was prepared"
+        of.close(in_order=True)
+
+    def test_it_is_not_wanted_where_commits_are_not_synced(self, tmp_path: Path) -> None:
+        of = writer(tmp_path, FaultyFiles(), sync_each=False, segment_size=4 * AHEAD)
+        assert not of.commit(numbered(1, b"x"), 1, 1).bare
+        of.close(in_order=True)
+
+    def test_what_was_prepared_is_zeros_from_the_next_page_on(self, tmp_path: Path) -> None:
+        files = FaultyFiles()
+        of = writer(tmp_path, files, sync_each=True, segment_size=4 * AHEAD)
+        of.commit(numbered(1, b"x"), 1, 1)
+        end = of.position
+        before = scan.path_of(tmp_path, 0).read_bytes()
+        syncs = files.calls["sync"]
+        of.prepare()
+        assert files.calls["sync"] == syncs + 1
+        assert of.position == of.durable == end
+        assert scan.path_of(tmp_path, 0).read_bytes() == before, "they were zeros, but not written"
+        writes = files.calls["write"]
+        of.prepare()
+        assert files.calls["write"] == writes, "there are enough"
+        of.close(in_order=False)
+        assert recover(tmp_path, FaultyFiles()).position == end
+
+    def test_it_stays_within_the_segment(self, tmp_path: Path) -> None:
+        of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=3 * PAGE)
+        of.commit(numbered(1, b"x"), 1, 1)
+        of.prepare()
+        assert scan.path_of(tmp_path, 0).stat().st_size == 3 * PAGE
+        assert not of.commit(numbered(2, b"x"), 1, 1).bare
+        of.close(in_order=False)
+
+    def test_a_disk_that_does_not_take_them_takes_what_counts(self, tmp_path: Path) -> None:
+        files = FaultyFiles()
+        of = writer(tmp_path, files, sync_each=True, segment_size=4 * AHEAD)
+        of.commit(numbered(1, b"x"), 1, 1)
+        files.name, files.nth, files.short = "write", files.calls["write"] + 1, 5000
+        of.prepare()
+        committed = of.commit(numbered(2, b"y"), 1, 1)
+        assert not committed.bare, "it is not tried again and again"
+        of.close(in_order=False)
+        assert recover(tmp_path, FaultyFiles()).ends == {"s": 2}
+
+    def test_a_sync_that_fails_is_one_that_failed(self, tmp_path: Path) -> None:
+        files = FaultyFiles()
+        of = writer(tmp_path, files, sync_each=True, segment_size=4 * AHEAD)
+        of.commit(numbered(1, b"x"), 1, 1)
+        files.name, files.nth = "sync", files.calls["sync"] + 1
+        with pytest.raises(SyncFailed):
+            of.prepare()
+        with pytest.raises(SyncFailed):
+            of.commit(numbered(2, b"y"), 1, 1)
+        of.close(in_order=False)
+
+    def test_after_a_cut_it_begins_again(self, tmp_path: Path) -> None:
+        files = FaultyFiles()
+        of = writer(tmp_path, files, sync_each=True, segment_size=4 * AHEAD)
+        of.commit(numbered(1, b"x"), 1, 1)
+        of.prepare()
+        files.name, files.nth, files.short = "write", files.calls["write"] + 1, 10
+        with pytest.raises((NoRoom, OSError)):
+            of.commit(numbered(2, b"y"), 1, 1)
+        assert of.commit(numbered(2, b"y"), 1, 1).bare, "the cut took the zeros away"
+        of.close(in_order=False)

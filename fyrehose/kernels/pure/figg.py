@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack
+from typing import TYPE_CHECKING
 
-from fyrehose.records import MAX_NAME, Buffer
+if TYPE_CHECKING:
+    from fyrehose.records import Buffer
 
 #: type, version, size of what follows these eight bytes, size of the topic
 _HEAD = Struct(">HHII")
@@ -23,6 +25,8 @@ _TAIL = Struct(">QI")
 _HEADER = 8
 
 _VERSION = 1
+#: The largest topic, in bytes: what the name of a stream may have.
+MAX_TOPIC = 255
 
 
 #: The most topics that are gathered at once.
@@ -89,7 +93,7 @@ def _whole(buffer: bytes | bytearray, start: int, kind: int, largest: int) -> It
         tail = start + _HEAD.size + topic_size
         begin = tail + _TAIL.size
         stop = start + _HEADER + size
-        if type_ != kind or version != _VERSION or not 1 <= topic_size <= MAX_NAME or not begin <= stop <= end:
+        if type_ != kind or version != _VERSION or not 1 <= topic_size <= MAX_TOPIC or not begin <= stop <= end:
             return
         number, data_size = _TAIL.unpack_from(buffer, tail)
         if begin + data_size != stop or data_size > largest:
@@ -125,7 +129,7 @@ def frames(kind: int, topic: bytes, first: int, lengths: Buffer, payload: Buffer
     sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else ()
     ends = [0, *accumulate(sizes)]
     whole = 4 * len(sizes) == len(lengths) and ends[-1] == len(payload)
-    if not whole or not 1 <= len(topic) <= MAX_NAME or first < 0 or first + len(sizes) > 1 << 64:
+    if not whole or not 1 <= len(topic) <= MAX_TOPIC or first < 0 or first + len(sizes) > 1 << 64:
         raise ValueError("a run whose columns, topic or numbers cannot be framed")
     view = memoryview(payload)
     fixed = _HEAD.size - _HEADER + len(topic) + _TAIL.size

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack
+from typing import TYPE_CHECKING
 
-from fyrehose.records import Buffer
+if TYPE_CHECKING:
+    from fyrehose.records import Buffer
 
 #: version, type, sequence, length
 _HEAD = Struct(">BBII")

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 from struct import Struct, unpack
+from typing import TYPE_CHECKING
 
-from fyrehose.records import Buffer
+if TYPE_CHECKING:
+    from fyrehose.records import Buffer
 
 #: The first byte of a message on one channel, and the same with a large size vector.
 _SMALL, _LARGE = 0x11, 0x51

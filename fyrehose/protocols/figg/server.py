@@ -135,6 +135,12 @@ class FiggProtocol(SessionProtocol):
         if self._ack_due is None:
             self._ack_due = self.clock.callLater(0, self._send_ack)
 
+    def settled(self) -> None:
+        # Nothing more of it is under way: the last one's ACK need not wait.
+        if self._ack_due is not None and not self._in_flight:
+            self._ack_due.cancel()
+            self._send_ack()
+
     def _send_ack(self) -> None:
         self._ack_due = None
         self.flush()

@@ -139,6 +139,26 @@ class TestPublish:
         server.journal.commit()
         assert peer.hear() == [Ack(number=5)]
 
+    def test_the_ack_of_the_last_one_waits_for_nobody(self) -> None:
+        server = make(auto=False)
+        peer = server.connect()
+        peer.say(publish(1))
+        peer.say(publish(2))
+        server.journal.commit()
+        (ack,) = peer.session.receive_data(peer.transport.value())
+        assert ack == Ack(number=2)
+        assert server.clock.getDelayedCalls() == []
+
+    def test_topics_that_take_turns_are_acknowledged_together(self) -> None:
+        server = make(auto=False)
+        peer = server.connect()
+        peer.say(*(publish(i, b"%d" % i, topic="ab"[i % 2]) for i in range(1, 8)))
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=7)]
+        assert server.stored("a") == [b"2", b"4", b"6"]
+        (run,) = server.journal.read("b", 1, 100)
+        assert list(run.producer_seqs()) == [1, 3, 5, 7]
+
     def test_who_published_it_and_as_what_is_in_the_record(self) -> None:
         server = make()
         server.connect(port=777).say(publish(41, b"a"), publish(42, b"b"))

@@ -1,0 +1,82 @@
+"""The kernel of runs: where so many bytes end, natively and not."""
+
+from __future__ import annotations
+
+from struct import pack
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fyrehose.kernels.pure import columns as pure
+from fyrehose.kernels.pure import figg
+from fyrehose.records import MAX_NAME
+
+try:
+    from fyrehose.kernels.native import columns as native
+except ImportError:
+    native = None
+
+KERNELS = [
+    pytest.param(pure, id="pure"),
+    pytest.param(
+        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
+    ),
+]
+both = pytest.mark.parametrize("kernel", KERNELS)
+only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
+
+ALL = (1 << 64) - 1
+
+
+def column(*lengths: int) -> bytes:
+    return pack(f"<{len(lengths)}I", *lengths)
+
+
+@both
+@pytest.mark.parametrize(
+    ("start", "stop", "most", "found"),
+    [
+        (0, 4, ALL, (4, 60)),
+        (0, 4, 60, (4, 60)),
+        (0, 4, 59, (3, 30)),
+        (0, 4, 29, (1, 10)),
+        (0, 4, 9, (0, 0)),
+        (1, 3, ALL, (3, 20)),
+        (2, 2, ALL, (2, 0)),
+        (4, 4, 0, (4, 0)),
+    ],
+)
+def test_where_they_end(kernel: ModuleType, start: int, stop: int, most: int, found: tuple[int, int]) -> None:
+    assert kernel.span(column(10, 20, 0, 30), start, stop, most) == found
+
+
+@both
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 3), (2, 1), (3, 3)])
+def test_records_that_are_not_there(kernel: ModuleType, start: int, stop: int) -> None:
+    with pytest.raises(IndexError):
+        kernel.span(column(1, 2), start, stop, ALL)
+
+
+@both
+def test_what_is_no_column(kernel: ModuleType) -> None:
+    with pytest.raises(TypeError):
+        kernel.span(b"12345", 0, 1, ALL)
+
+
+@only_native
+@given(st.lists(st.integers(0, (1 << 32) - 1), max_size=30), st.data())
+@settings(max_examples=200, deadline=None)
+def test_both_say_the_same(lengths: list[int], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(lengths)))
+    stop = data.draw(st.integers(start, len(lengths)))
+    most = data.draw(st.sampled_from([0, sum(lengths), ALL]) | st.integers(0, sum(lengths) + 1))
+    for view in (bytes, memoryview, bytearray):
+        found = native.span(view(column(*lengths)), start, stop, most)
+        assert found == pure.span(view(column(*lengths)), start, stop, most)
+
+
+def test_a_topic_of_figg_is_the_name_of_a_stream() -> None:
+    """Kernels know nothing of records, so the number is there twice."""
+    assert figg.MAX_TOPIC == MAX_NAME
