@@ -85,6 +85,8 @@ class Life:
         self.kept = self.duplicates = self.datagrams = 0
         #: what was acknowledged may be gone, because the power was and nothing had promised it to be on the disk
         self.may_lose = False
+        #: bytes that are kept; 0: everything
+        self.keep = 0
 
     def by_door(self) -> dict[str, int]:
         """How many messages each door has acknowledged."""
@@ -104,6 +106,8 @@ class Life:
             "journal.min-free=0",
             "--option",
             f"journal.segment-size={self.segment_size}",
+            "--option",
+            f"journal.keep-bytes={self.keep}",
             before=before,
         )
 
@@ -126,6 +130,12 @@ class Life:
             if self.durability == "batch":
                 self.problems += [f"{stream!r} skips from {before} to {after}" for stream, before, after in skips]
         found = wire.read_all(server.port("figg"), list(self.released), self._ends())
+        if self.keep:
+            # The server may still have deleted something while it was read.
+            oldest: dict[bytes, int] = {}
+            for run in dump.runs(self.directory / "data"):
+                oldest.setdefault(run.stream.encode(), run.first_seq)
+            found = {stream: [r for r in records if r[0] >= oldest[stream]] for stream, records in found.items()}
         authors = {stream: self._authors(stream, records) for stream, records in found.items()}
         for stream, numbers in authors.items():
             self._check_released(stream, numbers)
@@ -159,7 +169,8 @@ class Life:
         authors: dict[int, tuple[int, int]] = {}
         before = 0
         for number, data in records:
-            if number <= before or (self.durability == "batch" and number != before + 1):
+            begins = self.keep and not before
+            if number <= before or (self.durability == "batch" and number != before + 1 and not begins):
                 self.problems.append(f"{stream!r} goes on from {before} to {number}")
             before = number
             author = wire.whose(data, self.largest)
@@ -173,6 +184,10 @@ class Life:
         return authors
 
     def _check_released(self, stream: bytes, authors: dict[int, tuple[int, int]]) -> None:
+        if self.keep:
+            oldest = min(authors, default=0)
+            for number in [number for number in self.released[stream] if number < oldest]:
+                del self.released[stream][number]
         for number, author in self.released[stream].items():
             found = authors.get(number)
             if found != author and not (found is None and self.may_lose):
@@ -183,7 +198,8 @@ class Life:
         self, number: int, acked: int, sent: int, resent: list[tuple[int, int]], authors: dict[int, tuple[int, int]]
     ) -> None:
         order = [n for _, (who, n) in sorted(authors.items()) if who == number]
-        last = 0
+        oldest = min(order, default=acked + 1) if self.keep else 1
+        last = order[0] - 1 if self.keep and order else 0
         seen: dict[int, int] = {}
         for n in order:
             if n > last + 1 and not self.may_lose:
@@ -194,7 +210,7 @@ class Life:
                 self.problems.append(f"publisher {number}: {n} is there again, and was sent once")
             seen[n] = seen.get(n, 0) + 1
             last = n
-        missing = [n for n in range(1, acked + 1) if n not in seen]
+        missing = [n for n in range(oldest, acked + 1) if n not in seen]
         if missing and not self.may_lose:
             what = f"{missing[0]} to {missing[-1]}"
             self.problems.append(
