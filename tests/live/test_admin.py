@@ -1,0 +1,78 @@
+"""The admin door of a real server: from the command line, with TLS and a token, and closed where it would be open."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fyrehose.testing.certificates import Authority
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
+DOORS = ("--listen", "admin=tcp:0:interface=127.0.0.1", "--listen", "figg=tcp:0:interface=127.0.0.1")
+TOKEN = "0123456789abcdef0123"
+
+
+def fyrehose(*words: str, status: int = 0) -> str:
+    """What the command wrote, of which kind ``status`` asks for."""
+    ended = subprocess.run([FYREHOSE, *words], capture_output=True, text=True, check=False, timeout=100)
+    assert ended.returncode == status, ended.stderr
+    return ended.stdout if status == 0 else ended.stderr
+
+
+def test_a_server_from_the_command_line(start: Any) -> None:
+    server = start(*DOORS)
+    url = f"http://127.0.0.1:{server.port('admin')}"
+    to = ("--to", f"127.0.0.1:{server.port('figg')}")
+    for stream, messages in (("orders", ("a", "b", "c")), ("log", ("d",))):
+        fyrehose("publish", *to, "--stream", stream, *messages)
+    (orders,) = map(json.loads, fyrehose("streams", "--url", url, "--format", "json", "ord").splitlines())
+    assert (orders["name"], orders["last"]) == ("orders", 3)
+    assert {line.split()[0] for line in fyrehose("streams", "--url", url).splitlines()} == {"stream", "orders", "log"}
+    assert "the journal is writable, durability batch" in fyrehose("stats", "--url", url)
+    stats = json.loads(fyrehose("stats", "--url", url, "--format", "json"))
+    assert {each["name"]: each["in_messages"] for each in stats["protocols"]}["figg"] == 4
+    assert stats["journal"]["durable"] > 0
+    looks = fyrehose("top", "--url", url, "--count", "2", "--interval", "0.5", "--format", "json").splitlines()
+    assert [json.loads(look)["streams"]["total"] for look in looks] == [2, 2]
+    assert "orders" in fyrehose("top", "--url", url, "--count", "1")
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+        families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+    published = {s.labels["protocol"]: s.value for s in families["fyrehose_published_messages"].samples}
+    assert published["figg"] == 4
+    (durable,) = families["fyrehose_journal_durable_bytes"].samples
+    assert durable.value == stats["journal"]["durable"]
+    server.stop()
+    assert "cannot be reached" in fyrehose("stats", "--url", url, status=1)
+
+
+def test_tls_and_a_token(start: Any, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = authority.issue("localhost", "localhost")
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    options = {"tls-certificate": files.certificate, "tls-key": files.key, "token-file": token}
+    words = [word for name, value in options.items() for word in ("--option", f"admin.{name}={value}")]
+    server = start("--listen", "admin=tcp:0", *words)  # beyond loopback: so it may
+    url = f"https://localhost:{server.port('admin')}"
+    trusted = ("--url", url, "--ca", authority.certificate)
+    assert "durability batch" in fyrehose("stats", *trusted, "--token-file", str(token))
+    assert "wants a token" in fyrehose("stats", *trusted, status=1)
+    token.write_text("another one, that is wrong")
+    assert "is another" in fyrehose("stats", *trusted, "--token-file", str(token), status=1)
+    assert "is not believed" in fyrehose("stats", "--url", url, status=1)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp:0", "tcp:0:interface=0.0.0.0"])
+def test_it_does_not_open_to_everybody(start: Any, endpoint: str) -> None:
+    server = start("--listen", f"admin={endpoint}", ready=False)
+    assert server.ended() == 1
+    assert "needs TLS (admin.tls-certificate) and a token (admin.token-file), or interface=127.0.0.1" in server.errors

@@ -1,0 +1,127 @@
+"""HTTP as people use it: curl, against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose.testing.certificates import Authority
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+HTTP = ("--listen", "http=tcp:0:interface=127.0.0.1")
+NDJSON = ("-H", "Content-Type: application/x-ndjson")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def curl_is_there() -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("no curl")
+
+
+def curl(*words: str, data: bytes = b"") -> bytes:
+    """What curl wrote."""
+    command = ["curl", "-sS", "--max-time", "60", *words]
+    return subprocess.run(command, input=data, capture_output=True, check=True, timeout=100).stdout
+
+
+def lines(data: bytes) -> list[Any]:
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def test_what_goes_in_comes_out_before_and_after_a_kill(start: Any) -> None:
+    server = start(*HTTP)
+    url = f"http://127.0.0.1:{server.port('http')}/streams/notes"
+    assert lines(curl("-d", "hello", url)) == [{"stream": "notes", "count": 1, "first": 1, "last": 1}]
+    many = b"".join(b'{"n": %d}\n' % n for n in range(20_000))
+    said = lines(curl(*NDJSON, "--data-binary", "@-", url, data=many))
+    assert said == [{"stream": "notes", "count": 20_000, "first": 2, "last": 20_001}]
+    server.stop(signal.SIGKILL)
+    server = start(*HTTP)
+    url = f"http://127.0.0.1:{server.port('http')}/streams/notes"
+    back = lines(curl(f"{url}?limit=100000"))
+    assert [each["seq"] for each in back] == list(range(1, 20_002))
+    assert "".join(each["payload"] + "\n" for each in back[1:]).encode() == many
+
+
+def test_a_file_that_is_no_text_by_its_length_and_in_chunks(start: Any, tmp_path: Path) -> None:
+    server = start(*HTTP)
+    url = f"http://127.0.0.1:{server.port('http')}/streams/files%2Fa"
+    data = os.urandom(3 << 20)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    curl("-H", "Content-Type: application/octet-stream", "--data-binary", f"@{path}", url)
+    curl(
+        "-H",
+        "Content-Type: application/octet-stream",
+        "-H",
+        "Transfer-Encoding: chunked",
+        "--data-binary",
+        f"@{path}",
+        url,
+    )
+    for each in lines(curl(url)):
+        payload = subprocess.run(
+            ["base64", "-d"], input=each["payload_base64"].encode(), capture_output=True, check=True
+        ).stdout
+        assert payload == data
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_sent(start: Any, tmp_path: Path) -> None:
+    server = start(*HTTP, "--option", "http.max-payload=1MiB")
+    path = tmp_path / "file"
+    path.write_bytes(bytes(40 << 20))
+    url = f"http://127.0.0.1:{server.port('http')}/streams/s"
+    for words in ((), ("-H", "Expect:"), ("-H", "Transfer-Encoding: chunked")):
+        said = curl("-w", "\n%{http_code}", *words, "--data-binary", f"@{path}", url)
+        assert said.endswith(b"\n413")
+        assert b"error" in said
+
+
+def test_following_a_stream(start: Any) -> None:
+    server = start(*HTTP)
+    url = f"http://127.0.0.1:{server.port('http')}/streams/s"
+    curl("-d", "one", url)
+    with subprocess.Popen(["curl", "-sSN", f"{url}/live?from=1"], stdout=subprocess.PIPE) as follower:
+        assert follower.stdout is not None
+        heard: list[bytes] = []
+        both = threading.Event()
+
+        def hear() -> None:
+            for line in follower.stdout:  # type: ignore[union-attr]
+                heard.append(line)
+                if line.startswith(b"id: 2"):
+                    both.set()
+
+        listener = threading.Thread(target=hear)
+        listener.start()
+        curl("-d", "two", url)
+        assert both.wait(60)
+        server.stop()
+        listener.join(60)
+        assert follower.wait(60) == 0, "the end of a server is the end of what it sends, and no error"
+    assert [line for line in heard if line.startswith(b"id:")] == [b"id: 1\n", b"id: 2\n"]
+
+
+def test_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = authority.issue("localhost", "localhost")
+    (tmp_path / "policy.toml").write_text(
+        '[[allow]]\ntoken = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"\npublish = "*"\n'
+    )
+    options = {"http.tls-certificate": files.certificate, "http.tls-key": files.key}
+    words = [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
+    server = start(*HTTP, *words, "--policy", str(tmp_path / "policy.toml"))
+    url = f"https://localhost:{server.port('http')}/streams/s"
+    trusted = ("--cacert", authority.certificate, "-w", "%{http_code}", "-o", "/dev/null")
+    assert curl(*trusted, "-d", "x", url) == b"401"
+    assert curl(*trusted, "-H", "Authorization: Bearer secret", "-d", "x", url) == b"200"
+    assert curl(*trusted, "-H", "Authorization: Bearer secret", url) == b"403"
