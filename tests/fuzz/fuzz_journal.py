@@ -139,7 +139,7 @@ def segment(data: bytes) -> None:
 
 
 def indexes(data: bytes) -> None:
-    """An index with the right checksum: it is not believed, or can be asked anything."""
+    """An index, and one with anything done to it, which is not believed."""
     dice = harness.Dice(data)
     made = index.SegmentIndex(0, 1 << 20)
     seq, position = 1, 64
@@ -148,7 +148,7 @@ def indexes(data: bytes) -> None:
         made.add_run(position, dice.choice(STREAMS), seq, seq := seq + dice.byte())
     made.before["s"] = dice.number(48)
     packed = made.pack()
-    for source in (packed, dice.damaged(packed), data):
+    for source in (packed, dice.damaged(packed)):
         found = index.PackedIndex.unpack(source, 0, 1 << 20)
         if source == packed:
             assert found is not None
