@@ -61,7 +61,8 @@ def count(journal: Path, lake: Path, args: argparse.Namespace) -> None:
 def compare(journal: Path, lake: Path, args: argparse.Namespace) -> None:
     spark = session("compare", "local[2]", memory=args.memory)
     try:
-        measure(args.records, args.rounds, of_lake(spark, str(journal), lake, "compare"))
+        for pair in of_lake(spark, str(journal), lake, "compare"):
+            measure(args.records, args.rounds, pair)
     finally:
         spark.stop()
 

@@ -69,11 +69,13 @@ def main() -> None:
             journal = directory / f"j{per_batch}"
             spark_journal.write(journal, args.rows, per_batch, args.payload)
             of = f"{per_batch}-row batches"
-            measure(args.rows, args.rounds, of_source(spark, str(journal), of))
+            for name, question in of_source(spark, str(journal), of).items():
+                measure(args.rows, args.rounds, {name: question})
             if args.lake:
                 lake = directory / f"lake{per_batch}"
                 fill(spark, str(journal), lake, of)
-                measure(args.rows, args.rounds, of_lake(spark, str(journal), lake, of))
+                for pair in of_lake(spark, str(journal), lake, of):
+                    measure(args.rows, args.rounds, pair)
             shutil.rmtree(journal)
     finally:
         spark.stop()
@@ -103,17 +105,21 @@ def fill(spark: SparkSession, journal: str, lake: Path, of: str) -> None:
     )
 
 
-def of_lake(spark: SparkSession, journal: str, lake: Path, of: str) -> dict[str, Question]:
-    """The same questions to the files as they are, and to ``table``."""
+def of_lake(spark: SparkSession, journal: str, lake: Path, of: str) -> list[dict[str, Question]]:
+    """The same questions to the files as they are, and in turn with that to ``table``."""
     paths = [str(path) for path in (lake / "data").iterdir()]
     basis = spark.read.option("basePath", str(lake / "data"))
     lengths = "sum(length(payload))"
-    return {
-        f"{of}: native Parquet, by stream": lambda: basis.parquet(*paths).groupBy("stream").count().collect(),
-        f"{of}: table, by stream": lambda: table(spark, lake, journal).groupBy("stream").count().collect(),
-        f"{of}: native Parquet, sum of lengths": lambda: basis.parquet(*paths).selectExpr(lengths).collect(),
-        f"{of}: table, sum of lengths": lambda: table(spark, lake, journal).selectExpr(lengths).collect(),
-    }
+    return [
+        {
+            f"{of}: native Parquet, by stream": lambda: basis.parquet(*paths).groupBy("stream").count().collect(),
+            f"{of}: table, by stream": lambda: table(spark, lake, journal).groupBy("stream").count().collect(),
+        },
+        {
+            f"{of}: native Parquet, sum of lengths": lambda: basis.parquet(*paths).selectExpr(lengths).collect(),
+            f"{of}: table, sum of lengths": lambda: table(spark, lake, journal).selectExpr(lengths).collect(),
+        },
+    ]
 
 
 if __name__ == "__main__":

@@ -67,6 +67,10 @@ def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([pa.field(name, COLUMNS[name], nullable=name not in REQUIRED) for name in columns])
 
 
+#: A run: the index of its kind, how many records, their first number, time, producer's first number, lengths, payloads.
+Piece = tuple[int, int, int, int, int, Buffer, Buffer]
+
+
 @attrs.define(eq=False)
 class Pieces:
     """Runs that become one record batch.  The loop that fills it appends to the lists itself: it is the hot one.
@@ -78,25 +82,24 @@ class Pieces:
     kinds: list[Kind]
     rows: int = 0
     size: int = 0  #: of the payloads, in bytes
-    #: one for each run
-    ids: list[int] = attrs.field(factory=list)
-    counts: list[int] = attrs.field(factory=list)
-    firsts: list[int] = attrs.field(factory=list)
-    times: list[int] = attrs.field(factory=list)
-    producer_firsts: list[int] = attrs.field(factory=list)
-    lengths: list[Buffer] = attrs.field(factory=list)
-    payloads: list[Buffer] = attrs.field(factory=list)
+    runs: list[Piece] = attrs.field(factory=list)
     #: one for each run that has it
     producer_seqs: list[Buffer] = attrs.field(factory=list)
     event_ids: list[Buffer] = attrs.field(factory=list)
     event_times: list[Buffer] = attrs.field(factory=list)
+    # The same by columns, each an array of a number for each run.
     _ids: Any = attrs.field(default=None, init=False)
     _counts: Any = attrs.field(default=None, init=False)
+    _firsts: Any = attrs.field(default=None, init=False)
+    _times: Any = attrs.field(default=None, init=False)
+    _producer_firsts: Any = attrs.field(default=None, init=False)
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
         """All of it."""
-        self._ids = np.array(self.ids, np.int32)
-        self._counts = np.array(self.counts, np.int64)
+        ids, counts, firsts, times, producer_firsts, _, _ = zip(*self.runs, strict=True)
+        self._ids, self._counts = np.array(ids, np.int32), np.array(counts, np.int64)
+        self._firsts, self._times = np.array(firsts, np.int64), np.array(times, np.int64)
+        self._producer_firsts = np.array(producer_firsts, np.uint64)
         return pa.RecordBatch.from_arrays([getattr(self, f"_{name}")() for name in self.columns], schema=schema)
 
     # One method for each column.
@@ -117,17 +120,17 @@ class Pieces:
         return self._constant([kind.content_type for kind in self.kinds])
 
     def _seq(self) -> pa.Array:
-        return _numbers(pa.int64(), self._rising(np.array(self.firsts, np.int64)))
+        return _numbers(pa.int64(), self._rising(self._firsts))
 
     def _time(self) -> pa.Array:
-        return _numbers(_TIME, np.repeat(np.array(self.times, np.int64), self._counts))
+        return _numbers(_TIME, np.repeat(self._times, self._counts))
 
     def _producer_seq(self) -> pa.Array:
         there = self._has(Has.CONTIGUOUS | Has.PRODUCER_SEQS)
         if there is None:
             return pa.nulls(self.rows, pa.int64())
         # Numbers of 64 bits without a sign: the upper half shows as negative, and is as good a key.
-        values = self._rising(np.array(self.producer_firsts, np.uint64).view(np.int64))
+        values = self._rising(self._producer_firsts.view(np.int64))
         if self.producer_seqs:
             values[self._has(Has.PRODUCER_SEQS)] = np.frombuffer(_joined(self.producer_seqs), np.int64)
         return _numbers(pa.int64(), values, there)
@@ -147,16 +150,17 @@ class Pieces:
         return _numbers(_TIME, values, there)
 
     def _payload(self) -> pa.Array:
-        return _strings(pa.binary(), np.frombuffer(_joined(self.lengths), np.uint32), _joined(self.payloads))
+        lengths, payloads = [run[5] for run in self.runs], [run[6] for run in self.runs]
+        return _strings(pa.binary(), np.frombuffer(_joined(lengths), np.uint32), _joined(payloads))
 
     def _constant(self, values: Sequence[str | None]) -> pa.Array:
-        if len({values[i] for i in set(self.ids)}) == 1:
-            return pa.repeat(pa.scalar(values[self.ids[0]], pa.string()), self.rows)
-        encoded = [(value or "").encode() for value in values]
-        data = b"".join([encoded[i] * count for i, count in zip(self.ids, self.counts, strict=True)])
-        lengths = np.array([len(value) for value in encoded], np.int32)
-        there = np.array([value is not None for value in values])
-        return _strings(pa.string(), self._of_kinds(lengths), data, self._of_kinds(there))
+        there = np.unique(self._ids)
+        if len({values[i] for i in there}) == 1:
+            return pa.repeat(pa.scalar(values[there[0]], pa.string()), self.rows)
+        found = pa.DictionaryArray.from_arrays(
+            pa.array(self._of_kinds(np.arange(len(values), dtype=np.int32))), pa.array(values, pa.string())
+        )
+        return found.dictionary_decode()
 
     def _of_kinds(self, values: Any) -> Any:
         """What is known of each kind, for each record."""

@@ -31,8 +31,8 @@ _RUN = fmt.RUN_HEADER.size
 _KIND = 28
 _OPTIONAL = fmt.Has.PRODUCER_SEQS | fmt.Has.EVENT_IDS | fmt.Has.EVENT_TIMES
 
-#: Of the header of a batch: kind, mended, length of the body, chain, time, checksum.
-_Head = tuple[int, int, int, int, int, int]
+#: A batch: position, kind, mended, length of the body, chain, time, checksum; bytes, and where in them the body is.
+_Batch = tuple[int, int, int, int, int, int, int, memoryview, int, int]
 
 
 @attrs.define(eq=False, slots=True)
@@ -103,17 +103,20 @@ class PartReader:
     def _read(self, reader: SegmentReader) -> Iterator[pa.RecordBatch]:
         position = self.part.first
         chain: int | None = None
-        records = fmt.Kind.RECORDS
+        records, timed = fmt.Kind.RECORDS, self.selection.timed
         try:
-            for here, header, view, begin, end in _batches(reader, position, self.part.stop, self.part.limit):
-                kind, mended, length, continued, time, checksum = header
+            for here, kind, mended, length, continued, time, checksum, view, begin, end in _batches(
+                reader, position, self.part.stop, self.part.limit
+            ):
                 body = view[begin:end]
                 if len(body) != length or crc32c(body, continued) != checksum:
                     fmt.BatchHeader.unpack(view[begin - _BATCH : begin], here).check(body)  # says which of the two
                 if chain is not None and continued != chain:
                     raise fmt.Damage("the batch does not continue from the one before")
                 chain = None if mended else checksum
-                if kind == records:
+                if kind == records and not timed:
+                    self._runs(body, time)
+                elif kind == records:
                     self._records(body, time)
                 else:
                     self._entries(fmt.BatchHeader.unpack(view[begin - _BATCH : begin], here), body)
@@ -130,6 +133,7 @@ class PartReader:
         return Pieces(tuple(self.schema.names), self._kinds)
 
     def _records(self, body: memoryview, time: int) -> None:
+        """Runs, if they are of the time that is asked for."""
         if self.selection.accepts(time):
             self._runs(body, time)
             return
@@ -171,16 +175,12 @@ class PartReader:
                     self._trimmed(view[at:end], stream, kind, time)
                 else:
                     data = at + kind.data
-                    pieces.ids.append(kind.id)
-                    pieces.counts.append(count)
-                    pieces.firsts.append(first)
-                    pieces.times.append(time)
-                    pieces.producer_firsts.append(producer_first)
                     if kind.optional:
                         data = self._optional(view, data, count, kind.optional)
-                    pieces.lengths.append(view[data : data + 4 * count])
+                    lengths = view[data : data + 4 * count]
                     data += 4 * count + (4 * count & 4)
-                    pieces.payloads.append(view[data : data + payload_size])
+                    payload = view[data : data + payload_size]
+                    pieces.runs.append((kind.id, count, first, time, producer_first, lengths, payload))
                     pieces.rows += count
                     pieces.size += payload_size
             at = end
@@ -208,13 +208,8 @@ class PartReader:
         if not len(run):
             return
         pieces = self._pieces
-        pieces.ids.append(kind.id)
-        pieces.counts.append(len(run))
-        pieces.firsts.append(run.first_seq)
-        pieces.times.append(time)
-        pieces.producer_firsts.append(run.producer_seq if isinstance(run.producer_seq, int) else 0)
-        pieces.lengths.append(run.lengths)
-        pieces.payloads.append(run.payload)
+        producer_first = run.producer_seq if isinstance(run.producer_seq, int) else 0
+        pieces.runs.append((kind.id, len(run), run.first_seq, time, producer_first, run.lengths, run.payload))
         if run.producer_seq is not None and not isinstance(run.producer_seq, int):
             pieces.producer_seqs.append(run.producer_seq)
         if run.event_ids is not None:
@@ -286,10 +281,8 @@ class PartReader:
         return missing(self.place, view, self.part.first, f"{what} was deleted after its reading was planned")
 
 
-def _batches(
-    reader: SegmentReader, position: int, stop: int, limit: int
-) -> Iterator[tuple[int, _Head, memoryview, int, int]]:
-    """The position and the header of each batch that begins below ``stop``, and where in some bytes its body is.
+def _batches(reader: SegmentReader, position: int, stop: int, limit: int) -> Iterator[_Batch]:
+    """Each batch that begins below ``stop``.
 
     :raises Damage: a header is damaged; what is wrong with a body, the caller finds out
     """
@@ -308,6 +301,6 @@ def _batches(
         if at + _BATCH + length > len(view) and len(view) - at < limit - position:
             view, at = reader.read(position, min(max(size, _BATCH + length), limit - position)), 0
         begin = at + _BATCH
-        yield position, (kind, mended, length, chain, time, checksum), view, begin, begin + length
+        yield position, kind, mended, length, chain, time, checksum, view, begin, begin + length
         at = begin + length
         position += _BATCH + length

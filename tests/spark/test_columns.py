@@ -12,13 +12,7 @@ from fyrehose.spark.columns import COLUMNS, Kind, Pieces, arrow_schema
 def pieces(columns: tuple[str, ...], *kinds: Kind) -> Pieces:
     made = Pieces(columns, list(kinds))
     for i in range(len(kinds)):
-        made.ids.append(i)
-        made.counts.append(2)
-        made.firsts.append(1 + 2 * i)
-        made.times.append(i)
-        made.producer_firsts.append(0)
-        made.lengths.append(bytes([1, 0, 0, 0, 0, 0, 0, 0]))
-        made.payloads.append(b"x")
+        made.runs.append((i, 2, 1 + 2 * i, i, 0, bytes([1, 0, 0, 0, 0, 0, 0, 0]), b"x"))
         made.rows += 2
     return made
 
@@ -34,7 +28,7 @@ def test_a_schema_is_that_of_the_columns_in_their_order() -> None:
 def test_a_single_large_run_is_passed_on_where_it_is() -> None:
     one = pieces(("payload",), Kind(0, "s", "src", None, None, None))
     payload = bytearray(b"x")
-    one.payloads = [payload]
+    one.runs = [(*one.runs[0][:6], payload)]
     batch = one.batch(arrow_schema(("payload",)))
     payload[0] = ord("y")
     assert batch.to_pylist() == [{"payload": b"y"}, {"payload": b""}]

@@ -39,6 +39,8 @@ from fyrehose.spark.jobs.verify import verify
 from fyrehose.spark.sessions import java_home
 
 STREAMS = ("a", "b", "c/d")
+#: Start sooner, compute slower.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def free_port() -> int:
@@ -50,7 +52,7 @@ def start(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """One of Spark's own processes, in a group of its own: with its executors."""
     script = Path(pyspark.__file__).parent / "bin" / "spark-class"
     environ = os.environ | {"JAVA_HOME": str(java_home(os.environ)), "PYSPARK_PYTHON": sys.executable}
-    environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1", "JAVA_TOOL_OPTIONS": QUICK}
     return subprocess.Popen([script, *words], stdout=log, stderr=log, env=environ, start_new_session=True)
 
 
@@ -99,6 +101,7 @@ def main() -> int:
     writer.open(time.time_ns() // 1000)
     count = write(writer, args.records, dice)
     port, log = free_port(), directory / "log"
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # takes its processes along
     with ExitStack() as stack:
         output = stack.enter_context(log.open("wb"))
         ours = ["--host", "127.0.0.1", "--webui-port", "0"]
@@ -121,9 +124,10 @@ def main() -> int:
             "spark.ui.enabled": "false",
             "spark.executor.memory": "700m",
             "spark.executor.cores": "1",
+            "spark.executor.extraJavaOptions": QUICK,
             "spark.sql.shuffle.partitions": "4",
         }
-        spark = session("cluster", url, memory="1g", conf=conf)
+        spark = session("cluster", url, memory="1g", quick=True, conf=conf)
         stack.callback(spark.stop)
 
         def told(done: object, view: object) -> None:

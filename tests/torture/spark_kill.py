@@ -58,7 +58,7 @@ def write(directory: Path, seed: int) -> None:
             payloads = [dice.randbytes(dice.randint(0, 300)) for _ in range(dice.randint(1, 20))]
             runs.append(Run.of(stream, payloads, source="torture").numbered(writer.ends.get(stream, 0) + 1, now))
         writer.commit([runs], now, now)
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -84,8 +84,9 @@ def start(journal: Path, lake: Path, log: Path, *more: str) -> subprocess.Popen[
     """An archive in a session of its own, so that it can be ended as a whole; a task that dies is tried again."""
     command = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", str(journal)]
     command += [str(lake), "--master", "local[2,4]", "--memory", "1g", "--round", "300K", "--reader", "lake", *more]
+    environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # start sooner
     with log.open("ab") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
 
 
 def kind_of(line: str) -> str | None:
@@ -171,6 +172,8 @@ def main() -> int:
     journal, lake, log = directory / "journal", Lake(directory / "lake"), directory / "log"
     writer = subprocess.Popen([sys.executable, __file__, "--write", str(journal), "--seed", str(args.seed)])
     kinds: Counter[str] = Counter()
+    archive = None
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # takes its processes along
     try:
         while not journal.is_dir() or not list(journal.glob("*.segment")):
             if writer.poll() is not None:
@@ -197,7 +200,9 @@ def main() -> int:
     finally:
         writer.kill()
         writer.wait()
-    last = start(journal, lake.path, log)
+        if archive is not None:
+            end(archive)
+    last = start(journal, lake.path, log, "--round", "1G")
     status = last.wait()
     problems = [] if status == 0 else [f"the last archive ended with {status}: see {log}"]
     problems += compare(journal, lake)
