@@ -362,18 +362,22 @@ class RelinkClient:
         if self._handing_out:
             return
         self._handing_out = True
-        while self._inbox and not self._busy and not self._paused:
-            channel, seq, parts = self._inbox.popleft()
-            link = self.link
-            assert link is not None
-            if seq < 0:
-                link.consume(channel, ~seq)
-                continue
-            self._busy = True
-            done: Deferred[Any] = maybeDeferred(self._take, channel, seq, parts)
-            done.addBoth(self._taken, link, channel, seq)
-        self._handing_out = False
+        try:
+            while self._inbox and not self._busy and not self._paused:
+                self._hand_out_one(*self._inbox.popleft())
+        finally:
+            self._handing_out = False
         self.flush_soon()
+
+    def _hand_out_one(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> None:
+        link = self.link
+        assert link is not None
+        if seq < 0:
+            link.consume(channel, ~seq)
+            return
+        self._busy = True
+        done: Deferred[Any] = maybeDeferred(self._take, channel, seq, parts)
+        done.addBoth(self._taken, link, channel, seq)
 
     def _take(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> Any:
         if self.on_message is None:
