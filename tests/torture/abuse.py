@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 """A server under abuse, and what an honest client notices of it.
 
-    abuse.py [--part crowd|flood|slow|deaf|bombs|datagrams ...] [--connections N] [--seconds S]
+    abuse.py [--part crowd|flood|slow|deaf|heavy|bombs|datagrams ...] [--connections N] [--seconds S]
 
     crowd      N connections are held, one in a hundred publishes once a second
     flood      connections are opened and dropped as fast as they come, many more than may be open
     slow       N connections send a byte of a frame now and then
     deaf       readers that never read, of a stream that grows and grows
+    heavy      500 clients send 16 MiB each at once
     bombs      windows of lumberjack that inflate to hundreds of times their size, past every limit
     datagrams  the backbone's port is flooded from one address
 
 Meanwhile one honest client pings and another publishes, each in a process of its own, ten times a second or more often.
 Prints for each part how long they waited, and what the server took: memory, descriptors, CPU.  The status is 1 if the
-server ended, logged a failure of its own, lost an acknowledged message, or kept an honest client waiting for more than
---patience seconds.  Times mean something on a quiet machine only.
+server ended, logged a failure of its own, lost an acknowledged message, took more than 1 GiB, or kept an honest client
+waiting for more than --patience seconds.  Times mean something on a quiet machine only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import os
 import random
 import re
 import resource
+import select
 import shutil
 import socket
 import statistics
@@ -45,6 +47,8 @@ import wire
 #: Connections from one address, of the 200 that a server takes.
 PER_ADDRESS = 150
 PING, PONG = 8, 9
+#: What a server may take, in KiB: 512 MiB of what has come in, and itself.
+LARGEST = 1 << 20
 
 
 class Honest:
@@ -198,6 +202,35 @@ def deaf(ports: dict[str, int], count: int, seconds: float) -> Iterator[str]:
     yield f"{published >> 2} MiB were published for them"
 
 
+def heavy(ports: dict[str, int], count: int, seconds: float) -> Iterator[str]:
+    peers = connections(ports["figg"], min(count, 500))
+    yield f"{len(peers)} clients"
+    frame = wire.publish(b"heavy", 1, bytes((16 << 20) - 100))
+    left = {peer.fileno(): (peer, memoryview(frame)) for peer in peers}
+    deadline = time.monotonic() + seconds
+    poll = select.poll()
+    for peer in peers:
+        peer.setblocking(False)
+        poll.register(peer, select.POLLOUT)
+    while left and time.monotonic() < deadline:
+        for fd, _ in poll.poll(100):
+            peer, view = left[fd]
+            try:
+                view = view[peer.send(view[: 1 << 20]) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                view = view[:0]
+            left[fd] = (peer, view)
+            if not view:
+                poll.unregister(fd)
+                del left[fd]
+    done = len(peers) - len(left)
+    for peer in peers:
+        peer.close()
+    yield f"{done} of them had sent 16 MiB when it ended"
+
+
 def bombs(ports: dict[str, int], count: int, seconds: float) -> Iterator[str]:
     event = b"2J" + struct.pack(">II", 1, 1000) + bytes(1000)
     legal = zlib.compress(event * 4000, 9)[:]
@@ -249,6 +282,7 @@ PARTS: dict[str, Callable[[dict[str, int], int, float], Iterator[str]]] = {
     "flood": flood,
     "slow": slow,
     "deaf": deaf,
+    "heavy": heavy,
     "bombs": bombs,
     "datagrams": datagrams,
 }
@@ -259,8 +293,9 @@ class Usage:
 
     def __init__(self, pid: int) -> None:
         status = Path(f"/proc/{pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        found, most = (re.search(rf"{name}:\s+(\d+) kB", status) for name in ("VmRSS", "VmHWM"))
         self.resident = int(found[1]) if found else 0
+        self.largest = int(most[1]) if most else 0
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         self.cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         self.descriptors = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - only how many
@@ -295,11 +330,13 @@ def abuse(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
         after = Usage(server.process.pid)
         pings, acks = [client.waits() for client in honest]
         problems += look(server, len(acks))
+        if after.largest > LARGEST:
+            problems.append(f"it took {after.largest >> 10} MiB")
         if max(*pings, *acks) > arguments.patience:
             problems.append(f"an honest client waited for {max(*pings, *acks):.1f} s")
         print(
             f"{name}: {there}{', ' * bool(there)}{done}; memory {idle.resident >> 10} MiB idle, {full.resident >> 10} "
-            f"then, {after.resident >> 10} after; {full.descriptors} descriptors; "
+            f"then, {after.resident >> 10} after, {after.largest >> 10} at most; {full.descriptors} descriptors; "
             f"{(after.cpu - full.cpu) / seconds:.2f} CPU; ms an honest client waited (median / 99 % / 99.9 % / "
             f"longest): ping {spread(pings)} of {len(pings)}, acknowledgement {spread(acks)} of {len(acks)}; "
             f"{len(problems)} problems",
