@@ -10,17 +10,17 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or os.environ.get("FYREHOSE_PURE") == "1":
-    from fyrehose.kernels.pure import backbone, columns, figg, lumberjack, relink
+    from fyrehose.kernels.pure import backbone, columns, eventbus, figg, lumberjack, relink
 
     NATIVE = False
 else:
     try:
-        from fyrehose.kernels.native import backbone, columns, figg, lumberjack, relink
+        from fyrehose.kernels.native import backbone, columns, eventbus, figg, lumberjack, relink
 
         NATIVE = True
     except ImportError:
-        from fyrehose.kernels.pure import backbone, columns, figg, lumberjack, relink
+        from fyrehose.kernels.pure import backbone, columns, eventbus, figg, lumberjack, relink
 
         NATIVE = False
 
-__all__ = ["NATIVE", "backbone", "columns", "figg", "lumberjack", "relink"]
+__all__ = ["NATIVE", "backbone", "columns", "eventbus", "figg", "lumberjack", "relink"]

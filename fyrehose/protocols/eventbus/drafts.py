@@ -14,9 +14,10 @@ from struct import pack
 
 import attrs
 
-from fyrehose.protocols.eventbus.frames import check_event
-from fyrehose.protocols.eventbus.labels import read_labels
-from fyrehose.records import Run
+from fyrehose.kernels import eventbus as kernel
+from fyrehose.protocols.eventbus.frames import MAX_LABEL, check_event
+from fyrehose.protocols.eventbus.labels import CONTENT_TYPE, read_labels
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
 
 #: What a run costs besides its columns, and an event besides its data, in bytes: a guess on the safe side.
 RUN_OVERHEAD = 1 << 10
@@ -68,16 +69,18 @@ class Drafts:
 
         :raises RemoteProtocolError: they are no event
         """
-        topic = check_event(frames)
-        labels = read_labels(frames[2], frames[3], frames[4])
+        event_id: bytes | None
+        event_time: int | None
+        usual = kernel.read_event(frames, MAX_NAME, MAX_LABEL, MAX_PAYLOAD)
+        if usual is not None:
+            topic, producer, event_id, event_time = usual
+            kind = (topic, producer, CONTENT_TYPE, True, True)
+        else:
+            topic = check_event(frames)
+            labels = read_labels(frames[2], frames[3], frames[4])
+            event_id, event_time = labels.event_id, labels.event_time
+            kind = (topic, labels.producer, labels.content_type, event_id is not None, event_time is not None)
         data = frames[5]
-        kind = (
-            topic,
-            labels.producer,
-            labels.content_type,
-            labels.event_id is not None,
-            labels.event_time is not None,
-        )
         at = self._latest.get(kind, -1)
         if at < 0 or at < self._reached.get(identity, -1):
             at = self._latest[kind] = len(self._columns)
@@ -86,10 +89,10 @@ class Drafts:
         self._reached[identity] = at
         columns = self._columns[at]
         columns.data.append(data)
-        if labels.event_id is not None:
-            columns.event_ids.append(labels.event_id)
-        if labels.event_time is not None:
-            columns.event_times.append(labels.event_time)
+        if event_id is not None:
+            columns.event_ids.append(event_id)
+        if event_time is not None:
+            columns.event_times.append(event_time)
         self.size += len(data) + EVENT_OVERHEAD
         self.count += 1
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import pack
 
-from fyrehose.protocols.eventbus.frames import Dialect, pack_sequence
+from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.protocols.eventbus.labels import Written
 from fyrehose.records import Buffer, Run
 
 #: What the bus calls itself: its kit, and the source of what came by it.
 KIT = "eventbus"
+
+#: Labels of so many records are written at a time.
+ROWS = 512
 
 Frames = tuple[Buffer, ...]
 
@@ -24,12 +27,13 @@ def event_frames(run: Run, dialect: Dialect) -> Iterator[Frames]:
     What came by another door is no msgpack, so its payload goes out as one object of msgpack: bytes.
     """
     written = Written(run, KIT)
-    topic = (run.topic or "").encode()
-    producer, timestamp, uuid = written.producer, written.timestamp, written.uuid
-    first = run.first_seq
-    for row, payload in enumerate(run.payloads()):
-        data: Buffer = msgpack_bytes(payload) if written.foreign else payload
-        yield topic, pack_sequence(first + row, dialect), producer, timestamp(row), uuid(row), data
+    topic, producer = (run.topic or "").encode(), written.producer
+    payloads = run.payloads()
+    for start in range(0, len(run), ROWS):
+        rows = written.rows(start, min(start + ROWS, len(run)), dialect)
+        for (sequence, timestamp, uuid), payload in zip(rows, payloads, strict=False):
+            data: Buffer = msgpack_bytes(payload) if written.foreign else payload
+            yield topic, sequence, producer, timestamp, uuid, data
 
 
 def msgpack_bytes(payload: Buffer) -> bytes:

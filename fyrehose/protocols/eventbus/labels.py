@@ -31,6 +31,8 @@ from uuid import UUID
 
 import attrs
 
+from fyrehose.kernels import eventbus as kernel
+from fyrehose.protocols.eventbus.frames import Dialect, pack_sequence
 from fyrehose.records import Run
 
 CONTENT_TYPE = "application/msgpack"
@@ -77,7 +79,9 @@ class Written:
     """
 
     def __init__(self, run: Run, own: str) -> None:
+        self._run = run
         self.foreign = run.source != own
+        self._usual = run.content_type == CONTENT_TYPE and not self.foreign
         if self.foreign:
             self.producer = run.source.encode()
             accepted = write_time(run.time, USUAL_TIME)
@@ -89,6 +93,17 @@ class Written:
         self.producer = unquote_to_bytes(producer) if notes.get("producer") == "percent" else producer.encode()
         self.timestamp = _verbatim(notes, "timestamp") or _times(run, notes.get("time", USUAL_TIME))
         self.uuid = _verbatim(notes, "uuid") or _uuids(run, notes.get("uuid-case") == "upper")
+
+    def rows(self, start: int, stop: int, dialect: Dialect) -> list[tuple[bytes, bytes, bytes]]:
+        """Sequence, timestamp and UUID of rows ``start`` to ``stop``."""
+        run = self._run
+        if self._usual and run.event_times is not None and run.event_ids is not None:
+            decimal = dialect is Dialect.DECIMAL
+            return kernel.rows(run.first_seq, run.event_times, run.event_ids, start, stop, decimal)
+        return [
+            (pack_sequence(run.first_seq + row, dialect), self.timestamp(row), self.uuid(row))
+            for row in range(start, stop)
+        ]
 
 
 def derived_uuid(stream: str, seq: int) -> bytes:
