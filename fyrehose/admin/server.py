@@ -32,7 +32,7 @@ from fyrehose.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.records import MAX_NAME
 from fyrehose.tcp import SessionFactory, TCPService
-from fyrehose.web.places import hosts_of
+from fyrehose.web.places import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, same, token_of
 from fyrehose.web.session import Asked, WebSession
 
@@ -197,12 +197,21 @@ class AdminService(TCPService):
 
     def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: Settings, around: Any = None) -> None:
         self._admin = admin
+        self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
         factory = make_factory(reactor, endpoint, admin, settings)
         super().__init__(reactor, KIT, endpoint, factory, None if around is None else around(factory))
 
     def startService(self) -> Deferred[IListeningPort]:
         self._admin.status.sampler.start()
         return super().startService()
+
+    def _listening(self, port: IListeningPort) -> IListeningPort:
+        address: Any = port.getHost()
+        if hasattr(address, "port"):
+            host = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host
+            place = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
+            AdminProtocol.log.info("the page is at {scheme}://{place}/", scheme=self._scheme, place=place)
+        return super()._listening(port)
 
     def stopService(self) -> Deferred[None]:
         self._admin.status.sampler.stop()

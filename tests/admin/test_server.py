@@ -264,7 +264,7 @@ def test_heads_of_streams_are_only_heads(connect: Connect) -> None:
     assert peer.ask("/health")[0] == 200
 
 
-def test_the_service_looks_as_long_as_it_runs(make_watched: Any) -> None:
+def test_the_service_looks_as_long_as_it_runs(make_watched: Any, log_lines: list[str]) -> None:
     watched, reactor = make_watched(), MemoryReactorClock()
     settings = Settings()
     admin = make_admin(watched.broker, reactor, lambda: 0.0, settings, None)
@@ -272,6 +272,7 @@ def test_the_service_looks_as_long_as_it_runs(make_watched: Any) -> None:
     assert not reactor.getDelayedCalls()
     service.startService()
     assert reactor.tcpServers[0][0] == 1
+    assert [line for line in log_lines if "page" in line] == ["the page is at http://127.0.0.1:1/"]
     for _ in range(30):
         reactor.advance(0.1)
     assert admin.status.sampler.samples
