@@ -8,18 +8,27 @@ KERNELS = $(wildcard fyrehose/kernels/native/*.pyx)
 PURE_TESTS = tests/kernels tests/protocols
 # Tests that run side by side: most of them wait more than they compute.
 JOBS ?= 2
-# Executions of each fuzzed decoder.
+# Executions of each fuzzed decoder; connections to a whole server that make no sense.
 FUZZ_RUNS ?= 20000
+STRANGERS ?= 2000
 # Kills of the server; flipped bits and cuts of each shape (0: all); failed syncs, and power cuts.
 KILLS ?= 100
 FLIPS ?= 2000
 FAULTS ?= 5
+# Power cuts of the journal alone; histories of which every state is recovered; faults of a server's calls (0: all of them).
+CUTS ?= 500
+HISTORIES ?= 5
+SWEEP ?= 200
+# Connections of the crowd, and how long each kind of abuse goes on, in seconds; minutes of the soak.
+CROWD ?= 1000
+ABUSE ?= 10
+MINUTES ?= 10
 # Random schedules of two Relink sessions; messages of its transfers, which are cut 500 times, and kills in one of them.
 SCHEDULES ?= 100000
 MESSAGES ?= 100000
 TRANSFER_KILLS ?= 50
 
-.PHONY: run test lint types unit pure trial news coverage fuzz torture clean help
+.PHONY: run test lint types unit pure trial news coverage fuzz torture soak clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -27,7 +36,8 @@ help:
 	@echo "make test      set up, then check style, types and behaviour: what CI does"
 	@echo "make coverage  run the tests and say what they never reached"
 	@echo "make fuzz      random bytes for every decoder: FUZZ_RUNS=1000000 for a million each"
-	@echo "make torture   kill the server, flip bits, fail its disk: KILLS=1000 FLIPS=0 (all of them) FAULTS=20"
+	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it: KILLS=1000 FLIPS=0 (all) CUTS=10000"
+	@echo "make soak      mixed load and strangers: MINUTES=1440 for a day"
 	@echo "make clean     remove what the other targets made (not ./data)"
 
 $(BIN)/python:
@@ -91,7 +101,9 @@ coverage: .venv/native.stamp
 
 # Each takes a number of executions, and ends with a status that says what became of them.
 fuzz: .venv/native.stamp
-	@set -e; for each in tests/fuzz/fuzz_*.py; do echo "$$each"; $(BIN)/python "$$each" $(FUZZ_RUNS); done
+	@set -e; for each in $(filter-out %/fuzz_doors.py,$(wildcard tests/fuzz/fuzz_*.py)); do \
+		echo "$$each"; $(BIN)/python "$$each" $(FUZZ_RUNS); done
+	$(BIN)/python tests/fuzz/fuzz_doors.py $(STRANGERS)
 
 torture: .venv/test.stamp
 	$(BIN)/python tests/torture/kill9.py --count $(KILLS)
@@ -99,10 +111,22 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/bits.py --kind checks --count 0
 	$(BIN)/python tests/torture/bits.py --count $(FLIPS)
 	$(BIN)/python tests/torture/faults.py --count $(FAULTS)
+	$(BIN)/python tests/torture/power.py --count $(CUTS)
+	$(BIN)/python tests/torture/power.py --count $(CUTS) --options data=writeback
+	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability interval:2
+	$(BIN)/python tests/torture/power.py --count $(CUTS) --durability never
+	$(BIN)/python tests/torture/power.py --count $(CUTS) --fs xfs
+	$(BIN)/python tests/torture/reorder.py --count $(HISTORIES)
+	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
+	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES) --losses
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES)
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES) --kills $(TRANSFER_KILLS)
+
+# As long as you like: its memory has a slope worth knowing after an hour.
+soak: .venv/test.stamp
+	$(BIN)/python tests/torture/soak.py --minutes $(MINUTES)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*
