@@ -10,6 +10,7 @@ import click
 
 from fyrehose import __version__, kits
 from fyrehose.cli.bench import bench
+from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
 from fyrehose.cli.watching import stats, streams, top
 from fyrehose.errors import FyrehoseError
@@ -82,18 +83,27 @@ def _protocol(command: F) -> F:
     return option(command)
 
 
+def _tls(command: F) -> F:
+    option = click.option("--tls", metavar="CA[,CERT[,KEY]]", help="Speak TLS; PEM files: the authority, ours.")
+    return option(command)
+
+
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """Publish to a Fyrehose server, follow its streams, look into its journal.
 
     The server itself is started by `twistd -n fyrehose` (see `twistd fyrehose --help`).
+
+    \b
+        fyrehose publish --stream notes "first message"
     """
 
 
 @main.command()
 @_protocol
 @click.option("--to", "place", type=Place(), default="127.0.0.1", help="The server.  [default: 127.0.0.1]")
+@_tls
 @click.option("--stream", metavar="NAME", help="Where to (a Figg topic is a stream; the backbone has one only).")
 @click.option("--file", "files", multiple=True, metavar="PATH", help="Publish its lines; - is standard input.")
 @click.option("--whole", is_flag=True, help="Each file is one message; arguments are files, too.")
@@ -104,6 +114,7 @@ def main() -> None:
 def publish(
     protocol: str,
     place: tuple[str, int | None],
+    tls: str | None,
     stream: str | None,
     files: tuple[str, ...],
     whole: bool,
@@ -118,8 +129,6 @@ def publish(
 
     \b
         fyrehose publish --stream notes "first message" "second message"
-        fyrehose publish --stream log --file /var/log/dpkg.log
-        fyrehose publish --stream source --whole src/*.py
         journalctl -f | fyrehose publish --protocol backbone
         fyrehose publish --protocol relink --stream s --transaction 50 --file f
     """
@@ -134,7 +143,7 @@ def publish(
         source = sources.arguments(messages)
     else:
         source = sources.lines_of(files or ("-",))
-    at = server(protocol, place)
+    at = server(protocol, place, tls)
     status = running.run(
         lambda reactor: publishing.publish(
             reactor, at.publisher(reactor, stream, window, transaction), source, timeout, at
@@ -146,6 +155,7 @@ def publish(
 @main.command()
 @_protocol
 @click.option("--from", "place", type=Place(), default="127.0.0.1", help="The server.  [default: 127.0.0.1]")
+@_tls
 @click.option("--stream", metavar="NAME", help="What to follow (the backbone has one only).")
 @click.option("--since", type=Since(), default="latest", show_default=True, help="Where to begin.")
 @click.option("--count", type=click.IntRange(1), help="End after so many messages.")
@@ -155,6 +165,7 @@ def publish(
 def tail(
     protocol: str,
     place: tuple[str, int | None],
+    tls: str | None,
     stream: str | None,
     since: int | None,
     count: int | None,
@@ -175,7 +186,7 @@ def tail(
     from fyrehose.cli import formats, running, tailing
     from fyrehose.cli.places import server
 
-    at = server(protocol, place)
+    at = server(protocol, place, tls)
     status = running.run(
         lambda reactor: tailing.tail(
             reactor,
@@ -205,6 +216,7 @@ def show_kits(names: tuple[str, ...]) -> None:
 
 
 main.add_command(journal)
+main.add_command(completion)
 main.add_command(bench)
 for _command in (streams, stats, top):
     main.add_command(_command)

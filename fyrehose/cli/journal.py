@@ -25,9 +25,12 @@ _EVERYTHING = click.option("--all", "everything", is_flag=True, help="What is no
 
 @click.group()
 def journal() -> None:
-    """Verify, show and count what is in the journal in DIR (the server's --data-dir).
+    """Verify, show, count and export what is in the journal in DIR (the server's --data-dir).
 
     All of them work while a server is writing, change nothing, and end with status 3 where something is damaged.
+
+    \b
+        fyrehose journal stats data
     """
 
 
@@ -35,7 +38,11 @@ def journal() -> None:
 @_EVERYTHING
 @_DIRECTORY
 def verify(directory: Path, everything: bool) -> None:
-    """Check every byte: checksums, the numbers of every stream, indexes."""
+    """Check every byte: checksums, the numbers of every stream, indexes.
+
+    \b
+        fyrehose journal verify data
+    """
     from fyrehose.journal.verify import verify as verified
 
     with _progress(f"verifying {directory}") as progress:
@@ -100,7 +107,11 @@ def dump(
 @_EVERYTHING
 @_DIRECTORY
 def stats(directory: Path, form: str, everything: bool) -> None:
-    """Count segments, bytes, and the records of every stream."""
+    """Count segments, bytes, and the records of every stream.
+
+    \b
+        fyrehose journal stats data --format json | jq .records
+    """
     from fyrehose.journal.dump import stats as counted
 
     with _progress(f"reading {directory}") as progress:
@@ -114,6 +125,42 @@ def stats(directory: Path, form: str, everything: bool) -> None:
 
 
 @journal.command()
+@click.option("--stream", "streams", multiple=True, metavar="PATTERN", help="Of streams like this, such as 'log.*'.")
+@click.option("--from", "start", metavar="SEQ|TIME", help="From this number of each stream on, or from this time.")
+@click.option("--to", "end", metavar="SEQ|TIME", help="Up to this number, or before this time (UTC).")
+@click.option(
+    "--format", "form", type=click.Choice(["parquet", "arrow", "ndjson"]), help="If FILE's name is not clear."
+)
+@click.option("--skip-gaps", is_flag=True, help="Numbers that are not in the journal are no error.")
+@_DIRECTORY
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def export(
+    directory: Path,
+    file: Path,
+    streams: tuple[str, ...],
+    start: str | None,
+    end: str | None,
+    form: str | None,
+    skip_gaps: bool,
+) -> None:
+    """Write records of the journal in DIR into FILE: Parquet, Arrow or NDJSON.
+
+    FILE appears when it is whole. Parquet and Arrow need pyarrow.
+
+    \b
+        fyrehose journal export data all.parquet
+        fyrehose journal export data a.ndjson --stream 'log.*' --from 2026-01-31
+    """
+    from fyrehose.cli import exporting
+
+    chosen = exporting.format_of(file, form)
+    wanted = exporting.selected(streams, start, end)
+    with _progress(f"exporting {directory}") as progress:
+        written = exporting.export(directory, file, chosen, wanted, skip_gaps, progress)
+    click.echo(f"{written.records} records, {written.size} bytes in {file}")
+
+
+@journal.command()
 @click.option("--listen", "place", default="127.0.0.1:8120", show_default=True, metavar="HOST:PORT")
 @_DIRECTORY
 def serve(directory: Path, place: str) -> None:
@@ -121,6 +168,9 @@ def serve(directory: Path, place: str) -> None:
 
     Spark reads them: spark.read.format("fyrehose").load("http://HOST:PORT").  Whoever can connect can read everything,
     so it listens on loopback unless it is told otherwise.
+
+    \b
+        fyrehose journal serve data --listen 127.0.0.1:8120
     """
     from fyrehose.cli import running
     from fyrehose.cli.serving import serve as serving
@@ -132,7 +182,12 @@ def serve(directory: Path, place: str) -> None:
 @click.option("--forget", metavar="NAME", help="Wait for this one no more.")
 @_DIRECTORY
 def readers(directory: Path, forget: str | None) -> None:
-    """List the readers that retention waits for, such as an archive, and how far they have come."""
+    """List the readers that retention waits for, such as an archive, and how far they have come.
+
+    \b
+        fyrehose journal readers data
+        fyrehose journal readers data --forget archive
+    """
     from fyrehose.journal import readers as known
     from fyrehose.journal.view import durable_mark
 

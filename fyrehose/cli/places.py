@@ -20,6 +20,8 @@ class Server:
     host: str
     port: int
     clients: Any
+    #: files of PEM, where TLS is spoken: see :class:`fyrehose.cli.encrypting.Encrypted`
+    tls: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.protocol} at {self.host}:{self.port}"
@@ -29,6 +31,7 @@ class Server:
 
         :raises ConfigError: there is none, or not for this stream
         """
+        reactor = self._reaching(reactor)
         if transaction is None:
             made = self.clients.publisher(reactor, self.host, self.port, stream, window)
         elif hasattr(self.clients, "transactional_publisher"):
@@ -51,13 +54,22 @@ class Server:
 
         :raises ConfigError: there is none, or not for this stream
         """
-        made = self.clients.tailer(reactor, self.host, self.port, stream, after, take, lost)
+        made = self.clients.tailer(self._reaching(reactor), self.host, self.port, stream, after, take, lost)
         if made is None:
             raise ConfigError(f"nothing can be read by {self.protocol}")
         return made
 
+    def _reaching(self, reactor: Any) -> Any:
+        if not self.tls:
+            return reactor
+        from fyrehose.cli.encrypting import Encrypted
 
-def server(protocol: str, place: tuple[str, int | None]) -> Server:
+        if not hasattr(kits.load(self.protocol).settings(), "tls_certificate"):
+            raise ConfigError(f"{self.protocol} does not speak TLS")
+        return Encrypted(reactor, self.host, self.tls)
+
+
+def server(protocol: str, place: tuple[str, int | None], tls: str | None = None) -> Server:
     """The server at ``place``.
 
     :raises ConfigError: the protocol has no clients for the command line
@@ -66,4 +78,6 @@ def server(protocol: str, place: tuple[str, int | None]) -> Server:
     if clients is None:
         raise ConfigError(f"{protocol} has no client that this command could use")
     host, port = place
-    return Server(protocol, host, clients.default_port if port is None else port, clients)
+    return Server(
+        protocol, host, clients.default_port if port is None else port, clients, tuple(tls.split(",")) if tls else ()
+    )

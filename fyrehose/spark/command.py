@@ -106,7 +106,11 @@ def _table(
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
-    """Streams as tables: archive a journal, and ask questions of all that is durable."""
+    """Streams as tables: archive a journal, and ask questions of all that is durable.
+
+    \b
+        fyrehose-spark table --journal data
+    """
 
 
 @main.command()
@@ -135,6 +139,9 @@ def archive(
 
     Ctrl-C ends it after the round that is under way, a second one at once.  It may be killed at any moment, and goes on
     where it was.
+
+    \b
+        fyrehose-spark archive data lake --follow --reader lake
     """
     from fyrehose.spark.jobs.archive import archive as run
 
@@ -173,7 +180,11 @@ def archive(
 @click.option("--sql", metavar="QUERY", help="Ask this instead; the table is called records.")
 @_records
 def table(sql: str | None, master: str | None, memory: str, **which: Any) -> None:
-    """Count the records of each stream: in the lake, and behind it in the journal."""
+    """Count the records of each stream: in the lake, and behind it in the journal.
+
+    \b
+        fyrehose-spark table --lake lake --journal data
+    """
     from pyspark.sql import functions as f
 
     spark = _open(master, memory, "table")
@@ -201,7 +212,11 @@ def table(sql: str | None, master: str | None, memory: str, **which: Any) -> Non
 @click.option("--output", metavar="DIR", help="Write the doubles there as Parquet, in place of what is there.")
 @_records
 def dedup(within: str, output: str | None, master: str | None, memory: str, **which: Any) -> None:
-    """Find records that are there twice because they were sent again."""
+    """Find records that are there twice because they were sent again.
+
+    \b
+        fyrehose-spark dedup --lake lake --within "1 hour"
+    """
     from fyrehose.spark.jobs.dedup import doubles
 
     spark = _open(master, memory, "dedup")
@@ -218,7 +233,11 @@ def dedup(within: str, output: str | None, master: str | None, memory: str, **wh
 @click.option("--producers", is_flag=True, help="Look at the producers' own numbers, not at those of streams.")
 @_records
 def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None:
-    """Find numbers that are missing, or there twice; status 3 if there are any that the journal does not declare."""
+    """Find numbers that are missing, or there twice; status 3 if there are any that the journal does not declare.
+
+    \b
+        fyrehose-spark gaps --lake lake --journal data
+    """
     from fyrehose.spark.jobs.gaps import PRODUCER
     from fyrehose.spark.jobs.gaps import gaps as find
     from fyrehose.spark.lake import Lake
@@ -246,7 +265,11 @@ def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None
 @click.option("--output", metavar="DIR", help="Write it there as Parquet, in place of what is there.")
 @_records
 def rates(window: str, plot: Path | None, output: str | None, master: str | None, memory: str, **which: Any) -> None:
-    """Count records, bytes and lag by window of time, stream, source and topic."""
+    """Count records, bytes and lag by window of time, stream, source and topic.
+
+    \b
+        fyrehose-spark rates --journal data --window "5 minutes" --plot rates.png
+    """
     from fyrehose.spark.jobs import rates as job
 
     spark = _open(master, memory, "rates")
@@ -267,7 +290,11 @@ def rates(window: str, plot: Path | None, output: str | None, master: str | None
 @click.option("--schema", metavar="DDL", help='Columns instead of VARIANT, such as "level string, ms double".')
 @_records
 def parse(output: str, schema: str | None, master: str | None, memory: str, **which: Any) -> None:
-    """Parse JSON payloads; what is no JSON is kept beside it."""
+    """Parse JSON payloads; what is no JSON is kept beside it.
+
+    \b
+        fyrehose-spark parse --lake lake --output parsed
+    """
     from fyrehose.spark.jobs.parse import parse as run
 
     spark = _open(master, memory, "parse")
@@ -282,7 +309,11 @@ def parse(output: str, schema: str | None, master: str | None, memory: str, **wh
 @click.option("--rate", type=click.FloatRange(min=0), default=0.0, help="Records a second at the most.")
 @_records
 def replay(to: str, into: str | None, rate: float, master: str | None, memory: str, **which: Any) -> None:
-    """Publish records again, in their order, into a stream of a running server."""
+    """Publish records again, in their order, into a stream of a running server.
+
+    \b
+        fyrehose-spark replay --lake lake --to 127.0.0.1:8119 --into again
+    """
     from fyrehose.spark.jobs.replay import replay as run
 
     spark = _open(master, memory, "replay")
@@ -296,7 +327,11 @@ def replay(to: str, into: str | None, rate: float, master: str | None, memory: s
 @click.argument("journal")
 @click.argument("lake")
 def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
-    """Compare every column of what LAKE and JOURNAL both have; status 3 if it is not the same."""
+    """Compare every column of what LAKE and JOURNAL both have; status 3 if it is not the same.
+
+    \b
+        fyrehose-spark verify data lake
+    """
     from fyrehose.spark.jobs.verify import verify as run
 
     spark = _open(master, memory, "verify")

@@ -131,12 +131,21 @@ def bus() -> Iterator[Bus]:
     bus.context.destroy(0)
 
 
+def policy_file(directory: Path, *conditions: str) -> str:
+    """The name of a file that allows everything to those who meet one of ``conditions``."""
+    path = directory / "policy.toml"
+    rules = [f'[[allow]]\n{condition}\npublish = "*"\nsubscribe = "*"\n' for condition in conditions]
+    path.write_text("\n".join(rules))
+    return str(path)
+
+
 @pytest.fixture
 def serve(start: Any, bus: Bus) -> Callable[..., Any]:
     """Starts a server with these options of the event bus."""
 
-    def serving(*options: str, listen: str = BUS, **more: Any) -> Any:
+    def serving(*options: str, listen: str = BUS, policy: str = "", **more: Any) -> Any:
         words = [word for option in options for word in ("--option", f"eventbus.{option}")]
+        words += ["--policy", policy] if policy else []
         server = start("--listen", listen, *words, **more)
         bus.port = server.port("eventbus")
         return server
@@ -368,7 +377,8 @@ class TestKeys:
     def test_allowed_and_refused(self, serve: Any, bus: Bus, keys: tuple[Path, Path], tmp_path: Path) -> None:
         server, clients = keys
         options = (f"server-key={server}/one.key_secret", f"client-keys={clients}")
-        running = serve(*options, listen="eventbus=tcp:0:interface=0.0.0.0")
+        policy = policy_file(tmp_path, 'network = "0.0.0.0/0"', 'key = "*"')
+        running = serve(*options, listen="eventbus=tcp:0:interface=0.0.0.0", policy=policy)
         known = self.dealer(bus, server, clients)
         assert bus.sync(socket=known) == [[b"SYNCEND", b"", bytes(8)]]
         for stranger in (self.dealer(bus, server, tmp_path / "strangers"), self.dealer(bus, None, None)):
@@ -378,12 +388,31 @@ class TestKeys:
                 bus.sync(socket=stranger)
         assert "unknown-key from 127.0.0.1" in running.log
 
-    def test_networks(self, serve: Any, bus: Bus) -> None:
-        running = serve("allow=10.99.0.0/16", listen="eventbus=tcp:0:interface=0.0.0.0")
+    def test_networks(self, serve: Any, bus: Bus, tmp_path: Path) -> None:
+        policy = policy_file(tmp_path, 'network = "10.99.0.0/16"')
+        running = serve(listen="eventbus=tcp:0:interface=0.0.0.0", policy=policy)
         stranger = bus.snapshot(RCVTIMEO=500, SNDTIMEO=500)
         with pytest.raises(zmq.Again):
             bus.sync(socket=stranger)
-        assert "not-allowed from 127.0.0.1" in running.log
+        assert "eventbus: Forbidden from 127.0.0.1: 127.0.0.1 may not subscribe" in running.log
+
+    def test_a_policy_that_is_read_again_parts_with_who_is_connected(
+        self, serve: Any, bus: Bus, tmp_path: Path
+    ) -> None:
+        policy = policy_file(tmp_path, 'network = "127.0.0.1"')
+        running = serve(policy=policy)
+        subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
+        collector.send_multipart(event(1))
+        assert subscriber.recv_multipart()[4] == event(1)[4]
+        policy_file(tmp_path, 'network = "10.99.0.0/16"')
+        running.process.send_signal(signal.SIGHUP)
+        running.wait_for("connections are ended, to be judged again")
+        running.wait_for("may not subscribe")
+        collector.setsockopt(zmq.SNDTIMEO, 100)
+        policy_file(tmp_path, 'network = "127.0.0.1"')
+        running.process.send_signal(signal.SIGHUP)
+        # ZeroMQ gives a peer up that it was refused by; whoever comes now is let in again.
+        assert bus.history(1)[0][5] == event(1)[4]
 
     @pytest_twisted.ensureDeferred
     async def test_our_client(self, serve: Any, bus: Bus, keys: tuple[Path, Path]) -> None:

@@ -1,0 +1,212 @@
+"""``fyrehose journal export``: a file that holds what was asked for, or no file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from fyrehose.cli import exporting, main
+from fyrehose.errors import JournalGap
+from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal import scan
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Run
+
+#: 2023-11-14T22:13:20 UTC, in microseconds; each batch is a second later.
+BEGAN = 1_700_000_000_000_000
+
+
+@implementer(IJournalObserver)
+class Nobody:
+    def durable(self, ends: Mapping[str, int]) -> None:
+        pass
+
+    def state_changed(self, state: JournalState, reason: str) -> None:
+        pass
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two streams and a strange one, in several segments: 20 batches, a second apart."""
+    directory = tmp_path / "data"
+    now = [BEGAN]
+    journal = FileJournal(
+        Clock(),
+        directory,
+        JournalSettings(min_free=0, segment_size=4096),
+        now=lambda: now[0],
+        worker=InlineWorker(),
+    )
+    journal.open(Nobody())
+    for i in range(20):
+        now[0] = BEGAN + i * 1_000_000
+        payloads = [b'{"n":%d}' % i, b"\xff", b"x" * 200]
+        run = Run.of("log.web", payloads, source="figg", producer="10.0.0.1:9", producer_seq=3 * i, topic="t")
+        journal.append([run, Run.of("log.db", [b"%d" % i], source="http")], [1 + 3 * i, 1 + i])
+    journal.append([Run.of("evil\x1b[2J\n", [b"x"], source="backbone", event_ids=bytes(16))], [1])
+    journal.close()
+    return directory
+
+
+def export(data: Path, path: Path, *words: str) -> Result:
+    return CliRunner().invoke(main, ["journal", "export", str(data), str(path), *words], prog_name="fyrehose")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def table(path: Path) -> Any:
+    if path.suffix == ".parquet":
+        return pq.read_table(path)
+    with pa.OSFile(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+FORMS = ["all.ndjson", "all.parquet", "all.arrow"]
+
+
+def numbers(path: Path) -> list[tuple[str, int]]:
+    rows = lines(path) if path.suffix == ".ndjson" else table(path).select(["stream", "seq"]).to_pylist()
+    return sorted((row["stream"], row["seq"]) for row in rows)
+
+
+ALL = sorted(
+    [("log.web", n) for n in range(1, 61)] + [("log.db", n) for n in range(1, 21)] + [("evil\x1b[2J\n", 1)],
+)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_all_of_it(data: Path, tmp_path: Path, name: str) -> None:
+    result = export(data, tmp_path / name)
+    size = (tmp_path / name).stat().st_size
+    assert (result.exit_code, result.stdout) == (0, f"81 records, {size} bytes in {tmp_path / name}\n")
+    assert numbers(tmp_path / name) == ALL
+
+
+def test_columns_are_as_spark_has_them(data: Path, tmp_path: Path) -> None:
+    export(data, tmp_path / "a.parquet", "--stream", "log.web")
+    found = table(tmp_path / "a.parquet").to_pylist()[4]
+    assert (found["payload"], found["source"], found["producer"]) == (b"\xff", "figg", "10.0.0.1:9")
+    assert (found["producer_seq"], found["topic"], found["content_type"], found["event_id"]) == (4, "t", None, None)
+    assert found["time"].isoformat() == "2023-11-14T22:13:21+00:00"
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--stream", "log.d*"], [("log.db", n) for n in range(1, 21)]),
+        (["--stream", "log.db", "--stream", "ev*"], [one for one in ALL if one[0] != "log.web"]),
+        (["--stream", "none"], []),
+        (["--stream", "log.db", "--from", "5", "--to", "7"], [("log.db", n) for n in (5, 6, 7)]),
+        (["--stream", "log.*", "--from", "19"], [(s, n) for s, n in ALL if n >= 19 and s.startswith("log")]),
+        (
+            ["--stream", "log.*", "--from", "2023-11-14T22:13:25", "--to", "2023-11-14T22:13:27"],
+            sorted([("log.db", 6), ("log.db", 7), *(("log.web", n) for n in range(16, 22))]),
+        ),
+    ],
+    ids=["pattern", "patterns", "none", "numbers", "number", "times"],
+)
+def test_what_is_asked_for(
+    data: Path, tmp_path: Path, name: str, words: list[str], expected: list[tuple[str, int]]
+) -> None:
+    result = export(data, tmp_path / name, *words)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"{len(expected)} records")
+    assert numbers(tmp_path / name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("all.csv", [], r"all.csv should end with one of .parquet, .arrow, .feather, .ndjson, .jsonl, or say --format"),
+        ("all.ndjson", ["--from", "yesterday"], "--from is 'yesterday', and should be a number"),
+        ("all.ndjson", ["--to", "{"], "--to is '{', and should be a number"),
+    ],
+)
+def test_words_that_are_wrong(data: Path, tmp_path: Path, name: str, words: list[str], said: str) -> None:
+    result = export(data, tmp_path / name, *words)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / name).exists()
+
+
+def test_the_format_may_be_said(data: Path, tmp_path: Path) -> None:
+    assert export(data, tmp_path / "all.txt", "--format", "ndjson").exit_code == 0
+    assert len(lines(tmp_path / "all.txt")) == 81
+
+
+def test_without_pyarrow_it_is_said_what_goes_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    result = export(tmp_path, tmp_path / "all.parquet")
+    assert result.exit_code == 1
+    assert "pip install fyrehose[spark]; or write --format ndjson" in result.stderr
+    assert exporting.format_of(Path("all.ndjson"), None) == "ndjson"
+
+
+def damage(data: Path) -> None:
+    path = scan.segments(data)[1].path
+    content = bytearray(path.read_bytes())
+    content[700] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_journal_that_is_damaged_leaves_what_was_there(data: Path, tmp_path: Path, name: str) -> None:
+    damage(data)
+    (tmp_path / name).write_bytes(b"before")
+    result = export(data, tmp_path / name)
+    assert result.exit_code == 3
+    assert (tmp_path / name).read_bytes() == b"before"
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_gap_is_an_error_unless_it_is_to_be_skipped(data: Path, tmp_path: Path, name: str) -> None:
+    damage(data)
+    journal = FileJournal(
+        Clock(), data, JournalSettings(min_free=0, segment_size=4096, quarantine=True), worker=InlineWorker()
+    )
+    journal.open(Nobody())
+    journal.close()
+    result = export(data, tmp_path / name)
+    assert result.exit_code == JournalGap.exit_status
+    assert not (tmp_path / name).exists()
+    result = export(data, tmp_path / name, "--skip-gaps")
+    assert result.exit_code == 0, result.output
+    assert 0 < len(numbers(tmp_path / name)) < len(ALL)
+    assert set(numbers(tmp_path / name)) < set(ALL)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_no_journal_and_no_place_for_a_file(data: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    result = export(tmp_path / "empty", tmp_path / name)
+    assert (result.exit_code, (tmp_path / name).exists()) == (1, False)
+    result = export(data, tmp_path / "nowhere" / name)
+    assert result.exit_code == 1
+    assert "cannot be written: No such file or directory" in result.stderr
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_progress_ends_at_the_end(data: Path, tmp_path: Path, name: str) -> None:
+    seen: list[tuple[int, int]] = []
+    wanted = exporting.selected((), None, None)
+    form = exporting.format_of(tmp_path / name, None)
+    exported = exporting.export(data, tmp_path / name, form, wanted, False, lambda *n: seen.append(n))
+    assert exported.records == 81
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]

@@ -1,0 +1,93 @@
+"""Every command, as somebody meets it who asks for help: it fits a screen and has an example that can be typed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from fyrehose.cli import main
+from fyrehose.cli.completion import SHELLS
+from fyrehose.spark.command import main as spark
+
+#: A terminal that nobody has made larger.
+LINES, COLUMNS = 24, 80
+
+PROGRAMS = {"fyrehose": main, "fyrehose-spark": spark}
+
+
+def walk(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    yield words
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            yield from walk(child, (*words, name))
+
+
+COMMANDS = [words for name, program in PROGRAMS.items() for words in walk(program, (name,))]
+
+
+def help_of(words: tuple[str, ...]) -> str:
+    result = CliRunner().invoke(PROGRAMS[words[0]], [*words[1:], "--help"], prog_name=words[0])
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_all_are_here() -> None:
+    known = {words[1:] for words in COMMANDS if words[0] == "fyrehose"}
+    assert {("publish",), ("tail",), ("kits",), ("completion",), ("journal", "export"), ("journal", "verify")} <= known
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_fits_a_screen(words: tuple[str, ...]) -> None:
+    lines = help_of(words).splitlines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+
+
+def understood(line: str) -> bool:
+    """Whether the first command of ``line`` is one of ours, with words that it knows."""
+    words = shlex.split(line)
+    words = words[: next((i for i, word in enumerate(words) if word[0] in "|>&"), None)]
+    if words[0] not in PROGRAMS:
+        return False
+    command: click.Command = PROGRAMS[words[0]]
+    args, above = words[1:], None
+    while isinstance(command, click.Group):
+        context = command.make_context(command.name, list(args), above, resilient_parsing=False)
+        _, found, args = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert found is not None
+        command, above = found, context
+    command.make_context(command.name, list(args), above)
+    return True
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_has_an_example_that_can_be_typed(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    begin = " " * 6
+    shown = [line.strip() for line in help_of(words).splitlines() if line.startswith(begin) and words[0] in line]
+    examples = [line for line in shown if line.startswith((words[0], "journalctl"))]
+    assert examples
+    ours = [example.split(" | ")[-1] if example.startswith("journalctl") else example for example in examples]
+    assert all(understood(example) for example in ours)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_is_for_our_name(shell: str) -> None:
+    result = CliRunner().invoke(main, ["completion", shell], prog_name="fyrehose")
+    assert result.exit_code == 0
+    assert "_FYREHOSE_COMPLETE" in result.output
+    assert f"{shell}_complete" in result.output
+
+
+def test_completion_knows_our_commands() -> None:
+    environment = {"_FYREHOSE_COMPLETE": "bash_complete", "COMP_WORDS": "fyrehose journal ex", "COMP_CWORD": "2"}
+    result = CliRunner().invoke(main, [], prog_name="fyrehose", env=environment)
+    assert result.output == "plain,export\n"

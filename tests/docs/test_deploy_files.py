@@ -1,0 +1,59 @@
+"""The unit and the image: what they name is there, and systemd understands them where it is at hand."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def unit(name: str) -> ConfigParser:
+    found = ConfigParser(strict=False, interpolation=None, delimiters=("=",))
+    found.optionxform = str  # type: ignore[assignment,method-assign]
+    found.read(DEPLOY / "systemd" / name)
+    return found
+
+
+def test_the_service_tells_when_it_is_ready_and_keeps_to_what_is_promised() -> None:
+    service = unit("fyrehose.service")["Service"]
+    assert (service["Type"], service["ExecReload"]) == ("notify", "/bin/kill -HUP $MAINPID")
+    assert service["ExecStart"].split()[1:4] == ["-n", "--pidfile=", "fyrehose"]
+    assert set(service["RestartPreventExitStatus"].split()) == {"1", "3"}
+    assert float(service["WatchdogSec"]) > 0
+    assert {service[name] for name in ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "ProtectHome")} == {"yes"}
+    assert service["ProtectSystem"] == "strict"
+
+
+def test_the_socket_has_the_name_that_the_door_is_called_by() -> None:
+    socket = unit("fyrehose.socket")["Socket"]
+    text = (DEPLOY / "systemd" / "fyrehose.socket").read_text()
+    assert f"systemd:domain=INET:name={socket['FileDescriptorName']}" in text
+    assert socket["ListenStream"].startswith("0.0.0.0:"), "the domain is INET"
+
+
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    """Where there is no systemd, the other tests here have to do."""
+    analyze = shutil.which("systemd-analyze")
+    twistd = Path(sys.executable).with_name("twistd")
+    for name in ("fyrehose.service", "fyrehose.socket"):
+        text = (DEPLOY / "systemd" / name).read_text()
+        (tmp_path / name).write_text(text.replace("/opt/fyrehose/bin/twistd", str(twistd)))
+    if analyze is not None:
+        words = [analyze, "verify", *map(str, sorted(tmp_path.iterdir()))]
+        said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+
+
+def test_the_image_copies_what_is_there_and_runs_as_nobody_in_particular() -> None:
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    last = text.rpartition("\nFROM ")[2]
+    assert re.search(r"^USER fyrehose$", last, re.MULTILINE)
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", last, re.MULTILINE)
+    files = [name for words in copied for name in words.split()]
+    assert files
+    assert all((DEPLOY.parent / name).is_file() for name in files)

@@ -1,0 +1,267 @@
+"""A server that others can reach: TLS with client certificates, a policy, and both read again while it serves."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose.protocols.figg.frames import Ack, Attach, Attached, DataRun, Ping, Pong, Publish
+from fyrehose.protocols.figg.session import FiggClientSession
+from fyrehose.testing.certificates import Authority, Issued
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+PATIENCE = 60.0
+WRITER = '[[allow]]\ncertificate = "writer"\npublish = "logs.*"\n'
+READER = '[[allow]]\ncertificate = "reader"\nsubscribe = "logs.*"\n'
+
+
+class Client:
+    """Figg by hand."""
+
+    def __init__(self, port: int, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+        plain = socket.create_connection((host, port), timeout=PATIENCE)
+        with ExitStack() as failing:
+            failing.callback(plain.close)
+            self.socket = plain if context is None else context.wrap_socket(plain, server_hostname="localhost")
+            failing.pop_all()
+        self.session = FiggClientSession()
+        self.heard: list[Any] = []
+
+    def ask(self, frame: Any) -> Any:
+        """The next thing that the server says after ``frame``; None if it closes instead."""
+        try:
+            self.socket.sendall(frame.serialize())
+        except (ConnectionError, ssl.SSLError):
+            return None
+        return self.hear()
+
+    def hear(self) -> Any:
+        while not self.heard:
+            try:
+                data = self.socket.recv(1 << 16)
+            except (ConnectionError, ssl.SSLError):
+                data = b""
+            if not data:
+                return None
+            for event in self.session.receive_data(data):
+                self.heard.append(bytes(event.payload) if isinstance(event, DataRun) else event)
+        return self.heard.pop(0)
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Client]]:
+    made: list[Client] = []
+
+    def connecting(*args: Any, **more: Any) -> Client:
+        made.append(Client(*args, **more))
+        return made[-1]
+
+    yield connecting
+    for client in made:
+        client.socket.close()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    directory = tmp_path / "certificates"
+    directory.mkdir()
+    return Authority(directory)
+
+
+def trusting(authority: Authority, own: Issued | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.certificate)
+    if own is not None:
+        context.load_cert_chain(own.certificate, own.key)
+    return context
+
+
+def secured(authority: Authority, tmp_path: Path, policy: str, *words: str) -> list[str]:
+    """The words of a server that asks for certificates."""
+    own = authority.issue("server", "localhost")
+    tmp_path.joinpath("server.pem").write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
+    tmp_path.joinpath("policy.toml").write_text(policy)
+    options = {
+        "tls-certificate": tmp_path / "server.pem",
+        "tls-authorities": authority.certificate,
+        "tls-client-auth": "required",
+    }
+    return [
+        *("--listen", "figg=tcp:0", "--policy", str(tmp_path / "policy.toml"), *words),
+        *(word for name, value in options.items() for word in ("--option", f"figg.{name}={value}")),
+    ]
+
+
+def test_each_does_what_it_may_and_the_log_says_why_not(
+    start: Any, connect: Any, authority: Authority, tmp_path: Path
+) -> None:
+    server = start(*secured(authority, tmp_path, WRITER + READER))
+    port = server.port("figg")
+    writer, reader, stranger = (trusting(authority, authority.issue(name)) for name in ("writer", "reader", "boss"))
+    assert connect(port, writer).ask(Publish(topic="logs.web", number=1, data=b"hello")) == Ack(number=1)
+    following = connect(port, reader)
+    assert following.ask(Attach(topic="logs.web", offset=0)) == Attached(topic="logs.web", offset=0)
+    assert following.hear() == b"hello"
+    assert connect(port, writer).ask(Attach(topic="logs.web", offset=0)) is None
+    server.wait_for("127.0.0.1 (certificate 'writer') may not read stream 'logs.web'")
+    while "127.0.0.1 (certificate 'boss') may not publish into stream 'logs.web'" not in server.log:
+        # One line a second is said of these.
+        assert connect(port, stranger).ask(Publish(topic="logs.web", number=1, data=b"hello")) is None
+    assert connect(port, trusting(authority)).ask(Ping(number=1)) is None
+    server.wait_for(
+        "figg: handshake-failed from 127.0.0.1: [('SSL routines', '', 'peer did not return a certificate')]"
+    )
+    old = trusting(authority, authority.issue("writer"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    old.set_ciphers("DEFAULT:@SECLEVEL=0")
+    while "unsupported protocol" not in server.log:
+        with suppress(ssl.SSLError, ConnectionError):
+            connect(port, old)
+    assert server.stop() == 0
+
+
+def test_policy_and_certificates_are_read_again(start: Any, connect: Any, authority: Authority, tmp_path: Path) -> None:
+    server = start(*secured(authority, tmp_path, WRITER + READER))
+    port = server.port("figg")
+    writer, reader = (trusting(authority, authority.issue(name)) for name in ("writer", "reader"))
+    following, writing = connect(port, reader), connect(port, writer)
+    following.ask(Attach(topic="logs.web", offset=0))
+    assert writing.ask(Publish(topic="logs.web", number=1, data=b"one")) == Ack(number=1)
+    assert following.hear() == b"one"
+
+    # A policy that is none changes nothing.
+    tmp_path.joinpath("policy.toml").write_text("[[allow]")
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_for("the policy stays as it was: ")
+    assert following.ask(Ping(number=7)) == Pong(number=7)
+
+    # The reader is not in it any more, and the server has a certificate of another authority.
+    tmp_path.joinpath("policy.toml").write_text(WRITER)
+    directory = tmp_path / "others"
+    directory.mkdir()
+    other = Authority(directory, "other")
+    own = other.issue("server", "localhost")
+    tmp_path.joinpath("server.pem").write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_for("policy.toml: 1 subscriptions ended")
+    assert following.hear() is None
+    assert writing.ask(Publish(topic="logs.web", number=2, data=b"two")) == Ack(number=2), "it stays connected"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connect(port, writer)
+    writer.load_verify_locations(other.certificate)
+    assert connect(port, writer).ask(Publish(topic="logs.web", number=1, data=b"three")) == Ack(number=1)
+    assert server.stop() == 0
+
+
+FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
+
+
+def test_the_command_line_by_tls(start: Any, authority: Authority, tmp_path: Path) -> None:
+    server = start(*secured(authority, tmp_path, WRITER + READER))
+    to = f"localhost:{server.port('figg')}"
+
+    def run(name: str | None, *words: str) -> subprocess.CompletedProcess[bytes]:
+        own = authority.issue(name) if name else None
+        files = [authority.certificate, *([own.certificate, own.key] if own else [])]
+        return subprocess.run([FYREHOSE, *words, "--tls", ",".join(files)], capture_output=True, timeout=PATIENCE)
+
+    said = run("writer", "publish", "--to", to, "--stream", "logs.web", "hello")
+    assert (said.returncode, said.stdout) == (0, b""), said.stderr
+    said = run("reader", "tail", "--from", to, "--stream", "logs.web", "--since", "start", "--count", "1")
+    assert (said.returncode, said.stdout) == (0, b"hello\n"), said.stderr
+    said = run(None, "publish", "--to", to, "--stream", "logs.web", "--timeout", "1s", "hello")
+    assert said.returncode == 1
+    assert said.stderr.startswith(b"fyrehose: ")
+    server.wait_for("handshake-failed from 127.0.0.1")
+    assert server.stop() == 0
+
+
+def test_the_commands_of_the_page(start: Any, tmp_path: Path) -> None:
+    """Those for certificates, the server with them, and a client."""
+    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    (certificates,) = re.findall(r"```sh\n(openssl.*?)```", page, re.DOTALL)
+    subprocess.run(["sh", "-eu", "-c", certificates], cwd=tmp_path, capture_output=True, check=True, timeout=PATIENCE)
+    (policy,) = re.findall(r"```toml\n(\[\[allow\]\].*?)```", page, re.DOTALL)
+    tmp_path.joinpath("policy.toml").write_text(policy)
+    section = page.partition("## TLS")[2].replace("\\\n", " ")
+    (serving,) = re.findall(r"twistd -n fyrehose (.*)", section)
+    server = start(*serving.replace("tcp:8119", "tcp:0").split())
+    (publishing,) = re.findall(r"fyrehose (publish .*)", section)
+    words = shlex.split(publishing.replace("8119", str(server.port("figg"))))
+    said = subprocess.run([FYREHOSE, *words], cwd=tmp_path, capture_output=True, timeout=PATIENCE, check=False)
+    assert said.returncode == 0, said.stderr
+    (looking,) = re.findall(r"(openssl s_client .*)", section)
+    words = shlex.split(looking.replace("8119", str(server.port("figg"))))
+    said = subprocess.run(words, cwd=tmp_path, input=b"", capture_output=True, timeout=PATIENCE, check=False)
+    assert b"Verify return code: 0 (ok)" in said.stdout
+    assert server.stop() == 0
+
+
+def test_an_open_door_without_a_policy_is_not_opened(start: Any) -> None:
+    server = start("--listen", "figg=tcp:0", ready=False)
+    assert server.ended() == 1
+    assert server.errors.startswith("twistd fyrehose: --listen figg=tcp:0 is open to others")
+    assert "--policy FILE" in server.errors
+
+
+#: Starts its argument with a listening socket that is open to others, as a socket unit of systemd's does.
+PASSING = (
+    "import os, socket, sys; listening = socket.create_server(('0.0.0.0', 0));"
+    "os.dup2(listening.fileno(), 3); os.set_inheritable(3, True);"
+    "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1', LISTEN_FDNAMES='figg');"
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def test_a_socket_of_systemds_lets_strangers_do_nothing(start: Any, connect: Any) -> None:
+    server = start("--listen", "figg=systemd:domain=INET:name=figg", command=(sys.executable, "-c", PASSING))
+    port = server.port("figg")
+    assert connect(port).ask(Publish(topic="s", number=1, data=b"x")) == Ack(number=1)
+    addresses = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    others = [address for address in addresses if not address.startswith("127.")]
+    if others:
+        assert connect(port, host=others[0]).ask(Publish(topic="s", number=1, data=b"x")) is None
+        server.wait_for(f"{others[0]} may not publish into stream 's': without --policy FILE nobody may")
+    assert server.stop() == 0
+
+
+def test_a_service_manager_and_a_log_of_objects(start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(PATIENCE)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "200000")
+        server = start("--listen", f"figg=unix:{tmp_path / 'figg'}", "--log-format", "json", ready=False)
+        assert manager.recv(1000).splitlines()[0] == b"READY=1"
+        for _ in range(3):
+            assert manager.recv(1000) == b"WATCHDOG=1"
+        server.process.send_signal(signal.SIGHUP)
+        told = b""
+        while not told.startswith(b"RELOADING=1"):
+            told = manager.recv(1000)
+        server.process.send_signal(signal.SIGTERM)
+        while not told.startswith(b"STOPPING=1"):
+            told = manager.recv(1000)
+        assert server.ended() == 0
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    assert [line["message"] for line in lines if line["module"] == "fyrehose.tap"][-1] == "reloaded"
+    assert "Server Shut Down." in [line["message"] for line in lines]
+    assert all({"time", "level", "module", "message"} <= line.keys() for line in lines)
+    listens = next(line for line in lines if "listens on" in line["message"])
+    assert (listens["module"], listens["level"]) == ("fyrehose.service", "info")
+    assert server.errors == ""
