@@ -10,6 +10,7 @@ behind it, and goes to the disk together with what became of them.  ``settle``, 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -163,9 +164,9 @@ class ReceiveChannel:
         first = self.consumed + 1
         if not first <= through <= self.done:
             raise LocalProtocolError(f"channel {self.id} has nothing staged up to number {through}")
-        packets = [
-            self._said(run, first, through) for run in self.results if run.first <= through and run.last >= first
-        ]
+        # A peer that does not say that it knows them makes us keep many; only the last may be new.
+        begin = bisect_left(self.results, first, key=lambda run: run.last)
+        packets = [self._said(run, first, through) for run in self.results[begin:] if run.first <= through]
         packets.append(self._consumed(through))
         self.consumed = self.told = max(through, self.consumed)
         return packets, self._let_go(through - first + 1)

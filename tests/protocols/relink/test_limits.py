@@ -1,8 +1,25 @@
-"""The limits, as RELINK has them."""
+"""The limits, and the threats that they answer: a server with its defaults, and raw bytes.
+
+One test for each row of the table in docs/protocols/relink.md, "Threats and limits".  What a row has in every detail -
+all headers, all pairs of id sizes, every unused bit - is tested with the module that judges it.
+"""
 
 from __future__ import annotations
 
+from struct import pack
+from typing import Any
+
+import pytest
+
+from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
+from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
 from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.settings import Settings
+
+
+def message(channel: int = 0, size: int = 2, parts: tuple[bytes, ...] = (b"x",)) -> bytes:
+    return Message(channels=(channel,), parts=parts).serialize(size)
 
 
 def test_defaults() -> None:
@@ -10,3 +27,239 @@ def test_defaults() -> None:
     assert (limits.targets, limits.parts, limits.message_size) == (1_024, 1_024, 16 << 20)
     assert (limits.channels, limits.backlog, limits.backlog_size, limits.window) == (4_096, 1_024, 16 << 20, 1_024)
     assert limits.results == 256
+    settings = Settings()
+    assert (settings.max_links, settings.max_detached_per_host, settings.failed_resumes) == (10_000, 16, 10)
+    assert (settings.retention, settings.unused_retention, settings.handshake_timeout) == (300.0, 10.0, 10.0)
+    assert (settings.ping_after, settings.drop_after) == (15.0, 45.0)
+
+
+@pytest.mark.parametrize(
+    ("header", "cause"),
+    [
+        (pack("<BBxxI", 0x13, 1, (1 << 32) - 1), "too-many-targets"),
+        (pack("<BBxxI", 0x13, 1, 1_025), "too-many-targets"),
+        (pack("<BBHI", 0x31, 0, 0, (1 << 32) - 1), "too-many-parts"),
+        (pack("<BBH4xQ", 0x51, 1, 0, (1 << 64) - 1), "message-too-large"),
+        (pack("<BBH4xQQ", 0x51, 2, 0, 1 << 63, 1 << 63), "message-too-large"),
+    ],
+)
+def test_threat_counts_and_sizes(make_server: Any, header: bytes, cause: str) -> None:
+    """Multicast count 2^32-1; parts 2^32-1; size 2^64-1; sizes whose sum wraps: judged by the header alone."""
+    server = make_server()
+    peer = server.linked(connector_size=2)
+    peer.say(header)
+    assert peer.closed
+    assert server.count(cause) == 1
+    assert not server.registry.entries
+
+
+def test_threat_multicast_multiplies_nothing(make_server: Any) -> None:
+    """A multicast's payload is held once, whatever the count; to no channel it is nothing."""
+    server = make_server(auto=False)
+    peer = server.connect(connector_size=2)
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    peer.say(Message(channels=(), parts=(b"x" * 60_000,), multicast=True).serialize(2))
+    (entry,) = server.registry.entries.values()
+    assert not entry.link.receiving
+    peer.say(Message(channels=tuple(range(1_024)), parts=(b"x" * 60_000,), multicast=True).serialize(2))
+    assert len(entry.link.receiving) == 1_024
+    assert not entry.link.held, "60 MB if it counted for each channel"
+
+
+@pytest.mark.parametrize("sizes", [(3, 0), (0, 5), (9, 9), (255, 1), (6, 8)])
+def test_threat_id_sizes(make_server: Any, sizes: tuple[int, int]) -> None:
+    """Id sizes 3, 5-7 and 9-255."""
+    peer = make_server().connect()
+    peer.session.data_to_send()
+    peer.say(pack_version(0) + bytes([1, ord("n"), *sizes, 0]))
+    assert peer.closed
+
+
+def test_threat_flood_of_channels(make_server: Any) -> None:
+    """The 4,097th channel ends the link, among many messages that came together, and what came before it counts."""
+    server = make_server()
+    peer = server.linked(connector_size=2)
+    peer.say(b"".join(message(channel) for channel in range(4_096)))
+    assert not peer.closed
+    peer.say(message(4_096))
+    assert peer.closed
+    assert server.count("too-many-channels") == 1
+    assert len(server.payloads()) == 4_096
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_threat_backlog(make_server: Any, channels: int) -> None:
+    """An application that stops consuming: at 1,024 messages of a channel nothing more is read."""
+    server = make_server(auto=False)
+    peer = server.connect(connector_size=2)
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    peer.say(b"".join(message(number % channels) for number in range(3_000 * channels)))
+    (entry,) = server.registry.entries.values()
+    assert entry.link.held
+    assert max(channel.waiting for channel in entry.link.receiving.values()) == 1_024
+    assert not peer.closed
+    for _ in range(4):
+        server.journal.commit()
+        server.clock.advance(0)
+    assert len(server.payloads()) == 3_000 * channels
+
+
+def test_threat_backlog_bytes(make_server: Any) -> None:
+    """The same at 16 MiB of a link."""
+    server = make_server(auto=False)
+    peer = server.connect(connector_size=2)
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    for number in range(40):
+        peer.say(message(number, parts=(b"x" * (1 << 20),)))
+    (entry,) = server.registry.entries.values()
+    assert entry.link.held
+    assert len(entry.link.receiving) == 16
+
+
+def test_threat_what_is_not_decided(make_server: Any) -> None:
+    """What waits for the peer's own commit cannot hold the connection: twice the backlog ends the link."""
+    server = make_server()
+    peer = server.linked(connector_size=2, connector_transactions=True)
+    peer.say(message() * 2_048)
+    assert not peer.closed
+    peer.say(message())
+    assert peer.closed
+    assert server.count("backlog-too-large") == 1
+    assert server.payloads() == []
+
+
+def test_threat_guessed_and_hijacked_links(make_server: Any) -> None:
+    """Link ids are random; a link is bound to its name, sizes and identity; ten failures a minute and address."""
+    server = make_server()
+    victim = server.linked()
+    for guess in (0, *range(1_000, 1_011)):
+        # The first is right, but for the size of the ids, which the thief does not know.
+        hello = Hello(terms=Terms(endpoint="publish:s"), epoch=victim.link.epoch, link_id=victim.link.id + guess)
+        thief = server.connect(hello=hello, host="10.0.0.9")
+        thief.talk()
+        if thief.session.link is not None:
+            assert thief.link.id != victim.link.id
+    assert server.count("too-many-failed-resumes") == 2
+    victim.leave()
+    assert server.linked(old=victim.link).events[0].resumed
+
+
+def test_threat_half_open_transport(make_server: Any) -> None:
+    """The old connection is fenced before the new one is told anything."""
+    server = make_server()
+    peer = server.linked(connector_size=2)
+    peer.session.receive_eof()
+    again = server.linked(old=peer.link)
+    peer.protocol.dataReceived(message())
+    assert peer.transport.aborted
+    assert again.events[0].resumed
+    assert server.payloads() == []
+
+
+def test_threat_hoarded_links(make_server: Any) -> None:
+    """Handshakes without end: 16 links of one address are kept, and those that were never used for 10 s."""
+    server = make_server()
+    for _ in range(500):
+        server.linked().leave()
+    assert len(server.registry.entries) == 16
+    server.clock.advance(10)
+    assert not server.registry.entries
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "cause"),
+    [
+        (
+            "subscribe:s",
+            Acknowledgement(kind=Ack.CONSUMED, channels=(0,), number=0).serialize(0),
+            "acknowledged-unsent",
+        ),
+        ("publish:s", bytes([0x60]) + bytes(7), "resume-unexpected"),
+        ("publish:s", message() + Operation(kind=Op.COMMIT, channels=(0,), number=1).serialize(2), "operation-on-unre"),
+        ("publish:plain", message() + Operation(kind=Op.COMMIT, channels=(0,)).serialize(2), "operation-not-trans"),
+        ("publish:s", bytes([0xA0]) + bytes(7), "general-unknown"),
+        ("publish:s", b"\x1d" + bytes(7), "format-unknown"),
+    ],
+)
+def test_threat_rules_that_are_broken(make_server: Any, name: str, said: bytes, cause: str) -> None:
+    """Acknowledged and never sent, a second resume, operations that cannot be, values that must not be sent."""
+    server = make_server()
+    transactional = name == "publish:s"
+    peer = server.linked(name, connector_size=2, connector_transactions=transactional)
+    peer.say(said)
+    assert peer.closed
+    assert not server.registry.entries, "the link, too"
+    assert [key for key in server.broker.counters.counts if key[1].startswith(cause)]
+
+
+def test_threat_versions(make_server: Any) -> None:
+    """Whatever version is offered, 0 is answered."""
+    server = make_server()
+    for version in range(256):
+        peer = server.connect()
+        peer.session.data_to_send()
+        peer.say(pack_version(version))
+        assert peer.transport.value() == bytes(8)
+        peer.leave()
+
+
+def test_threat_flood_of_pings(make_server: Any) -> None:
+    """Pings whose answers nobody reads: nothing more is read, and at 1 MiB of answers the connection is closed."""
+    server = make_server()
+    peer = server.linked()
+    peer.say(PING.serialize() * 5_000)
+    assert len(peer.transport.value()) == 8 * 5_000
+    peer.protocol.pauseProducing()
+    assert peer.transport.producerState == "paused"
+    for _ in range(40):
+        peer.say(PING.serialize() * 5_000)
+    assert peer.closed
+    assert len(peer.transport.value()) < 3 << 20
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"publish", b"subscribe:", b"other:s"])
+def test_threat_unknown_endpoints(make_server: Any, name: bytes) -> None:
+    """An endpoint that is not UTF-8, or that nobody has, is closed in silence."""
+    server = make_server()
+    peer = server.connect()
+    peer.session.data_to_send()
+    head = bytes([len(name)]) + name + bytes(3)
+    peer.say(pack_version(0) + head + bytes(-len(head) % 8) + bytes(16))
+    assert peer.closed
+    assert peer.transport.value() == bytes(8), "its version, and nothing more"
+
+
+def test_threat_slow_handshake_and_silence(make_server: Any) -> None:
+    """Ten seconds for a handshake; after 15 s of silence a ping, after 45 s the connection is dropped."""
+    server = make_server()
+    slow = server.connect()
+    slow.say(pack_version(0))
+    server.clock.advance(10)
+    assert slow.closed
+    silent = server.linked()
+    server.clock.pump([1.0] * 45)
+    assert silent.transport.aborted
+
+
+def test_threat_pongs_that_never_come(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are kept until a ping is answered, but only so many runs of them: 4,096, and 50 here."""
+    assert Limits().result_runs == 4_096
+    monkeypatch.setattr(Settings, "limits", property(lambda settings: Limits(result_runs=50)))
+    server = make_server()
+    server.broker.restrict("s", 3)
+    peer = server.linked(connector_size=2, connector_transactions=True)
+    commit = Operation(kind=Op.COMMIT, channels=(0,)).serialize(2)
+    pair = message() + commit + message(parts=(b"too large",)) + commit
+    for _ in range(30):
+        peer.say(pair)
+        server.clock.advance(0)
+        if peer.closed:
+            break
+    assert server.count("results-unconfirmed") == 1
+    assert not [event for event in peer.events if isinstance(event, events.Resulted)]
