@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every state in which a power cut may leave the journal's files, and what recovery makes of each.
 
-    reorder.py [--count N] [--seed S] [--choices C] [--durability MODE] [--sabotage]
+    reorder.py [--count N] [--seed S] [--choices C] [--turns T] [--durability MODE] [--sabotage]
 
 N histories are recorded: a journal is opened, appended to, rolled, its oldest segments deleted, and mostly closed, on
 files that log what the disk was told.  Then, after each step of a history, the power goes: with everything that was not
@@ -38,8 +38,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.testing.disk import Noted, RecordingFiles, images
 
-#: How often a history appends, and how many of its states are cut a second time while they are recovered.
-TURNS = 12
+#: How many states of a history are cut a second time while they are recovered.
 TWICE = 12
 
 
@@ -68,7 +67,7 @@ class Bench:
         files = RecordingFiles(directory)
         if self.arguments.sabotage:
             files.sync = lambda fd: None  # type: ignore[method-assign]
-        self._use(model, files, settings, dice.choice((2, TURNS)))
+        self._use(model, files, settings, dice.choice((2, self.arguments.turns)))
         self.cut(files, model, settings, f"history {number}", again=True)
         shutil.rmtree(directory)
 
@@ -152,6 +151,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=3, help="histories")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--choices", type=int, default=4, help="random states after each step")
+    parser.add_argument("--turns", type=int, default=12, help="how often a history appends, at the most")
     parser.add_argument("--durability", default="batch")
     parser.add_argument("--sabotage", action="store_true")
     arguments = parser.parse_args()
