@@ -17,7 +17,6 @@ import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import serverFromString
-from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import (
     IAddress,
     IDelayedCall,
@@ -26,7 +25,6 @@ from twisted.internet.interfaces import (
     IListeningPort,
     IPushProducer,
     IReactorTime,
-    ISSLTransport,
     ITCPTransport,
 )
 from twisted.internet.protocol import Factory
@@ -37,6 +35,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import Broken, ConfigError, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.flow import Account
+from fyrehose.handshakes import Handshake
 from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.peers import host_of, identify
 from fyrehose.policy import Identity
@@ -94,6 +93,7 @@ class SessionProtocol(TwistedProtocol):
     peer = "?"  #: the peer's host, for limits and log lines
     address = "?"  #: the peer's host and port
     identity: Identity  #: who the peer is, as far as it has proved it by now
+    _handshake: Handshake
 
     def __init__(self, session: Session, broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> None:
         self.session = session
@@ -113,7 +113,6 @@ class SessionProtocol(TwistedProtocol):
         self._stall_timer: IDelayedCall | None = None
         self._grace_timer: IDelayedCall | None = None
         self._linger_timer: IDelayedCall | None = None
-        self._handshake_timer: IDelayedCall | None = None
 
     @property
     def reader(self) -> tuple[str, str]:
@@ -135,12 +134,12 @@ class SessionProtocol(TwistedProtocol):
         transport.registerProducer(self, True)
         self.broker.counters.add(self.kit, "connections")
         self._identify()
-        if ISSLTransport.providedBy(transport):
-            self._handshake_timer = self.clock.callLater(self.settings.handshake_timeout, self._no_handshake)
+        self._handshake = Handshake(self.kit, self.peer, self.log, self.broker.counters)
+        self._handshake.begin(transport, self.clock, self.settings.handshake_timeout)
 
     def handshakeCompleted(self) -> None:
         """TLS is on: now it is known who the peer is."""
-        self._cancel_handshake()
+        self._handshake.end()
         self._identify()
 
     def dataReceived(self, data: bytes) -> None:
@@ -159,13 +158,7 @@ class SessionProtocol(TwistedProtocol):
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._closing = True
-        if self._handshake_timer is not None:
-            self._cancel_handshake()
-            if reason.check(ConnectionDone, ConnectionLost):  # somebody looked whether the port is open
-                self.broker.counters.add(self.kit, "handshake-aborted")
-            else:
-                cause = "handshake-failed"
-                self.broker.counters.refuse(self.log, self.kit, cause, self.peer, reason.getErrorMessage())
+        self._handshake.lost(reason)
         for subscription in list(self._subscriptions):
             subscription.stopProducing()
         self._subscriptions.clear()
@@ -312,16 +305,6 @@ class SessionProtocol(TwistedProtocol):
     def _identify(self) -> None:
         self.identity = identify(self.transport)
         self.broker = self.broker.identified(self.identity)
-
-    def _cancel_handshake(self) -> None:
-        timer, self._handshake_timer = self._handshake_timer, None
-        if timer is not None:
-            timer.cancel()
-
-    def _no_handshake(self) -> None:
-        self._handshake_timer = None
-        self.broker.counters.refuse(self.log, self.kit, "handshake-timeout", self.peer)
-        self.transport.abortConnection()
 
     def _hang_up(self) -> None:
         self._cancel_grace()
