@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from json.encoder import encode_basestring
 from typing import Any
 from uuid import UUID
 
@@ -44,6 +45,24 @@ def as_object(record: Record) -> bytes:
     return json.dumps(shown, ensure_ascii=False).encode()
 
 
+def objects(run: Run) -> Iterator[bytes]:
+    """The records of ``run`` as JSON, one by one; what they have in common is put into words once."""
+    own = (run.producer_seq, run.event_ids, run.event_times)
+    if not run.first_seq or any(column is not None for column in own):
+        yield from map(as_object, run.records())
+        return
+    labels = {"producer": run.producer, "topic": run.topic, "content_type": run.content_type}
+    constants = {"time": run.time or None, "source": run.source, **labels}
+    said = json.dumps({name: value for name, value in constants.items() if value is not None}, ensure_ascii=False)
+    before, between = f'{{"stream": {encode_basestring(run.stream)}, "seq": ', f", {said[1:-1]}, "
+    for seq, payload in enumerate(run.payloads(), run.first_seq):
+        try:
+            text = f'"payload": {encode_basestring(str(payload, "utf-8"))}}}'
+        except UnicodeDecodeError:
+            text = f'"payload_base64": "{b64encode(payload).decode()}"}}'
+        yield f"{before}{seq}{between}{text}".encode()
+
+
 def lines(runs: Iterable[Run]) -> bytes:
     """A line for each record."""
-    return b"".join(b"%b\n" % as_object(record) for run in runs for record in run.records())
+    return b"".join(b"%b\n" % each for run in runs for each in objects(run))

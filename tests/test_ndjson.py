@@ -9,7 +9,7 @@ from struct import pack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.ndjson import lines
+from fyrehose.ndjson import as_object, lines
 from fyrehose.records import Run
 
 RUN = Run.of("s", [b"one", b"", b"two\nlines", b"\xff\x00"], source="figg").numbered(7, 0)
@@ -53,3 +53,17 @@ def test_every_payload_comes_back_from_json(payloads: list[bytes]) -> None:
     back = [b64decode(o["payload_base64"]) if "payload_base64" in o else o["payload"].encode() for o in shown]
     assert back == payloads
     assert [o["seq"] for o in shown] == list(range(1, len(payloads) + 1))
+
+
+@given(
+    st.lists(st.binary(max_size=10) | st.text(max_size=10).map(str.encode), min_size=1),
+    st.fixed_dictionaries({name: st.none() | st.text(max_size=5) for name in ("producer", "topic", "content_type")}),
+    st.text(min_size=1, max_size=5),
+    st.integers(0, 1 << 48),
+    st.integers(0, 1 << 50),
+)
+def test_what_is_put_into_words_once_is_the_same_as_one_by_one(
+    payloads: list[bytes], labels: dict[str, str | None], stream: str, first: int, time: int
+) -> None:
+    run = Run.of(stream, payloads, source="x", **labels).numbered(first, time)
+    assert lines((run,)).split(b"\n")[:-1] == [as_object(record) for record in run.records()]

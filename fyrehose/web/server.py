@@ -40,6 +40,10 @@ class WebSettings(TLSSettings):
     idle_timeout: float = option(75.0, duration, "time without a request after which a connection is closed")
 
 
+#: How much is made of what one connection has sent before others have their turn.
+BATCHES = 4
+
+
 class WebProtocol(SessionProtocol):
     """One connection.  Subclasses have a handler for what their session makes of requests."""
 
@@ -51,7 +55,8 @@ class WebProtocol(SessionProtocol):
     def __init__(self, session: WebSession, broker: IBroker, clock: IReactorTime, settings: WebSettings) -> None:
         super().__init__(session, broker, clock, settings)
         self._receiving = False
-        self._crowded = False
+        self._held_back = False
+        self._turn: IDelayedCall | None = None
         self._active = 0.0
         self._idle_timer: IDelayedCall | None = None
 
@@ -70,9 +75,10 @@ class WebProtocol(SessionProtocol):
         self.received(self.session.receive_eof())
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
+        for timer in (self._idle_timer, self._turn):
+            if timer is not None:
+                timer.cancel()
+        self._idle_timer = self._turn = None
         super().connectionLost(reason)
 
     # What the shell calls.
@@ -81,16 +87,17 @@ class WebProtocol(SessionProtocol):
         self._receiving = True
         try:
             super().received(events)
-            while self.session.between and not self._closing:
+            for _ in range(BATCHES):
+                if not self.session.more or self._closing:
+                    break
                 super().received(self.session.next_events())
         finally:
             self._receiving = False
         self._active = self.clock.seconds()
-        if self.session.crowded != self._crowded and not self._closing:
-            self._crowded = self.session.crowded
-            (self.reading.pauseProducing if self._crowded else self.reading.resumeProducing)()
         if self.session.over:
             self.finish()
+        if not self._closing:
+            self._hold_back(self.session.more)
 
     def go_on(self) -> None:
         """An answer is over, or a part of it is to be written."""
@@ -118,6 +125,18 @@ class WebProtocol(SessionProtocol):
         self.broker.counters.refuse(self.log, self.kit, event.cause, self.peer, event.detail)
 
     # Inside.
+
+    def _hold_back(self, more: bool) -> None:
+        """Read nothing more while there is ``more`` to do of what was read, or too much came before its turn."""
+        if more and self._turn is None:
+            self._turn = self.clock.callLater(0, self._next_turn)
+        if self._held_back != (more or self.session.crowded):
+            self._held_back = not self._held_back
+            (self.reading.pauseProducing if self._held_back else self.reading.resumeProducing)()
+
+    def _next_turn(self) -> None:
+        self._turn = None
+        self.go_on()
 
     def _hang_up(self) -> None:
         if not self.session.unread or self._linger_timer is not None:

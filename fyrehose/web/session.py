@@ -22,6 +22,8 @@ from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
 MAX_HEAD = 16 << 10
 #: What is kept of what comes before its turn, in bytes; then the peer is read no further.
 MAX_AHEAD = 64 << 10
+#: What is made of what came in before others have their turn: heads, pieces and ends of bodies.
+MOST_EVENTS = 256
 #: The most parameters that a query may have.
 MAX_PARAMETERS = 20
 
@@ -77,6 +79,8 @@ class WebSession:
     _eof: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _refused: Refused | None = attrs.field(default=None, init=False)
+    #: whether h11 has more than was asked of it
+    _stopped: bool = attrs.field(default=False, init=False)
     #: whether there is a body that has not come in whole
     _bodied: bool = attrs.field(default=False, init=False)
     #: whether the answer has no body; one to HEAD has none
@@ -121,17 +125,26 @@ class WebSession:
     def receive_eof(self) -> list[object]:
         """The peer has finished sending."""
         self._eof = True
-        return [] if self.over or self._behind else self._end_of_input()
+        return [] if self.over or self._behind or self._stopped else self._end_of_input()
 
     def next_events(self) -> list[object]:
-        """When an answer is over: what came behind its request."""
-        if not self.between:
+        """While there is :attr:`more`: what comes behind a request that was answered, or the rest of much."""
+        if not self.more:
             return []
-        self._h11.start_next_cycle()
-        data, self._ahead = bytes(self._ahead), bytearray()
-        if data:
-            self._h11.receive_data(data)
-        return self._pull() + (self._end_of_input() if self._eof and not self.answering else [])
+        if self.between:
+            self._h11.start_next_cycle()
+            data, self._ahead = bytes(self._ahead), bytearray()
+            if data:
+                self._h11.receive_data(data)
+        events = self._pull()
+        if self._eof and not (self._stopped or self._behind or self.over):
+            events += self._end_of_input()
+        return events
+
+    @property
+    def more(self) -> bool:
+        """Whether :meth:`next_events` has something to do."""
+        return self.between or (self._stopped and not self.over)
 
     @property
     def between(self) -> bool:
@@ -218,7 +231,7 @@ class WebSession:
     @property
     def _behind(self) -> bool:
         """Whether what comes in now comes behind a request that is not answered."""
-        return self.answering and self._h11.their_state is not h11.SEND_BODY
+        return self._h11.their_state is not h11.SEND_BODY and (self.answering or self.between)
 
     def _send(self, event: h11.Response | h11.Data | h11.EndOfMessage | h11.InformationalResponse) -> None:
         try:
@@ -231,7 +244,8 @@ class WebSession:
     def _pull(self) -> list[object]:
         """Events, until more bytes are needed or an answer is."""
         events: list[object] = []
-        while True:
+        self._stopped = False
+        for _ in range(MOST_EVENTS):
             try:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:
@@ -249,6 +263,8 @@ class WebSession:
                 events += self.complete() if self._refused is None else ()
             if self.over:
                 return events
+        self._stopped = True
+        return events
 
     def _end_of_input(self) -> list[object]:
         self._h11.receive_data(b"")

@@ -19,7 +19,7 @@ from fyrehose.broker import Broker
 from fyrehose.sequencer import Sequencer
 from fyrehose.tcp import LINGER, SessionFactory
 from fyrehose.testing import MemoryJournal
-from fyrehose.web.server import WebProtocol, WebSettings, host_names, same, token_of
+from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, same, token_of
 from fyrehose.web.session import MAX_AHEAD, Asked, WebSession
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -85,7 +85,19 @@ def connect() -> Callable[..., Peer]:
 def test_many_requests_in_one_read(connect: Callable[..., Peer]) -> None:
     peer = connect()
     peer.say(GET % b"" * 500)
+    assert peer.answers == 1 + BATCHES, "others have their turn"
+    assert peer.transport.producerState == "paused"
+    peer.clock.advance(0)
     assert peer.answers == 500
+    assert peer.transport.producerState == "producing"
+
+
+def test_one_who_leaves_in_the_middle_is_not_answered_further(connect: Callable[..., Peer]) -> None:
+    peer = connect()
+    peer.say(GET % b"" * 50)
+    peer.protocol.connectionLost(Failure(ConnectionDone()))
+    peer.clock.advance(0)
+    assert peer.answers == 1 + BATCHES
 
 
 def test_what_comes_too_early_is_not_read(connect: Callable[..., Peer]) -> None:
@@ -95,6 +107,7 @@ def test_what_comes_too_early_is_not_read(connect: Callable[..., Peer]) -> None:
     peer.say(flood)
     assert peer.transport.producerState == "paused"
     peer.protocol.answer()
+    peer.clock.advance(0)
     assert peer.transport.producerState == "producing"
     assert peer.answers == 1 + flood.count(b"GET")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.testing import every_chunking
-from fyrehose.web.session import MAX_AHEAD, MAX_HEAD, Asked, Refused, WebSession
+from fyrehose.web.session import MAX_AHEAD, MAX_HEAD, MOST_EVENTS, Asked, Refused, WebSession
 
 GET = b"GET /a%2Fb/c?x=1&y= HTTP/1.1\r\nHost: localhost:80\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
@@ -92,6 +92,20 @@ def test_chunks_are_put_together() -> None:
     assert events[-1] == b"abcde"
     assert isinstance(events[0], Asked)
     assert events[0].length is None
+
+
+def test_much_is_taken_in_parts() -> None:
+    session = Taking()
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    events = session.receive_data(head + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n" + GET)
+    assert len(session.got) == MOST_EVENTS - 1
+    assert session.receive_eof() == []
+    while session.more:
+        events += session.next_events()
+    assert session.got == b""
+    assert events[-1] == b"", "the GET, which has no body"
+    assert events[1] == b"x" * 1000
+    assert session.over
 
 
 def test_what_comes_behind_a_request_waits_until_its_answer_is_over() -> None:

@@ -43,24 +43,22 @@ class Whole:
 
     largest: int
     length: int | None
-    _parts: list[bytes] = attrs.field(factory=list, init=False)
-    _size: int = attrs.field(default=0, init=False)
+    _data: bytearray = attrs.field(factory=bytearray, init=False)
 
     def add(self, data: bytes) -> list[bytes]:
-        self._size += len(data)
-        if self._size > self.largest:
+        if len(self._data) + len(data) > self.largest:
             raise TooLarge
-        self._parts.append(data)
+        self._data += data
         return []
 
     def end(self) -> list[bytes]:
-        return [b"".join(self._parts)]
+        return [bytes(self._data)]
 
     @property
     def expected(self) -> int:
         if self.length is not None:
             return max(1, self.length)
-        return SMALL if self._size <= SMALL else self.largest
+        return SMALL if len(self._data) <= SMALL else self.largest
 
 
 @attrs.define(eq=False)

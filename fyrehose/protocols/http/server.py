@@ -11,28 +11,23 @@ import json
 from typing import Any, ClassVar
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
-from fyrehose import errors, ndjson
+from fyrehose import errors
 from fyrehose.errors import FyrehoseError
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import IBroker
 from fyrehose.policy import digest
-from fyrehose.protocols.http.session import EVENTS, NDJSON, HttpSession, Limits, Live, Publish, Published, Read
-from fyrehose.records import MAX_PAYLOAD, Delivery, Run
+from fyrehose.protocols.http.answers import Listening, Reading
+from fyrehose.protocols.http.session import EVENTS, KIT, NDJSON, HttpSession, Limits, Live, Publish, Published, Read
+from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.settings import option, size
 from fyrehose.tcp import SessionFactory
 from fyrehose.web.places import hosts_of
 from fyrehose.web.server import WebProtocol, WebSettings, token_of
 from fyrehose.web.session import Asked
 
-KIT = "http"
-#: How often who listens hears that we are still there, in seconds: some of what lies between gives up after 30.
-PULSE = 15.0
-#: What of an answer is read and sent at once, in bytes of payload.
-TURN = 256 << 10
 #: How long whoever is refused for now should wait, in seconds.
 RETRY = "5"
 #: Ranges of numbers that an answer names; one more than that, and it says only the first and the last.
@@ -243,117 +238,6 @@ class HttpProtocol(WebProtocol):
         if shown != self.identity.token:
             self.identity = attrs.evolve(self.identity, token=shown)
             self.broker = self.broker.identified(self.identity)
-
-
-@implementer(ISubscription)
-@attrs.define(eq=False)
-class Reading:
-    """An answer to a GET: records ``next`` to ``last``, ``left`` of them at the most, some each turn of the reactor."""
-
-    connection: HttpProtocol
-    stream: str
-    next: int
-    last: int
-    left: int
-    _turn: IDelayedCall | None = attrs.field(default=None, init=False)
-
-    @property
-    def position(self) -> int:
-        return self.next - 1
-
-    def resumeProducing(self) -> None:
-        if self._turn is None:
-            self._turn = self.connection.clock.callLater(0, self._go_on)
-
-    def pauseProducing(self) -> None:
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
-
-    def stopProducing(self) -> None:
-        self.pauseProducing()
-
-    def stop(self) -> None:
-        """Nothing more."""
-        self.connection.detach(self)
-
-    def _go_on(self) -> None:
-        self._turn = None
-        try:
-            runs = self.connection.broker.read(self.stream, self.next, TURN)
-        except FyrehoseError as error:
-            # What was promised cannot be kept, and an answer that stops short must not look whole.
-            self.connection.cut_off(error)
-            return
-        for run in runs:
-            part = run.slice(0, max(0, min(self.left, self.last + 1 - run.first_seq)))
-            if len(part):
-                self.connection.session.send(ndjson.lines((part,)))
-            self.left -= len(part)
-            self.next = run.last_seq + 1
-        if not runs or self.next > self.last or not self.left:
-            self.stop()
-            self.connection.over()
-        else:
-            self.resumeProducing()
-            self.connection.flush()
-
-
-@implementer(ISink)
-class Listening:
-    """Server-sent events: a record each, with its number as the id."""
-
-    def __init__(self, connection: HttpProtocol) -> None:
-        self.connection = connection
-        self.subscription: ISubscription | None = None
-        self._pulse: IDelayedCall | None = None
-
-    @property
-    def reader(self) -> tuple[str, str]:
-        return self.connection.reader
-
-    def begin(self, subscription: ISubscription) -> None:
-        """From here on."""
-        self.subscription = subscription
-        self.connection.session.send(b": from %d on\n\n" % (subscription.position + 1))
-        self._pulse = self.connection.clock.callLater(PULSE, self._beat)
-        self.connection.attach(subscription)
-
-    def deliver(self, delivery: Delivery) -> None:
-        self.connection.session.send(delivery.encoded(events))
-        self.connection.flush()
-
-    def skipped(self, first: int, last: int) -> None:
-        self.connection.broker.counters.add(KIT, "skipped", last - first + 1)
-        said = json.dumps({"first": first, "last": last}).encode()
-        self.connection.session.send(b"event: gap\nid: %d\ndata: %b\n\n" % (last, said))
-
-    def ended(self, reason: Exception) -> None:
-        said = json.dumps({"error": str(reason)}).encode()
-        self.connection.session.send(b"event: ended\ndata: %b\n\n" % said)
-        self.connection.finish()
-
-    def stop(self) -> None:
-        """Nothing more."""
-        if self._pulse is not None:
-            self._pulse.cancel()
-            self._pulse = None
-        if self.subscription is not None:
-            self.connection.detach(self.subscription)
-            self.subscription = None
-
-    def _beat(self) -> None:
-        self._pulse = self.connection.clock.callLater(PULSE, self._beat)
-        if not self.connection._write_paused:
-            self.connection.session.send(b": still here\n\n")
-            self.connection.flush()
-
-
-def events(runs: tuple[Run, ...]) -> bytes:
-    """An event for each record."""
-    return b"".join(
-        b"id: %d\ndata: %b\n\n" % (record.seq, ndjson.as_object(record)) for run in runs for record in run.records()
-    )
 
 
 def make_factory(broker: IBroker, clock: IReactorTime, endpoint: str, settings: Settings) -> SessionFactory:

@@ -19,7 +19,8 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.guard import Guard
 from fyrehose.interfaces import JournalState
 from fyrehose.policy import parse
-from fyrehose.protocols.http.server import MOST_RANGES, PULSE, Settings, Upload, make_factory
+from fyrehose.protocols.http.answers import PULSE, RECORDS
+from fyrehose.protocols.http.server import MOST_RANGES, Settings, Upload, make_factory
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
 from fyrehose.tcp import LINGER
@@ -311,6 +312,38 @@ def test_following_goes_on_where_it_was(server: Server, words: tuple[str, ...]) 
     peer = server.connect()
     answer = peer.ask(f"GET /streams/s/live{words[0]}", *words[1:])
     assert [i for i, _ in events(answer.body)] == ["2", "3"]
+    peer.leave()
+
+
+def test_many_small_ones_are_sent_in_turns_and_in_order(server: Server) -> None:
+    count = 2 * RECORDS + 10
+    server.publish(*[b"x"] * count)
+    peer = server.connect()
+    peer.say("GET /streams/s/live?from=1")
+    peer.protocol.resumeProducing()
+    server.publish(b"late")
+    heard = b"".join(peer.hear() for _ in range(3))
+    assert [int(line[4:]) for line in heard.splitlines() if line.startswith(b"id: ")] == list(range(1, count + 2))
+    answer = server.connect(5001).ask(f"GET /streams/s?limit={count - 1}")
+    assert [line["seq"] for line in answer.lines] == list(range(1, count))
+    peer.say("GET /streams/s")
+    server.publish(*[b"x"] * count)
+    peer.leave()
+    server.clock.advance(0)
+
+
+def test_small_ones_wait_for_a_slow_reader(server: Server) -> None:
+    server.publish(*[b"x"] * (3 * RECORDS))
+    peer = server.connect()
+    peer.say("GET /streams/s/live?from=1")
+    server.clock.pump([0, 0])
+    peer.protocol.pauseProducing()
+    before = len(peer.transport.value())
+    server.clock.advance(1)
+    assert len(peer.transport.value()) <= before
+    peer.protocol.resumeProducing()
+    server.clock.advance(1)
+    assert peer.hear().count(b"id: ") == 3 * RECORDS
     peer.leave()
 
 
