@@ -22,6 +22,7 @@ from fyrehose.errors import RemoteProtocolError
 from fyrehose.kernels import backbone
 from fyrehose.policy import Action
 from fyrehose.protocols.backbone.frames import (
+    HEADER,
     MAX_SEQUENCES,
     MAX_UNFRAGMENTED,
     Address,
@@ -118,7 +119,7 @@ class ServerSession:
         while at < stop:
             end, count, lengths, payload = backbone.scan_pushes(view, at, stop, segment, self._settings.total_length)
             if count:
-                self._push(events, source, lengths, payload, now)
+                self._push(events, source, lengths, payload, segment, now)
             else:
                 end = min(at + segment, stop)
                 self._control(events, view[at:end], source, now)
@@ -144,8 +145,10 @@ class ServerSession:
 
     # The datagrams.
 
-    def _push(self, events: list[Event], source: Address, lengths: bytes, payload: bytes, now: float) -> None:
-        """Rule 5: from anybody, even if it never sent a KEEPALIVE."""
+    def _push(
+        self, events: list[Event], source: Address, lengths: bytes, payload: bytes, segment: int, now: float
+    ) -> None:
+        """Rule 5: from anybody, even if it never sent a KEEPALIVE.  No datagram is larger than ``segment``."""
         count = len(lengths) // 4
         if not self._permits(source[0], Action.PUBLISH):
             events.append(Dropped(source=source, cause="Forbidden", detail="it may not publish", count=count))
@@ -158,7 +161,7 @@ class ServerSession:
             lengths = lengths[: 4 * granted]
             payload = payload[: sum(memoryview(lengths).cast("I"))]
         large = 0
-        if len(payload) > MAX_UNFRAGMENTED:
+        if segment > HEADER + MAX_UNFRAGMENTED:
             large = sum(size > MAX_UNFRAGMENTED for size in memoryview(lengths).cast("I"))
         events.append(Pushed(source=source, lengths=lengths, payload=payload, large=large))
 

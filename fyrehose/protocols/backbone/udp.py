@@ -1,6 +1,6 @@
 """A UDP port that moves trains of datagrams: one call of the kernel for many, where the kernel can.
 
-    doRead   recvmsg_into -> owner.datagrams_received(data, segment, source) ... -> owner.turn_over()
+    doRead   recvmsg_into ... -> owner.datagrams_received(data, segment, source) ... -> owner.turn_over()
     send     queue -> sendmsg, with UDP_SEGMENT for trains of several datagrams; what does not go waits for doWrite
 
 On the wire it is one message per datagram either way.  Whatever the kernel says about one destination (an ICMP error, a
@@ -35,14 +35,15 @@ UDP_SEGMENT = 103
 UDP_GRO = 104
 SO_RXQ_OVFL = 40
 
-#: Datagrams that are read before others have their turn, and their bytes: what one turn publishes is bounded, too.
-READ_TURN = 256
+#: What is read before others have their turn, in calls, datagrams and bytes: what one turn publishes is bounded, too.
+READ_CALLS = 256
+READ_TURN = 2_048
 READ_BYTES = 1 << 20
 #: Calls of sendmsg before others have their turn.
 SEND_TURN = 128
 #: Datagrams that answer one client (ACK, FORWARD) are dropped when so many trains wait.
 MOST_WAITING = 4_096
-#: A buffer for one read: more than UDP_GRO ever joins.
+#: What one call may bring: more than UDP_GRO ever joins.
 READ_SIZE = 1 << 16
 #: Segments above this are not tried with UDP_SEGMENT: an Ethernet frame has no room for them.
 MAX_SEGMENT = 1_472
@@ -118,7 +119,7 @@ class UDPPort:
         self._batching = batching
         self._make_socket = make_socket
         self._socket: socket.socket | None = None
-        self._buffer = memoryview(bytearray(READ_SIZE))
+        self._buffer = memoryview(bytearray(READ_BYTES))
         self._ancillary = socket.CMSG_SPACE(4) * 2
         self._drops = 0
         #: trains, where to, and how much of each has gone
@@ -198,12 +199,13 @@ class UDPPort:
         self.close()
 
     def doRead(self) -> None:
+        if self._socket is None:
+            return
+        self._read()
         try:
-            self._read()
             self._owner.turn_over()
         except Exception:
-            # A bug met by one datagram is no reason to be deaf to all others.
-            log.failure("{kit}: a datagram could not be handled", kit=self._kit)
+            log.failure("{kit}: a turn could not be ended", kit=self._kit)
 
     def doWrite(self) -> None:
         self._send_waiting()
@@ -234,27 +236,51 @@ class UDPPort:
                 self._no_batching(error)
 
     def _read(self) -> None:
-        left, room = READ_TURN, READ_BYTES
-        while left > 0 and room > 0 and self._socket is not None:
+        """One turn: what follows on from one source and is of one size is handed over as one train."""
+        made, buffer, ancillary_size = self._socket, self._buffer, self._ancillary
+        assert made is not None
+        source: Address | None = None
+        start = end = segment = datagrams = 0
+        for _ in range(READ_CALLS):
+            if datagrams >= READ_TURN or end > READ_BYTES - READ_SIZE or self._socket is None:
+                break
             try:
-                size, ancillary, _, source = self._socket.recvmsg_into([self._buffer], self._ancillary)
+                size, ancillary, _, sender = made.recvmsg_into([buffer[end : end + READ_SIZE]], ancillary_size)
             except OSError as error:
                 if error.errno in _AGAIN:
-                    return
+                    break
                 # An ICMP error to something that we sent, most likely: whom it concerns, it tells by silence.
                 self._counters.refuse(log, self._kit, "receive-error", str(self.address), str(error))
-                left -= 1
                 continue
-            segment = size
-            for level, kind, value in ancillary:
-                if level == SOL_UDP and kind == UDP_GRO:
-                    segment = _INT.unpack(value[:4])[0]
-                elif level == socket.SOL_SOCKET and kind == SO_RXQ_OVFL:
-                    self._count_drops(_U32.unpack(value[:4])[0])
-            segment = max(segment, 1)
-            left -= max(1, -(-size // segment))
-            room -= size
-            self._owner.datagrams_received(self._buffer[:size], segment, source)
+            each = self._segment(ancillary, size) if ancillary else size
+            if sender != source or each != segment or (end - start) % segment:
+                self._hand_over(start, end, segment, source)
+                source, segment, start = sender, each, end
+            end += size
+            datagrams += -(-size // each) if each else 1
+            if not each:  # nothing can follow on from an empty one
+                self._hand_over(start, end, 1, source)
+                source, start = None, end
+        self._hand_over(start, end, segment, source)
+
+    def _hand_over(self, start: int, end: int, segment: int, source: Address | None) -> None:
+        if source is None or self._socket is None:
+            return
+        try:
+            self._owner.datagrams_received(self._buffer[start:end], segment, source)
+        except Exception:
+            # A bug met by one datagram is no reason to be deaf to all others.
+            log.failure("{kit}: a datagram could not be handled", kit=self._kit)
+
+    def _segment(self, ancillary: list[tuple[int, int, bytes]], size: int) -> int:
+        """What the kernel says besides: how large each datagram is, and how many it had no room for."""
+        segment = size
+        for level, kind, value in ancillary:
+            if level == SOL_UDP and kind == UDP_GRO:
+                segment = _INT.unpack(value[:4])[0] or size
+            elif level == socket.SOL_SOCKET and kind == SO_RXQ_OVFL:
+                self._count_drops(_U32.unpack(value[:4])[0])
+        return segment
 
     def _count_drops(self, drops: int) -> None:
         """The kernel's own count of what did not fit into the receive buffer; it wraps at 2^32."""

@@ -349,19 +349,53 @@ def test_what_comes_in_is_handed_over_with_its_segment() -> None:
     assert bench.owner.turns == 1
 
 
-def test_threat_a_flood_leaves_others_their_turn() -> None:
+def test_what_follows_on_is_handed_over_as_one_train() -> None:
     bench = Bench()
-    bench.socket.incoming = [(b"x", [], THERE)] * 1_000
+    bench.socket.incoming = [
+        (b"abcdef", [gro(3)], THERE),
+        (b"ghi", [], THERE),
+        (b"jkl!", [gro(3)], THERE),
+        (b"mno", [], THERE),  # behind a shorter one
+        (b"pqr", [], AWAY),
+        (b"st", [], AWAY),
+        (b"uv", [], AWAY),
+        (b"", [], AWAY),
+        (b"", [], AWAY),
+        (b"uv", [], AWAY),
+        (b"wxyz", [gro(2)], THERE),
+    ]
     bench.port.doRead()
-    assert len(bench.owner.received) == udp.READ_TURN
+    assert bench.owner.received == [
+        (b"abcdefghijkl!", 3, THERE),
+        (b"mno", 3, THERE),
+        (b"pqr", 3, AWAY),
+        (b"stuv", 2, AWAY),
+        (b"", 1, AWAY),
+        (b"", 1, AWAY),
+        (b"uv", 2, AWAY),
+        (b"wxyz", 2, THERE),
+    ]
+    assert bench.owner.turns == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "calls"),
+    [
+        (b"x", [], udp.READ_CALLS),
+        (b"", [], udp.READ_CALLS),
+        (b"xy" * 64, [gro(2)], udp.READ_TURN // 64),
+        (bytes(65_507), [], 16),
+    ],
+)
+def test_threat_receive_buffer_overflow_a_flood_leaves_others_their_turn(
+    data: bytes, options: list[Any], calls: int
+) -> None:
+    """PROTOCOLS: receive buffer overflow; so many calls, datagrams and bytes a turn, and not more."""
     bench = Bench()
-    bench.socket.incoming = [(b"xy" * 64, [gro(2)], THERE)] * 1_000
+    bench.socket.incoming = [(data, options, THERE)] * 1_000
     bench.port.doRead()
-    assert len(bench.owner.received) == 4
-    bench = Bench()
-    bench.socket.incoming = [(bytes(65_507), [], THERE)] * 1_000
-    bench.port.doRead()
-    assert len(bench.owner.received) == 17  # a mebibyte, and no more than one datagram beyond
+    assert len(bench.socket.incoming) == 1_000 - calls
+    assert b"".join(received for received, _, _ in bench.owner.received) == data * calls
 
 
 def test_what_the_kernel_drops_is_counted() -> None:
@@ -382,15 +416,21 @@ def test_errors_while_reading_do_not_stop_the_port() -> None:
     assert bench.count("receive-error") == 1
     bench.socket.incoming = [OSError(errno.ENOMEM, "no memory")] * 1_000
     bench.port.doRead()
-    assert len(bench.socket.incoming) == 1_000 - udp.READ_TURN
+    assert len(bench.socket.incoming) == 1_000 - udp.READ_CALLS
 
 
 def test_a_bug_met_by_one_datagram_does_not_make_it_deaf(logged_errors: Any) -> None:
     bench = Bench()
     bench.owner.fail = True
-    bench.socket.incoming = [(b"x", [], THERE)]
+    bench.socket.incoming = [(b"x", [], THERE), (b"x", [], AWAY)]
+    bench.port.doRead()
+    assert len(logged_errors.take()) == 2
+    assert bench.owner.turns == 1
+    turn_over = bench.owner.turn_over
+    bench.owner.turn_over = lambda: 1 // 0  # type: ignore[method-assign]
     bench.port.doRead()
     assert len(logged_errors.take()) == 1
+    bench.owner.turn_over = turn_over  # type: ignore[method-assign]
     bench.owner.fail = False
     bench.socket.incoming = [(b"y", [], THERE)]
     bench.port.doRead()
@@ -400,9 +440,11 @@ def test_a_bug_met_by_one_datagram_does_not_make_it_deaf(logged_errors: Any) -> 
 def test_closed_in_the_midst_of_reading() -> None:
     bench = Bench()
     bench.owner.datagrams_received = lambda *_: bench.port.close()  # type: ignore[method-assign]
-    bench.socket.incoming = [(b"x", [], THERE)] * 3
+    bench.socket.incoming = [(b"x", [], THERE), (b"x", [], AWAY), (b"x", [], AWAY)]
     bench.port.doRead()
-    assert len(bench.socket.incoming) == 2
+    assert len(bench.socket.incoming) == 1
+    assert bench.count("receive-error") == 0
+    bench.port.doRead()
     bench.port.close()
     bench.port.stop_reading()
 
