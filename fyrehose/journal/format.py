@@ -210,7 +210,7 @@ class BatchHeader:
         _check_version(version)
         if at != position:
             raise Damage(f"the batch belongs at position {at}")
-        if length > MAX_BODY or length % 8 or kind not in Kind.__members__.values():
+        if length > MAX_BODY or length % 8 or durable > at or kind not in Kind.__members__.values():
             raise Damage("the header of the batch makes no sense")
         return cls(Kind(kind), bool(mended), length, parts, records, chain, at, durable, time, clock, checksum)
 

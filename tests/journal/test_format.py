@@ -106,6 +106,13 @@ def test_a_batch_elsewhere_or_of_another_log() -> None:
         fmt.BatchHeader.unpack(data[:64], 128)
 
 
+def test_a_batch_that_knows_the_future() -> None:
+    """What was durable when it was written cannot lie behind it: nobody makes up for the bytes up to there."""
+    _, data = fmt.batch(fmt.Kind.ENDS, [], position=64, durable=72, time=1, clock=1, chain=0)
+    with pytest.raises(fmt.Damage, match="makes no sense"):
+        fmt.BatchHeader.unpack(data[:64], 64)
+
+
 @pytest.mark.parametrize(
     ("at", "value"),
     [(0, 0xFFFFFFF0), (0, 0), (0, 8), (4, 0xFFFFFFFF), (24, 0xFFFFFFFF), (30, 0xFFFF), (32, 0xFFFF), (36, 255)],
