@@ -22,7 +22,7 @@ from fyrehose.errors import Forbidden
 from fyrehose.fanout import Cursor
 from fyrehose.flow import Budget
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.policy import OPEN, Action, Identity, Policy
+from fyrehose.policy import OPEN, Action, Identity, Policy, Rule
 from fyrehose.records import Run
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Guarded:
     identity: Identity
     _broker: Broker
     _guard: Guard
+    #: what the policy says of this identity, when it was asked
+    _rules: tuple[Rule, ...] | None = attrs.field(default=None, init=False)
     _verdicts: dict[Action, dict[str, bool]] = attrs.field(init=False)
     _cursors: WeakSet[Cursor] | None = attrs.field(default=None, init=False)
 
@@ -118,6 +120,7 @@ class Guarded:
 
     def judge_again(self) -> int:
         """The policy has changed; how many subscriptions have ended."""
+        self._rules = None
         for verdicts in self._verdicts.values():
             verdicts.clear()
         ended = 0
@@ -131,7 +134,9 @@ class Guarded:
         verdicts = self._verdicts[action]
         if len(verdicts) >= MOST_VERDICTS:
             verdicts.clear()
-        verdict = verdicts[stream] = self._guard.policy.allows(self.identity, action, stream)
+        if self._rules is None:
+            self._rules = self._guard.policy.of(self.identity)
+        verdict = verdicts[stream] = any(rule.covers(action, stream) for rule in self._rules)
         return verdict
 
     def _refusal(self, action: Action, stream: str) -> Forbidden:

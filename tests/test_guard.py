@@ -120,7 +120,10 @@ def test_verdicts_are_kept_and_bounded() -> None:
     class Asked:
         advice = ""
 
-        def allows(self, identity: Identity, action: Action, stream: str) -> bool:
+        def of(self, identity: Identity) -> Any:
+            return (self,)
+
+        def covers(self, action: Action, stream: str) -> bool:
             asked.append(stream)
             return True
 
