@@ -113,7 +113,7 @@ def main() -> None:
     """
 
 
-@main.command()
+@main.command(short_help="Archive a journal as Parquet files, exactly once.")
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @click.option("--every", type=Text("duration", duration), default="60s", show_default=True, help="A round so often.")
 @click.option("--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Its size.")
@@ -176,7 +176,7 @@ def archive(
     showing.table(f"archived {journal} into {lake}", columns, rows)
 
 
-@main.command()
+@main.command(short_help="Count the records of each stream.")
 @click.option("--sql", metavar="QUERY", help="Ask this instead; the table is called records.")
 @_records
 def table(sql: str | None, master: str | None, memory: str, **which: Any) -> None:
@@ -207,7 +207,7 @@ def table(sql: str | None, master: str | None, memory: str, **which: Any) -> Non
     showing.table("records" if sql is None else sql, answer.columns, rows)
 
 
-@main.command()
+@main.command(short_help="Find records that were sent twice.")
 @click.option("--within", default="10 minutes", show_default=True, help="How long after the first a double may come.")
 @click.option("--output", metavar="DIR", help="Write the doubles there as Parquet, in place of what is there.")
 @_records
@@ -229,7 +229,7 @@ def dedup(within: str, output: str | None, master: str | None, memory: str, **wh
     showing.table("doubles", ("stream", "source", "doubles"), rows)
 
 
-@main.command()
+@main.command(short_help="Find numbers that are missing, or there twice.")
 @click.option("--producers", is_flag=True, help="Look at the producers' own numbers, not at those of streams.")
 @_records
 def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None:
@@ -259,7 +259,7 @@ def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None
         sys.exit(FOUND)
 
 
-@main.command()
+@main.command(short_help="Count records, bytes and lag by window of time.")
 @click.option("--window", default="1 minute", show_default=True, help="How long a window of time is.")
 @click.option("--plot", metavar="FILE.png", type=click.Path(path_type=Path), help="Draw it, too.")
 @click.option("--output", metavar="DIR", help="Write it there as Parquet, in place of what is there.")
@@ -285,7 +285,7 @@ def rates(window: str, plot: Path | None, output: str | None, master: str | None
     showing.table(f"by {window}", counted.columns, rows)
 
 
-@main.command()
+@main.command(short_help="Parse JSON payloads, and keep what is no JSON.")
 @click.option("--output", required=True, metavar="DIR", help="Where to, in place of what is there.")
 @click.option("--schema", metavar="DDL", help='Columns instead of VARIANT, such as "level string, ms double".')
 @_records
@@ -303,7 +303,7 @@ def parse(output: str, schema: str | None, master: str | None, memory: str, **wh
     showing.table(f"parsed into {output}", ("parsed", "unparsed"), [(good, bad)])
 
 
-@main.command()
+@main.command(short_help="Publish records again, in their order.")
 @click.option("--to", required=True, metavar="HOST:PORT", help="The Figg door of a server.")
 @click.option("--into", metavar="NAME", help="Which stream; each into its own if this is left out.")
 @click.option("--rate", type=click.FloatRange(min=0), default=0.0, help="Records a second at the most.")
@@ -322,7 +322,7 @@ def replay(to: str, into: str | None, rate: float, master: str | None, memory: s
     showing.table(f"published to {to}", ("records",), [(count,)])
 
 
-@main.command()
+@main.command(short_help="Compare what a lake and its journal both have.")
 @_spark
 @click.argument("journal")
 @click.argument("lake")

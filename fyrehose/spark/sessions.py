@@ -37,6 +37,10 @@ done
 exec '{java}' "$@"
 """
 
+#: Errors only: what Spark says otherwise while it starts is nothing that anybody can act on.
+_SILENT = f'-Dlog4j2.configurationFile="{Path(__file__).with_name("log4j2.properties")}"'
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 #: All processors of this machine; a task whose worker dies is tried again.
 LOCAL_MASTER = "local[*,3]"
 #: What suits one machine: nothing listens outside of it, and little work is not cut into 200 pieces.
@@ -93,8 +97,7 @@ def session(
                 builder = builder.config(name, value)
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.driver.memory", memory)
-        if quick:
-            builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        builder = builder.config("spark.driver.extraJavaOptions", f"{_SILENT} {_QUICK if quick else ''}".strip())
     if master:
         builder = builder.master(master)
     for name, value in {**ALWAYS, **(conf or {})}.items():

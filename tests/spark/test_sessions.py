@@ -76,6 +76,12 @@ def test_one_line_says_that_there_is_no_java(tmp_path: Path, monkeypatch: pytest
         module.session()
 
 
+def test_what_the_jvm_says_is_settled_by_a_file_of_ours() -> None:
+    path = Path(module._SILENT.removeprefix('-Dlog4j2.configurationFile="').removesuffix('"'))
+    assert path.is_absolute()
+    assert "rootLogger.level = error\n" in path.read_text()
+
+
 def test_spark_is_not_imported_before_it_is_asked_for() -> None:
     code = "import sys, fyrehose.spark; print({'pyspark', 'pyarrow', 'twisted'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
