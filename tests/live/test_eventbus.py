@@ -250,6 +250,7 @@ def test_60_000_events_reach_a_late_joiner_that_stops_reading_for_4_s(serve: Any
 
 
 def test_a_slow_subscriber_misses_some_and_has_them_after_it_has_asked(serve: Any, bus: Bus) -> None:
+    """Threat: PUB drops silently at its high-water mark."""
     serve()
     slow = bus.subscriber(b"/a/", RCVHWM=10, RCVBUF=4_096)
     collector = bus.collector()
@@ -285,6 +286,7 @@ def test_thousands_of_short_connections(serve: Any, bus: Bus) -> None:
 
 
 def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> None:
+    """Threat: wrong frame counts, huge frames."""
     server = serve()
     rude = [bus.collector(), bus.snapshot(), bus.socket(zmq.DEALER, 1)]
     for socket in rude[:2]:
@@ -312,6 +314,7 @@ def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> N
 
 
 def test_binary_routing_ids_and_two_of_one(serve: Any, bus: Bus) -> None:
+    """Threat: identity collision."""
     serve()
     bus.collector().send_multipart(event(1))
     bus.history(1)
@@ -325,6 +328,7 @@ def test_binary_routing_ids_and_two_of_one(serve: Any, bus: Bus) -> None:
 
 
 def test_a_snapshot_that_nobody_reads_is_cancelled(serve: Any, bus: Bus) -> None:
+    """Threat: a snapshot's client stops reading."""
     server = serve("stall-timeout=500ms")
     collector = bus.collector()
     for n in range(300):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -286,3 +287,23 @@ async def test_our_client_over_tls(tmp_path: Path) -> None:
     records = [record for run in journal.read("lumberjack", 1, 1 << 30) for record in run.records()]
     assert len(records) == 1_001
     assert {record.producer for record in records} == {"writer-7"}
+
+
+def test_threat_a_writer_that_never_reads_acknowledgements(start: Any) -> None:
+    """Zero TCP window: such a writer is not read any further, and then cut off; another one is served all the while."""
+    server = start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.stall-timeout=1s")
+    where = ("127.0.0.1", int(server.port("lumberjack")))
+    with socket.socket() as deaf, socket.create_connection(where, timeout=30) as other:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 10)
+        deaf.settimeout(30)
+        deaf.connect(where)
+        with suppress(ConnectionError):
+            for _ in range(10_000):
+                deaf.sendall(b"2W\0\0\0\0" * 20_000)
+                other.sendall(b"2W" + pack(">I", 1) + b"2J" + pack(">II", 7, 2) + b"{}")
+                answer = b""
+                while len(answer) < 6:
+                    answer += other.recv(6 - len(answer))
+                assert answer == b"2A" + pack(">I", 7)
+    assert "answers-unread" in server.log or "stalled-reader" in server.log
+    assert server.stop() == 0

@@ -74,6 +74,7 @@ def request(first: int, last: int, address: Address = CLIENT) -> bytes:
 
 
 def test_a_push_from_a_stranger_is_taken() -> None:
+    """Threat: PUSH from strangers, which the text lets publish."""
     event = Pushed(source=OTHER, lengths=pack("<I", 2), payload=b"hi", large=0)
     assert Bench().receive(Push(data=b"hi").encode(), source=OTHER) == [event]
 
@@ -101,6 +102,7 @@ def test_payloads_that_travel_in_fragments_are_counted() -> None:
 
 
 def test_push_rate_of_an_address() -> None:
+    """Threat: PUSH from strangers, within a rate for each address."""
     bench = Bench(push_rate=100)
     train = Push(data=b"x").encode() * 64
     first, second, third = (bench.session.receive_datagrams(train, 10, CLIENT, bench.now) for _ in range(3))
@@ -298,6 +300,7 @@ def test_threat_requests_without_end() -> None:
 
 
 def test_the_same_request_within_a_tenth_of_a_second_is_one() -> None:
+    """Threat: REQUEST [0, 2^48), again and again."""
     bench = Bench()
     assert isinstance(bench.receive(request(1, 5))[0], Replay)
     bench.now += 0.09

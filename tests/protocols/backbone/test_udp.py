@@ -399,6 +399,7 @@ def test_threat_receive_buffer_overflow_a_flood_leaves_others_their_turn(
 
 
 def test_what_the_kernel_drops_is_counted() -> None:
+    """Threat: receive buffer overflow."""
     bench = Bench()
     bench.socket.incoming = [(b"x", [drops(n)], THERE) for n in (0, 0, 5, 5, 7, 0xFFFFFFFF)]
     bench.port.doRead()

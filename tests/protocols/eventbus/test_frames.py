@@ -164,6 +164,7 @@ class TestSubtrees:
         assert raised.value.cause == cause
 
     def test_10_000_subtrees_in_one_request_boundaries(self) -> None:
+        """Threat: 10,000 subtrees in one request."""
         longest = b"/" + b"a" * 253 + b"/"
         assert len(Subtrees.parse(b";".join([longest] * MAX_SUBTREES)).prefixes) == 64
         with pytest.raises(RemoteProtocolError, match="too-many-subtrees"):
@@ -243,6 +244,7 @@ class TestWrongFrames:
         assert Pub.parse(frames).producer == b"\xff" * 64
 
     def test_client_supplied_sequence_is_ignored(self) -> None:
+        """Threat: a sequence that the client supplies."""
         for forged in (b"\x80" + bytes(7), b"\xff" * 8, b"9" * 20, b"nonsense", b""):
             assert Pub.parse([b"/a/", forged, b"p", TIME, UUID, DATA]).sequence == 0
 

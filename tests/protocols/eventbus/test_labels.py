@@ -79,6 +79,7 @@ TIMESTAMPS = [
 
 @pytest.mark.parametrize(("timestamp", "micros", "note"), TIMESTAMPS)
 def test_timestamps(timestamp: bytes, micros: int | None, note: str) -> None:
+    """Threat: bad timestamps, which are kept as they were sent."""
     labels = read_labels(b"me", timestamp, CANONICAL)
     assert (labels.event_time, labels.content_type) == (micros, CONTENT_TYPE + note)
     assert again(b"me", timestamp, CANONICAL) == (b"me", timestamp, CANONICAL)
@@ -101,6 +102,7 @@ def test_timestamps(timestamp: bytes, micros: int | None, note: str) -> None:
     ],
 )
 def test_uuids(uuid: bytes, known: bool, note: str) -> None:
+    """Threat: bad UUIDs, which are kept as they were sent."""
     labels = read_labels(b"me", USUAL, uuid)
     assert (labels.event_id is not None, labels.content_type) == (known, CONTENT_TYPE + note)
     assert again(b"me", USUAL, uuid) == (b"me", USUAL, uuid)

@@ -58,6 +58,7 @@ class TestPublishing:
         assert len([line for line in log_lines if "wrong-frame-count" in line]) == 1
 
     def test_bad_utf8_and_forged_sequences(self, world: World, make_event: Any) -> None:
+        """Threat: bad UTF-8, and a sequence that the client supplies."""
         forged = make_event(1)
         forged[1] = b"\x80" + bytes(7)
         world.publish_all([make_event(0, topic=b"\xff\xfe"), forged])
@@ -181,6 +182,7 @@ class TestSnapshots:
         assert world.snapshot.take() == [[b"c", b"", b"SYNCEND", b"", b"0"]]
 
     def test_500_a_turn_and_live_events_go_on(self, world: World, make_event: Any) -> None:
+        """Threat: a storm of snapshots from 0."""
         self.fill(world, 3_000)
         world.ask(b"SYNCSTART", b"", b"0")
         world.clock.advance(0)
@@ -222,6 +224,7 @@ class TestSnapshots:
         assert sent[-1] == [b"c", b"SYNCEND", b"", b"2000"]
 
     def test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled(self, world: World) -> None:
+        """Threat: a snapshot's client stops reading."""
         self.fill(world, 1_000)
         world.snapshot.room[b"c"] = 10
         world.ask(b"SYNCSTART", b"", b"0")
@@ -264,6 +267,7 @@ class TestSnapshots:
         assert not world.clock.getDelayedCalls()
 
     def test_a_storm(self, world: World, make_event: Any) -> None:
+        """Threat: a storm of snapshots from 0."""
         self.fill(world, 100)
         for n in range(1_000):
             world.server.request_received([b"%d" % n, b"SYNCSTART", b"", b"0"], 4)

@@ -40,6 +40,7 @@ class TestPubs:
         assert session.take() is None
 
     def test_wrong_frame_counts(self) -> None:
+        """Threat: wrong frame count or order."""
         session = ServerSession(Settings())
         for count in [n for n in range(65) if n != 6]:
             assert pub(session, *[b"x"] * count) == "wrong-frame-count"
@@ -60,6 +61,7 @@ class TestPubs:
         assert pub(session, *EVENT[:5], bytes(11)) == "data-too-large"
 
     def test_msgpack_bomb_is_opaque(self) -> None:
+        """Threat: a msgpack bomb."""
         session = ServerSession(Settings())
         bombs = [b"\xdd\xff\xff\xff\xff", b"\x91" * 1_000_000, b"\xdf\xff\xff\xff\xff" * 100, b"\xc1"]
         for bomb in bombs:
@@ -129,11 +131,13 @@ class TestRequests:
         assert isinstance(ask(lenient, b"SYNCSTART", b"a,b", b"0"), Requested)
 
     def test_wrong_frame_counts(self) -> None:
+        """Threat: wrong frame count or order."""
         for count in [n for n in range(65) if n not in (2, 3)]:
             frames = [b"SYNCSTART", *[b""] * 64][:count]
             assert ask(ServerSession(Settings()), *frames) == "wrong-frame-count"
 
     def test_a_storm(self) -> None:
+        """Threat: a storm of snapshots from 0."""
         session = ServerSession(Settings(snapshots=8, snapshots_waiting=64))
         answers = [ask(session, b"SYNCSTART", b"", b"0", identity=b"%d" % n) for n in range(1_000)]
         assert answers.count("too-many-snapshots") == 1_000 - 72

@@ -14,7 +14,7 @@ def test_from_text() -> None:
     settings = build(
         Settings,
         "eventbus",
-        {"sequence": "decimal", "subtrees": "reference", "dedup": "yes", "allow": "10.0.0.0/8", "max-payload": "1MiB"},
+        {"sequence": "decimal", "subtrees": "reference", "dedup": "yes", "max-payload": "1MiB"},
     )
     assert settings.sequence is Dialect.DECIMAL
     assert settings.subtrees is Syntax.REFERENCE

@@ -177,6 +177,7 @@ def test_large_messages_end_a_turn_sooner(context: Context) -> None:
 
 
 def test_a_message_of_very_many_frames_is_counted_and_not_kept(context: Context) -> None:
+    """Threat: wrong frame count, huge messages."""
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
     pair.port.start()
     pair.peer.send_multipart([b"x"] * (3 * FRAMES_TURN))
