@@ -95,7 +95,7 @@ CASES = [(version, *case) for version in (1, 2) for case in golden(version)]
 def test_golden_sessions_in_every_chunking(
     peer: Make, version: int, name: str, data: bytes, events: list[tuple[bytes, int]], acks: list[int]
 ) -> None:
-    """Threats among them: sequences that roll over, repeat or jump, W = 0, W in mid-window, bytes behind a zlib stream."""
+    """Threats: sequences that roll over, repeat or jump, W = 0, W in mid-window, bytes behind a zlib stream."""
     for chunks in every_chunking(data):
         fed = peer().feed(*chunks)
         assert [(payload, sequence) for payload, sequence, *_ in fed.events] == events
