@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,6 +19,7 @@ from fyrehose.interfaces import IProtocolKit
 from fyrehose.sequencer import Sequencer
 from fyrehose.settings import build
 from fyrehose.testing import MemoryJournal
+from fyrehose.testing.certificates import Authority
 
 
 @pytest.fixture
@@ -68,3 +70,23 @@ def test_its_service_opens_nothing_before_it_starts(kit: Any, broker: Broker) ->
 def test_an_endpoint_that_is_none_is_said_at_once(kit: Any, broker: Broker, endpoint: str) -> None:
     with pytest.raises(ConfigError, match=kit.name):
         kit.make_service(MemoryReactorClock(), broker, endpoint, kit.settings())
+
+
+def test_every_door_of_tcp_speaks_tls_by_the_same_options(kit: Any, broker: Broker, tmp_path: Path) -> None:
+    """The event bus has keys of its own, and datagrams have none."""
+    names = {field.name for field in attrs.fields(kit.settings)}
+    assert ("tls_certificate" in names) == (kit.name not in ("backbone", "eventbus"))
+    if "tls_certificate" not in names:
+        return
+    own = Authority(tmp_path).issue("server", "localhost")
+    settings = kit.settings(tls_certificate=own.certificate, tls_key=own.key)
+    try:
+        service = kit.make_service(MemoryReactorClock(), broker, kit.default_endpoint, settings)
+    except MissingExtra:
+        pytest.skip("an extra is not installed")
+    service.reload()
+    Path(own.key).unlink()
+    with pytest.raises(ConfigError, match=f"the TLS options of {kit.name} cannot be used"):
+        service.reload()
+    with pytest.raises(ConfigError, match=f"the TLS options of {kit.name} cannot be used"):
+        kit.make_service(MemoryReactorClock(), broker, kit.default_endpoint, settings)
