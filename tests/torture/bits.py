@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Flips every bit of a segment, and cuts it at every byte, and looks what recovery makes of it.
 
-    bits.py [--count N] [--seed S] [--jobs J] [--shape NAME] [--size BYTES]
+    bits.py [--count N] [--part K/N] [--seed S] [--jobs J] [--shape NAME] [--size BYTES]
 
 A segment of --size bytes is written in each of three shapes: many tiny runs, few large ones, many streams.  Then, on a
 copy of it:
@@ -215,11 +215,20 @@ def share(kind: str, shape: str, size: int, seed: int, places: Iterable[int]) ->
     return tried, outcomes, wrong
 
 
-def shares(size: int, kind: str, count: int, dice: random.Random) -> Iterator[Iterable[int]]:
+def shares(
+    size: int, kind: str, count: int, dice: random.Random, part: tuple[int, int] = (0, 1)
+) -> Iterator[Iterable[int]]:
     total = size if kind == "cuts" else size * 8
     places = list(range(total) if not count or count >= total else dice.sample(range(total), count))
+    places = places[part[0] :: part[1]]
     for begin in range(0, len(places), SHARE):
         yield places[begin : begin + SHARE]
+
+
+def part(text: str) -> tuple[int, int]:
+    """``K/N``: the K-th of N parts, from 1."""
+    number, _, of = text.partition("/")
+    return int(number) - 1, int(of)
 
 
 def main() -> int:
@@ -230,6 +239,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=64 << 10)
     parser.add_argument("--shape", choices=SHAPES, action="append")
     parser.add_argument("--kind", choices=KINDS, action="append")
+    parser.add_argument("--part", type=part, default=(0, 1), help="K/N: so many of the places, to go on another time")
     arguments = parser.parse_args()
     dice = random.Random(arguments.seed)
     failed = 0
@@ -239,7 +249,7 @@ def main() -> int:
                 began = time.monotonic()
                 jobs = [
                     pool.submit(share, kind, shape, arguments.size, arguments.seed, places)
-                    for places in shares(arguments.size, kind, arguments.count, dice)
+                    for places in shares(arguments.size, kind, arguments.count, dice, arguments.part)
                 ]
                 tried, outcomes, wrong = 0, dict.fromkeys(("refused", "recovered"), 0), []
                 for job in jobs:
