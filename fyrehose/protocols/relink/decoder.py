@@ -26,10 +26,10 @@ from fyrehose.protocols.relink.frames import (
     Gathered,
     General,
     GeneralPacket,
+    Incoming,
     Message,
     Op,
     Operation,
-    Packet,
     aligned,
 )
 from fyrehose.protocols.relink.limits import Limits
@@ -104,7 +104,7 @@ class Decoder:
             self._at = 0
         self.buffer += data
 
-    def next_packet(self) -> Packet | None:
+    def next_packet(self) -> Incoming | None:
         """The next packet; None when it is not all there.
 
         :raises RemoteProtocolError: it is none that may be sent, or over a limit
@@ -124,7 +124,7 @@ class Decoder:
         if len(self.buffer) - self._at < size:
             raise _MoreNeeded(size)
 
-    def _gathered(self, at: int) -> tuple[Packet, int] | None:
+    def _gathered(self, at: int) -> tuple[Incoming, int] | None:
         """The messages of one part that follow each other from ``at``, and where they end; None: there are none."""
         buffer, owner = self.buffer, self.owner
         if owner is None or buffer[at] & ~_UNUSED != _SIMPLE or buffer[at + 1] != 1:
@@ -137,7 +137,7 @@ class Decoder:
         found = Gathered(runs=tuple((channel, Column(lengths, payload)) for channel, lengths, payload in runs))
         return (found, end) if runs else None
 
-    def _packet(self, at: int) -> tuple[Packet, int]:
+    def _packet(self, at: int) -> tuple[Incoming, int]:
         """The packet at ``at`` and where it ends."""
         first = self.buffer[at]
         kind = first >> 5
@@ -164,7 +164,7 @@ class Decoder:
             number = NUMBER.unpack_from(self.buffer, at + place - NUMBER.size)[0]
         channels = self._ids(at, *ids)
         if form & 1:
-            packet: Packet = Acknowledgement(kind=_ACKS[kind], channels=channels, number=number, multicast=multicast)
+            packet: Incoming = Acknowledgement(kind=_ACKS[kind], channels=channels, number=number, multicast=multicast)
         else:
             packet = Operation(kind=_OPS[kind], channels=channels, number=number, multicast=multicast)
         return packet, at + size

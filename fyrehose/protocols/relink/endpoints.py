@@ -9,6 +9,7 @@ Each is one connection's part in it; what outlives the connection is in its regi
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -129,43 +130,68 @@ class Publishing(Endpoint):
         super().__init__(protocol, entry, place)
         #: messages of plain channels that came in together: channel -> first number, messages
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
-        #: channels with staged messages of which the disk is not told yet, and up to where
-        self._staged: dict[int, int] = {}
+        #: what was decided together, in order, and is staged
+        self._decided: list[events.Decided] = []
 
     def received(self, event: events.Received) -> None:
         self._plain.setdefault(event.channel, (event.first, []))[1].extend(event.messages.pieces)
 
     def decided(self, event: events.Decided) -> None:
-        if not event.commit:
-            self.link.stage(event.channel, event.last)
-            self._staged[event.channel] = event.last
-            return
-        self.link.stage(event.channel, event.last, Ack.COMMITTED)
-        runs = self._runs(event.channel, event.first, event.messages)
-        self._staged.pop(event.channel, None)
-        self.protocol.write(runs, {event.channel: event.last}, lambda: self._uncommit(event))
+        self._stage(event)
+        self._decided.append(event)
 
-    def _uncommit(self, event: events.Decided) -> bool:
-        """The commit can never be written: that is its result."""
-        link = self.link
-        if event.channel not in link.receiving or link.receiving[event.channel].done != event.last:
-            return False
-        link.unstage(event.channel, event.first - 1)
-        link.stage(event.channel, event.last, Ack.UNCOMMITTED)
-        self.protocol.write([], {event.channel: event.last})
-        return True
+    def _stage(self, event: events.Decided) -> None:
+        self.link.stage(event.channel, event.last, Ack.COMMITTED if event.commit else None)
 
     def after_read(self) -> None:
+        """All that came together is one write: the messages, and once the cursors of each channel."""
         plain, self._plain = self._plain, {}
-        staged, self._staged = self._staged, {}
-        runs = []
+        decided, self._decided = self._decided, []
+        runs = self._committed(decided)
+        staged = {event.channel: event.last for event in decided}
         for channel, (first, pieces) in plain.items():
             messages = Messages(tuple(pieces))
             runs += self._runs(channel, first, messages)
             last = staged[channel] = first + len(messages) - 1
             self.link.stage(channel, last)
         if staged:
-            self.protocol.write(runs, staged)
+            self.protocol.write(runs, staged, partial(self._apart, decided) if runs and decided else None)
+
+    def _committed(self, decided: list[events.Decided]) -> list[Run]:
+        """The runs of what was committed; commits that follow on are written as one."""
+        found: list[tuple[int, int, list[Piece]]] = []
+        expected: tuple[int, int] | None = None
+        for event in decided:
+            if not event.commit:
+                continue
+            if expected != (event.channel, event.first):
+                found.append((event.channel, event.first, []))
+            found[-1][2].extend(event.messages.pieces)
+            expected = (event.channel, event.last + 1)
+        return [run for channel, first, pieces in found for run in self._runs(channel, first, Messages(tuple(pieces)))]
+
+    def _apart(self, decided: list[events.Decided], error: PublishError) -> bool:
+        """One of the commits can never be written; the others, which it kept from it, are written by themselves."""
+        if len(decided) == 1:
+            return self._uncommit(decided[0], error)
+        for event in reversed(decided):
+            self.link.unstage(event.channel, event.first - 1)
+        for event in decided:
+            self._stage(event)
+            runs = self._committed([event])
+            self.protocol.write(runs, {event.channel: event.last}, partial(self._apart, [event]) if runs else None)
+        return True
+
+    def _uncommit(self, event: events.Decided, error: PublishError) -> bool:
+        """The commit can never be written: that is its result."""
+        link = self.link
+        if event.channel not in link.receiving or link.receiving[event.channel].done != event.last:
+            return False
+        self.protocol.count_refusal(error)
+        link.unstage(event.channel, event.first - 1)
+        link.stage(event.channel, event.last, Ack.UNCOMMITTED)
+        self.protocol.write([], {event.channel: event.last})
+        return True
 
     def _runs(self, channel: int, first: int, messages: Messages) -> list[Run]:
         # A channel may be opened again and begin at 0 again: its ordinal keeps (producer, producer_seq) unique.

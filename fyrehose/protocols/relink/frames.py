@@ -234,6 +234,8 @@ class Gathered:
     runs: tuple[tuple[int, Column], ...]
 
 
-Packet = GeneralPacket | Operation | Acknowledgement | Message | Gathered
+#: What is sent, and what comes in.
+Packet = GeneralPacket | Operation | Acknowledgement | Message | MessageRun
+Incoming = GeneralPacket | Operation | Acknowledgement | Message | Gathered
 
 NOP, PING, PONG, RESUME, SHUTDOWN = (GeneralPacket(kind=kind) for kind in General)

@@ -40,7 +40,7 @@ from fyrehose.records import Run
 from fyrehose.tcp import SessionFactory, SessionProtocol, TCPService
 
 #: Deals with a write that was refused for good; whether it could.
-Refused = Callable[[], bool]
+Refused = Callable[[PublishError], bool]
 #: Refusals that are for good.  They are known at once, before anything else is written.
 FOR_GOOD = (InvalidName, PayloadTooLarge, StreamFull, TooManyStreams)
 
@@ -240,6 +240,8 @@ class RelinkProtocol(SessionProtocol):
 
     def _handle(self, event: object) -> None:
         if isinstance(event, Broken) and self.entry is not None and not self._closing:
+            if self.endpoint is not None:
+                self.endpoint.after_read()  # what came before it counts
             self.registry.discard(self.entry)
         super()._handle(event)
 
@@ -313,10 +315,8 @@ class RelinkProtocol(SessionProtocol):
                     entry.failed = True
                     self.session.fenced()
                     self._failed(result)
-                elif not (isinstance(error, FOR_GOOD) and refused is not None and refused()):
+                elif not (isinstance(error, FOR_GOOD) and refused is not None and refused(error)):
                     self._not_written(entry, result, error)
-                else:
-                    self.count_refusal(error)
             elif not entry.link.over:
                 self._written_through(entry, staged)
             self._go_on()

@@ -18,7 +18,7 @@ from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.decoder import Decoder
 from fyrehose.protocols.relink.events import Asked, Event, Linked, Refused
-from fyrehose.protocols.relink.frames import Acknowledgement, Gathered, GeneralPacket, Message, Operation, Packet
+from fyrehose.protocols.relink.frames import Acknowledgement, Gathered, GeneralPacket, Incoming, Message, Operation
 from fyrehose.protocols.relink.handshake import Hello
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
@@ -115,12 +115,12 @@ class Session:
         found += self._packet(link, packet)
         return not link.over
 
-    def _packet(self, link: Link, packet: Packet) -> list[Event]:
+    def _packet(self, link: Link, packet: Incoming) -> list[Event]:
         kind = packet.kind.name.lower() if isinstance(packet, GeneralPacket) else _KINDS[type(packet)]
         method = PACKETS[self.phase].get(kind)
         if method is None:
             raise RemoteProtocolError(f"{kind}-unexpected")
-        take: Callable[[Packet], list[Event]] = getattr(link, method)
+        take: Callable[[Incoming], list[Event]] = getattr(link, method)
         if kind == "resume":
             return [*take(packet), *self._go(Happening.RESUME)]
         return take(packet)

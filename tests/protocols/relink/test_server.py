@@ -82,10 +82,67 @@ def test_a_commit_is_one_batch_and_a_rollback_leaves_nothing(make_server: Any) -
     server.journal.commit()
     assert peer.talk() == [
         events.Resulted(channel=0, first=0, last=1, result=Ack.COMMITTED),
-        events.Consumed(channel=0, first=0, last=1),
-        events.Consumed(channel=0, first=2, last=2),
+        events.Consumed(channel=0, first=0, last=2),
     ]
     assert server.payloads() == [b"1", b"2"]
+
+
+def test_what_comes_together_is_one_write(make_server: Any) -> None:
+    """However many commits there are: their messages in order, and the cursors of each channel once."""
+    server = make_server(auto=False)
+    peer = server.connect(connector_transactions=True)
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    links = len(server.records(".relink/x"))
+    for first, channel in ((0, 0), (2, 0), (4, 1), (6, 0)):
+        send(peer, b"%d" % first, b"%d" % (first + 1), channel=channel)
+        peer.link.decide(channel, Op.COMMIT)
+    send(peer, b"-")
+    peer.link.decide(0, Op.ROLLBACK)
+    send(peer, b"8")
+    peer.link.decide(0, Op.COMMIT)
+    peer.talk()
+    assert len(server.journal._pending) == 1
+    server.journal.commit()
+    found = peer.talk()
+    assert server.payloads() == [b"%d" % number for number in range(9)]
+    assert [len(run) for run in server.journal.read("s", 1, 1 << 20)] == [4, 2, 2, 1]
+    assert len(server.records(".relink/x")) == links + 1
+    consumed = [(event.channel, event.first, event.last) for event in found if isinstance(event, events.Consumed)]
+    assert consumed == [(0, 0, 7), (1, 0, 1)]
+
+
+def test_one_commit_that_is_refused_keeps_no_other_from_the_journal(make_server: Any) -> None:
+    server = make_server()
+    server.broker.restrict("s", 3)
+    peer = server.linked(connector_transactions=True)
+    for channel, payload in ((0, b"1"), (0, b"too large"), (1, b"2"), (0, b"3"), (1, b"large, too"), (1, b"4")):
+        send(peer, payload, channel=channel)
+        peer.link.decide(channel, Op.COMMIT)
+    send(peer, b"-")
+    peer.link.decide(0, Op.ROLLBACK)
+    peer.talk()
+    results = [(e.channel, e.first, e.last, e.result) for e in peer.events if isinstance(e, events.Resulted)]
+    good, bad = Ack.COMMITTED, Ack.UNCOMMITTED
+    assert [one[1:] for one in results if one[0] == 0] == [(0, 0, good), (1, 1, bad), (2, 2, good)]
+    assert [one[1:] for one in results if one[0] == 1] == [(0, 0, good), (1, 1, bad), (2, 2, good)]
+    assert server.payloads() == [b"1", b"2", b"3", b"4"]
+    assert server.count("PayloadTooLarge") == 2
+    assert peer.link.sending[0].base == 4
+
+
+def test_what_came_before_a_broken_rule_counts(make_server: Any) -> None:
+    server = make_server()
+    plain, transactional = server.linked(), server.linked(connector_transactions=True)
+    wrong = bytes([0xA0]) + bytes(7)
+    plain.say(Message(channels=(0,), parts=(b"1",)).serialize(1) + wrong)
+    commit = Operation(kind=Op.COMMIT, channels=(0,)).serialize(1)
+    transactional.say(Message(channels=(0,), parts=(b"2",)).serialize(1) + commit + wrong)
+    assert plain.closed
+    assert transactional.closed
+    assert server.payloads() == [b"1", b"2"]
+    assert not server.registry.entries
 
 
 def test_what_the_journal_refuses_for_good_is_uncommitted(make_server: Any) -> None:
