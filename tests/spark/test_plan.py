@@ -87,6 +87,19 @@ def test_what_retention_deleted_before_it_was_read(written: Opener) -> None:
     assert Planner(journal.place).parts(), "whoever asks for what is there gets it"
 
 
+def test_a_segment_that_is_missing_is_told_with_its_numbers(written: Opener) -> None:
+    journal = written()
+    journal.fill(300)
+    gone, after = journal.segments[1:3]
+    rows = [row for row in journal.read(start=gone.base, stop=after.base) if row["stream"] == "s1"]
+    gone.path.unlink()
+    with pytest.raises(JournalCorrupt, match=rf"'s1' {rows[0]['seq']}-{rows[-1]['seq']},"):
+        Planner(journal.place).parts()
+    scan.index_path_of(journal.directory, journal.segments[0].base).unlink()
+    with pytest.raises(JournalCorrupt, match=rf"'s1' 1-{rows[-1]['seq']},"):
+        Planner(journal.place).parts()
+
+
 def test_a_segment_that_is_cut_off(written: Opener) -> None:
     journal = written()
     journal.fill(300)

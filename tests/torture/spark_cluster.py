@@ -122,6 +122,7 @@ def main() -> int:
         conf = {
             "spark.driver.host": "127.0.0.1",
             "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
             "spark.executor.memory": "700m",
             "spark.executor.cores": "1",
             "spark.executor.extraJavaOptions": QUICK,
