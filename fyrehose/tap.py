@@ -235,6 +235,7 @@ class Server(Service):
         log.info("policy {file}: {ended} subscriptions ended", file=self.config.policy_file, ended=ended)
 
     def _run(self) -> None:
+        process.collect_seldom()
         process.stop_on_signals(self.reactor)
         process.reload_on_hangup(self.reactor, self.reload)
         for note in self.notes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -97,3 +98,15 @@ def test_descriptors_are_what_the_system_allows_less_a_reserve() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == f"{500 - process.RESERVED} (500, 500)\n"
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 500
+
+
+def test_garbage_is_collected_more_seldom_and_not_among_what_was_there() -> None:
+    limits, frozen = gc.get_threshold(), gc.get_freeze_count()
+    there = [[] for _ in range(100)]
+    try:
+        process.collect_seldom()
+        assert gc.get_threshold()[0] > limits[0]
+        assert gc.get_freeze_count() >= frozen + len(there)
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*limits)

@@ -114,6 +114,9 @@ class Kind(IntEnum):
     CLOSED = 4  #: no entries: the journal was closed in order
 
 
+_KINDS = tuple(Kind)
+
+
 class Has(IntEnum):
     """The optional parts of a run, as bits."""
 
@@ -124,6 +127,10 @@ class Has(IntEnum):
     PRODUCER_SEQS = 16
     EVENT_IDS = 32
     EVENT_TIMES = 64
+
+
+#: The columns that a run may have besides its lengths: the bytes of each for a record.
+_WIDTHS = ((Has.PRODUCER_SEQS, 8), (Has.EVENT_IDS, 16), (Has.EVENT_TIMES, 8))
 
 
 class Damage(Exception):
@@ -210,9 +217,9 @@ class BatchHeader:
         _check_version(version)
         if at != position:
             raise Damage(f"the batch belongs at position {at}")
-        if length > MAX_BODY or length % 8 or durable > at or kind not in Kind.__members__.values():
+        if length > MAX_BODY or length % 8 or durable > at or kind >= len(_KINDS):
             raise Damage("the header of the batch makes no sense")
-        return cls(Kind(kind), bool(mended), length, parts, records, chain, at, durable, time, clock, checksum)
+        return cls(_KINDS[kind], bool(mended), length, parts, records, chain, at, durable, time, clock, checksum)
 
     def check(self, body: Buffer) -> None:
         """:raises Damage: ``body`` is not the one that this header was written with"""
@@ -294,6 +301,29 @@ def runs(body: Buffer, time: int) -> list[Run]:
     while at < len(view):
         run, at = _unpack_run(view, at, time)
         found.append(run)
+    return found
+
+
+def extents(body: Buffer) -> list[tuple[str, int, int]]:
+    """Of each run of a body that was checked: its stream, and the numbers of its first and its last record.
+
+    :raises Damage: lengths contradict each other
+    """
+    found: list[tuple[str, int, int]] = []
+    at = 0
+    while at < len(body):
+        if len(body) - at < RUN_HEADER.size:
+            raise Damage("a run is cut off")
+        length, count, first_seq, _, payload_size, has, *sizes = RUN_HEADER.unpack_from(body, at)
+        strings = sum(sizes)
+        columns = count * (4 + sum(width for bit, width in _WIDTHS if has & bit))
+        if length != RUN_HEADER.size + sum(size + -size % 8 for size in (strings, columns, payload_size)):
+            raise Damage("the lengths of a run contradict each other")
+        begin = at + RUN_HEADER.size
+        at += length
+        if at > len(body):
+            raise Damage("a run is cut off")
+        found.append((_text(body[begin : begin + sizes[3]]), first_seq, first_seq + count - 1))
     return found
 
 

@@ -89,8 +89,8 @@ class SegmentIndex:
     def add(self, header: fmt.BatchHeader, body: Buffer) -> None:
         """The next batch, from its bytes."""
         if header.kind is fmt.Kind.RECORDS:
-            for run in fmt.runs(body, header.time):
-                self.add_run(header.position, run.stream, run.first_seq, run.last_seq)
+            for stream, first, last in fmt.extents(body):
+                self.add_run(header.position, stream, first, last)
         elif header.kind is fmt.Kind.ENDS:
             self.set_before(fmt.entries(body, header.parts))
         self.end = header.end

@@ -58,9 +58,9 @@ class Recovered:
         """The next batch of the last segment."""
         assert self.index is not None
         if header.kind is fmt.Kind.RECORDS:
-            for run in fmt.runs(body, header.time):
-                self.index.add_run(header.position, run.stream, run.first_seq, run.last_seq)
-                self.ends[run.stream] = run.last_seq
+            for stream, first, last in fmt.extents(body):
+                self.index.add_run(header.position, stream, first, last)
+                self.ends[stream] = last
             self.index.end = header.end
         else:
             self.index.add(header, body)

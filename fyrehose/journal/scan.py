@@ -104,7 +104,7 @@ class SegmentReader:
     limit: int = 1 << 63
     ahead: int = AHEAD
     _fd: int = attrs.field(init=False)
-    _ahead: tuple[int, bytes] = attrs.field(default=(0, b""), init=False)
+    _ahead: tuple[int, memoryview] = attrs.field(default=(0, memoryview(b"")), init=False)
 
     def __attrs_post_init__(self) -> None:
         self._fd = self.files.open(self.path, os.O_RDONLY)
@@ -149,7 +149,8 @@ class SegmentReader:
         at, data = self._ahead
         if not at <= position <= position + size <= at + len(data):
             at = position
-            data = self.files.read(self._fd, max(size, min(self.ahead, self.limit - position)), position - self.base)
-            self._ahead = (at, data) if len(data) <= KEPT else (0, b"")
+            wanted = max(size, min(self.ahead, self.limit - position))
+            data = memoryview(self.files.read(self._fd, wanted, position - self.base))
+            self._ahead = (at, data) if len(data) <= KEPT else (0, memoryview(b""))
         begin = position - at
-        return memoryview(data)[begin : begin + size]
+        return data[begin : begin + size]

@@ -34,7 +34,7 @@ def test_the_header_of_a_segment() -> None:
     assert fmt.SegmentHeader.unpack(packed) == header
 
 
-def make(*runs: Run, position: int = 64, chain: int = 0) -> tuple[fmt.BatchHeader, bytes]:
+def make(*runs: Run, position: int = 64, chain: int = 0) -> tuple[fmt.BatchHeader, bytearray]:
     return fmt.batch(fmt.Kind.RECORDS, runs, position=position, durable=position, time=1, clock=2, chain=chain)
 
 
@@ -70,6 +70,24 @@ def some_runs(draw: st.DrawFn) -> Run:
         event_ids=draw(st.none() | st.binary(min_size=16 * count, max_size=16 * count)),
         event_times=draw(st.none() | column),
     ).numbered(draw(st.integers(1, (1 << 48) - 100)), 77)
+
+
+@given(st.lists(some_runs(), min_size=1, max_size=5))
+def test_extents_are_those_of_the_runs(runs: list[Run]) -> None:
+    header, data = make(*runs)
+    body = memoryview(data)[fmt.BATCH_HEADER.size :]
+    assert fmt.extents(body) == [(run.stream, run.first_seq, run.last_seq) for run in fmt.runs(body, header.time)]
+
+
+@given(some_runs(), st.integers(0, 30), st.integers(1, 255))
+def test_extents_see_lengths_that_contradict_each_other(run: Run, at: int, flip: int) -> None:
+    body = make(run)[1][fmt.BATCH_HEADER.size :]
+    body[at] ^= flip
+    try:
+        whole = [(found.stream, found.first_seq, found.last_seq) for found in fmt.runs(body, 1)]
+    except fmt.Damage:
+        return  # one of them says so, and both say so of lengths
+    assert fmt.extents(body) == whole
 
 
 @given(st.lists(some_runs(), min_size=1, max_size=5))
