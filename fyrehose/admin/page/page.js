@@ -149,8 +149,9 @@ class Chart {
     }
     let legend = left;
     pen.textAlign = "left";
+    const brief = names.length * 100 > width - left;
     for (const name of names) {
-      const text = `${name} ${count((shown[side][name] || [0])[0])}`;
+      const text = brief ? name : `${name} ${count((shown[side][name] || [0])[0])}`;
       pen.fillStyle = colour(name); pen.fillRect(legend, 4, 9, 9);
       pen.fillStyle = ink; pen.fillText(text, legend + 13, 12);
       legend += pen.measureText(text).width + 28;

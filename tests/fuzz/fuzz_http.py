@@ -1,0 +1,138 @@
+"""Random bytes for the HTTP door: requests of every kind, damaged, whole and in pieces; bodies; bytes as they are.
+
+    python tests/fuzz/fuzz_http.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
+
+See harness.py.  Every request has one answer, however it was cut, and the same messages come of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness
+
+with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
+    from fyrehose.errors import Broken
+    from fyrehose.protocols.http.bodies import SMALL, Lines, TooLarge, Whole
+    from fyrehose.protocols.http.session import HttpSession, Limits, Live, Publish, Published, Read
+    from fyrehose.web.session import Refused
+
+METHODS = ("GET", "POST", "HEAD", "PUT", "get", "CONNECT")
+TARGETS = ("/", "/streams/s", "/streams/a%2Fb", "/streams/s/live", "/streams/%ff", "/streams/", "*", "//x", "/x?y", "")
+QUERIES = ("", "?from=1", "?limit=2&from=3", "?from=x", "?limit=", "?from=281474976710656", "?" + "a&" * 30)
+HEADERS = (
+    "Content-Type: application/x-ndjson",
+    "Content-Type: text/plain",
+    "Expect: 100-continue",
+    "Connection: close",
+    "Origin: http://evil.example",
+    "Last-Event-ID: 4",
+    "Authorization: Bearer x",
+    "Content-Encoding: gzip",
+    "X: " + "y" * 300,
+)
+#: Small limits, so that they are reached.
+LIMITS = Limits(message=40, body=120)
+
+
+def body(dice: harness.Dice) -> bytes:
+    """Lines of all lengths."""
+    return b"".join(dice.blob()[:50] + dice.choice((b"\n", b"\r\n", b"", b"\n\n")) for _ in range(dice.below(4)))
+
+
+def request(dice: harness.Dice) -> bytes:
+    """One, whose body is as its head says, or not."""
+    content = body(dice)
+    lines = [f"{dice.choice(METHODS)} {dice.choice(TARGETS)}{dice.choice(QUERIES)} HTTP/1.{dice.choice('110')}"]
+    lines += ["Host: localhost"] if not dice.one_in(8) else []
+    lines += [dice.choice(HEADERS) for _ in range(dice.below(3))]
+    how = dice.byte() % 4
+    if how == 0:
+        lines.append(f"Content-Length: {len(content)}")
+    elif how == 1:
+        lines.append("Transfer-Encoding: chunked")
+        pieces = dice.pieces(content) if content else []
+        content = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece) + b"0\r\n\r\n"
+    elif how == 2:
+        lines.append(f"Content-Length: {dice.number(16)}")
+    else:
+        content = b""
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
+
+
+def said(chunks: list[bytes]) -> list[Any]:
+    """What came of them, the messages of one request put together; each request that needs one gets an answer."""
+    session = HttpSession(frozenset({"localhost"}), limits=LIMITS)
+    events: list[Any] = []
+
+    def take(found: list[Any]) -> None:
+        for event in found:
+            assert not events or not isinstance(events[-1], str), "Broken is the last"
+            if isinstance(event, Broken):
+                events.append(event.error.cause)
+            elif isinstance(event, Publish):
+                if not (events and isinstance(events[-1], list)):
+                    events.append([event.stream, event.content_type])
+                events[-1] += event.payloads
+                assert all(len(payload) <= LIMITS.message for payload in event.payloads)
+            elif isinstance(event, Published | Read | Live):
+                events.append((type(event).__name__,))
+                if session.answering:
+                    session.respond(200, b"{}")
+            else:
+                assert isinstance(event, Refused), event
+                events.append((event.status, event.cause))
+
+    for chunk in chunks:
+        take(session.receive_data(chunk))
+        while session.more:
+            take(session.next_events())
+        assert session.expected <= SMALL or session.over
+    take(session.receive_eof())
+    while session.more:
+        take(session.next_events())
+    wire = b"".join(session.data_to_send())
+    answers = wire.count(b"HTTP/1.1 ") - wire.count(b"HTTP/1.1 100 ")
+    assert answers >= sum(isinstance(event, tuple) for event in events)
+    return events
+
+
+def requests(data: bytes) -> None:
+    """Requests, some of them damaged."""
+    dice = harness.Dice(data)
+    wire = b""
+    while dice and len(wire) < 6000:
+        wire += dice.damaged(request(dice))
+    pieces = dice.pieces(wire) if dice else [wire[at : at + 7] for at in range(0, len(wire), 7)]
+    assert said(pieces) == said([wire])
+
+
+def raw(data: bytes) -> None:
+    """Bytes as they are."""
+    assert said([data]) == said([data[:3], data[3:]])
+
+
+def bodies(data: bytes) -> None:
+    """Bodies in pieces."""
+    dice = harness.Dice(data)
+    content = body(dice) + body(dice)
+    pieces = dice.pieces(content)
+    for make in (lambda: Lines(30), lambda: Whole(60, None)):
+        results = []
+        for chunks in ([content], pieces):
+            collecting = make()
+            try:
+                results.append([m for chunk in chunks for m in collecting.add(chunk)] + collecting.end())
+            except TooLarge:
+                results.append(None)
+        assert results[0] == results[1]
+
+
+DECODERS = {"requests": requests, "raw": raw, "bodies": bodies}
+
+if __name__ == "__main__":
+    sys.exit(harness.main(__file__, DECODERS))
