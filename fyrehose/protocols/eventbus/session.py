@@ -71,10 +71,13 @@ class ServerSession:
         """
         identity = message[0]
         try:
-            frames, _ = without_delimiter(_whole(message, count), counts=(EVENT_FRAMES,))
+            if count == 1 + EVENT_FRAMES:
+                frames = message[1:]
+            else:
+                frames, _ = without_delimiter(_whole(message, count), counts=(EVENT_FRAMES,))
             if len(frames) == EVENT_FRAMES and len(frames[5]) > self._settings.max_payload:
                 raise RemoteProtocolError("data-too-large", f"{len(frames[5])} bytes")
-            if self._repeated(frames, now):
+            if self._seen is not None and self._repeated(self._seen, frames, now):
                 raise RemoteProtocolError("duplicate")
             self._drafts.add(identity, frames)
         except RemoteProtocolError as error:
@@ -97,12 +100,10 @@ class ServerSession:
             return Refused(identity=identity, error=many)
         return Requested(identity=identity, again=replaced is not None)
 
-    def _repeated(self, frames: Sequence[bytes], now: float) -> bool:
-        if self._seen is None:
-            return False
+    def _repeated(self, seen: Seen, frames: Sequence[bytes], now: float) -> bool:
         check_event(frames)  # what is refused must not be remembered
         uuid = frames[4]
-        if not self._seen.add(uuid, now):
+        if not seen.add(uuid, now):
             return True
         self._uuids.append(uuid)
         return False
