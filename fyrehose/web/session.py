@@ -133,6 +133,7 @@ class WebSession:
             return []
         if self.between:
             self._h11.start_next_cycle()
+            self._silent = False
             data, self._ahead = bytes(self._ahead), bytearray()
             if data:
                 self._h11.receive_data(data)

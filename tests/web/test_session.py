@@ -153,6 +153,15 @@ def test_an_answer_to_head_has_no_body() -> None:
     assert session.between
 
 
+def test_what_is_no_http_behind_a_head_is_answered_with_a_body() -> None:
+    session = WebSession()
+    session.receive_data(GET.replace(b"GET", b"HEAD") + b"nonsense\r\n\r\n")
+    session.respond(200, b"")
+    sent(session)
+    assert isinstance(session.next_events()[-1], Broken)
+    assert answer(session)[2].startswith(b'{"error"')
+
+
 def test_http_1_0_is_answered_and_closed() -> None:
     session = WebSession()
     session.receive_data(b"GET / HTTP/1.0\r\nHost: x\r\n\r\n")
