@@ -192,6 +192,7 @@ class Server(Service):
         self.manager = Manager.found(reactor, os.environ)
         self.notes: list[str] = []
         self._ended = False
+        self._serves = False
         for listener in self._within_descriptors(config.listeners):
             self._add(listener)
 
@@ -206,12 +207,14 @@ class Server(Service):
 
     def stopService(self) -> Deferred[None]:
         Service.stopService(self)
+        self._serves = False
         self.manager.stopping()
         return self.fyrehose.stopService()
 
     def reload(self) -> None:
         """Read the policy, certificates and keys again.  What cannot be used stays as it was, and the log says why."""
-        self.manager.reloading()
+        if self._serves:  # else it is told when we do
+            self.manager.reloading()
         counters, failed = self.fyrehose.broker.counters, 0
         for what, read in self._reloadable():
             try:
@@ -222,7 +225,8 @@ class Server(Service):
                 log.error("{what} stays as it was: {error}", what=what, error=str(error))
         counters.add("server", "reloads")
         log.info("reloaded" if not failed else "reloaded, but for what is said above")
-        self.manager.ready("serving")
+        if self._serves:
+            self.manager.ready("serving")
 
     def _reloadable(self) -> list[tuple[str, Callable[[], None]]]:
         found = [("the policy", self._reload_policy)] if self.config.policy_file is not None else []
@@ -261,6 +265,7 @@ class Server(Service):
     def _serving(self, _: None) -> None:
         if self.fyrehose.running:
             log.info("serving")
+            self._serves = True
             self.manager.ready("serving")
 
     def _failed(self, failure: Failure) -> None:

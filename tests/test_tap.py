@@ -409,6 +409,7 @@ def test_the_service_manager_is_told(ending: list[Any], tmp_path: Path, monkeypa
             parsed("--data-dir", str(tmp_path / "data"), "--listen", f"figg=unix:{tmp_path / 'figg'}").resolved,
         )
         monkeypatch.setattr(server.fyrehose, "startService", lambda: succeed(None))
+        server.reload()
         server.fyrehose.running = 1
         server.startService()
         assert manager.recv(1000) == b"READY=1\nSTATUS=serving"

@@ -14,10 +14,13 @@ def replay(records: DataFrame, to: str, stream: str | None = None, rate: float =
     They keep their order within each stream.  They are new records there: with numbers, times and a producer of their
     own.  Whoever runs it twice has them twice: only what the same run repeats can be told by its numbers.
 
-    :param stream: where to; None: each into the stream that it came from
+    :param stream: where to; None: each into the stream that it came from, but for the server's own, whose names begin
+        with a dot: they are about that server, and no door takes them
     :param rate: records a second at the most; 0: as fast as they are taken
     :raises PublishError: the server is not there, or refuses
     """
+    if stream is None:
+        records = records.where("stream not like '.%'")
     # One task: records of a stream that several publish would come in any order.
     chosen = records.select("stream", "seq", "payload").coalesce(1).sortWithinPartitions("stream", "seq").cache()
     try:
