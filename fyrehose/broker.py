@@ -36,6 +36,15 @@ from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
 MAX_STREAMS = 200_000
 
 
+@attrs.define(eq=False)
+class Taken:
+    """What came in by one door and became durable: publishes, their messages, and these in bytes of payload."""
+
+    publishes: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+
 @implementer(IBroker, IJournalObserver)
 @attrs.define(eq=False)
 class Broker:
@@ -55,6 +64,8 @@ class Broker:
     max_streams: int = attrs.field(default=100_000, kw_only=True, validator=attrs.validators.le(MAX_STREAMS))
     guard: Guard = attrs.field(factory=Guard, kw_only=True)
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
+    #: by source; a publish is that of its first run
+    taken: dict[str, Taken] = attrs.field(factory=dict, init=False)
     _fanout: Fanout = attrs.field(init=False)
     _largest: dict[str, int] = attrs.field(factory=dict, init=False)
     _restricted: dict[str, int] = attrs.field(factory=dict, init=False)
@@ -144,11 +155,17 @@ class Broker:
         self.watch(state, reason)
 
     def _acknowledged(self, _: None, runs: Sequence[Run], firsts: tuple[int, ...]) -> tuple[int, ...]:
-        counts = self.counters.counts
+        count = size = 0
         for run in runs:
-            counts[run.source, "publishes"] += 1
-            counts[run.source, "messages"] += len(run)
-            counts[run.source, "bytes"] += len(run.payload)
+            count += len(run.lengths) // 4
+            size += len(run.payload)
+        if runs:
+            taken = self.taken.get(runs[0].source)
+            if taken is None:
+                taken = self.taken[runs[0].source] = Taken()
+            taken.publishes += 1
+            taken.messages += count
+            taken.bytes += size
         return firsts
 
     def _check_open(self) -> None:

@@ -124,9 +124,11 @@ def test_more_streams_than_fit_into_the_beginning_of_a_segment() -> None:
 def test_what_was_acknowledged_is_counted_by_its_source_and_what_was_refused_is_not() -> None:
     broker, journal, _ = make(auto=False)
     broker.publish(drafts(b"abc", b"d"))
-    assert not broker.counters.counts, "it is not durable yet"
+    assert not broker.taken, "it is not durable yet"
     journal.commit()
     broker.publish(drafts(b"e"))
     journal.commit()
     broker.publish(drafts(b"x", stream="")).addErrback(lambda failure: None)
-    assert broker.counters.counts == {("test", "publishes"): 2, ("test", "messages"): 3, ("test", "bytes"): 5}
+    taken = broker.taken["test"]
+    assert (taken.publishes, taken.messages, taken.bytes) == (2, 3, 5)
+    assert list(broker.taken) == ["test"]

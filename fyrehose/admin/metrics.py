@@ -37,8 +37,6 @@ _PROTOCOLS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str,
     (GaugeMetricFamily, "fyrehose_subscribers", "Subscriptions there are.", "subscribers"),
     (GaugeMetricFamily, "fyrehose_subscriber_lag_messages", "How far the furthest is behind.", "lag"),
 )
-#: What has families of its own.
-_ELSEWHERE = frozenset({"messages", "bytes", "publishes", "connections"})
 
 
 def registry(status: Status, streams: int) -> CollectorRegistry:
@@ -105,7 +103,7 @@ class Exporter:
         for (kit, what), count in sorted(counters.counts.items()):
             if (kit, what) in counters.refusals:
                 refused.add_metric((kit, what), count)
-            elif what not in _ELSEWHERE:
+            elif what != "connections":  # they have families of their own
                 other.add_metric((kit, what), count)
         yield refused
         yield other

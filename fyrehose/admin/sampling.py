@@ -141,8 +141,7 @@ def meters_of(broker: Broker) -> JournalMeters:
 
 def taken_by_kit(broker: Broker) -> Totals:
     """Messages and bytes that became durable, by protocol."""
-    counts = broker.counters.counts
-    return {kit: (counts[kit, "messages"], counts[kit, "bytes"]) for kit, what in list(counts) if what == "messages"}
+    return {kit: (taken.messages, taken.bytes) for kit, taken in broker.taken.items()}
 
 
 def given_by_kit(broker: Broker) -> Totals:

@@ -106,7 +106,7 @@ class Status:
                     "connections": counters.gauges[kit, "connections"],
                     "connections_peak": counters.peaks[kit, "connections"],
                     "connections_total": counters.counts[kit, "connections"],
-                    "acknowledged": counters.counts[kit, "publishes"],
+                    "acknowledged": self.broker.taken[kit].publishes if kit in self.broker.taken else 0,
                     "in_messages": taken.get(kit, (0, 0))[0],
                     "in_bytes": taken.get(kit, (0, 0))[1],
                     "in_rate": in_rate[0],
@@ -151,7 +151,7 @@ class Status:
 def kits_of(broker: Broker) -> list[str]:
     """The protocols that have done anything yet, by name."""
     counters = broker.counters
-    named = {kit for kit, _ in [*counters.counts, *counters.gauges]}
+    named = {kit for kit, _ in [*counters.counts, *counters.gauges]} | set(broker.taken)
     return sorted(named | {cursor.reader[0] for cursor in broker.cursors()} - {""})
 
 
