@@ -27,8 +27,11 @@ MINUTES ?= 10
 SCHEDULES ?= 100000
 MESSAGES ?= 100000
 TRANSFER_KILLS ?= 50
+# What is measured (patterns of `fyrehose bench --list`; empty: all of it), and how often.
+BENCH ?=
+ROUNDS ?= 5
 
-.PHONY: run test lint types unit pure trial news coverage fuzz torture soak clean help
+.PHONY: run test lint types unit pure trial news coverage fuzz torture soak bench clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +41,7 @@ help:
 	@echo "make fuzz      random bytes for every decoder: FUZZ_RUNS=1000000 for a million each"
 	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it: KILLS=1000 FLIPS=0 (all) CUTS=10000"
 	@echo "make soak      mixed load and strangers: MINUTES=1440 for a day"
+	@echo "make bench     how fast it is, beside Redis and NATS, which it installs: BENCH='figg*' ROUNDS=9"
 	@echo "make clean     remove what the other targets made (not ./data)"
 
 $(BIN)/python:
@@ -127,6 +131,14 @@ torture: .venv/test.stamp
 # As long as you like: its memory has a slope worth knowing after an hour.
 soak: .venv/test.stamp
 	$(BIN)/python tests/torture/soak.py --minutes $(MINUTES)
+
+.venv/bench.stamp: .venv/run.stamp
+	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack]'
+	@touch $@
+
+# The patterns are for names of cases, not of files.
+bench: .venv/bench.stamp
+	set -f; $(BIN)/fyrehose bench --install-peers --rounds $(ROUNDS) --json bench.json --plot bench.svg $(BENCH)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*

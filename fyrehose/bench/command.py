@@ -1,30 +1,67 @@
-"""What ``fyrehose bench`` does: runs cases one after the other, and shows the table."""
+"""What ``fyrehose bench`` does: runs cases one after the other, and shows the tables."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from fyrehose.bench import results, runner, servers, usage
+from fyrehose.bench import peers, plot, results, runner, servers, usage
 from fyrehose.bench.cases import CASES, Case, selected
-from fyrehose.bench.results import Measured
-from fyrehose.bench.table import table
+from fyrehose.bench.results import Measured, Results
+from fyrehose.bench.servers import CannotStart, Contestant
+from fyrehose.bench.table import tables
 from fyrehose.errors import FyrehoseError
 
 #: Columns of a table that goes to a file.
 WIDTH = 160
+EVERYBODY = {**servers.OURS, **peers.PEERS}
+DURABLE = {name: contestant.durable for name, contestant in EVERYBODY.items()}
 
 
 class NoSuchCase(FyrehoseError):
     """No case has such a name."""
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """How to measure."""
+
+    rounds: int = 5
+    scale: float = 1.0
+    durability: str = "batch"
+    #: whether to measure no other servers
+    alone: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """All that a run has to say."""
+
+    machine: dict[str, str]
+    measured: list[Measured]
+    #: cases and contestants that could not be measured, and why
+    failed: list[str]
+
+    def dumps(self) -> str:
+        return json.dumps(
+            {"machine": self.machine, "failed": self.failed, "results": results.as_json(self.measured)}, indent=1
+        )
+
+    @classmethod
+    def loads(cls, text: str) -> Report:
+        found: dict[str, Any] = json.loads(text)
+        return cls(machine=found["machine"], failed=found["failed"], measured=results.from_json(found["results"]))
 
 
 def choose(patterns: Sequence[str]) -> list[Case]:
@@ -40,38 +77,91 @@ def choose(patterns: Sequence[str]) -> list[Case]:
 
 def show_list(cases: Sequence[Case]) -> None:
     """A line for each case."""
-    found = Table(
-        "case", "bytes", "messages", "publishers", "subscribers", "window", "target", box=None, pad_edge=False
-    )
+    heads = ("case", "bytes", "messages", "publishers", "subscribers", "window", "target", "against")
+    found = Table(*heads, box=None, pad_edge=False)
     for case in cases:
         target = f"{case.target:g} us" if case.target else ""
         numbers = (case.size, case.messages, case.publishers, case.subscribers, case.window)
-        found.add_row(case.name, *map(str, numbers), target)
+        found.add_row(case.name, *map(str, numbers), target, " ".join(case.against))
     terminal().print(found)
 
 
-def measure(
-    cases: Sequence[Case], directory: Path, rounds: int, scale: float, durability: str
-) -> tuple[list[Measured], list[str]]:
-    """Run ``cases`` and show the table: what was measured, and which cases could not be, and why."""
+def measure(cases: Sequence[Case], directory: Path, wanted: Wanted) -> Report:
+    """Run ``cases``."""
     console = terminal()
-    console.print(machine(durability))
+    there, missing = available(cases, wanted)
+    about = machine(directory, wanted, there)
+    console.print("\n".join(f"{name}: {value}" for name, value in about.items()), markup=False, highlight=False)
     measured: list[Measured] = []
     failed: list[str] = []
     with console.status("") as status:
         for case in cases:
+            contestants = [there[name] for name in ("fyrehose", *case.against) if name in there]
             told = partial(_tell, status, case.name)
             try:
                 measured += runner.run(
-                    case.scaled(scale), [servers.FYREHOSE], directory / "servers", rounds, durability, told
+                    case.scaled(wanted.scale) if case.messages else case,
+                    contestants,
+                    directory / "servers",
+                    wanted.rounds,
+                    wanted.durability,
+                    told,
                 )
             except FyrehoseError as error:
                 failed.append(f"{case.name}: {error}")
-    console.print(table(measured))
-    console.print(f"load average afterwards: {usage.load()[0]:.2f}")
-    for trouble in failed:
-        console.print(trouble, style="red", markup=False)
-    return measured, failed
+            except KeyboardInterrupt:
+                failed.append(f"{case.name} and what follows: interrupted")
+                break
+            console.print(f"{case.name}: done", style="dim", markup=False, highlight=False)
+    about["load average afterwards"] = f"{usage.load()[0]:.2f}"
+    return Report(machine=about, measured=measured, failed=failed + missing)
+
+
+def show(report: Report) -> None:
+    """The tables, and what could not be measured."""
+    console = terminal()
+    for table in tables(Results(report.measured), DURABLE):
+        console.print()
+        console.print(table)
+    console.print()
+    console.print(f"load average before: {report.machine.get('load average before', '?')}, ", end="")
+    console.print(f"afterwards: {report.machine.get('load average afterwards', '?')}")
+    for trouble in report.failed:
+        console.print(f"not measured: {trouble}", style="yellow", markup=False, highlight=False)
+
+
+def draw(report: Report, path: Path) -> None:
+    """The picture, with the machine at its foot."""
+    plot.draw(Results(report.measured), path, "; ".join(f"{name}: {value}" for name, value in report.machine.items()))
+
+
+def available(cases: Sequence[Case], wanted: Wanted) -> tuple[dict[str, Contestant], list[str]]:
+    """The contestants of ``cases`` that can be started, and why others cannot."""
+    names = {"fyrehose": None} | dict.fromkeys(name for case in cases for name in case.against)
+    there: dict[str, Contestant] = {}
+    missing: list[str] = []
+    for name in names:
+        if wanted.alone and name not in ("fyrehose", "disk"):
+            continue
+        try:
+            EVERYBODY[name].version()
+        except CannotStart as error:
+            missing.append(f"{name}: {error}")
+        else:
+            there[name] = EVERYBODY[name]
+    return there, missing
+
+
+def machine(directory: Path, wanted: Wanted, there: dict[str, Contestant]) -> dict[str, str]:
+    """Where and with what this is measured."""
+    versions = {name: contestant.version() for name, contestant in there.items()}
+    return {
+        "machine": f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}, disk: {_disk(directory)}",
+        "Python": platform.python_version(),
+        "servers": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "rounds": f"{wanted.rounds}, {wanted.scale:g} times the messages, durability {wanted.durability}",
+        "load average before": f"{usage.load()[0]:.2f}",
+    }
 
 
 def terminal() -> Console:
@@ -84,14 +174,14 @@ def _tell(status: Status, case: str, what: str) -> None:
     status.update(f"{case}: {what}")
 
 
-def machine(durability: str) -> str:
-    """Where and with what this was measured."""
-    return (
-        f"fyrehose {servers.FYREHOSE.version()}, durability {durability}; Python {platform.python_version()}, "
-        f"Linux {platform.release()}, {os.cpu_count()} cores, load average before: {usage.load()[0]:.2f}"
-    )
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
-def report(measured: Sequence[Measured]) -> dict[str, Any]:
-    """All of it, for a file."""
-    return {"machine": machine("batch"), "results": results.as_json(measured)}
+def _disk(directory: Path) -> str:
+    """The file system: on one that is memory, a sync is nothing."""
+    words = ["stat", "--file-system", "--format=%T", str(directory)]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "unknown"

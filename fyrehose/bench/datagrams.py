@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 
+from fyrehose.bench.latencies import Latencies
 from fyrehose.bench.plans import Outcome, Plan
 from fyrehose.bench.wires import backbone
 from fyrehose.bench.wires.base import Wrong, payload
@@ -87,6 +88,8 @@ class Datagrams:
         self._train = memoryview(backbone.push(payload(plan.size)) * self._together)
         self._options = [(_SOL_UDP, _UDP_SEGMENT, struct.pack("=H", row))]
         self._row = row
+        measured = self._total and (plan.rate or plan.window == 1)
+        self._latencies = Latencies(self._total, plan.rate) if measured else None
 
     def connect(self) -> None:
         """Subscribe, and wait for the server's answer.
@@ -126,36 +129,55 @@ class Datagrams:
             acknowledged=self.peers[0].received if self._total else 0,
             received=sum(peer.received for peer in self.peers),
             lost=self.lost,
+            latency={"arrived": self._latencies.percentiles} if self._latencies is not None else {},
         )
 
     def _push(self, start: float) -> float:
         """Push what there is to push, and count until everybody has as many as there were."""
         first, sent, heard, said = self.peers[0], 0, start, start
         expected = self._total or self.plan.expected
+        if self._latencies is not None:
+            self._latencies.begin(start)
         while min(peer.received for peer in self.peers) + self.lost < expected:
-            while sent < self._total and sent - first.received - self.lost + self._together <= self.plan.window:
-                sent += self._send(first, min(self._together, self._total - sent))
+            sent = self._fill(first, sent)
             if self._read():
                 heard = time.monotonic()
+                if self._latencies is not None:
+                    self._latencies.done(min(first.received + self.lost, self._total), heard)
             now = time.monotonic()
             if now - said > KEEPALIVE:
                 self._keep_alive()
                 said = now
-            if self._total and now - heard > LOST:
+            if self._total and sent > first.received + self.lost and now - heard > LOST:
                 self.lost = sent - first.received
                 heard = now
             elif now - heard > (QUIET if first.received else PATIENCE):
                 self.lost = expected - min(peer.received for peer in self.peers)
         return heard
 
-    def _send(self, peer: Peer, count: int) -> int:
+    def _fill(self, peer: Peer, sent: int) -> int:
+        """Push as much as the window, and the rate if there is one, allow; how much that comes to by now."""
+        while sent < self._total:
+            count = min(self._together, self._total - sent, self.plan.window - (sent - peer.received - self.lost))
+            if self.plan.rate and self._latencies is not None:
+                count = min(count, self._latencies.due(time.monotonic()) - sent)
+            elif count < min(self._together, self._total - sent):
+                break
+            if count <= 0 or not self._send(peer, count):
+                break
+            sent += count
+            if self._latencies is not None:
+                self._latencies.sent(sent, time.monotonic())
+        return sent
+
+    def _send(self, peer: Peer, count: int) -> bool:
         data = self._train[: count * self._row]
         try:
             peer.sock.sendmsg([data], self._options if count > 1 else [])
         except BlockingIOError:
             select.select([], [peer.sock], [], 1.0)
-            return 0
-        return count
+            return False
+        return True
 
     def _ask(self, start: float) -> float:
         """Ask for everything, a range at a time; what of a range did not come is lost."""
@@ -173,9 +195,10 @@ class Datagrams:
         return heard
 
     def _read(self) -> bool:
-        """Whether anything came within a few milliseconds."""
+        """Whether anything came within a few milliseconds; with a rate, sooner."""
         before = sum(peer.received for peer in self.peers)
-        for _, _ in self._poll.poll(0.02):
+        select.select([self._poll], [], [], 0.0002 if self.plan.rate else 0.02)
+        if self._poll.poll(0):
             for peer in self.peers:
                 peer.read()
         return sum(peer.received for peer in self.peers) > before

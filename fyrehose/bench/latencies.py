@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fyrehose.bench.plans import PERCENTILES
+from fyrehose.bench.results import PERCENTILES
 
 
 class Latencies:
@@ -49,6 +49,6 @@ class Latencies:
 
     @property
     def percentiles(self) -> list[float]:
-        """Seconds, at :data:`~fyrehose.bench.plans.PERCENTILES`; empty if nothing was done."""
+        """Seconds, at :data:`~fyrehose.bench.results.PERCENTILES`; empty if nothing was done."""
         took = self._took[: self._done]
         return [float(value) for value in np.percentile(took, PERCENTILES)] if len(took) else []

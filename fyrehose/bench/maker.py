@@ -12,6 +12,7 @@ import time
 from typing import Protocol
 
 from fyrehose.bench.datagrams import Datagrams
+from fyrehose.bench.disk import Disk
 from fyrehose.bench.plans import Outcome, Plan
 from fyrehose.bench.streams import Streams
 from fyrehose.bench.wires.base import Wrong
@@ -29,7 +30,9 @@ class Load(Protocol):
 
 def make(plan: Plan) -> Load:
     """The load that ``plan`` describes."""
-    return Datagrams(plan) if plan.wire in ("backbone", "udp") else Streams(plan)
+    if plan.wire == "disk":
+        return Disk(plan)
+    return Datagrams(plan) if plan.wire == "backbone" else Streams(plan)
 
 
 def own_cpu() -> float:

@@ -15,9 +15,6 @@ from typing import Any
 
 import attrs
 
-#: What is given as percentiles: parts of 100.
-PERCENTILES = (50.0, 99.0, 99.9)
-
 
 @attrs.frozen(kw_only=True)
 class Plan:
@@ -42,6 +39,8 @@ class Plan:
     late: bool = False
     #: messages a second; 0: as fast as the window allows
     rate: float = 0.0
+    #: messages a second that each subscriber takes; 0: as many as come
+    reads: float = 0.0
     #: settings of the wire
     extra: dict[str, Any] = attrs.field(factory=dict)
 

@@ -1,57 +1,46 @@
-"""What came out: samples, their medians and spread, and all of it as JSON."""
+"""What came out: figures of each round, their medians and spread, how servers compare, and all of it as JSON."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+#: Every figure that there is, and its unit.  CPU is of the server, all threads; load makers' own is told apart.
+UNITS = {
+    "rate": "messages/s",
+    "micros": "us of CPU a message",
+    "user": "us of CPU a message, in user mode",
+    "system": "us of CPU a message, in the kernel",
+    "maker": "us of the busiest load maker's CPU a message",
+    "busy": "part of the time that the busiest load maker was busy",
+    "peak": "bytes, the most that the server had in memory",
+    "grown": "bytes that the server's memory grew by",
+    "sent": "messages that all subscribers together should get",
+    "received": "messages that they got",
+    "lost": "messages",
+    "acknowledged": "s to the acknowledgement",
+    "arrived": "s to the arrival at a subscriber",
+    "seconds": "s",
+    "each": "bytes for each connection",
+}
+#: What latencies are given at, in parts of 100: ``acknowledged.99`` is a figure.
+PERCENTILES = (50.0, 99.0, 99.9)
 
-@attrs.frozen(kw_only=True)
-class Sample:
-    """One round."""
+#: One round: figure -> its value.
+Sample = Mapping[str, float]
 
-    messages: int
-    seconds: float
-    #: CPU seconds of the server, and the user's and the kernel's part
-    cpu: float
-    user: float
-    system: float
-    #: CPU seconds of the load maker that spent most
-    maker_cpu: float
-    #: messages that all subscribers together received
-    received: int
-    lost: int
-    #: the most that the server had in memory, in bytes
-    peak: int
-    latency: dict[str, list[float]] = attrs.field(factory=dict)
 
-    @property
-    def rate(self) -> float:
-        """Messages a second."""
-        return self.messages / self.seconds
+def latency(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Percentiles as figures."""
+    return {f"{name}.{percentile:g}": value for percentile, value in zip(PERCENTILES, values, strict=True)}
 
-    @property
-    def micros(self) -> float:
-        """Microseconds of the server's CPU for a message."""
-        return self.cpu / self.messages * 1e6
 
-    @property
-    def per_cpu(self) -> float:
-        """Messages for a second of the server's CPU."""
-        return self.messages / self.cpu
-
-    @property
-    def maker_micros(self) -> float:
-        """Microseconds of the busiest load maker's CPU for a message."""
-        return self.maker_cpu / self.messages * 1e6
-
-    @property
-    def busy(self) -> float:
-        """How much of the time the busiest load maker was busy: near 1, it may be what was measured."""
-        return self.maker_cpu / self.seconds
+def unit(figure: str) -> str:
+    """What ``figure`` is counted in."""
+    return UNITS[figure.partition(".")[0]]
 
 
 @attrs.frozen
@@ -76,22 +65,38 @@ class Measured:
     contestant: str
     samples: Sequence[Sample]
 
-    def spread(self, figure: Callable[[Sample], float]) -> Spread:
-        """Median and spread of one figure."""
-        return Spread.of(figure(sample) for sample in self.samples)
+    @property
+    def figures(self) -> list[str]:
+        """Those that every round has."""
+        return [name for name in self.samples[0] if all(name in sample for sample in self.samples)]
 
-    def median(self, figure: Callable[[Sample], float]) -> float:
+    def spread(self, figure: str) -> Spread:
+        """Median and spread of one figure."""
+        return Spread.of(sample[figure] for sample in self.samples)
+
+    def median(self, figure: str) -> float:
         return self.spread(figure).median
 
 
-FIGURES: dict[str, Callable[[Sample], float]] = {
-    "rate": lambda sample: sample.rate,
-    "micros": lambda sample: sample.micros,
-    "per_cpu": lambda sample: sample.per_cpu,
-    "maker_micros": lambda sample: sample.maker_micros,
-    "busy": lambda sample: sample.busy,
-    "peak": lambda sample: float(sample.peak),
-}
+class Results:
+    """Everything that was measured, to be asked by case and contestant."""
+
+    def __init__(self, measured: Iterable[Measured]) -> None:
+        self.all = list(measured)
+        self._by_name = {(one.case, one.contestant): one for one in self.all}
+
+    def get(self, case: str, contestant: str) -> Measured | None:
+        return self._by_name.get((case, contestant))
+
+    def median(self, case: str, figure: str, contestant: str = "fyrehose") -> float | None:
+        """None if that was not measured."""
+        one = self.get(case, contestant)
+        return one.median(figure) if one is not None and figure in one.figures else None
+
+    def times(self, one: Measured, ours: str, figure: str = "micros") -> float | None:
+        """How many times our figure at the same case that of ``one`` is; None if there is no such figure of both."""
+        mine = self.median(one.case, figure, ours)
+        return one.median(figure) / mine if mine and figure in one.figures else None
 
 
 def as_json(measured: Iterable[Measured]) -> list[dict[str, Any]]:
@@ -100,8 +105,13 @@ def as_json(measured: Iterable[Measured]) -> list[dict[str, Any]]:
         {
             "case": one.case,
             "contestant": one.contestant,
-            **{name: attrs.asdict(one.spread(figure)) for name, figure in FIGURES.items()},
-            "samples": [attrs.asdict(sample) for sample in one.samples],
+            "figures": {name: attrs.asdict(one.spread(name)) for name in one.figures},
+            "samples": [dict(sample) for sample in one.samples],
         }
         for one in measured
     ]
+
+
+def from_json(found: Iterable[Mapping[str, Any]]) -> list[Measured]:
+    """What :func:`as_json` made."""
+    return [Measured(case=one["case"], contestant=one["contestant"], samples=one["samples"]) for one in found]

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -36,6 +38,8 @@ class Running:
     port: int
     live_port: int
     past_port: int
+    #: what its load makers have to know
+    extra: dict[str, Any] = attrs.field(factory=dict)
 
     @property
     def pid(self) -> int:
@@ -54,6 +58,14 @@ class Running:
 Start = Callable[[Path, str, str], Running]
 
 
+class Durable(Enum):
+    """What an acknowledgement means: only servers that promise the same are compared."""
+
+    SYNCED = "synced"  #: it is on the disk
+    LATER = "later"  #: it will be
+    NEVER = "memory"  #: it is in memory
+
+
 @attrs.frozen(kw_only=True)
 class Contestant:
     """A server as it is measured: with one set of options."""
@@ -61,6 +73,11 @@ class Contestant:
     name: str
     #: what load makers speak to it; empty: the protocol of the case
     wire: str = ""
+    durable: Durable
+    #: which part of a case's messages it gets, so that slow servers do not take all day
+    share: float = 1.0
+    #: settings of the wire
+    extra: dict[str, Any] = attrs.field(factory=dict)
     #: (directory, protocol, durability) -> the server
     start: Start
     #: which version that is; raises CannotStart if there is none
@@ -73,7 +90,7 @@ def spawn(directory: Path, words: Sequence[str], *, environment: dict[str, str] 
     :raises CannotStart: there is no such program
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with directory.joinpath("log").open("ab") as log:
+    with directory.joinpath("log").open("wb") as log:
         try:
             process = subprocess.Popen(
                 words,
@@ -166,5 +183,12 @@ def fyrehose_version() -> str:
     return f"{__version__}, {'native' if kernels.NATIVE else 'pure'} kernels"
 
 
-FYREHOSE = Contestant(name="fyrehose", start=start_fyrehose, version=fyrehose_version)
-CONTESTANTS = {contestant.name: contestant for contestant in (FYREHOSE,)}
+FYREHOSE = Contestant(name="fyrehose", durable=Durable.SYNCED, start=start_fyrehose, version=fyrehose_version)
+#: The same as others sync by default: a second later.
+FYREHOSE_LATER = Contestant(
+    name="fyrehose-later",
+    durable=Durable.LATER,
+    start=lambda directory, protocol, _: start_fyrehose(directory, protocol, "interval:1000"),
+    version=fyrehose_version,
+)
+OURS = {contestant.name: contestant for contestant in (FYREHOSE, FYREHOSE_LATER)}

@@ -9,7 +9,7 @@ import time
 
 from fyrehose.bench.latencies import Latencies
 from fyrehose.bench.plans import Outcome, Plan
-from fyrehose.bench.wires import figg, lumberjack, relink, zmtp
+from fyrehose.bench.wires import figg, lumberjack, nats, relink, resp, zmtp
 from fyrehose.bench.wires.base import Job, Wire, Wrong
 
 #: wire -> its publisher, its subscriber, and who reads what is there already
@@ -17,6 +17,8 @@ WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
     "figg": (figg.Publisher, figg.Subscriber, figg.Subscriber),
     "lumberjack": (lumberjack.Publisher, None, None),
     "relink": (relink.Publisher, relink.Subscriber, relink.Subscriber),
+    "redis": (resp.Publisher, resp.Subscriber, resp.Subscriber),
+    "nats": (nats.Publisher, nats.Subscriber, nats.Subscriber),
     "eventbus": (zmtp.Publisher, zmtp.Subscriber, zmtp.Snapshot),
 }
 #: A publisher hears nothing itself: what it published is known by what the first subscriber gets.
@@ -136,6 +138,7 @@ class Streams:
         self.subscribers: list[Connection] = []
         self._poll = select.epoll()
         self._by_fd: dict[int, Connection] = {}
+        self._start = 0.0
 
     def connect(self) -> None:
         """Make all connections, up to where messages begin.
@@ -172,6 +175,7 @@ class Streams:
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)
         before = resource.getrusage(resource.RUSAGE_SELF)
+        self._start = start
         for connection in everybody:
             if connection.latencies is not None:
                 connection.latencies.begin(start)
@@ -209,12 +213,20 @@ class Streams:
             elif now - last > PATIENCE:
                 raise Wrong(f"nothing for {PATIENCE:.0f} s; {[c.witness.done for c in left][:8]} were done")
             for connection in heard:
-                while connection.read():
+                while connection.read() and not self.plan.reads:
                     pass
                 if connection.latencies is not None:
                     connection.latencies.done(min(connection.witness.done, connection.finished_at), now)
+            if self.plan.reads:
+                self._rest(now)
             left = {connection for connection in left if not connection.finished}
             ready = left | set(heard)
+
+    def _rest(self, now: float) -> None:
+        """Read no faster than was asked for: whoever is slow does nothing else meanwhile."""
+        ahead = max(connection.wire.done for connection in self.subscribers) / self.plan.reads - (now - self._start)
+        if ahead > 0:
+            time.sleep(min(ahead, PATIENCE / 10))
 
     def _wait(self, left: set[Connection]) -> list[Connection]:
         """Who has something to read, or room to write, by the time that the next message is due."""
@@ -228,7 +240,7 @@ class Streams:
 
     def _latency(self) -> dict[str, list[float]]:
         found = {}
-        for name, group in (("acknowledged", self.publishers), ("received", self.subscribers)):
+        for name, group in (("acknowledged", self.publishers), ("arrived", self.subscribers)):
             if group and group[0].latencies is not None and (values := group[0].latencies.percentiles):
                 found[name] = values
         return found

@@ -1,13 +1,17 @@
-"""The results as a table on the terminal."""
+"""The results as tables on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from rich.table import Table
 
-from fyrehose.bench.cases import CASES
-from fyrehose.bench.results import Measured, Sample, Spread
+from fyrehose.bench.cases import CASES, Work
+from fyrehose.bench.results import PERCENTILES, Measured, Results, Spread
+from fyrehose.bench.servers import OURS, Durable
+from fyrehose.bench.targets import TARGETS
+
+_MIB = 1 << 20
 
 
 def short(number: float) -> str:
@@ -20,46 +24,101 @@ def short(number: float) -> str:
 
 def spread(values: Spread) -> str:
     """The median, and how far it goes."""
+    if values.least == values.most:
+        return short(values.median)
     return f"{short(values.median)} ({short(values.least)}-{short(values.most)})"
 
 
-def table(measured: Sequence[Measured]) -> Table:
-    """A line for each case and contestant."""
-    found = Table(box=None, pad_edge=False, header_style="bold")
-    found.add_column("case")
-    found.add_column("server")
-    for head in ("messages/s", "CPU us/message", "user+system", "target", "peak MiB", "maker us", "maker busy", "lost"):
-        found.add_column(head, justify="right")
-    targets = {case.name: case.target for case in CASES}
+def tables(results: Results, durable: dict[str, Durable]) -> Iterator[Table]:
+    """All that there is something for.
+
+    :param durable: what an acknowledgement of each contestant means
+    """
+    for made in (_loads(results, durable), _latencies(results), _others(results), _targets(results)):
+        if made.row_count:
+            yield made
+
+
+def ours_like(contestant: str, durable: dict[str, Durable]) -> str:
+    """Which of ours promises what ``contestant`` does; one that promises nothing is compared with our default."""
+    promised = durable.get(contestant, Durable.NEVER)
+    return next((name for name, one in OURS.items() if one.durable is promised), "fyrehose")
+
+
+def _table(title: str, left: int, *heads: str) -> Table:
+    found = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for number, head in enumerate(heads):
+        found.add_column(head, justify="left" if number < left else "right", no_wrap=number < left)
+    return found
+
+
+def _rows(results: Results, figure: str) -> Iterator[tuple[str, Measured]]:
+    """Those that have ``figure``, each case's name said once."""
     before = ""
-    for one in measured:
-        cpu = one.spread(lambda sample: sample.micros)
+    for one in results.all:
+        if figure in one.figures:
+            yield ("" if one.case == before else one.case), one
+            before = one.case
+
+
+def _loads(results: Results, durable: dict[str, Durable]) -> Table:
+    found = _table(
+        "What a message costs: medians (least-most)", 2,
+        "case", "server", "messages/s", "CPU us/message", "user+system", "of ours", "peak MiB", "maker us", "busy",
+        "lost",
+    )  # fmt: skip
+    load = {case.name for case in CASES if case.work is Work.LOAD}
+    for name, one in _rows(results, "micros"):
+        if one.contestant == "disk" or (load and one.case not in load):
+            continue
+        mine = ours_like(one.contestant, durable)
+        times = None if one.contestant in OURS else results.times(one, mine)
         found.add_row(
-            one.case if one.case != before else "",
+            name,
             one.contestant,
-            spread(one.spread(lambda sample: sample.rate)),
-            spread(cpu),
-            f"{share(one, lambda s: s.user):.2f}+{share(one, lambda s: s.system):.2f}",
-            _target(cpu.median, targets.get(one.case, 0.0) if one.contestant == "fyrehose" else 0.0),
-            f"{one.median(lambda s: s.peak) / (1 << 20):.0f}",
-            f"{one.median(lambda sample: sample.maker_micros):.2f}",
-            f"{one.median(lambda sample: sample.busy):.0%}",
-            str(sum(sample.lost for sample in one.samples)),
+            spread(one.spread("rate")),
+            spread(one.spread("micros")),
+            f"{one.median('user'):.2f}+{one.median('system'):.2f}",
+            "" if times is None else f"{times:.1f}x",
+            f"{one.median('peak') / _MIB:.0f}",
+            f"{one.median('maker'):.2f}",
+            f"{one.median('busy'):.0%}",
+            short(one.median("lost")),
         )
+    return found
+
+
+def _latencies(results: Results) -> Table:
+    heads = [f"{what} p{percentile:g}" for what in ("acknowledged", "arrived") for percentile in PERCENTILES]
+    found = _table("How long a message takes: medians of each round's percentiles, in ms", 2, "case", "server", *heads)
+    before = ""
+    for one in results.all:
+        figures = [f"{what}.{percentile:g}" for what in ("acknowledged", "arrived") for percentile in PERCENTILES]
+        if not any(figure in one.figures for figure in figures):
+            continue
+        cells = [f"{one.median(figure) * 1e3:.3f}" if figure in one.figures else "" for figure in figures]
+        found.add_row("" if one.case == before else one.case, one.contestant, *cells)
         before = one.case
     return found
 
 
-def share(one: Measured, part: object) -> float:
-    """A part of the CPU, in microseconds for a message."""
-    assert callable(part)
-    return one.median(lambda sample: part(sample) / sample.messages * 1e6)
+def _others(results: Results) -> Table:
+    found = _table("The rest", 1, "case", "what", "median (least-most)")
+    for name, one in _rows(results, "seconds"):
+        found.add_row(name, "s to the first accepted message", spread(one.spread("seconds")))
+    for name, one in _rows(results, "each"):
+        values = one.spread("each")
+        kib = Spread(values.median / 1024, values.least / 1024, values.most / 1024)
+        found.add_row(name, "KiB for each connection", spread(kib))
+    return found
 
 
-def _target(found: float, target: float) -> str:
-    if not target:
-        return ""
-    return f"<= {target:g} {'met' if found <= target else f'missed: x{found / target:.1f}'}"
-
-
-__all__ = ["Sample", "share", "short", "spread", "table"]
+def _targets(results: Results) -> Table:
+    found = _table("Targets", 1, "what", "found", "target", "")
+    for target in TARGETS:
+        value = target.value(results)
+        if value is not None:
+            limit = f"{'<=' if target.at_most else '>='} {target.limit:g} {target.unit}"
+            style = "green" if target.met(value) else "red"
+            found.add_row(target.name, short(value), limit, "met" if target.met(value) else "missed", style=style)
+    return found

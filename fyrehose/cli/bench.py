@@ -1,8 +1,7 @@
-"""``fyrehose bench``: from words to cases, and a table when they have run."""
+"""``fyrehose bench``: from words to cases, and tables when they have run."""
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import tempfile
@@ -10,29 +9,40 @@ from pathlib import Path
 
 import click
 
-from fyrehose.errors import MissingExtra
+from fyrehose.errors import FyrehoseError, MissingExtra
+
+#: A file that is written.
+_OUTPUT = click.Path(path_type=Path, dir_okay=False)
+#: A file that is there.
+_INPUT = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 @click.command()
 @click.argument("patterns", nargs=-1)
 @click.option("--list", "only_list", is_flag=True, help="Name the cases, and run none.")
 @click.option("--quick", is_flag=True, help="A twentieth of the messages, one round: whether it works, not how fast.")
+@click.option("--alone", is_flag=True, help="Without the servers of others.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="How often each is run.")
-@click.option(
-    "--scale", type=click.FloatRange(0.0001, 1000), default=1.0, show_default=True, help="Times the messages."
-)
+@click.option("--scale", type=click.FloatRange(0.0001, 1000), default=1.0, help="Times the messages.  [default: 1]")
 @click.option("--durability", default="batch", show_default=True, metavar="MODE", help="batch, interval:MS or never.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where servers write: a real disk.")
-@click.option("--json", "output", type=click.Path(path_type=Path), help="Write every sample there.")
+@click.option("--json", "output", type=_OUTPUT, help="Write every sample there.")
+@click.option("--plot", "picture", type=_OUTPUT, help="Draw a picture there (.svg or .png).")
+@click.option("--show", "earlier", type=_INPUT, help="Measure nothing: show that JSON.")
+@click.option("--install-peers", is_flag=True, help="First get the servers of others: apt (as root) and PyPI.")
 def bench(
     patterns: tuple[str, ...],
     only_list: bool,
     quick: bool,
+    alone: bool,
     rounds: int,
     scale: float,
     durability: str,
     directory: Path | None,
     output: Path | None,
+    picture: Path | None,
+    earlier: Path | None,
+    install_peers: bool,
 ) -> None:
     """Measure the server, in processes of its own, on the cases whose names match PATTERNS (all of them without any).
 
@@ -45,20 +55,34 @@ def bench(
         import numpy as _  # noqa: F401
     except ImportError:
         raise MissingExtra("fyrehose bench counts with numpy: pip install 'fyrehose[bench]'") from None
-    from fyrehose.bench import command
+    from fyrehose.bench import command, peers
 
     cases = command.choose(patterns)
     if only_list:
         command.show_list(cases)
         return
-    if quick:
-        rounds, scale = 1, scale / 20
-    # Servers and load makers end with it, however it is ended.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with tempfile.TemporaryDirectory(prefix="fyrehose-bench-", dir=directory) as place:
-        measured, failed = command.measure(cases, Path(place), rounds, scale, durability)
+    if install_peers:
+        try:
+            peers.install()
+        except FyrehoseError as error:
+            click.echo(f"fyrehose: {error}", err=True)
+    if earlier is not None:
+        report = command.Report.loads(earlier.read_text(encoding="utf-8"))
+    else:
+        wanted = command.Wanted(
+            rounds=1 if quick else rounds,
+            scale=scale / 20 if quick else scale,
+            durability=durability,
+            alone=alone,
+        )
+        # Servers and load makers end with it, however it is ended.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        with tempfile.TemporaryDirectory(prefix="fyrehose-bench-", dir=directory) as place:
+            report = command.measure(cases, Path(place), wanted)
+    command.show(report)
     if output is not None:
-        output.write_text(json.dumps(command.report(measured), indent=1) + "\n", encoding="utf-8")
-        click.echo(f"written: {output}")
-    if failed:
+        output.write_text(report.dumps() + "\n", encoding="utf-8")
+    if picture is not None:
+        command.draw(report, picture)
+    if any(trouble.startswith(case.name) for trouble in report.failed for case in cases):
         raise click.exceptions.Exit(1)

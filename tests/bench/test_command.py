@@ -1,11 +1,15 @@
-"""Choosing, and what is said about the machine."""
+"""Choosing, who is there, and reports that are kept."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from fyrehose.bench import command
 from fyrehose.bench.cases import CASES
-from fyrehose.bench.command import NoSuchCase, choose, machine, report, show_list
+from fyrehose.bench.command import NoSuchCase, Report, Wanted, available, choose, machine, show, show_list
+from fyrehose.bench.results import Measured
 
 
 def test_nothing_chosen_is_everything() -> None:
@@ -22,6 +26,32 @@ def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["figg/live/1", "128", "2000000"]
 
 
-def test_the_machine_and_its_load_are_told() -> None:
-    assert "load average" in machine("batch")
-    assert report([])["results"] == []
+def test_everybody_that_a_case_names_is_known() -> None:
+    assert {name for case in CASES for name in case.against} <= set(command.EVERYBODY)
+
+
+def test_who_is_missing_is_said_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FIGG_SERVER", raising=False)
+    there, missing = available(choose(["figg/live/1"]), Wanted())
+    assert {"fyrehose", "fyrehose-later"} <= set(there)
+    assert "figg-server: $FIGG_SERVER is not set" in missing
+    there, missing = available(choose(["figg/publish/window-1"]), Wanted(alone=True))
+    assert (set(there), missing) == ({"fyrehose", "disk"}, [])
+
+
+def test_the_machine_its_disk_and_its_load_are_told(tmp_path: Path) -> None:
+    found = machine(tmp_path, Wanted(rounds=3), {"fyrehose": command.EVERYBODY["fyrehose"]})
+    assert "cores" in found["machine"]
+    assert "disk: unknown" not in found["machine"]
+    assert found["rounds"] == "3, 1 times the messages, durability batch"
+    assert float(found["load average before"]) >= 0
+
+
+def test_a_report_is_kept_and_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    measured = [Measured(case="start/empty", contestant="fyrehose", samples=[{"seconds": 0.5}])]
+    report = Report(machine={"load average before": "1.00"}, measured=measured, failed=["x: [it] broke"])
+    assert Report.loads(report.dumps()) == report
+    show(report)
+    said = capsys.readouterr().out
+    assert "start/empty" in said
+    assert "not measured: x: [it] broke" in said
