@@ -84,6 +84,8 @@ class Decoder:
     buffer: bytearray = attrs.field(factory=bytearray)
     owner: Owner | None = None
     _at: int = attrs.field(default=0, init=False)
+    #: messages of how many channels are gathered at once
+    _together: int = attrs.field(default=kernel.CHANNELS, init=False)
     #: what the packet at ``_at`` has at the least, in bytes
     _needed: int = attrs.field(default=2, init=False)
 
@@ -130,10 +132,12 @@ class Decoder:
         if owner is None or buffer[at] & ~_UNUSED != _SIMPLE or buffer[at + 1] != 1:
             return None
         each, size = owner.room()
-        end, runs = kernel.gather(buffer, at, self.sender_size, self.limits.message_size, size, each)
+        largest = self.limits.message_size
+        end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._together)
         if len(runs) > 1 and not owner.takes([channel for channel, _, _ in runs]):
-            # One by one, so that what comes before the one that is not taken still counts, and nothing behind it.
-            end, runs = kernel.gather(buffer, at, self.sender_size, self.limits.message_size, size, each, 1)
+            # From now on one by one, so that what comes before the one that is not taken counts, and nothing behind it.
+            self._together = 1
+            end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._together)
         found = Gathered(runs=tuple((channel, Column(lengths, payload)) for channel, lengths, payload in runs))
         return (found, end) if runs else None
 
