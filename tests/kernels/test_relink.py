@@ -177,7 +177,7 @@ messages = st.lists(st.binary(max_size=40), max_size=12)
     channels=st.sampled_from([0, 1, 2, 256, 999]),
     start=st.integers(0, 3),
 )
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_both_find_the_same(
     id_size: int,
     data: list[tuple[int, bytes]],
