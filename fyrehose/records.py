@@ -99,18 +99,15 @@ class Run:
     def size(self) -> int:
         """What its columns hold, in bytes: what budgets count."""
         size = len(self.payload) + len(self.lengths)
-        for column in (self.producer_seq, self.event_ids, self.event_times):
-            if column is not None and not isinstance(column, int):
-                size += len(column)
-        return size
+        if self.producer_seq is not None and not isinstance(self.producer_seq, int):
+            size += len(self.producer_seq)
+        return size + len(self.event_ids or b"") + len(self.event_times or b"")
 
     @property
     def room(self) -> int:
         """What it takes in the journal, in bytes, at the most: its columns, its names, and what goes with them."""
         names = len(self.stream) + len(self.source)
-        for name in (self.producer, self.topic, self.content_type):
-            if name is not None:
-                names += len(name)
+        names += len(self.producer or "") + len(self.topic or "") + len(self.content_type or "")
         return self.size + _AROUND + _CHARACTER * names
 
     @property

@@ -386,41 +386,52 @@ def _pack_run(run: Run, pieces: list[Buffer]) -> None:
     pieces += RUN_HEADER.pack(length, count, run.first_seq, first_producer_seq, size, has, *sizes), strings, *columns
 
 
+@lru_cache(maxsize=4096)
+def _texts(strings: bytes, sizes: tuple[int, ...]) -> tuple[str, ...]:
+    """The names behind the header of a run: stream, source, producer, topic, content type.
+
+    :param sizes: as the header has them
+    :raises Damage: one is not UTF-8
+    """
+    texts, at = [], 0
+    for size in (*sizes[3:], *sizes[:3]):
+        texts.append(_text(strings[at : at + size]))
+        at += size
+    return tuple(texts)
+
+
 def _unpack_run(view: memoryview, at: int, time: int) -> tuple[Run, int]:
     if len(view) - at < RUN_HEADER.size:
         raise Damage("a run is cut off")
     length, count, first_seq, producer_seq, payload_size, has, *sizes = RUN_HEADER.unpack_from(view, at)
-    producer_size, topic_size, content_size, stream_size, source_size = sizes
     end = at + length
     at += RUN_HEADER.size
-    names = []
-    for size in (stream_size, source_size, producer_size, topic_size, content_size):
-        names.append(_text(view[at : at + size]))
-        at += size
-    at += -sum(sizes) % 8
-
-    def take(size: int) -> memoryview:
-        nonlocal at
-        begin, at = at, at + size
-        return view[begin:at]
-
+    size = sum(sizes)
+    stream, source, producer, topic, content_type = _texts(bytes(view[at : at + size]), tuple(sizes))
+    at += size + -size % 8
     seqs: int | Buffer | None = producer_seq if has & Has.CONTIGUOUS else None
+    event_ids = event_times = None
     if has & Has.PRODUCER_SEQS:
-        seqs = take(8 * count)
-    event_ids = take(16 * count) if has & Has.EVENT_IDS else None
-    event_times = take(8 * count) if has & Has.EVENT_TIMES else None
-    lengths = take(4 * count)
-    at += -4 * count % 8
-    payload = take(payload_size)
-    at += -payload_size % 8
+        seqs = view[at : at + 8 * count]
+        at += 8 * count
+    if has & Has.EVENT_IDS:
+        event_ids = view[at : at + 16 * count]
+        at += 16 * count
+    if has & Has.EVENT_TIMES:
+        event_times = view[at : at + 8 * count]
+        at += 8 * count
+    lengths = view[at : at + 4 * count]
+    at += 4 * count + -4 * count % 8
+    payload = view[at : at + payload_size]
+    at += payload_size + -payload_size % 8
     if at != end or end > len(view):
         raise Damage("the lengths of a run contradict each other")
     run = Run(
-        stream=names[0],
-        source=names[1],
-        producer=names[2] if has & Has.PRODUCER else None,
-        topic=names[3] if has & Has.TOPIC else None,
-        content_type=names[4] if has & Has.CONTENT_TYPE else None,
+        stream=stream,
+        source=source,
+        producer=producer if has & Has.PRODUCER else None,
+        topic=topic if has & Has.TOPIC else None,
+        content_type=content_type if has & Has.CONTENT_TYPE else None,
         producer_seq=seqs,
         event_ids=event_ids,
         event_times=event_times,
