@@ -64,6 +64,18 @@ class Report:
         return cls(machine=found["machine"], failed=found["failed"], measured=results.from_json(found["results"]))
 
 
+def joined(reports: Sequence[Report]) -> Report:
+    """Several runs as one; where they have measured the same, the last counts."""
+    found = {(one.case, one.contestant): one for report in reports for one in report.measured}
+    machines = {
+        name: " | ".join(dict.fromkeys(report.machine[name] for report in reports if name in report.machine))
+        for name in reports[0].machine
+    }
+    order = {case.name: place for place, case in enumerate(CASES)}
+    measured = sorted(found.values(), key=lambda one: order.get(one.case, len(order)))
+    return Report(machine=machines, measured=measured, failed=[text for report in reports for text in report.failed])
+
+
 def choose(patterns: Sequence[str]) -> list[Case]:
     """The cases that ``patterns`` name; all of them if there are none.
 

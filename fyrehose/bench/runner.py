@@ -54,7 +54,9 @@ def _in_turn(
             told(f"{contestant.name} starts")
             running = contestant.start(directory / contestant.name, case.protocol, durability)
             stack.callback(running.stop)
-            bouts.append(loads.Bout(case.scaled(contestant.share), contestant, running))
+            # One at a time, and at a rate, nobody takes all day.
+            whole = case.window == 1 or case.rate
+            bouts.append(loads.Bout(case if whole else case.scaled(contestant.share), contestant, running))
             bouts[-1].prepare()
         for number in range(rounds):
             for bout in bouts:

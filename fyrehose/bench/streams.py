@@ -30,17 +30,35 @@ WRITE = 1 << 18
 PATIENCE = 30.0
 
 
+class Flight:
+    """What is under way: sent by one connection, or by several, and not seen by whoever says what has arrived."""
+
+    def __init__(self, witness: Wire) -> None:
+        self.witness = witness
+        self.sent = self.total = 0
+
+    @property
+    def under_way(self) -> int:
+        return self.sent - self.witness.done
+
+    @property
+    def landed(self) -> bool:
+        """Everything has arrived."""
+        return self.witness.done >= self.total
+
+
 class Connection:
     """One socket and what is said on it.
 
     :param total: messages to be sent
-    :param window: how many of them may be under way
-    :param witness: whose ``done`` says how many of them have arrived
+    :param flight: where they are, if others send as well
     """
 
-    def __init__(self, plan: Plan, port: int, wire: Wire, total: int, witness: Wire | None = None) -> None:
-        self.wire, self.total, self.witness = wire, total, witness or wire
+    def __init__(self, plan: Plan, port: int, wire: Wire, total: int, flight: Flight | None = None) -> None:
+        self.wire, self.total = wire, total
+        self.flight = flight or Flight(wire)
         self.publishes = total > 0
+        self.flight.total += total
         self.finished_at = total if self.publishes else plan.expected
         self.sent = 0
         self.window = max(plan.window, wire.unit)
@@ -66,7 +84,7 @@ class Connection:
 
     @property
     def finished(self) -> bool:
-        return self.witness.done >= self.finished_at
+        return self.flight.landed if self.publishes else self.wire.done >= self.finished_at
 
     @property
     def next_due(self) -> float | None:
@@ -95,7 +113,7 @@ class Connection:
             self.wire.answers.clear()
             return answers
         left = self.total - self.sent
-        room = self.window - (self.sent - self.witness.done)
+        room = self.window - self.flight.under_way
         if self.paced and self.latencies is not None and left:
             due = self.latencies.due(now) - self.sent
             count = min(left, room, due, self.block)
@@ -106,6 +124,7 @@ class Connection:
             return memoryview(b"")
         block = self.wire.block(count)
         self.sent += count
+        self.flight.sent += count
         if self.latencies is not None:
             self.latencies.sent(self.sent, now)
         return block
@@ -154,9 +173,9 @@ class Streams:
                 raise Wrong(f"{plan.wire} has no subscribers")
             wire = kind(self._job(plan.expected, plan.late))
             self.subscribers.append(Connection(plan, plan.read_port, wire, 0))
-        witness = self.subscribers[0].wire if plan.wire in BY_DELIVERY and self.subscribers else None
+        flight = Flight(self.subscribers[0].wire) if plan.wire in BY_DELIVERY and self.subscribers else None
         for count in plan.publishers:
-            self.publishers.append(Connection(plan, plan.port, publisher(self._job(count)), count, witness))
+            self.publishers.append(Connection(plan, plan.port, publisher(self._job(count)), count, flight))
         for connection in self.publishers + self.subscribers:
             connection.open(plan.late and not connection.publishes)
             self._by_fd[connection.sock.fileno()] = connection
@@ -188,7 +207,7 @@ class Streams:
             began=start,
             ended=ended,
             cpu=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-            acknowledged=sum(min(c.witness.done, c.total) for c in self.publishers),
+            acknowledged=sum(flight.witness.done for flight in {c.flight for c in self.publishers}),
             received=sum(c.wire.done for c in self.subscribers),
             latency=self._latency(),
         )
@@ -211,12 +230,12 @@ class Streams:
             if heard:
                 last = now
             elif now - last > PATIENCE:
-                raise Wrong(f"nothing for {PATIENCE:.0f} s; {[c.witness.done for c in left][:8]} were done")
+                raise Wrong(f"nothing for {PATIENCE:.0f} s; {[c.flight.witness.done for c in left][:8]} were done")
             for connection in heard:
                 while connection.read() and not self.plan.reads:
                     pass
                 if connection.latencies is not None:
-                    connection.latencies.done(min(connection.witness.done, connection.finished_at), now)
+                    connection.latencies.done(min(connection.flight.witness.done, connection.finished_at), now)
             if self.plan.reads:
                 self._rest(now)
             left = {connection for connection in left if not connection.finished}

@@ -41,7 +41,7 @@ def bench(
     directory: Path | None,
     output: Path | None,
     picture: Path | None,
-    earlier: Path | None,
+    earlier: tuple[Path, ...],
     install_peers: bool,
 ) -> None:
     """Measure the server, in processes of its own, on the cases whose names match PATTERNS (all of them without any).
@@ -66,8 +66,8 @@ def bench(
             peers.install()
         except FyrehoseError as error:
             click.echo(f"fyrehose: {error}", err=True)
-    if earlier is not None:
-        report = command.Report.loads(earlier.read_text(encoding="utf-8"))
+    if earlier:
+        report = command.joined([command.Report.loads(path.read_text(encoding="utf-8")) for path in earlier])
     else:
         wanted = command.Wanted(
             rounds=1 if quick else rounds,

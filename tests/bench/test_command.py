@@ -8,7 +8,7 @@ import pytest
 
 from fyrehose.bench import command
 from fyrehose.bench.cases import CASES
-from fyrehose.bench.command import NoSuchCase, Report, Wanted, available, choose, machine, show, show_list
+from fyrehose.bench.command import NoSuchCase, Report, Wanted, available, choose, joined, machine, show, show_list
 from fyrehose.bench.results import Measured
 
 
@@ -45,6 +45,20 @@ def test_the_machine_its_disk_and_its_load_are_told(tmp_path: Path) -> None:
     assert "disk: unknown" not in found["machine"]
     assert found["rounds"] == "3, 1 times the messages, durability batch"
     assert float(found["load average before"]) >= 0
+
+
+def test_several_runs_are_shown_as_one() -> None:
+    old, new = (
+        Report(
+            machine={"load": load},
+            measured=[Measured(case=case, contestant="fyrehose", samples=[{"micros": micros}]) for case in cases],
+            failed=[],
+        )
+        for load, cases, micros in (("1", ("start/empty", "figg/publish"), 1.0), ("2", ("figg/publish",), 2.0))
+    )
+    found = joined([old, new])
+    assert [(one.case, one.median("micros")) for one in found.measured] == [("figg/publish", 2.0), ("start/empty", 1.0)]
+    assert found.machine == {"load": "1 | 2"}
 
 
 def test_a_report_is_kept_and_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -46,6 +46,15 @@ def test_servers_take_turns_and_end(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert not tmp_path.joinpath("servers").exists()
 
 
+def test_one_at_a_time_everybody_gets_all_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(loads.Bout, "measure", lambda bout: sizes.append(bout.case.messages) or {"micros": 1.0})
+    for more in ({"window": 1}, {"rate": 5.0}, {}):
+        case = Case(name="figg/x", protocol="figg", messages=100, **more)  # type: ignore[arg-type]
+        runner.run(case, [contestant("a", [])], tmp_path / "servers", 1, "batch")
+    assert sizes == [100, 100, 50]
+
+
 def test_servers_that_run_end_when_another_cannot_start(tmp_path: Path) -> None:
     started: list[str] = []
     case = Case(name="figg/x", protocol="figg", messages=100)

@@ -23,7 +23,7 @@ NAMES = (
     "relink/catch-up",
     "backbone/live/4",
     "backbone/catch-up",
-    "eventbus/live/4",
+    "eventbus/live/1/16-connections",
     "eventbus/catch-up",
 )
 
