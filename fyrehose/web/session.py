@@ -261,7 +261,8 @@ class WebSession:
                 events += self.body(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 self._bodied = False
-                events += self.complete() if self._refused is None else ()
+                # What comes behind it has its turn when this is answered, also where nothing may come any more.
+                return [*events, *(self.complete() if self._refused is None else ())]
             if self.over:
                 return events
         self._stopped = True

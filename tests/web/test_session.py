@@ -162,6 +162,15 @@ def test_what_is_no_http_behind_a_head_is_answered_with_a_body() -> None:
     assert answer(session)[2].startswith(b'{"error"')
 
 
+def test_what_comes_behind_the_last_request_does_not_spoil_its_answer() -> None:
+    session = WebSession()
+    (event,) = session.receive_data(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + b"\r\n\r\nmore")
+    assert isinstance(event, Asked)
+    session.respond(200, b"{}")
+    assert answer(session)[0] == 200
+    assert session.over
+
+
 def test_http_1_0_is_answered_and_closed() -> None:
     session = WebSession()
     session.receive_data(b"GET / HTTP/1.0\r\nHost: x\r\n\r\n")
