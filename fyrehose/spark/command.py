@@ -156,7 +156,7 @@ def archive(
     spark = _open(master, memory, "archive")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    with showing.bar(f"archiving {journal}", "bytes of the journal") as draw:
+    with showing.rounds_of(spark, f"archiving {journal}", round_bytes) as draw:
         done = run(
             spark,
             journal,

@@ -8,12 +8,13 @@ is about.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
+from fyrehose.journal.index import PackedIndex, SegmentIndex
 from fyrehose.journal.recovery import next_whole
 from fyrehose.journal.view import Extent
 from fyrehose.spark.places import Missing, Place
@@ -44,8 +45,10 @@ class _Walk:
     extent: Extent
     last: dict[str, int] = attrs.field(factory=dict)
     floor: int = 0
-    #: damage whose numbers did not show yet
+    #: damage so far: where, and what
     pending: list[tuple[int, str]] = attrs.field(factory=list)
+    #: those of which numbers showed that were lost
+    told: set[int] = attrs.field(factory=set)
 
     def lost(self, stream: str, first: int, last: int, position: int, reason: str, kind: str) -> Lost:
         return Lost(
@@ -63,6 +66,7 @@ class _Walk:
         end = self.last.get(stream, self.floor)
         if seq > end:
             at, reason = self.pending[-1] if self.pending else (position, "the numbers are not there")
+            self.told.add(at)
             yield self.lost(stream, end + 1, seq, at, reason, "damaged" if self.pending else "missing")
         self.last[stream] = max(end, seq)
 
@@ -104,6 +108,9 @@ def survey(place: Place, extent: Extent, following: Extent | None) -> Iterator[L
         reader = place.open(extent.base, extent.end)
     except Missing:
         walk.pending.append((extent.base, "the file is not there"))
+        before = [one for one in place.view().segments if one.end == extent.base]
+        if before and following is not None:
+            walk.last = ends_before(place, before[0], extent.base, starting_ends(place, following))
         yield from _at_end(walk, following, position, "missing")
         return
     try:
@@ -124,22 +131,46 @@ def survey(place: Place, extent: Extent, following: Extent | None) -> Iterator[L
 
 def _at_end(walk: _Walk, following: Extent | None, position: int, kind: str) -> Iterator[Lost]:
     ends = {} if following is None else starting_ends(walk.place, following)
-    told = False
     for stream, last in ends.items():
         for lost in walk.reaches(stream, last, position):
-            told = True
             yield attrs.evolve(lost, kind=kind) if walk.pending else lost
-    if walk.pending and not told:
-        at, reason = walk.pending[-1]
-        yield Lost(
-            stream=None,
-            first_seq=None,
-            last_seq=None,
-            kind=kind,
-            file=walk.place.name(walk.extent.base),
-            position=at,
-            reason=f"{reason}; nothing tells which numbers were in it" if following is None else reason,
-        )
+    for at, reason in walk.pending:
+        # Where no segment follows, more may be lost than what showed.
+        if at not in walk.told or not ends:
+            yield Lost(
+                stream=None,
+                first_seq=None,
+                last_seq=None,
+                kind=kind,
+                file=walk.place.name(walk.extent.base),
+                position=at,
+                reason=reason if ends else f"{reason}; nothing tells which numbers were in it",
+            )
+
+
+def ends_before(place: Place, extent: Extent, position: int, streams: Iterable[str]) -> dict[str, int]:
+    """The last numbers of ``streams`` at the end of a segment; at its beginning, if it ends before ``position``."""
+    index: PackedIndex | SegmentIndex | None = None
+    if extent.end == position:
+        packed = place.index(extent.base)
+        index = (PackedIndex.unpack(packed, extent.base, extent.end) if packed else None) or _scanned(place, extent)
+    if index is None:
+        return starting_ends(place, extent)
+    return {stream: max(index.last(stream), index.last_before(stream)) for stream in streams}
+
+
+def _scanned(place: Place, extent: Extent) -> SegmentIndex | None:
+    """The index of a segment that has none; None if that is not there, or damaged."""
+    try:
+        reader = place.open(extent.base, extent.end)
+    except Missing:
+        return None
+    try:
+        return SegmentIndex.scan(reader, extent.end)
+    except fmt.Damage:
+        return None
+    finally:
+        reader.close()
 
 
 def starting_ends(place: Place, extent: Extent) -> dict[str, int]:

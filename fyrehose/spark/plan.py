@@ -12,7 +12,7 @@ in the segment that is being written, batches are found by their headers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import attrs
@@ -22,7 +22,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal.index import SPACING, PackedIndex
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.journal.view import Extent, View
-from fyrehose.spark.gaps import starting_ends
+from fyrehose.spark.gaps import ends_before, starting_ends
 from fyrehose.spark.places import Missing, Place
 from fyrehose.spark.selection import Selection
 
@@ -286,7 +286,7 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
     lost = "nobody knows which numbers"
     if after:
         ends = starting_ends(place, after[0])
-        begun = _ends_before(place, before[-1], position, ends) if before else {}
+        begun = ends_before(place, before[-1], position, ends) if before else {}
         ranges = [f"{s!r} {begun.get(s, 0) + 1}-{last}" for s, last in ends.items() if last > begun.get(s, 0)]
         more = f" and of {len(ranges) - 5} more streams" if len(ranges) > 5 else ""
         lost = f"numbers among {', '.join(ranges[:5])}{more}" if ranges else "no numbers of any stream"
@@ -294,15 +294,6 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
         f"{reason}; positions from {position} on were to be read: {lost} (a reader that is named is waited for: "
         "see `fyrehose journal readers`)"
     )
-
-
-def _ends_before(place: Place, extent: Extent, position: int, streams: Iterable[str]) -> dict[str, int]:
-    """How far streams had come at ``position``, or where the segment before it began if nothing tells."""
-    packed = place.index(extent.base) if extent.end == position else None
-    index = PackedIndex.unpack(packed, extent.base, extent.end) if packed else None
-    if index is None:
-        return starting_ends(place, extent)
-    return {stream: max(index.last(stream), index.last_before(stream)) for stream in streams}
 
 
 def gap(stream: str, first: int, last: int, where: str) -> JournalGap:

@@ -9,7 +9,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -77,14 +85,14 @@ def _cell(value: Any) -> str:
 
 
 @contextmanager
-def bar(what: str, unit: str = "") -> Iterator[Callable[[float, float], object]]:
+def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[float, float], object]]:
     """A bar on standard error, where that is a terminal; is told what is done and what there is."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None
         return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
+    shown = TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn()
+    with Progress(*shown, console=console, transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
@@ -92,21 +100,48 @@ def bar(what: str, unit: str = "") -> Iterator[Callable[[float, float], object]]
 @contextmanager
 def tasks_of(spark: SparkSession, what: str) -> Iterator[None]:
     """A bar of the tasks of whatever Spark does meanwhile."""
-    done = threading.Event()
-    with bar(what, "tasks") as draw:
+    with bar(what, MofNCompleteColumn(), TextColumn("tasks")) as draw, _watching(spark, draw):
+        yield
 
-        def watch() -> None:
-            tracker = spark.sparkContext.statusTracker()
-            while not done.wait(REFRESH):
-                stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-                known = [stage for stage in stages if stage is not None]
-                if known:
-                    draw(sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known))
 
-        watching = threading.Thread(target=watch, daemon=True)
-        watching.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watching.join()
+@contextmanager
+def rounds_of(spark: SparkSession, what: str, size: int) -> Iterator[Callable[[int, int], object]]:
+    """A bar of bytes, of which Spark takes up to ``size`` at a time; is told how many are done and how many there are.
+
+    While Spark is at it, its tasks say how far it is.
+    """
+    told = (0, 0)
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        told = (done, total)
+        draw(done, total)
+
+    def guess(tasks: float, of: float) -> None:
+        done, total = told
+        draw(done + min(size, total - done) * tasks / of, total)
+
+    with bar(what, DownloadColumn()) as draw, _watching(spark, guess):
+        yield tell
+
+
+@contextmanager
+def _watching(spark: SparkSession, draw: Callable[[float, float], object]) -> Iterator[None]:
+    """Draws how many tasks of the stages that are under way are done, and how many there are."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        tracker = spark.sparkContext.statusTracker()
+        while not ended.wait(REFRESH):
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            known = [stage for stage in stages if stage is not None and stage.numTasks]
+            if known:
+                draw(sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known))
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watching.join()

@@ -246,12 +246,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def with_holes(view: View) -> Iterator[tuple[Extent, Extent | None]]:
     """The segments of a view, each with the one after it; one that is missing between two of them is one, too."""
-    position = view.start
-    for i, extent in enumerate(view.segments):
-        if extent.base > position:
-            yield Extent(position, extent.base), extent
-        position = extent.end
-        yield extent, view.segments[i + 1] if i + 1 < len(view.segments) else None
+    whole: list[Extent] = []
+    for extent in view.segments:
+        if whole and extent.base > whole[-1].end:
+            whole.append(Extent(whole[-1].end, extent.base))
+        whole.append(extent)
+    yield from zip(whole, [*whole[1:], None], strict=True)
 
 
 def checked(schema: StructType) -> pa.Schema:

@@ -8,6 +8,7 @@ from typing import Any
 from fyrehose.journal import scan
 from fyrehose.records import Run
 from fyrehose.spark.gaps import Lost, starting_ends, survey
+from fyrehose.spark.source import with_holes
 
 Opener = Callable[..., Any]
 
@@ -41,6 +42,7 @@ def test_damage_in_the_middle_and_at_the_end_of_a_segment(written: Opener) -> No
     at = headers[10].position
     last = starting_ends(journal.place, journal.place.view().segments[1])
     found = {(one.stream, one.first_seq, one.last_seq, one.kind, one.position) for one in lost(journal)}
+    assert len(lost(journal)) == len(found)
     assert found == {
         ("s", 91, 100, "damaged", at),
         ("t", 10, 10, "damaged", at),
@@ -56,8 +58,11 @@ def test_a_segment_that_is_not_there(written: Opener) -> None:
     before, after = starting_ends(journal.place, one), starting_ends(journal.place, two)
     scan.path_of(journal.directory, one.base).unlink()
     found = list(survey(journal.place, one, two))
-    assert {(x.stream, x.last_seq, x.kind) for x in found} == {(s, after[s], "missing") for s in ("s", "t")}
-    assert before["s"] < after["s"]
+    numbers = {(s, before[s] + 1, after[s], "missing") for s in ("s", "t")}
+    assert {(x.stream, x.first_seq, x.last_seq, x.kind) for x in found} == numbers
+    scan.index_path_of(journal.directory, 0).unlink()
+    assert list(survey(journal.place, one, two)) == found, "the same without an index"
+    assert [x for part in with_holes(journal.place.view()) for x in survey(journal.place, *part)] == found
     assert [x.stream for x in survey(journal.place, one, None)] == [None]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -65,9 +67,8 @@ def test_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         draw(1, 2)
 
 
-def test_the_tasks_of_spark_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(showing, "REFRESH", 0.001)
-    seen: list[int] = []
+def spark_at_work(seen: list[int]) -> Any:
+    """One task of three is done."""
 
     class Tracker:
         def getActiveStageIds(self) -> list[int]:
@@ -78,6 +79,31 @@ def test_the_tasks_of_spark_are_watched(monkeypatch: pytest.MonkeyPatch) -> None
             return None if stage == 1 else type("Stage", (), {"numCompletedTasks": 1, "numTasks": 3})()
 
     context = type("Context", (), {"statusTracker": lambda self: Tracker()})()
-    with showing.tasks_of(type("Spark", (), {"sparkContext": context})(), "working"):  # type: ignore[arg-type]
+    return type("Spark", (), {"sparkContext": context})()
+
+
+def test_the_tasks_of_spark_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showing, "REFRESH", 0.001)
+    seen: list[int] = []
+    with showing.tasks_of(spark_at_work(seen), "working"):
         while not seen:
+            pass
+
+
+def test_a_bar_of_bytes_moves_with_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showing, "REFRESH", 0.001)
+    drawn: list[tuple[float, float]] = []
+    seen: list[int] = []
+
+    @contextmanager
+    def bar(what: str, *columns: Any) -> Iterator[Any]:
+        yield lambda done, total: drawn.append((done, total))
+
+    monkeypatch.setattr(showing, "bar", bar)
+    with showing.rounds_of(spark_at_work(seen), "working", 300) as draw:
+        draw(1000, 1900)
+        while (1100, 1900) not in drawn:
+            pass
+        draw(1750, 1900)  # less than a round is left
+        while (1800, 1900) not in drawn:
             pass

@@ -33,7 +33,7 @@ from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
 from fyrehose.spark import session, table
-from fyrehose.spark.jobs.archive import archive
+from fyrehose.spark.jobs.archive import Archived, archive
 from fyrehose.spark.jobs.gaps import gaps
 from fyrehose.spark.jobs.verify import verify
 from fyrehose.spark.sessions import java_home
@@ -131,9 +131,9 @@ def main() -> int:
         spark = session("cluster", url, memory="1g", quick=True, conf=conf)
         stack.callback(spark.stop)
 
-        def told(done: object, view: object) -> None:
+        def told(done: Archived, view: object) -> None:
             print(f"{done}", flush=True)
-            if len(workers) == 2:  # in the middle of the next round
+            if done.rounds == 1:  # in the middle of the next round
                 Timer(0.7, kill, [workers.pop()]).start()
                 print("killing a worker and its executor", flush=True)
 

@@ -189,8 +189,11 @@ def main() -> int:
             time.sleep(dice.uniform(0, args.busy))
             kind = disturb(archive, dice)
             kinds[kind] += 1
-            time.sleep(dice.uniform(0, 2))
-            survived = archive.poll() is None
+            survived = False
+            try:
+                archive.wait(dice.uniform(0.5, 3))
+            except subprocess.TimeoutExpired:
+                survived = True
             end(archive)
             made = len(lake.commits()) - rounds
             print(

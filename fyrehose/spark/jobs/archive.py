@@ -87,7 +87,7 @@ def archive(
     :param round_bytes: what a round takes, in bytes of the journal
     :param by_stream: a directory for each stream; False where there are thousands of small ones
     :param variant: a column ``json`` besides, of payloads whose content type is application/json
-    :param progress: is told after each round
+    :param progress: is told before the first round and after each
     :raises JournalCorrupt: something is damaged or was deleted before it was archived; the lake has all before it
     :raises JournalLocked: another archive writes to the lake
     """
@@ -126,6 +126,7 @@ class _Run:
         self, follow: bool, every: float, progress: Callable[[Archived, View], object], stop: Callable[[], bool]
     ) -> Archived:
         began = float("-inf")
+        progress(self.done, self.source.view())
         while not stop():
             view = self.source.view()
             behind = view.mark - self.done.position
