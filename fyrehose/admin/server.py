@@ -25,7 +25,7 @@ from twisted.logger import Logger
 from fyrehose import errors
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sample, Sampler, StreamRates
-from fyrehose.admin.settings import KIT, Settings
+from fyrehose.admin.settings import KIT, Settings, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import EVERY, Tail, as_event
 from fyrehose.broker import Broker
@@ -197,6 +197,7 @@ class AdminService(TCPService):
 
     def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: Settings, around: Any = None) -> None:
         self._admin = admin
+        self._token_file = settings.token_file
         self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
         factory = make_factory(reactor, endpoint, admin, settings)
         super().__init__(reactor, KIT, endpoint, factory, None if around is None else around(factory))
@@ -204,6 +205,14 @@ class AdminService(TCPService):
     def startService(self) -> Deferred[IListeningPort]:
         self._admin.status.sampler.start()
         return super().startService()
+
+    def reload(self) -> None:
+        """Read the token and the certificates again.
+
+        :raises ConfigError: one cannot be used; that one stays as it was
+        """
+        self._admin.token = read_token(self._token_file)
+        super().reload()
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
         address: Any = port.getHost()

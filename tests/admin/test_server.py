@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -278,6 +279,21 @@ def test_the_service_looks_as_long_as_it_runs(make_watched: Any, log_lines: list
     assert admin.status.sampler.samples
     service.stopService()
     assert not [call for call in reactor.getDelayedCalls() if call.active()]
+
+
+def test_a_token_is_read_again(watched: Any, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    settings = Settings(token_file=str(path))
+    service = kit.make_service(MemoryReactorClock(), watched.broker, kit.default_endpoint, settings)
+    assert service._admin.token == TOKEN
+    path.write_text("another one, as long")
+    service.reload()
+    assert service._admin.token == "another one, as long"
+    path.write_text("short")
+    with pytest.raises(ConfigError, match="the least"):
+        service.reload()
+    assert service._admin.token == "another one, as long"
 
 
 def test_it_shows_no_other_broker_than_the_servers_own() -> None:
