@@ -62,9 +62,22 @@ class Admin:
     exported: Any
     page: dict[str, tuple[bytes, str]] = attrs.field(factory=lambda: dict(_page()))
 
+    #: the status as an event, by what streams had to match, until the next sample
+    _events: dict[str, bytes] = attrs.field(factory=dict, init=False)
+    _at: float = attrs.field(default=0.0, init=False)
+
     @property
     def broker(self) -> Broker:
         return self.status.broker
+
+    def status_event(self, sample: Sample, match: str) -> bytes:
+        """The status as of ``sample``, put together once however many look at it."""
+        if self._at != sample.time:
+            self._at = sample.time
+            self._events.clear()
+        if match not in self._events:
+            self._events[match] = as_event("status", self.status.whole(match))
+        return self._events[match]
 
 
 class AdminProtocol(WebProtocol):
@@ -165,8 +178,8 @@ class AdminProtocol(WebProtocol):
 
         def sampled(sample: Sample) -> None:
             if not self._write_paused:  # whoever reads slowly sees fewer of them
-                self._say("sample", _sample(sample))
-                self._say("status", self.admin.status.whole(match))
+                self.session.send(as_event("sample", _sample(sample)) + self.admin.status_event(sample, match))
+                self.flush()
 
         return sampler.watch(sampled)
 

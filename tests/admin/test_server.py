@@ -65,9 +65,9 @@ def events(transport: Transport) -> list[tuple[str, Any]]:
     data = transport.value()
     transport.clear()
     found = []
-    for block in data.split(b"\r\n"):
+    for block in (event for chunk in data.split(b"\r\n") for event in chunk.split(b"\n\n")):
         if block.startswith(b"event: "):
-            name, value = block.decode().split("\n")[:2]
+            name, value = block.decode().split("\n")
             found.append((name.removeprefix("event: "), json.loads(value.removeprefix("data: "))))
     return found
 
@@ -211,7 +211,13 @@ def test_events(connect: Connect, watched: Any) -> None:
     assert samples[0]["in"]["http"][0] > 0
     assert [stream["name"] for stream in status["streams"]["listed"]] == ["log"]
     watched.pass_time(1)
+    other = connect()
+    other.ask("/api/events?match=orders")
+    peer.events()
+    watched.pass_time(1)
     assert [name for name, _ in peer.events()] == ["sample", "status"]
+    assert [stream["name"] for stream in other.events()[1][1]["streams"]["listed"]] == ["orders"]
+    other.leave()
     peer.protocol.pauseProducing()
     watched.pass_time(2)
     assert peer.events() == [], "whoever reads slowly sees fewer of them"
