@@ -149,7 +149,9 @@ class SegmentReader:
         at, data = self._ahead
         if not at <= position <= position + size <= at + len(data):
             at = position
-            wanted = max(size, min(self.ahead, self.limit - position))
+            # Of a large batch the header of the next comes along, or it would bring the same bytes a second time.
+            ahead = max(self.ahead, size + fmt.BATCH_HEADER.size)
+            wanted = max(size, min(ahead, self.limit - position))
             data = memoryview(self.files.read(self._fd, wanted, position - self.base))
             self._ahead = (at, data) if len(data) <= KEPT else (0, memoryview(b""))
         begin = position - at

@@ -9,6 +9,8 @@ import pytest
 
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.files import Files
+from fyrehose.records import Run
 
 
 def test_only_segments_are_segments(tmp_path: Path) -> None:
@@ -76,6 +78,30 @@ def test_nothing_that_may_still_be_written_is_read_ahead(tmp_path: Path) -> None
     assert len(reader.read(0, 64)) == 64
     path.write_bytes(b"new" * 100)
     assert bytes(reader.read(99, 3)) == b"new", "from the file, not from memory"
+    reader.close()
+
+
+def test_large_batches_are_read_once(tmp_path: Path) -> None:
+    data, chain = fmt.SegmentHeader(0, 1, 0).pack(), 0
+    for _ in range(4):
+        run = Run.of("s", [b"x" * scan.AHEAD] * 3, source="t").numbered(1, 1)
+        header, encoded = fmt.batch(
+            fmt.Kind.RECORDS, [run], position=len(data), durable=0, time=0, clock=0, chain=chain
+        )
+        data, chain = data + encoded, header.checksum
+
+    class Counting(Files):
+        asked = 0
+
+        def read(self, fd: int, size: int, offset: int) -> bytes:
+            self.asked += size
+            return super().read(fd, size, offset)
+
+    scan.path_of(tmp_path, 0).write_bytes(data)
+    files = Counting()
+    reader = scan.SegmentReader(scan.path_of(tmp_path, 0), 0, files, limit=len(data))
+    assert [header.records for header, _ in reader.batches(64, len(data))] == [3] * 4
+    assert files.asked < len(data) + scan.AHEAD + 1000, "but for what it reads ahead at the beginning"
     reader.close()
 
 
