@@ -214,7 +214,7 @@ def test_events(connect: Connect, watched: Any) -> None:
     other = connect()
     other.ask("/api/events?match=orders")
     peer.events()
-    watched.pass_time(1)
+    watched.pass_time(1.2)
     assert [name for name, _ in peer.events()] == ["sample", "status"]
     assert [stream["name"] for stream in other.events()[1][1]["streams"]["listed"]] == ["orders"]
     other.leave()
