@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from fyrehose.cli import main
-from fyrehose.cli.completion import SHELLS
 from fyrehose.spark.command import main as spark
 
 #: A terminal that nobody has made larger.
@@ -77,17 +76,3 @@ def test_help_has_an_example_that_can_be_typed(
     assert examples
     ours = [example.split(" | ")[-1] if example.startswith("journalctl") else example for example in examples]
     assert all(understood(example) for example in ours)
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_completion_is_for_our_name(shell: str) -> None:
-    result = CliRunner().invoke(main, ["completion", shell], prog_name="fyrehose")
-    assert result.exit_code == 0
-    assert "_FYREHOSE_COMPLETE" in result.output
-    assert f"{shell}_complete" in result.output
-
-
-def test_completion_knows_our_commands() -> None:
-    environment = {"_FYREHOSE_COMPLETE": "bash_complete", "COMP_WORDS": "fyrehose journal ex", "COMP_CWORD": "2"}
-    result = CliRunner().invoke(main, [], prog_name="fyrehose", env=environment)
-    assert result.output == "plain,export\n"
