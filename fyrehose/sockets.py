@@ -19,6 +19,9 @@ from twisted.internet.tcp import Port, Server
 READ = 256 << 10
 #: What is given to the kernel at once, in bytes.
 WRITE = 1 << 20
+#: Connections that may wait to be accepted.  Twisted's 50 are full in a moment when all clients come back at once, and
+#: whoever finds no room tries again after a second, then after two.
+WAITING = 1_024
 
 
 class PromptServer(Server):
@@ -48,6 +51,13 @@ class PromptServer(Server):
         if self.producer is not None and self.streamingProducer:
             self.producerPaused = True
             cast("IPushProducer", self.producer).pauseProducing()
+
+
+def deepen(port: Any) -> Any:
+    """``port``, which has just begun to listen, with room for :data:`WAITING` connections that wait to be accepted."""
+    if isinstance(port, Port):
+        port.socket.listen(WAITING)
+    return port
 
 
 def prompt(port: Any) -> Any:

@@ -307,7 +307,12 @@ class Server(Service):
         """The listeners, none of them with more connections than there are file descriptors for."""
         limited = [listener for listener in listeners if hasattr(listener.settings, "max_connections")]
         available = process.raise_descriptor_limit()
-        share = available // max(1, len(limited))
+        share = left = available
+        for n, wanted in enumerate(sorted(listener.settings.max_connections for listener in limited)):
+            share = left // (len(limited) - n)
+            if wanted > share:
+                break
+            left -= wanted  # what it does not want is for the others
         fitted = []
         for listener in listeners:
             if listener in limited and listener.settings.max_connections > share:

@@ -41,7 +41,7 @@ from fyrehose.peers import host_of, identify
 from fyrehose.policy import Identity
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
-from fyrehose.sockets import prompt
+from fyrehose.sockets import deepen, prompt
 
 #: A slow link may still send a large frame, or take a large delivery: this many bytes a second are enough.
 SLOWEST = 64 << 10
@@ -469,6 +469,7 @@ class TCPService(Service):
         self.factory = factory
         self._around = around
         self._port: IListeningPort | None = None
+        self._backlog = "backlog=" in endpoint or endpoint.startswith("systemd:")
         try:
             self._endpoint = serverFromString(reactor, endpoint)
         except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
@@ -481,7 +482,7 @@ class TCPService(Service):
         return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
-        self._port = prompt(port)
+        self._port = prompt(port if self._backlog else deepen(port))
         return port
 
     def reload(self) -> None:

@@ -140,6 +140,22 @@ def one_line(errors: str) -> str:
     return errors
 
 
+def test_many_that_come_at_once_find_room_to_wait(start: Any) -> None:
+    """A connection that finds none is tried again by its kernel after a second."""
+    server = start("--listen", "figg=tcp:0:interface=127.0.0.1")
+    port = server.port("figg")
+    server.process.send_signal(signal.SIGSTOP)
+    peers = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(180)]
+    waiting = Path("/proc/net/tcp").read_text()
+    server.process.send_signal(signal.SIGCONT)
+    (line,) = [
+        line.split() for line in waiting.splitlines() if line.split()[1].endswith(f":{port:04X}") and " 0A " in line
+    ]
+    assert int(line[4].partition(":")[2], 16) == len(peers), "they were all let in before anybody accepted them"
+    for peer in peers:
+        peer.close()
+
+
 def test_a_port_that_is_taken(start: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
