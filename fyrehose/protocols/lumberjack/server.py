@@ -31,6 +31,8 @@ from fyrehose.tcp import SessionFactory, SessionProtocol
 from fyrehose.tls import TLSSettings
 
 KIT = "lumberjack"
+#: What is read at once, in bytes: a window of a usual writer.  So much is a turn, a publish, and a part of a commit.
+READ = 1 << 20
 #: How long a writer of version 2 waits before it is told to wait, in seconds: the shortest time-out around is 5.
 KEEP_ALIVE = 4.0
 #: How long a writer of version 1 says nothing in mid-window before it is told how far we are, in seconds.
@@ -106,6 +108,7 @@ class LumberjackProtocol(SessionProtocol):
 
     def connectionMade(self) -> None:
         super().connectionMade()
+        self.transport.bufferSize = READ
         self._active = self._spoke = self._heard = self.clock.seconds()
         self._arm(self.settings.idle_timeout)
 

@@ -63,8 +63,8 @@ class Limits:
 
     max_frame: int = MAX_FRAME
     inflate: InflateLimits = InflateLimits()
-    turn_bytes: int = 512 << 10
-    turn_events: int = 2_048
+    turn_bytes: int = 1_280 << 10
+    turn_events: int = 4_096
     max_windows: int = 1_000
     topic: tuple[bytes, ...] = (b"@metadata", b"beat")
     topic_bytes: int = 4 << 10
@@ -98,7 +98,8 @@ class LumberjackServerSession:
     _bytes: int = attrs.field(default=0, init=False)
     _events: int = attrs.field(default=0, init=False)
     #: how much work a document was lately, with its share of a run
-    _work_each: int = attrs.field(default=1, init=False)
+    _work_each: int = attrs.field(default=4, init=False)
+    _runs_free: int = attrs.field(default=1, init=False)
     _more: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
 
@@ -202,6 +203,7 @@ class LumberjackServerSession:
 
     def _turn(self, granted: int) -> list[Event]:
         self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
+        self._runs_free = 1  # every turn makes one
         self._more = False
         self.expected = 0
         broken: list[Event] = []
@@ -287,7 +289,8 @@ class LumberjackServerSession:
             return self._end(source, at, LONG, 3)
         runs = self._columns.add_json(count, sequences, lengths, payload)
         self._windows.receive(count, last, self._inflation is None)
-        work = count + RUN_WORK * runs
+        work = count + RUN_WORK * max(0, runs - self._runs_free)
+        self._runs_free = 0
         self._work_each = work // count
         self._spend(end - at, count, work)
         return end

@@ -23,7 +23,7 @@ from fyrehose.flow import Budget
 #: What inflating takes for all connections of a listener together, in bytes; a single frame may take more.
 POOL = 64 << 20
 #: How many turns there are between two looks at the sockets.
-TURNS = 4
+TURNS = 2
 
 
 class Outcome(Enum):

@@ -20,7 +20,8 @@ from fyrehose.flow import Budget
 from fyrehose.interfaces import JournalState
 from fyrehose.policy import parse
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
-from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
+from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, READ, SILENCE, Settings
+from fyrehose.protocols.lumberjack.session import Limits
 from fyrehose.settings import build
 from fyrehose.tcp import FULL_GRACE, LINGER
 
@@ -49,6 +50,10 @@ def test_a_window_is_acknowledged_when_it_is_durable(
     made.journal.commit()
     assert peer.acks == [(version, 7)]
     assert [record.producer_seq for record in made.records] == [5, 6, 7]
+
+
+def test_a_window_is_read_at_once_and_is_a_turn(server: Make) -> None:
+    assert server().connect().transport.bufferSize == READ < Limits().turn_bytes
 
 
 def test_what_a_record_says(server: Make, window: Make) -> None:
