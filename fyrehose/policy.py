@@ -11,7 +11,7 @@
     subscribe = "*"
 
     [[allow]]
-    token = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    token = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
     subscribe = "*"
 
 A peer may do what any of the rules says whose conditions it meets, all of them; of a list one is enough.  Nothing is
