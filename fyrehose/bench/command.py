@@ -20,7 +20,7 @@ from fyrehose.bench import peers, plot, results, runner, servers, usage
 from fyrehose.bench.cases import CASES, Case, selected
 from fyrehose.bench.results import Measured, Results
 from fyrehose.bench.servers import CannotStart, Contestant
-from fyrehose.bench.table import tables
+from fyrehose.bench.table import markdown, tables
 from fyrehose.errors import FyrehoseError
 
 #: Columns of a table that goes to a file.
@@ -129,10 +129,14 @@ def measure(cases: Sequence[Case], directory: Path, wanted: Wanted) -> Report:
     return Report(machine=about, measured=measured, failed=failed + missing)
 
 
-def show(report: Report) -> None:
-    """The tables, and what could not be measured."""
+def show(report: Report, for_page: bool = False) -> None:
+    """The tables, and what could not be measured; ``for_page``: the tables alone, in Markdown."""
     console = terminal()
-    for table in tables(Results(report.measured), DURABLE):
+    made = tables(Results(report.measured), DURABLE)
+    if for_page:
+        print("\n\n".join(map(markdown, made)))
+        return
+    for table in made:
         console.print()
         console.print(table)
     console.print()

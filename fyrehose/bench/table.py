@@ -39,6 +39,14 @@ def tables(results: Results, durable: dict[str, Durable]) -> Iterator[Table]:
             yield made
 
 
+def markdown(table: Table) -> str:
+    """The same for a page."""
+    rows = [[str(column.header) for column in table.columns]]
+    rows.append(["---:" if column.justify == "right" else "---" for column in table.columns])
+    rows += [list(cells) for cells in zip(*(map(str, column.cells) for column in table.columns), strict=True)]
+    return f"**{table.title}**\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
 def ours_like(contestant: str, durable: dict[str, Durable]) -> str:
     """Which of ours promises what ``contestant`` does; one that promises nothing is compared with our default."""
     promised = durable.get(contestant, Durable.NEVER)

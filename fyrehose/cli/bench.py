@@ -29,6 +29,7 @@ _INPUT = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--json", "output", type=_OUTPUT, help="Write every sample there.")
 @click.option("--plot", "picture", type=_OUTPUT, help="Draw a picture there (.svg or .png).")
 @click.option("--show", "earlier", type=_INPUT, help="Measure nothing: show that JSON.")
+@click.option("--markdown", is_flag=True, help="Show the tables as Markdown.")
 @click.option("--install-peers", is_flag=True, help="First get the servers of others: apt (as root) and PyPI.")
 def bench(
     patterns: tuple[str, ...],
@@ -42,6 +43,7 @@ def bench(
     output: Path | None,
     picture: Path | None,
     earlier: tuple[Path, ...],
+    markdown: bool,
     install_peers: bool,
 ) -> None:
     """Measure the server, in processes of its own, on the cases whose names match PATTERNS (all of them without any).
@@ -79,7 +81,7 @@ def bench(
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         with tempfile.TemporaryDirectory(prefix="fyrehose-bench-", dir=directory) as place:
             report = command.measure(cases, Path(place), wanted)
-    command.show(report)
+    command.show(report, for_page=markdown)
     if output is not None:
         output.write_text(report.dumps() + "\n", encoding="utf-8")
     if picture is not None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from fyrehose.bench.peers import PEERS
 from fyrehose.bench.results import Measured, Results, Spread
 from fyrehose.bench.servers import OURS
-from fyrehose.bench.table import ours_like, short, spread, tables
+from fyrehose.bench.table import markdown, ours_like, short, spread, tables
 
 DURABLE = {name: one.durable for name, one in {**OURS, **PEERS}.items()}
 
@@ -71,3 +71,15 @@ def test_what_has_other_figures_is_told_with_them() -> None:
     found = lines(start, idle)
     assert any(line.startswith("start/empty") and line.endswith("0.6 (0.5-0.7)") for line in found)
     assert any(line.startswith("figg/idle") and line.endswith(" 2") for line in found)
+
+
+def test_tables_are_there_for_pages_too() -> None:
+    start = Measured(case="start/empty", contestant="fyrehose", samples=[{"seconds": 0.5}])
+    (table,) = tables(Results([start]), DURABLE)
+    assert markdown(table).splitlines() == [
+        "**The rest**",
+        "",
+        "| case | what | median (least-most) |",
+        "| --- | ---: | ---: |",
+        "| start/empty | s to the first accepted message | 0.5 |",
+    ]
