@@ -171,7 +171,7 @@ class HttpSession(WebSession):
         numbers: dict[str, int] = {}
         for name, text in asked.query.items():
             if name not in (("from",) if live else ("from", "limit")):
-                return self.refuse(400, "bad-query", f"{name[:80]!r} is no parameter of this; from is, and limit of a GET")
+                return self.refuse(400, "bad-query", f"{name[:80]!r} is no parameter; from is, and limit of a GET")
             most = LAST_SEQ if name == "from" else MOST_RECORDS
             if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most):
                 return self.refuse(400, "bad-query", f"{name} is a number from 0 to {most}")
