@@ -1,4 +1,4 @@
-"""Every error that Fyrehose raises or hands to an errback, as one tree:
+"""Every error that Fyrehose raises or hands to an errback, as one tree::
 
     FyrehoseError
     ├── ProtocolError              something was said that the protocol does not allow
