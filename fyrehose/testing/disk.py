@@ -147,6 +147,12 @@ def images(files: RecordingFiles, upto: int, dice: Random, count: int) -> Iterat
         yield _replay(files, upto, pending, chosen)
 
 
+def image(files: RecordingFiles, upto: int, dice: Random) -> dict[str, bytes]:
+    """One of the states that :func:`images` tells of, by chance: torn writes among them."""
+    pending = _pending(files.log, upto)
+    return _replay(files, upto, pending, _torn(pending, dice))
+
+
 def _pending(log: list[Step], upto: int) -> dict[int, Step]:
     """The steps that no sync has made certain."""
     pending: dict[int, Step] = {}

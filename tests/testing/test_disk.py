@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from fyrehose.testing.disk import SECTOR, RecordingFiles, images
+from fyrehose.testing.disk import SECTOR, RecordingFiles, image, images
 
 
 @pytest.fixture
@@ -82,3 +82,14 @@ def test_writes_are_torn_by_sectors(files: RecordingFiles) -> None:
             assert written == list(range(written[0], written[-1] + 1))
             assert written[0] == 10 or written[0] % SECTOR == 0
             assert written[-1] + 1 == 10 + 3 * SECTOR or (written[-1] + 1) % SECTOR == 0
+
+
+def test_one_of_the_states_by_chance(files: RecordingFiles) -> None:
+    fd = files.open(files.directory / "old", os.O_RDWR)
+    files.write(fd, b"AA", 0)
+    files.sync(fd)
+    files.write(fd, b"BB", 6)
+    found = {image(files, len(files.log), Random(seed))["old"] for seed in range(20)}
+    assert found == {b"AAfore", b"AAforeBB"}
+    assert image(files, 1, Random(1))["old"] in (b"before", b"AAfore")
+    files.close(fd)

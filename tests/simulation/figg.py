@@ -1,0 +1,209 @@
+"""Figg's clients, and what sees every byte between them and the server.
+
+A tap judges each connection by itself: acknowledgements rise and cover what is durable; behind ATTACHED the offsets
+rise one by one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import attrs
+from history import History, Reader, Sent
+from server import Server
+from world import Endpoint, Violation, World
+
+from fyrehose.errors import Closed
+from fyrehose.protocols.figg.client import FiggClient
+from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Published
+from fyrehose.protocols.figg.kit import kit
+from fyrehose.protocols.figg.server import Settings
+from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
+from fyrehose.records import Run
+
+PORT = 8119
+TOPICS = ("a", "b", "c")
+#: What a publish may end with: the client was closed, or what is wrong is noted.
+EXPECTED = Closed, Violation
+
+
+@attrs.define(eq=False)
+class Tap:
+    """One connection, as seen at the server."""
+
+    history: History
+    unsettled: list[tuple[int, str, bytes]] = attrs.field(factory=list)
+    acked: int = 0
+    offsets: dict[str, int] = attrs.field(factory=dict)
+    _heard: FiggServerSession = attrs.field(factory=FiggServerSession)
+    _said: FiggClientSession = attrs.field(factory=FiggClientSession)
+
+    def read(self, data: bytes) -> None:
+        for event in self._heard.receive_data(data):
+            if isinstance(event, Published):
+                for taken in event.runs:
+                    run = Run(
+                        stream=taken.topic,
+                        source="x",
+                        producer_seq=taken.numbers,
+                        lengths=taken.lengths,
+                        payload=taken.payload,
+                    )
+                    numbers = run.producer_seqs() or ()
+                    self.unsettled += [
+                        (number, taken.topic, bytes(payload))
+                        for number, payload in zip(numbers, run.payloads(), strict=True)
+                    ]
+
+    def wrote(self, data: bytes) -> None:
+        wrong = self.history.wrong
+        for event in self._said.receive_data(data):
+            if isinstance(event, Ack):
+                if event.number < self.acked:
+                    wrong(f"ACK {event.number} behind ACK {self.acked}")
+                self.acked = event.number
+                for number, topic, payload in self.unsettled:
+                    if number <= event.number:
+                        self.history.acknowledge(topic, payload)
+                self.unsettled = [each for each in self.unsettled if each[0] > event.number]
+            elif isinstance(event, Attached):
+                self.offsets[event.topic] = event.offset
+            elif isinstance(event, Detached):
+                self.offsets.pop(event.topic, None)
+            elif isinstance(event, DataRun):
+                if event.topic not in self.offsets:
+                    wrong(f"DATA of {event.topic} without ATTACHED")
+                if event.first != self.offsets[event.topic] + 1:
+                    wrong(f"DATA {event.first} of {event.topic} behind {self.offsets[event.topic]}")
+                for seq, payload in enumerate(_payloads(event), event.first):
+                    self.history.release(event.topic, seq, payload)
+                self.offsets[event.topic] = event.last
+
+
+def _payloads(event: DataRun) -> list[bytes]:
+    run = Run(stream="x", source="x", lengths=event.lengths, payload=event.payload)
+    return [bytes(payload) for payload in run.payloads()]
+
+
+@attrs.define(eq=False)
+class Client:
+    """A client that publishes, reads, or does both."""
+
+    world: World
+    history: History
+    name: str
+    client: FiggClient = attrs.field(init=False)
+    connections: int = 0
+    connected: bool = False
+    published: int = 0
+    paused: bool = False
+    readers: dict[str, Reader] = attrs.field(factory=dict)
+    unacked: set[bytes] = attrs.field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        dice = self.world.random
+        self.client = FiggClient(
+            self.world.clock,
+            Endpoint(self.world, self.name, PORT, partial(Tap, self.history)),
+            window=dice.choice((1, 4, 256)),
+            on_state=self._state,
+            retry=lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random()),
+        )
+        self.client.connect().addErrback(lambda failure: None)
+
+    def _state(self, connected: bool) -> None:
+        self.connections += connected
+        self.connected = connected
+
+    def publish(self) -> None:
+        dice = self.world.random
+        topic = dice.choice(TOPICS)
+        payloads = []
+        base = self.connections - self.connected
+        for _ in range(dice.choice((1, 1, 3, 20))):
+            self.published += 1
+            size = dice.choice((0, 10, 10, 300, 3000))
+            payload = f"{self.name}:{self.published}:".encode() + b"." * size
+            sent = Sent(self.name, self.published, lambda: self.connections - base)
+            self.history.send(topic, payload, sent)
+            payloads.append(payload)
+        self.unacked.update(payloads)
+        done = self.client.publish_many(topic, payloads)
+        done.addCallback(lambda _: self._acked(topic, payloads)).addErrback(lambda failure: failure.trap(*EXPECTED))
+
+    def _acked(self, topic: str, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            self.history.acknowledge(topic, payload)
+            self.unacked.discard(payload)
+
+    def subscribe(self, topic: str) -> None:
+        dice = self.world.random
+        known = len(self.history.truth.get(topic, ()))
+        offset = dice.choice((0, None, dice.randint(0, known)))
+        reader = self.readers[topic] = Reader(self.history, topic, self.name)
+        self.client.subscribe(topic, partial(self._data, reader), offset, partial(self._attached, reader))
+
+    def unsubscribe(self, topic: str) -> None:
+        self.readers.pop(topic, None)
+        self.client.unsubscribe(topic)
+
+    def _data(self, reader: Reader, event: DataRun) -> None:
+        reader.take(event.first, _payloads(event))
+
+    def _attached(self, reader: Reader, began: int, asked: int | None) -> None:
+        if asked is not None and began != asked:
+            self.history.wrong(f"{self.name} asked for {reader.stream} from {asked} and got it from {began}")
+        reader.position = began
+
+    def pause(self, paused: bool) -> None:
+        if paused != self.paused:
+            self.paused = paused
+            (self.client.pause if paused else self.client.resume)()
+
+
+class Figg:
+    """All of them.
+
+    :param topics: what may be read besides what Figg's own clients publish
+    """
+
+    def __init__(self, world: World, server: Server, history: History, topics: tuple[str, ...] = ()) -> None:
+        self.world, self.history = world, history
+        self.topics = TOPICS + topics
+        server.doors.append(lambda host, broker: kit.make_service(host, broker, f"tcp:{PORT}", Settings()))
+        self.clients = [Client(world, history, f"figg-{n}") for n in range(world.random.randint(1, 4))]
+
+    def step(self) -> None:
+        dice = self.world.random
+        client = dice.choice(self.clients)
+        what = dice.random()
+        if what < 0.6:
+            client.publish()
+        elif what < 0.75:
+            client.subscribe(dice.choice(self.topics))
+        elif what < 0.8 and client.readers:
+            client.unsubscribe(dice.choice(sorted(client.readers)))
+        else:
+            client.pause(dice.random() < 0.3)
+
+    def calm(self) -> None:
+        for client in self.clients:
+            client.pause(False)
+
+    def settled(self) -> str:
+        """What is still owed; nothing if all is well."""
+        truth = self.history.truth
+        for client in self.clients:
+            if client.unacked:
+                return f"{client.name} waits for {len(client.unacked)} acknowledgements"
+            for topic, reader in client.readers.items():
+                if reader.position != len(truth.get(topic, ())):
+                    return f"{client.name} has {topic} up to {reader.position} of {len(truth.get(topic, ()))}"
+        return ""
+
+    def counts(self) -> int:
+        return sum(client.published for client in self.clients)
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.client.close()

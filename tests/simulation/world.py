@@ -1,0 +1,325 @@
+"""One process, one clock, one source of chance: hosts that crash, and links between them that do what links do.
+
+    World   seed -> Random, Clock, the wall clock, which steps
+    Host    what a server takes for its reactor: its timers end when it crashes
+    Link    one TCP connection: bytes arrive later, in pieces cut anywhere; it is cut, reset, cut off, read slowly
+    Lane    datagrams: lost, doubled, late and out of order
+
+Nothing here knows a protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import attrs
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import IHalfCloseableProtocol, IListeningPort, IStreamClientEndpoint
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+#: What a connection holds in one direction before its producer is paused, in bytes; so that small loads reach it.
+HIGH = 3000
+LOW = 1000
+
+
+class Violation(Exception):
+    """Something that must be true is not."""
+
+
+class World:
+    """Everything that a seed decides.
+
+    :ivar trace: what happened, for whoever has to look at a seed, and to compare two runs of one
+    :ivar wall: microseconds since 1970 UTC less the monotonic clock
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.clock = Clock()
+        self.wall_offset = 1_700_000_000_000_000
+        self.trace: list[str] = []
+        self.links: list[Link] = []
+        self.listening: dict[int, Any] = {}
+        self.partitioned: set[str] = set()
+        self._ports = 40_000
+
+    def now(self) -> int:
+        """The wall clock."""
+        return self.wall_offset + int(self.clock.seconds() * 1_000_000)
+
+    def note(self, what: str) -> None:
+        self.trace.append(f"{self.clock.seconds():.4f} {what}")
+
+    def port(self) -> int:
+        self._ports += 1
+        return self._ports
+
+    def pass_time(self, seconds: float) -> None:
+        """Timer by timer: what one of them begins, lasts as long as it should."""
+        clock, end = self.clock, self.clock.seconds() + seconds
+        while clock.calls and clock.calls[0].getTime() <= end:
+            clock.rightNow = max(clock.rightNow, clock.calls[0].getTime())
+            clock.advance(0)
+        clock.rightNow = end
+
+    def partition(self, host: str, seconds: float) -> None:
+        """Nothing goes to or from ``host`` for a while; nobody is told."""
+        self.partitioned.add(host)
+        self.clock.callLater(seconds, self.heal, host)
+
+    def heal(self, host: str) -> None:
+        self.partitioned.discard(host)
+        for link in self.links:
+            link.go_on()
+
+
+class Host(Clock):
+    """The reactor of one life of a server: the world's clock, until it crashes."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        self.dead = False
+        self._timers: list[Any] = []
+
+    def seconds(self) -> float:
+        return self.world.clock.seconds()
+
+    def callLater(self, delay: float, what: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
+        if len(self._timers) > 500:
+            self._timers = [timer for timer in self._timers if timer.active()]
+        if self.dead:
+            what, args, kwargs = (lambda: None), (), {}
+        timer = self.world.clock.callLater(delay, what, *args, **kwargs)
+        self._timers.append(timer)
+        return timer
+
+    def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Port:
+        self.world.listening[port] = factory
+        return Port(self.world, port)
+
+    def crash(self) -> None:
+        self.dead = True
+        for timer in self._timers:
+            if timer.active():
+                timer.cancel()
+
+
+@implementer(IListeningPort)
+@attrs.define(eq=False)
+class Port:
+    world: World
+    number: int
+
+    def startListening(self) -> None:
+        """It does."""
+
+    def getHost(self) -> IPv4Address:
+        return IPv4Address("TCP", "127.0.0.1", self.number)
+
+    def stopListening(self) -> None:
+        self.world.listening.pop(self.number, None)
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.define(eq=False)
+class Endpoint:
+    """How the client on ``host`` connects to a port of the server.
+
+    :ivar tap: makes, for each connection, what sees the server write and read
+    """
+
+    world: World
+    host: str
+    number: int
+    tap: Callable[[], Any] | None = None
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        world = self.world
+        done: Deferred[Any] = Deferred(lambda _: timer.cancel())
+
+        def reach() -> None:
+            listener = world.listening.get(self.number)
+            address = IPv4Address("TCP", "127.0.0.1", world.port())
+            served = None
+            if listener is not None and self.host not in world.partitioned:
+                served = listener.buildProtocol(address)
+            if served is None:
+                done.errback(Failure(ConnectError()))
+                return
+            client = factory.buildProtocol(address)
+            link = Link(world, self.host, served, client, address, None if self.tap is None else self.tap())
+            world.note(f"{self.host} connects")
+            served.makeConnection(link.ends[0])
+            client.makeConnection(link.ends[1])
+            done.callback(client)
+
+        timer = world.clock.callLater(world.random.random() * 0.05, reach)
+        return done
+
+
+class End:
+    """One end of a link: the transport of its protocol, and the bytes on their way to the other."""
+
+    disconnecting = False
+
+    def __init__(self, link: Link, protocol: Any, peer: IPv4Address, tap: Any) -> None:
+        self.link, self.protocol, self.peer, self.tap = link, protocol, peer, tap
+        self.other: End
+        self.flight = bytearray()
+        self.up, self.finished, self.reading = True, False, True
+        self.producer: Any = None
+        self.paused = False
+        self.timer: Any = None
+
+    def getPeer(self) -> IPv4Address:
+        return self.peer
+
+    getHost = getPeer
+
+    def write(self, data: bytes) -> None:
+        if not self.up or self.disconnecting or not data:
+            return
+        if self.tap is not None:
+            self.tap.wrote(bytes(data))
+        self.flight += data
+        self.send()
+        if self.producer is not None and not self.paused and len(self.flight) > HIGH:
+            self.paused = True
+            self.producer.pauseProducing()
+
+    def writeSequence(self, pieces: Any) -> None:
+        self.write(b"".join(pieces))
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        self.producer = producer
+
+    def unregisterProducer(self) -> None:
+        self.producer = None
+
+    def pauseProducing(self) -> None:
+        self.reading = False
+
+    def resumeProducing(self) -> None:
+        self.reading = True
+        if self.up:
+            self.other.send()
+
+    def loseConnection(self) -> None:
+        self.disconnecting = True
+        self.send()
+
+    def abortConnection(self) -> None:
+        if self.up:
+            self.link.world.clock.callLater(0, self.link.cut)
+
+    def send(self) -> None:
+        """What is on its way, or the end of it, goes on after a while."""
+        if self.timer is None and (self.flight or (self.disconnecting and not self.finished)):
+            world = self.link.world
+            delay = world.random.random() * (2.0 if self.link.slow else 0.02)
+            self.timer = world.clock.callLater(delay, self.arrive)
+
+    def arrive(self) -> None:
+        self.timer = None
+        link, other, world = self.link, self.other, self.link.world
+        if not other.up or not other.reading or link.host in world.partitioned:
+            return
+        if self.flight:
+            size = world.random.choice((1, 3, 7, 40, 500, len(self.flight), len(self.flight)))
+            piece = bytes(self.flight[:size])
+            del self.flight[:size]
+            if other.tap is not None:
+                other.tap.read(piece)
+            other.protocol.dataReceived(piece)
+            if self.up and self.paused and len(self.flight) < LOW:
+                self.paused = False
+                if self.producer is not None:
+                    self.producer.resumeProducing()
+        elif self.disconnecting and not self.finished:
+            self.finished = True
+            if other.finished or not IHalfCloseableProtocol.providedBy(other.protocol):
+                link.cut(ConnectionDone())
+            else:
+                other.protocol.readConnectionLost()
+        self.send()
+
+    def lost(self, reason: Exception) -> None:
+        if self.up:
+            self.up = False
+            self.flight.clear()
+            if self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
+            self.protocol.connectionLost(Failure(reason))
+
+
+class Link:
+    """A connection; ``ends[0]`` is the server's."""
+
+    def __init__(self, world: World, host: str, served: Any, client: Any, peer: IPv4Address, tap: Any) -> None:
+        self.world, self.host = world, host
+        self.slow = False
+        self.ends = End(self, served, peer, tap), End(self, client, peer, None)
+        self.ends[0].other, self.ends[1].other = self.ends[1], self.ends[0]
+        world.links.append(self)
+
+    def go_on(self) -> None:
+        for end in self.ends:
+            end.send()
+
+    def cut(self, reason: Exception | None = None) -> None:
+        """Both ends hear of it, one a little later; what is on its way is lost."""
+        first, second = self.ends if self.world.random.random() < 0.5 else self.ends[::-1]
+        self._forget()
+        first.lost(reason or ConnectionLost())
+        self.world.clock.callLater(self.world.random.random() * 0.2, second.lost, reason or ConnectionLost())
+
+    def server_crashed(self) -> None:
+        """Its end is no more, whatever it was about to do; the client hears of it in a while."""
+        end, client = self.ends
+        end.up = False
+        end.flight.clear()
+        if end.timer is not None:
+            end.timer.cancel()
+            end.timer = None
+        self._forget()
+        self.world.clock.callLater(self.world.random.random(), client.lost, ConnectionLost())
+
+    def _forget(self) -> None:
+        if self in self.world.links:
+            self.world.links.remove(self)
+
+
+@attrs.define(eq=False)
+class Lane:
+    """Datagrams between addresses.
+
+    :ivar loss: how often one is lost; :ivar double: how often it comes twice
+    :ivar delay: how late one may be, in seconds: whoever is later than the next has lost its place
+    """
+
+    world: World
+    loss: float = 0.0
+    double: float = 0.0
+    delay: float = 0.01
+    ports: dict[tuple[str, int], Any] = attrs.field(factory=dict)
+
+    def carry(self, datagram: bytes, source: tuple[str, int], destination: tuple[str, int]) -> None:
+        world, dice = self.world, self.world.random
+        if dice.random() < self.loss or {source[0], destination[0]} & world.partitioned:
+            return
+        for _ in range(1 + (dice.random() < self.double)):
+            world.clock.callLater(dice.random() * self.delay, self._arrive, datagram, source, destination)
+
+    def _arrive(self, datagram: bytes, source: tuple[str, int], destination: tuple[str, int]) -> None:
+        port = self.ports.get(destination)
+        if port is not None:
+            port.arrived(datagram, source)
