@@ -114,8 +114,10 @@ class Shell:
             status = next(line for line in self.lines[begin:] if line.startswith("status="))
             assert status == "status=0", f"{step.command}: {self.lines[begin:]}"
         if step.command.endswith("&"):  # a person would look whether it is there
-            status = "curl -s http://127.0.0.1:8118/api/status"
-            self.say(f"until {status} | grep -q '"protocol": "figg"'; do sleep 0.2; done; echo there")
+            self.say(
+                'until curl -s http://127.0.0.1:8118/api/status | grep -q \'"protocol": "figg"\'; '
+                "do sleep 0.2; done; echo there"
+            )
             self.until(begin, lambda said: "there" in said, step)
         self.until(begin, lambda said: _said(step.expected, said), step)
 
