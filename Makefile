@@ -31,7 +31,7 @@ TRANSFER_KILLS ?= 50
 BENCH ?=
 ROUNDS ?= 5
 
-.PHONY: run test lint types unit pure trial news coverage fuzz torture soak bench clean help
+.PHONY: run test lint types unit pure trial news coverage fuzz torture soak bench docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it: KILLS=1000 FLIPS=0 (all) CUTS=10000"
 	@echo "make soak      mixed load and strangers: MINUTES=1440 for a day"
 	@echo "make bench     how fast it is, beside Redis and NATS, which it installs: BENCH='figg*' ROUNDS=9"
+	@echo "make docs      these pages as HTML, in build/docs"
 	@echo "make clean     remove what the other targets made (not ./data)"
 
 $(BIN)/python:
@@ -77,7 +78,7 @@ $(BIN)/python:
 run: .venv/run.stamp
 	$(BIN)/twistd -n fyrehose --data-dir data
 
-test: lint types unit pure trial news
+test: lint types unit pure trial docs news
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -98,6 +99,11 @@ trial: .venv/native.stamp
 news: .venv/test.stamp
 	@$(BIN)/towncrier build --draft --version next > /dev/null
 	@echo "news fragments: fine"
+
+# A warning is an error: a link that leads nowhere, a page that nobody finds.
+docs: .venv/test.stamp
+	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going docs build/docs
+	@echo "documentation: build/docs/index.html"
 
 coverage: .venv/native.stamp
 	$(BIN)/coverage run -m pytest -m 'not live'

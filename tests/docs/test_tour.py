@@ -57,7 +57,7 @@ def _commands(lines: list[str]) -> Iterator[Step]:
 def plain(line: str) -> str:
     """A line without what differs from run to run: numbers with their units, and how wide a column is."""
     line = re.sub(r"\S*\d\S*( [kMG]?B\b| bytes\b)?|…", "#", line)
-    return " ".join(word for word in line.split() if word not in ("...", "#"))
+    return " ".join(word.rstrip(",") for word in line.split() if word not in ("...", "#"))
 
 
 @attrs.define
