@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from rich.filesize import decimal
 
 from fyrehose import __version__
 from fyrehose.settings import duration, size
@@ -84,6 +85,9 @@ def _records(command: F) -> F:
 def _open(master: str | None, memory: str, name: str) -> SparkSession:
     from fyrehose.spark.sessions import session
 
+    # PySpark hands out times in the zone of the process.
+    os.environ["TZ"] = "UTC"
+    time.tzset()
     return session(f"fyrehose {name}", master, memory=memory)
 
 
@@ -171,8 +175,8 @@ def archive(
             stop=lambda: bool(asked),
         )
     seconds = time.monotonic() - began
-    rows = [(done.rounds, done.rows, done.size, done.position, done.gaps, done.removed, seconds)]
-    columns = ("rounds", "records", "bytes of Parquet", "position", "numbers lost", "rounds removed", "seconds")
+    rows = [(done.rounds, done.rows, decimal(done.size), done.position, done.gaps, done.removed, seconds)]
+    columns = ("rounds", "records", "Parquet", "position", "lost", "removed", "seconds")
     showing.table(f"archived {journal} into {lake}", columns, rows)
 
 
@@ -197,13 +201,15 @@ def table(sql: str | None, master: str | None, memory: str, **which: Any) -> Non
             f.count("*").alias("records"),
             f.min("seq").alias("first"),
             f.max("seq").alias("last"),
-            f.sum(f.length("payload")).alias("bytes"),
-            f.min("time").alias("from"),
-            f.max("time").alias("to"),
+            f.sum(f.length("payload")).alias("size"),
+            f.date_trunc("second", f.min("time")).alias("from"),
+            f.date_trunc("second", f.max("time")).alias("to"),
         )
         answer = answer.sort("stream")
     with showing.tasks_of(spark, "counting"):
-        rows = answer.collect()
+        rows = [tuple(row) for row in answer.collect()]
+    if sql is None:
+        rows = [(*row[:4], decimal(row[4]), *row[5:]) for row in rows]
     showing.table("records" if sql is None else sql, answer.columns, rows)
 
 

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 REFRESH = 0.25
 #: How many rows of a table are shown.
 ROWS = 50
+#: How wide a table may be that goes to a file or another program.
+WIDE = 240
 
 #: What Spark raises where somebody has written SQL that it does not understand.
 _MISTAKES = ("AnalysisException", "ParseException")
@@ -63,10 +66,12 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], con
     made = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for i, name in enumerate(columns):
         numeric = bool(listed) and all(isinstance(row[i], int | float | None) for row in listed)
-        made.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        made.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
     for row in listed[:ROWS]:
         made.add_row(*(Text(_cell(value)) for value in row))
     console = console or Console()
+    if not console.is_terminal:
+        console.width = WIDE
     console.print(made)
     if len(listed) > ROWS:
         console.print(f"... and {len(listed) - ROWS:,} more")
@@ -81,6 +86,8 @@ def _cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.3f}"
+    if isinstance(value, datetime):
+        return value.isoformat(" ")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
 
 

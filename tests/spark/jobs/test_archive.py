@@ -96,7 +96,9 @@ def test_names_and_times_that_are_odd(spark: Any, written: Opener, tmp_path: Pat
             )
         )
     archive(spark, str(journal.directory), lake)
-    assert brief(tables.table(spark, lake)) == journal.rows()
+    # A name that begins with a dot is one of the server's own, which are there for who asks for them.
+    assert brief(tables.table(spark, lake)) == journal.rows(lambda r: r.stream != "..")
+    assert brief(tables.table(spark, lake, streams=names)) == journal.rows()
     for name in ("..", "x" * 255, "a=b%2F*"):
         assert brief(tables.table(spark, lake, str(journal.directory), streams=[name])) == journal.rows(
             lambda r, name=name: r.stream == name
