@@ -27,6 +27,8 @@ MINUTES ?= 10
 SCHEDULES ?= 100000
 MESSAGES ?= 100000
 TRANSFER_KILLS ?= 50
+# Simulations of servers, clients and bad networks, of each kind.
+SIMULATIONS ?= 2000
 # What is measured (patterns of `fyrehose bench --list`; empty: all of it), and how often.
 BENCH ?=
 ROUNDS ?= 5
@@ -129,6 +131,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/reorder.py --count $(HISTORIES)
 	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
 	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
+	$(BIN)/python tests/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES) --losses
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES)

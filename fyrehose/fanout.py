@@ -88,7 +88,7 @@ class Fanout:
     cursors: set[Cursor] = attrs.field(factory=set, init=False)
     #: what those were given that are not there any more
     _departed: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
-    _waiting: dict[str, set[Cursor]] = attrs.field(factory=dict, init=False)
+    _waiting: dict[str, dict[Cursor, None]] = attrs.field(factory=dict, init=False)
     _queue: deque[Cursor] = attrs.field(factory=deque, init=False)
     _next_round: IDelayedCall | None = attrs.field(default=None, init=False)
     _recent: OrderedDict[tuple[str, int], Delivery] = attrs.field(factory=OrderedDict, init=False)
@@ -119,7 +119,7 @@ class Fanout:
         self._depart(cursor)
         waiting = self._waiting.get(cursor.stream)
         if waiting is not None:
-            waiting.discard(cursor)
+            waiting.pop(cursor, None)
             if not waiting:
                 del self._waiting[cursor.stream]
 
@@ -183,7 +183,7 @@ class Fanout:
             return 0
         if delivery is None:
             cursor.placed = True
-            self._waiting.setdefault(cursor.stream, set()).add(cursor)
+            self._waiting.setdefault(cursor.stream, {})[cursor] = None
             return 0
         self._deliver(cursor, delivery)
         if not cursor.paused:

@@ -101,7 +101,7 @@ class SessionProtocol(TwistedProtocol):
         self.clock = clock
         self.settings = settings
         self._account: Account | None = None
-        self._subscriptions: set[ISubscription] = set()
+        self._subscriptions: dict[ISubscription, None] = {}  #: in the order in which they came
         self._write_paused = False
         self._written = 0  #: what the peer has to read before the transport goes on, at the most, in bytes
         self._unread = 0  #: of that, answers to a peer that does not read
@@ -232,13 +232,13 @@ class SessionProtocol(TwistedProtocol):
 
     def attach(self, subscription: ISubscription) -> None:
         """Let ``subscription`` deliver as fast as the peer reads."""
-        self._subscriptions.add(subscription)
+        self._subscriptions[subscription] = None
         if not self._write_paused:
             subscription.resumeProducing()
 
     def detach(self, subscription: ISubscription) -> None:
         """Nothing more of ``subscription``."""
-        self._subscriptions.discard(subscription)
+        self._subscriptions.pop(subscription, None)
         subscription.stopProducing()
 
     def flush(self) -> None:
@@ -414,7 +414,7 @@ class SessionFactory(Factory):
         self.log = log
         self.broker = broker
         self.settings = settings
-        self.connections: set[SessionProtocol] = set()
+        self.connections: dict[SessionProtocol, None] = {}  #: in the order in which they came
         self._per_host: Counter[str] = Counter()
         self._drained: Deferred[None] | None = None
 
@@ -432,13 +432,13 @@ class SessionFactory(Factory):
         protocol.factory = self
         protocol.peer = host
         self._per_host[host] += 1
-        self.connections.add(protocol)
+        self.connections[protocol] = None
         self.broker.counters.gauge(self.kit, "connections", 1)
         return protocol
 
     def lost(self, protocol: SessionProtocol) -> None:
         """``protocol`` is not connected any more."""
-        self.connections.discard(protocol)
+        self.connections.pop(protocol, None)
         self.broker.counters.gauge(self.kit, "connections", -1)
         self._per_host[protocol.peer] -= 1
         if not self._per_host[protocol.peer]:

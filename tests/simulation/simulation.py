@@ -6,12 +6,15 @@ import hashlib
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
+from backbone import Backbone
 from figg import Figg
 from history import History
+from lumberjack import Lumberjack
 from server import Server
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 from world import Violation, World
@@ -20,8 +23,13 @@ from world import Violation, World
 STEPS = 150
 CALM = 240.0
 
-MIXTURE = "mixture"
-PROTOCOLS: dict[str, tuple[Any, ...]] = {"figg": (Figg,)}
+PROTOCOLS: dict[str, tuple[Any, ...]] = {
+    "backbone": (Backbone,),
+    "figg": (Figg,),
+    "lumberjack": (Lumberjack,),
+    # Figg's clients read what the others publish: one order for all.
+    "mixture": (Backbone, Lumberjack, partial(Figg, topics=(*Backbone.topics, *Lumberjack.topics))),
+}
 
 
 @attrs.frozen

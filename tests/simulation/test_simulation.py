@@ -14,14 +14,14 @@ from world import Violation
 
 from fyrehose.protocols.figg.session import FiggServerSession
 
-STEPS = 80
+STEPS = 40
 
 
 @pytest.mark.parametrize("protocol", sorted(simulation.PROTOCOLS))
 def test_nothing_is_lost_doubled_or_out_of_order(protocol: str) -> None:
-    outcomes = [simulation.simulate(seed, protocol, STEPS) for seed in range(20)]
-    assert sum(outcome.stored for outcome in outcomes) > 1_000
-    assert sum(outcome.crashes for outcome in outcomes) > 5
+    outcomes = [simulation.simulate(seed, protocol, STEPS) for seed in range(12)]
+    assert sum(outcome.stored for outcome in outcomes) > 300
+    assert sum(outcome.crashes for outcome in outcomes) > 1
 
 
 @pytest.mark.parametrize("protocol", sorted(simulation.PROTOCOLS))

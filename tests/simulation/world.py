@@ -48,6 +48,7 @@ class World:
         self.links: list[Link] = []
         self.listening: dict[int, Any] = {}
         self.partitioned: set[str] = set()
+        self.lives = 0  #: how many lives of servers have ended
         self._ports = 40_000
 
     def now(self) -> int:
@@ -65,9 +66,10 @@ class World:
         """Timer by timer: what one of them begins, lasts as long as it should."""
         clock, end = self.clock, self.clock.seconds() + seconds
         while clock.calls and clock.calls[0].getTime() <= end:
-            clock.rightNow = max(clock.rightNow, clock.calls[0].getTime())
+            # A little more, as with every real clock: now + (due - now) may be a hair less than due.
+            clock.rightNow = max(clock.rightNow, clock.calls[0].getTime()) + 1e-9
             clock.advance(0)
-        clock.rightNow = end
+        clock.rightNow = max(clock.rightNow, end)
 
     def partition(self, host: str, seconds: float) -> None:
         """Nothing goes to or from ``host`` for a while; nobody is told."""
@@ -107,6 +109,7 @@ class Host(Clock):
 
     def crash(self) -> None:
         self.dead = True
+        self.world.lives += 1
         for timer in self._timers:
             if timer.active():
                 timer.cancel()
@@ -266,6 +269,7 @@ class Link:
 
     def __init__(self, world: World, host: str, served: Any, client: Any, peer: IPv4Address, tap: Any) -> None:
         self.world, self.host = world, host
+        self.life = world.lives
         self.slow = False
         self.ends = End(self, served, peer, tap), End(self, client, peer, None)
         self.ends[0].other, self.ends[1].other = self.ends[1], self.ends[0]
@@ -280,7 +284,13 @@ class Link:
         first, second = self.ends if self.world.random.random() < 0.5 else self.ends[::-1]
         self._forget()
         first.lost(reason or ConnectionLost())
-        self.world.clock.callLater(self.world.random.random() * 0.2, second.lost, reason or ConnectionLost())
+        self.world.clock.callLater(self.world.random.random() * 0.2, self._second, second, reason or ConnectionLost())
+
+    def _second(self, end: End, reason: Exception) -> None:
+        if end is self.ends[0] and self.life != self.world.lives:
+            end.up = False  # whoever would hear of it is dead
+        else:
+            end.lost(reason)
 
     def server_crashed(self) -> None:
         """Its end is no more, whatever it was about to do; the client hears of it in a while."""

@@ -1,0 +1,289 @@
+"""The backbone's clients, and a port that sees every datagram that comes to the server or leaves it.
+
+a PUSH may vanish, and is never stored more often than it arrived
+a DELIVER of a number has the same bytes for ever
+a token is echoed as often as it came, and nobody hears anything who was silent for more than 5 s
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from random import Random
+from typing import Any
+
+import attrs
+from history import History, Reader, Sent
+from server import Server
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from world import Host, Lane, Violation, World
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.protocols.backbone.client import BackboneClient, PushUnconfirmed
+from fyrehose.protocols.backbone.client_session import Options
+from fyrehose.protocols.backbone.frames import MAX_DATA, Deliver, KeepAlive, KeepAliveAck, Push, decode
+from fyrehose.protocols.backbone.server import BackboneServer
+from fyrehose.protocols.backbone.settings import Settings
+from fyrehose.protocols.backbone.trains import Train
+from fyrehose.records import Run
+
+Address = tuple[str, int]
+STREAM = "backbone"
+SERVER: Address = ("10.0.0.1", 2323)
+#: How long a client may be silent and still be sent something, in seconds.
+SILENCE = 5.0
+
+
+@attrs.define(eq=False)
+class Port:
+    """A port of anybody's; now and then its kernel takes nothing for a while."""
+
+    lane: Lane
+    owner: Any
+    address: Address
+    reading: bool = True
+    stuck: bool = False
+    queue: list[tuple[bytes, Address]] = attrs.field(factory=list)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.queue)
+
+    def listen(self) -> None:
+        self.lane.ports[self.address] = self
+
+    def answer(self, datagram: bytes, destination: Address) -> None:
+        self.queue.append((datagram, destination))
+
+    def send(self, train: Train, destination: Address) -> None:
+        data = bytes(train.data)
+        self.queue += [(data[at : at + train.segment], destination) for at in range(0, len(data), train.segment)]
+
+    def flush(self) -> None:
+        world = self.lane.world
+        if self.stuck or not self.queue:
+            return
+        if world.random.random() < 0.01:
+            self.stuck = True
+            self.owner.congested()
+            world.clock.callLater(world.random.random() * 0.2, self._relieve)
+            return
+        queue, self.queue = self.queue, []
+        for datagram, destination in queue:
+            self.leaves(datagram, destination)
+            self.lane.carry(datagram, self.address, destination)
+
+    def _relieve(self) -> None:
+        self.stuck = False
+        if self.lane.ports.get(self.address) is self:
+            self.flush()
+            if not self.stuck:
+                self.owner.relieved()
+
+    def leaves(self, datagram: bytes, destination: Address) -> None:
+        """A client may say what it likes."""
+
+    def arrived(self, datagram: bytes, source: Address) -> None:
+        if self.reading:
+            self.owner.datagrams_received(memoryview(datagram), max(len(datagram), 1), source)
+            self.owner.turn_over()
+
+    def stop_reading(self) -> None:
+        self.reading = False
+
+    def close(self) -> None:
+        self.reading = False
+        self.lane.ports.pop(self.address, None)
+
+
+@attrs.define(eq=False)
+class ServerPort(Port):
+    """That of one life of the server: it judges what it does.
+
+    :ivar arrivals: how often each PUSH has come, in all lives
+    """
+
+    history: History = attrs.field(kw_only=True)
+    arrivals: Counter[bytes] = attrs.field(kw_only=True)
+    heard: dict[Address, float] = attrs.field(factory=dict)
+    tokens: Counter[tuple[Address, bytes]] = attrs.field(factory=Counter)
+
+    def arrived(self, datagram: bytes, source: Address) -> None:
+        if not self.reading:
+            return
+        self.heard[source] = self.lane.world.clock.seconds()
+        try:
+            frame = decode(datagram)
+        except RemoteProtocolError as error:
+            self.history.wrong(f"a client said {datagram[:20]!r}: {error}")
+        if isinstance(frame, Push):
+            self.arrivals[bytes(frame.data)] += 1
+        elif isinstance(frame, KeepAlive):
+            self.tokens[source, bytes(frame.token)] += 1
+        super().arrived(datagram, source)
+
+    def leaves(self, datagram: bytes, destination: Address) -> None:
+        wrong, frame = self.history.wrong, decode(datagram)
+        silent = self.lane.world.clock.seconds() - self.heard.get(destination, float("-inf"))
+        if silent > SILENCE + 0.3:  # a kernel that takes nothing may have kept it
+            wrong(f"{destination} was silent for {silent:.1f} s and is sent {type(frame).__name__}")
+        if isinstance(frame, Deliver):
+            self.history.release(STREAM, frame.seq, bytes(frame.data))
+        elif isinstance(frame, KeepAliveAck):
+            self.tokens[destination, bytes(frame.token)] -= 1
+            if self.tokens[destination, bytes(frame.token)] < 0:
+                wrong(f"{destination} gets a token that it did not send, or once too often")
+
+
+class Door(Service):
+    """The kit's service, without its socket."""
+
+    def __init__(self, host: Host, broker: Any, make_port: Any) -> None:
+        broker.restrict(STREAM, MAX_DATA)
+        self.server = BackboneServer(host, broker, Settings(), Random(host.world.random.random()), lambda _: False)
+        self.make_port = make_port
+
+    def startService(self) -> None:
+        Service.startService(self)
+        port = self.make_port(self.server, SERVER)
+        port.listen()
+        self.server.start(port)
+
+    def stopService(self) -> Deferred[None]:
+        Service.stopService(self)
+        return self.server.stop()
+
+
+class Client:
+    """One that publishes, or reads from a number on."""
+
+    def __init__(self, side: Backbone, number: int, after: int | None, **options: Any) -> None:
+        self.side, self.name, self.publishes = side, f"backbone-{number}", after is None
+        self.reader = Reader(side.history, STREAM, self.name, after)
+        self.ready = self.dead = False
+        self.published, self.waiting = 0, 0
+        self.gaps: list[tuple[int, int]] = []
+        self.host = f"10.0.1.{number}"
+        world = side.world
+        self.client = BackboneClient(
+            world.clock,
+            *SERVER,
+            options=Options(after=after, **options),
+            on_records=self._records,
+            on_gap=self._gap,
+            bind=(self.host, 5000),
+            random=Random(world.random.random()),
+            open_port=lambda _, owner, address: Port(side.lane, owner, address),
+        )
+        self.client.connect().addCallbacks(lambda _: setattr(self, "ready", True), self._unreachable)
+
+    def _unreachable(self, failure: Any) -> None:
+        self.dead = True
+        self.side.world.note(f"{self.name}: {failure.getErrorMessage()}")
+
+    def publish(self) -> None:
+        side, dice = self.side, self.side.world.random
+        self.published += 1
+        payload = f"{self.name}:{self.published}:".encode() + b"." * dice.choice((0, 10, 300, 1300))
+        side.history.send(STREAM, payload, Sent(self.name, None, lambda: side.arrivals[payload]))
+        self.waiting += 1
+        done = self.client.publish(payload)
+        done.addCallback(partial(self._confirmed, payload)).addErrback(
+            lambda failure: failure.trap(PushUnconfirmed, Violation)
+        ).addBoth(self._settled)
+
+    def _settled(self, _: Any) -> None:
+        self.waiting -= 1
+
+    def _confirmed(self, payload: bytes, seq: int) -> None:
+        self.side.history.release(STREAM, seq, payload)
+
+    def _records(self, run: Run) -> None:
+        self.reader.take(run.first_seq, [bytes(payload) for payload in run.payloads()])
+
+    def _gap(self, first: int, last: int) -> None:
+        position = self.reader.position
+        if (position is not None and first != position + 1) or last < first:
+            self.side.history.wrong(f"{self.name} has up to {position} and has lost {first} to {last}")
+        self.gaps.append((first, last))
+        self.reader.position = last
+
+    def close(self) -> None:
+        self.dead = True
+        self.client.close()
+
+
+class Backbone:
+    """All of them."""
+
+    topics = (STREAM,)
+
+    def __init__(self, world: World, server: Server, history: History) -> None:
+        dice = world.random
+        self.world, self.history = world, history
+        self.arrivals: Counter[bytes] = Counter()
+        self.lane = Lane(world, dice.choice((0.0, 0.05, 0.3)), dice.choice((0.0, 0.1)), dice.choice((0.01, 0.2)))
+        make_port = partial(ServerPort, self.lane, history=history, arrivals=self.arrivals)
+        server.doors.append(lambda host, broker: Door(host, broker, make_port))
+        server.on_crash.append(lambda: self.lane.ports.pop(SERVER, None))
+        self.clients: list[Client] = []
+        self.last: list[Client] = []
+        self.made = self._published = 0
+
+    def connect(self, after: int | None, **options: Any) -> Client:
+        self.made += 1
+        client = Client(self, self.made, after, **options)
+        self.clients.append(client)
+        return client
+
+    def step(self) -> None:
+        dice = self.world.random
+        self._bury()
+        if len(self.clients) < 4 and dice.random() < 0.2:
+            known = len(self.history.truth.get(STREAM, ()))
+            after = dice.choice((None, None, 0, dice.randint(0, known)))
+            self.connect(after, retries=dice.choice((0, 2)), store=dice.choice((0, 1 << 16)))
+        elif dice.random() < 0.03 and self.clients:
+            self.world.partition(dice.choice(self.clients).host, dice.random() * 12)
+        elif dice.random() < 0.02 and self.clients:
+            dice.choice(self.clients).close()
+        else:
+            for client in self.clients:
+                for _ in range(dice.choice((0, 1, 1, 10)) if client.publishes and client.ready else 0):
+                    client.publish()
+
+    def _bury(self) -> None:
+        self._published += sum(client.published for client in self.clients if client.dead)
+        self.clients = [client for client in self.clients if not client.dead]
+
+    def calm(self) -> None:
+        self.lane.loss = self.lane.double = 0.0
+        self.lane.delay = 0.01
+
+    def settled(self) -> str:
+        """What is still owed: a client that comes now has to get all that there is."""
+        self._bury()
+        if len(self.last) < 2 or any(client.dead for client in self.last):
+            self.last = [self.connect(0), self.connect(None)]
+        if not all(client.ready for client in self.last):
+            return "the last clients are not connected"
+        late, publisher = self.last
+        if not publisher.published:
+            publisher.publish()
+        end = len(self.history.truth.get(STREAM, ()))
+        for client in self.clients:
+            if client.reader.position is None and client.publishes and not client.waiting:
+                continue  # it was away when the last came, and has seen nothing that it could ask from
+            if client.waiting or client.reader.position != end:
+                return f"{client.name} has up to {client.reader.position} of {end}, and {client.waiting} unconfirmed"
+        if late.gaps:
+            self.history.wrong(f"a client that had everything sent to it has lost {late.gaps}")
+        return ""
+
+    def counts(self) -> int:
+        return self._published + sum(client.published for client in self.clients)
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()

@@ -1,0 +1,178 @@
+"""Lumberjack's writers, and what sees every byte between them and the server.
+
+A tap judges each connection by itself: an acknowledgement of n says that the first n of the oldest window are durable.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import partial
+
+import attrs
+from history import History, Sent
+from server import Server
+from world import Endpoint, Violation, World
+
+from fyrehose.errors import Closed
+from fyrehose.protocols.lumberjack.client import LumberjackClient
+from fyrehose.protocols.lumberjack.kit import kit
+from fyrehose.protocols.lumberjack.server import Settings
+
+PORT = 5044
+STREAM = "lumberjack"
+#: What a publish may end with: the client was closed, or what is wrong is noted.
+EXPECTED = Closed, Violation
+
+
+@attrs.define(eq=False)
+class Window:
+    size: int
+    acked: int = 0
+    events: list[bytes] = attrs.field(factory=list)
+
+
+@attrs.define(eq=False)
+class Tap:
+    """One connection, as seen at the server."""
+
+    history: History
+    version: int
+    windows: list[Window] = attrs.field(factory=list)
+    _heard: bytearray = attrs.field(factory=bytearray)
+    _said: bytearray = attrs.field(factory=bytearray)
+
+    def read(self, data: bytes) -> None:
+        self._heard += data
+        del self._heard[: self._frames(bytes(self._heard))]
+
+    def _frames(self, data: bytes) -> int:
+        """Take the whole frames in ``data``; where they end."""
+        at = 0
+        while len(data) - at >= 6:
+            kind, number = data[at + 1 : at + 2], int.from_bytes(data[at + 2 : at + 6], "big")
+            if kind == b"W":
+                self.windows.append(Window(number))
+                at += 6
+                continue
+            head = 6 if kind == b"C" else 10
+            size = number if kind == b"C" else int.from_bytes(data[at + 6 : at + 10], "big")
+            if len(data) - at < head + size:
+                break
+            content = data[at + head : at + head + size]
+            if kind == b"C":
+                self._frames(zlib.decompress(content))
+            else:
+                self.windows[-1].events.append(content)
+            at += head + size
+        return at
+
+    def wrote(self, data: bytes) -> None:
+        self._said += data
+        while len(self._said) >= 6:
+            version, kind, number = self._said[:1], self._said[1:2], int.from_bytes(self._said[2:6], "big")
+            del self._said[:6]
+            if kind != b"A" or version != b"%d" % self.version:
+                self.history.wrong(f"version {self.version} is told {bytes(version + kind)!r}")
+            self._acknowledged(number)
+
+    def _acknowledged(self, number: int) -> None:
+        wrong = self.history.wrong
+        if not self.windows:
+            wrong(f"an acknowledgement of {number} without a window")
+        window = self.windows[0]
+        if number == 0 and self.version == 1:
+            wrong("version 1 is asked for patience")
+        if number == 0:
+            return
+        if not window.acked < number <= len(window.events):
+            wrong(f"an acknowledgement of {number}, of {len(window.events)} events and behind {window.acked}")
+        for event in window.events[window.acked : number]:
+            self.history.acknowledge(STREAM, event)
+        window.acked = number
+        if number == window.size:
+            del self.windows[0]
+
+
+@attrs.define(eq=False)
+class Writer:
+    """A client with one connection: it keeps the order."""
+
+    world: World
+    history: History
+    name: str
+    client: LumberjackClient = attrs.field(init=False)
+    connections: int = 0
+    connected: bool = False
+    published: int = 0
+    unacked: set[bytes] = attrs.field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        dice = self.world.random
+        version = dice.choice((1, 2, 2))
+        self.client = LumberjackClient(
+            self.world.clock,
+            [Endpoint(self.world, self.name, PORT, partial(Tap, self.history, version))],
+            version=version,
+            compression=dice.choice((0, 3)),
+            window=dice.choice((1, 5, 50)),
+            pipelining=dice.choice((1, 2, 5)),
+            timeout=dice.choice((6.0, 30.0)),
+            on_state=self._state,
+            retry=lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random()),
+        )
+        self.client.connect().addErrback(lambda failure: None)
+
+    def _state(self, endpoint: object, connected: bool) -> None:
+        self.connections += connected
+        self.connected = connected
+
+    def publish(self) -> None:
+        dice = self.world.random
+        payloads = []
+        base = self.connections - self.connected
+        for _ in range(dice.choice((1, 1, 3, 20, 120))):
+            self.published += 1
+            noise = "." * dice.choice((0, 10, 10, 300, 3000))
+            payload = f'{{"n":"{self.name}:{self.published}:{noise}"}}'.encode()
+            self.history.send(STREAM, payload, Sent(self.name, self.published, lambda: self.connections - base))
+            payloads.append(payload)
+        self.unacked.update(payloads)
+        done = self.client.publish(payloads)
+        done.addCallback(lambda _: self._acked(payloads)).addErrback(lambda failure: failure.trap(*EXPECTED))
+
+    def _acked(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            self.history.acknowledge(STREAM, payload)
+            self.unacked.discard(payload)
+
+
+class Lumberjack:
+    """All of them."""
+
+    topics = (STREAM,)
+
+    def __init__(self, world: World, server: Server, history: History) -> None:
+        self.world = world
+        server.doors.append(lambda host, broker: kit.make_service(host, broker, f"tcp:{PORT}", Settings()))
+        self.writers = [Writer(world, history, f"lumberjack-{n}") for n in range(world.random.randint(1, 3))]
+
+    def step(self) -> None:
+        if self.world.random.random() < 0.5:
+            self.world.random.choice(self.writers).publish()
+
+    def calm(self) -> None:
+        """Writers go on by themselves."""
+
+    def settled(self) -> str:
+        """What is still owed; nothing if all is well."""
+        for writer in self.writers:
+            if writer.unacked:
+                return f"{writer.name} waits for {len(writer.unacked)} acknowledgements"
+        return ""
+
+    def counts(self) -> int:
+        return sum(writer.published for writer in self.writers)
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.client.close()
