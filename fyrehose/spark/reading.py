@@ -9,7 +9,9 @@ so are the numbers of every stream that is selected.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import attrs
 import pyarrow as pa
@@ -29,6 +31,8 @@ _BATCH = fmt.BATCH_HEADER.size
 _RUN = fmt.RUN_HEADER.size
 #: Where what is the same in runs of one kind begins in their header: which parts there are, and the lengths of names.
 _KIND = 28
+#: After how many new objects Python looks for cycles among them; usual are 700.
+_COLLECT = 100_000
 _OPTIONAL = fmt.Has.PRODUCER_SEQS | fmt.Has.EVENT_IDS | fmt.Has.EVENT_TIMES
 
 #: A batch: position, kind, mended, length of the body, chain, time, checksum; bytes, and where in them the body is.
@@ -91,7 +95,8 @@ class PartReader:
         except Missing as error:
             raise self._deleted(str(error)) from None
         try:
-            yield from self._read(reader)
+            with _seldom_collected():
+                yield from self._read(reader)
         except Missing as error:
             raise self._deleted(str(error)) from None
         finally:
@@ -279,6 +284,17 @@ class PartReader:
     def _deleted(self, what: str) -> JournalCorrupt:
         view = self.place.view()
         return missing(self.place, view, self.part.first, f"{what} was deleted after its reading was planned")
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Pieces of runs are many objects and no cycles: looking for some cost a fifth of reading small batches."""
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECT, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _batches(reader: SegmentReader, position: int, stop: int, limit: int) -> Iterator[_Batch]:

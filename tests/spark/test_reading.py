@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from random import Random
@@ -65,6 +66,18 @@ def test_parts_of_every_size_have_the_same_records(written: Opener) -> None:
     assert len(journal.segments) > 2
     for piece in (1, 5_000, 100_000, 1 << 30):
         assert journal.brief(journal.read(piece=piece)) == journal.rows()
+
+
+def test_the_collector_is_as_it_was_when_it_is_read(written: Opener) -> None:
+    journal, before = written(), gc.get_threshold()
+    journal.fill(20)
+    part = Planner(journal.place).parts()[0]
+    reading = PartReader(journal.place, part, Selection(), arrow_schema(("seq",))).read()
+    assert sum(batch.num_rows for batch in reading) == len(journal.records)
+    journal.flip(part.first + 100)
+    with pytest.raises(JournalCorrupt):
+        list(PartReader(journal.place, part, Selection(), arrow_schema(("seq",))).read())
+    assert gc.get_threshold() == before
 
 
 def test_a_journal_is_read_without_its_indexes(written: Opener) -> None:
