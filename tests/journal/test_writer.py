@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,27 @@ class TestPreparing:
             of.commit(numbered(2, b"y"), 1, 1)
         assert of.commit(numbered(2, b"y"), 1, 1).bare, "the cut took the zeros away"
         of.close(in_order=False)
+
+
+def test_what_got_through_of_a_short_write_does_not_stay(tmp_path: Path) -> None:
+    """Behind the end there is nothing that could be taken for a batch, or for a torn one."""
+    files = FaultyFiles()
+    of = writer(tmp_path, files, sync_each=True)
+    of.commit(numbered(1, b"kept"), 1, 1)
+    end, before = of.position, of.durable
+    files.name, files.nth, files.error, files.short = "write", files.calls["write"] + 1, errno.ENOSPC, 50
+    with pytest.raises(NoRoom):
+        of.commit(numbered(2, b"x" * 100), 1, 1)
+    assert (of.position, of.durable) == (end, before)
+    assert scan.path_of(tmp_path, of.base).stat().st_size == end - of.base
+    of.commit(numbered(2, b"again"), 1, 1)
+    of.close(in_order=True)
+    found = recover(tmp_path, files)
+    assert (found.ends, found.closed, found.notes) == ({"s": 2}, True, [])
+
+
+def test_the_time_never_goes_back(tmp_path: Path) -> None:
+    of = writer(tmp_path, FaultyFiles())
+    times = [of.commit(numbered(n, b"x"), time, time).batches[0][0] for n, time in enumerate((50, 30, 60), 1)]
+    assert [(header.time, header.clock) for header in times] == [(50, 50), (50, 30), (60, 60)]
+    of.close(in_order=True)

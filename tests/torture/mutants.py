@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Puts one bug after the other into a copy of the tree, and says whether the tests notice.
+
+    mutants.py [NAME...] [--jobs J] [--list]
+
+A mutant is a line of the table in mutants_table.py: a file, what stands there, what stands there instead, and the tests
+that have to fail then.  Tests that take longer than a minute have said nothing.  The status is 1 if any mutant was not
+caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mutants_table import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+#: How long the tests of one mutant may take, in seconds.
+PATIENCE = 60
+#: What a copy of the tree needs.
+PARTS = ("fyrehose", "tests", "pyproject.toml", "setup.cfg", "setup.py")
+
+
+def copy_tree(to: Path) -> Path:
+    """A copy that may be damaged."""
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, to / part, ignore=shutil.ignore_patterns("__pycache__", "corpus"))
+        else:
+            shutil.copy2(source, to / part)
+    return to
+
+
+def tests(tree: Path, mutant: Mutant) -> str:
+    """Run the tests of ``mutant`` in ``tree``: what became of them."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    if "/pure/" in mutant.file:
+        environment["FYREHOSE_PURE"] = "1"
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests.split()]
+    try:
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return f"TIMED OUT after {PATIENCE} s"
+    if done.returncode == 0:
+        return "SURVIVED"
+    if done.returncode != 1:  # not a test that failed, but pytest that did
+        return f"BROKEN: {done.stdout[-300:]}"
+    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return f"caught: {said[0].split(' - ')[0] if said else '?'}"
+
+
+def judge(mutant: Mutant, trees: SimpleQueue[Path]) -> str:
+    """Put ``mutant`` into a tree that is free, run its tests, take it out again."""
+    tree = trees.get()
+    path = tree / mutant.file
+    whole = path.read_text()
+    try:
+        if whole.count(mutant.old) != 1:
+            return f"BROKEN: {mutant.old!r} stands there {whole.count(mutant.old)} times"
+        path.write_text(whole.replace(mutant.old, mutant.new))
+        return tests(tree, mutant)
+    finally:
+        path.write_text(whole)
+        trees.put(tree)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--list", action="store_true", help="only say which there are")
+    arguments = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if not arguments.names or mutant.name in arguments.names]
+    if arguments.list:
+        print(*(f"{mutant.name}: {mutant.file}" for mutant in chosen), sep="\n")
+        return 0
+    os.nice(5)
+    began, verdicts = time.monotonic(), []
+    root = Path(tempfile.mkdtemp(prefix="fyrehose-mutants-"))
+    try:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(arguments.jobs):
+            trees.put(copy_tree(root / str(number)))
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            for mutant, verdict in zip(chosen, pool.map(lambda one: judge(one, trees), chosen), strict=True):
+                verdicts.append(verdict)
+                print(f"{mutant.name}: {verdict}", flush=True)
+    finally:
+        shutil.rmtree(root)
+    caught = sum(verdict.startswith("caught") for verdict in verdicts)
+    print(f"{caught} of {len(verdicts)} mutants caught, {time.monotonic() - began:.0f} s")
+    return int(caught != len(verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,396 @@
+"""Bugs that somebody might make, one a line: in codecs, journal and broker."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class Mutant:
+    """Instead of ``old``, which stands once in ``file``, there is ``new``; ``tests`` have to fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+_WRITER = "fyrehose/journal/writer.py"
+_JOURNAL = "fyrehose/journal/journal.py"
+_FORMAT = "fyrehose/journal/format.py"
+_RECOVERY = "fyrehose/journal/recovery.py"
+_FANOUT = "fyrehose/fanout.py"
+_BROKER = "fyrehose/broker.py"
+_TESTS_JOURNAL = "tests/journal/test_writer.py tests/journal/test_journal.py tests/conformance/test_journal.py"
+_TESTS_FORMAT = "tests/journal/test_format.py tests/journal/test_recovery.py"
+_TESTS_RECOVERY = "tests/journal/test_recovery.py tests/journal/test_writer.py"
+_TESTS_BROKER = "tests/test_broker.py tests/conformance/test_broker.py"
+_SUBSCRIBERS = "fyrehose/protocols/backbone/subscribers.py"
+_WINDOWS = "fyrehose/protocols/lumberjack/windows.py"
+
+MUTANTS = (
+    # The journal writes.
+    Mutant("no sync in a commit", _WRITER, "        if self.sync_each:\n            self.sync()\n", "", _TESTS_JOURNAL),
+    Mutant(
+        "durable without a sync",
+        _WRITER,
+        "            self._sync(self._fd)\n            self.durable = self.position",
+        "            self.durable = self.position",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "a failed sync is tried again",
+        _WRITER,
+        "            raise self._failure\n",
+        "            self._failure = None\n",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "half a batch stays after a short write",
+        _WRITER,
+        "            self.files.truncate(self._fd, self.position - self.base)\n            self._zeroed = 0",
+        "            self._zeroed = 0",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the directory is not synced when a segment begins",
+        _WRITER,
+        "            self.files.sync_directory(self.directory)\n",
+        "            pass\n",
+        _TESTS_JOURNAL + " tests/simulation",
+    ),
+    Mutant(
+        "the new segment is not synced",
+        _WRITER,
+        "        self.files.write(fd, start + ends, 0)\n        self._sync(fd)",
+        "        self.files.write(fd, start + ends, 0)",
+        _TESTS_JOURNAL + " tests/simulation",
+    ),
+    Mutant(
+        "numbers are not set aside",
+        _WRITER,
+        "            if not self.sync_each:\n",
+        "            if False:\n",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the time goes back",
+        _WRITER,
+        "self.time, self._clock = max(self.time, time), clock",
+        "self.time, self._clock = time, clock",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the chain is not carried on",
+        _WRITER,
+        "position, chain = header.end, header.checksum\n",
+        "position = header.end\n",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "the mark is ahead",
+        _WRITER,
+        "scan.pack_mark(self.durable)",
+        "scan.pack_mark(self.durable + 64)",
+        _TESTS_JOURNAL,
+    ),
+    # Its states.
+    Mutant(
+        "the publisher hears before the readers",
+        _JOURNAL,
+        "        self._observer.durable(ends)\n        for append in done:\n            append.done.callback(None)",
+        "        for append in done:\n            append.done.callback(None)\n        self._observer.durable(ends)",
+        _TESTS_JOURNAL + " " + _TESTS_BROKER,
+    ),
+    Mutant(
+        "what was pending stays when the disk is full",
+        _JOURNAL,
+        "dead, self._committing, self._pending = [*self._committing, *self._pending], [], []",
+        "dead, self._committing, self._pending = [*self._committing], [], []",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "a full disk is a failed one",
+        _JOURNAL,
+        "JournalState.READ_ONLY if failure.check(NoRoom)",
+        "JournalState.FAILED if failure.check(NoRoom)",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "appends are taken when read-only",
+        _JOURNAL,
+        "        if self.state is not JournalState.WRITABLE:\n            return fail(self._refusal())",
+        "        if self.state is JournalState.CLOSED:\n            return fail(self._refusal())",
+        _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "one may read what is not durable",
+        _JOURNAL,
+        "        if start > self._ends.get(stream, 0):\n            return ()\n",
+        "",
+        _TESTS_JOURNAL,
+    ),
+    # Its format.
+    Mutant(
+        "the checksum of a header is not looked at",
+        _FORMAT,
+        "if crc != crc32c(data[: BATCH_HEADER.size - 4]) or magic != BATCH_MAGIC:",
+        "if magic != BATCH_MAGIC:",
+        _TESTS_FORMAT,
+    ),
+    Mutant(
+        "the checksum of a body is not looked at",
+        _FORMAT,
+        "if crc32c(body, self.chain) != self.checksum:",
+        "if False:",
+        _TESTS_FORMAT,
+    ),
+    Mutant(
+        "checksums are not chained",
+        _FORMAT,
+        "checksum = crc32c(body, chain)",
+        "checksum = crc32c(body, 0)",
+        _TESTS_FORMAT,
+    ),
+    Mutant(
+        "a batch of elsewhere is taken", _FORMAT, "        if at != position:\n", "        if False:\n", _TESTS_FORMAT
+    ),
+    Mutant(
+        "an entry is not padded",
+        _FORMAT,
+        "name + bytes(-len(name) % 8)",
+        "name + bytes(8 - len(name) % 8)",
+        _TESTS_FORMAT,
+    ),
+    # It recovers.
+    Mutant(
+        "damage below the mark is cut off", _RECOVERY, "known = at < recovered.durable or", "known =", _TESTS_RECOVERY
+    ),
+    Mutant(
+        "a whole batch behind damage is cut off",
+        _RECOVERY,
+        "if known or at < durable_beyond(reader, at, segment.end):",
+        "if known:",
+        _TESTS_RECOVERY,
+    ),
+    Mutant(
+        "a missing end is not noticed",
+        _RECOVERY,
+        "    if recovered.position < recovered.durable:\n",
+        "    if False:\n",
+        _TESTS_RECOVERY,
+    ),
+    Mutant(
+        "a missing segment is not noticed",
+        _RECOVERY,
+        "    if segment.end < next_base:\n",
+        "    if False:\n",
+        _TESTS_RECOVERY,
+    ),
+    Mutant(
+        "the tail is not written again",
+        _RECOVERY,
+        "        _write_again(segment, recovered, files)\n",
+        "        pass\n",
+        _TESTS_RECOVERY + " tests/journal/test_journal.py",
+    ),
+    Mutant(
+        "numbers that were set aside are given out again",
+        _RECOVERY,
+        "    if not recovered.closed:\n",
+        "    if False:\n",
+        _TESTS_RECOVERY + " tests/conformance/test_journal.py",
+    ),
+    # The broker.
+    Mutant(
+        "numbers begin at 0",
+        "fyrehose/sequencer.py",
+        "firsts.append(end + 1)",
+        "firsts.append(end)",
+        "tests/conformance/test_sequencer.py",
+    ),
+    Mutant(
+        "numbers wrap",
+        "fyrehose/sequencer.py",
+        "if end + count > LAST_SEQ:",
+        "if end > LAST_SEQ:",
+        "tests/conformance/test_sequencer.py",
+    ),
+    Mutant(
+        "the floor is forgotten",
+        "fyrehose/sequencer.py",
+        "self._floor = floor",
+        "self._floor = 0",
+        "tests/conformance/test_sequencer.py",
+    ),
+    Mutant(
+        "a publish is told at once",
+        _BROKER,
+        "return durable.addCallback(self._acknowledged, runs, firsts)",
+        "from twisted.internet.defer import succeed\n        return succeed(firsts)",
+        _TESTS_BROKER,
+    ),
+    Mutant(
+        "numbers of failed appends are lost",
+        _BROKER,
+        "        ends = self.journal.ends()\n        self.sequencer.restore(ends, self.journal.floor)\n",
+        "        ends = self.journal.ends()\n",
+        _TESTS_BROKER,
+    ),
+    Mutant(
+        "a refused publish leaves its streams",
+        _BROKER,
+        "                del self._largest[stream]\n",
+        "                pass\n",
+        _TESTS_BROKER,
+    ),
+    Mutant(
+        "a subscription begins one too late",
+        _BROKER,
+        "min(max(after, oldest - 1), last)",
+        "min(max(after, oldest), last)",
+        _TESTS_BROKER,
+    ),
+    Mutant(
+        "a paused reader is served",
+        _FANOUT,
+        "if cursor.paused or cursor.stopped:",
+        "if cursor.stopped:",
+        "tests/test_fanout.py",
+    ),
+    Mutant(
+        "a reader that failed stays",
+        _FANOUT,
+        "            self._end(cursor, failure)\n            return 0\n",
+        "            return 0\n",
+        "tests/test_fanout.py",
+    ),
+    Mutant(
+        "who waits is forgotten",
+        _FANOUT,
+        "self._queue.extend(self._waiting.pop(stream, ()))",
+        "self._waiting.pop(stream, ())",
+        "tests/test_fanout.py",
+    ),
+    # The codecs.
+    Mutant(
+        "figg: a frame one byte too large is taken",
+        "fyrehose/protocols/figg/session.py",
+        "if size > largest:",
+        "if size > largest + 1:",
+        "tests/protocols/figg/test_session.py",
+    ),
+    Mutant(
+        "figg: an ACK covers what it does not",
+        "fyrehose/protocols/figg/session.py",
+        "if self._acks and seq_num >= self._acks[-1]:",
+        "if self._acks:",
+        "tests/protocols/figg",
+    ),
+    Mutant(
+        "figg: ACKs are said twice",
+        "fyrehose/protocols/figg/session.py",
+        "            self._acks.clear()\n",
+        "",
+        "tests/protocols/figg",
+    ),
+    Mutant(
+        "figg: bytes behind the last field",
+        "fyrehose/protocols/figg/frames.py",
+        "        if self._at != len(self._payload):\n",
+        "        if False:\n",
+        "tests/protocols/figg/test_frames.py",
+    ),
+    Mutant(
+        "figg: the window forgets what was sent",
+        "fyrehose/protocols/figg/window.py",
+        "            self._sent.append(entry)\n",
+        "",
+        "tests/protocols/figg/test_window.py tests/protocols/figg/test_client.py",
+    ),
+    Mutant(
+        "figg: the twin reads one byte too few",
+        "fyrehose/kernels/pure/figg.py",
+        "yield stop, bytes(buffer[start",
+        "yield stop - 1, bytes(buffer[start",
+        "tests/protocols/figg/test_session.py",
+    ),
+    Mutant(
+        "lumberjack: acknowledged when received",
+        _WINDOWS,
+        "return self.finished and self.sealed and self.durable == self.received",
+        "return self.finished and self.sealed",
+        "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_session.py",
+    ),
+    Mutant(
+        "lumberjack: acknowledged before the frame ends",
+        _WINDOWS,
+        "return self.finished and self.sealed and self.durable",
+        "return self.finished and self.durable",
+        "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_session.py",
+    ),
+    Mutant(
+        "lumberjack: a part is acknowledged again",
+        _WINDOWS,
+        "        window.acknowledged = window.durable\n",
+        "",
+        "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_session.py",
+    ),
+    Mutant(
+        "lumberjack: version 1 is told 0",
+        _WINDOWS,
+        "[Ack(version=2, number=0)] if version == 2 else []",
+        "[Ack(version=version, number=0)]",
+        "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_server.py",
+    ),
+    Mutant(
+        "lumberjack: a bomb goes off",
+        "fyrehose/protocols/lumberjack/inflate.py",
+        "            if len(self.data) > self.most:\n",
+        "            if False:\n",
+        "tests/protocols/lumberjack/test_inflate.py",
+    ),
+    Mutant(
+        "lumberjack: a compressed frame may end within a frame",
+        "fyrehose/protocols/lumberjack/session.py",
+        "        elif not self._spent:\n",
+        "        elif False:\n",
+        "tests/protocols/lumberjack/test_session.py",
+    ),
+    Mutant(
+        "backbone: the silent are kept",
+        _SUBSCRIBERS,
+        "if now - last <= ALIVE:",
+        "if now - last <= ALIVE + 1:",
+        "tests/protocols/backbone/test_subscribers.py tests/protocols/backbone/test_session.py",
+    ),
+    Mutant(
+        "backbone: journals are no subscribers",
+        _SUBSCRIBERS,
+        "if not flags & Flags.NOSUBSCRIBE]",
+        "if not flags & Flags.NOJOURNAL]",
+        "tests/protocols/backbone/test_subscribers.py",
+    ),
+    Mutant(
+        "backbone: others' addresses are believed",
+        "fyrehose/protocols/backbone/session.py",
+        'if host not in (source[0], "0.0.0.0"):',
+        "if False:",
+        "tests/protocols/backbone/test_session.py",
+    ),
+    Mutant(
+        "backbone: a REQUEST asks for too much",
+        "fyrehose/protocols/backbone/session.py",
+        "last = min(frame.last, newest, first + MAX_SEQUENCES - 1)",
+        "last = min(frame.last, newest)",
+        "tests/protocols/backbone/test_session.py",
+    ),
+    Mutant(
+        "backbone: backward ranges",
+        "fyrehose/protocols/backbone/frames.py",
+        "if isinstance(frame, _Range) and frame.first > frame.last:",
+        "if False:",
+        "tests/protocols/backbone/test_frames.py",
+    ),
+)
