@@ -171,3 +171,13 @@ def test_bytes_from_anywhere_never_do_worse_than_damage(data: bytes) -> None:
 def test_runs_are_grouped_by_stream_in_their_order() -> None:
     a1, b1, a2 = (Run.of(s, [p], source="t") for s, p in (("a", b"1"), ("b", b"2"), ("a", b"3")))
     assert fmt.grouped([a1, b1, a2]) == [a1, a2, b1]
+
+
+@pytest.mark.parametrize("length", range(1, 18))
+def test_entries_of_every_length(length: int) -> None:
+    entries = [fmt.Entry("x" * length, 1, 2), fmt.Entry("y", 3, 4)]
+    header, data = fmt.batch(fmt.Kind.ENDS, entries, position=64, durable=0, time=1, clock=1, chain=0)
+    body = data[fmt.BATCH_HEADER.size :]
+    assert (header.length % 8, header.length) == (0, len(body))
+    assert fmt.entries(body, 2) == entries
+    assert fmt.Entry.unpack(body, 0)[1] + len(entries[1].pack()) == len(body)

@@ -145,6 +145,16 @@ class TestCorruption:
         patch(last_segment(broken), header.position - scan.segments(broken.directory)[-1].base + 70, b"\xff")
         self.refuses(open_journal, broken, "damaged at byte")
 
+    def test_what_follows_says_that_it_was_durable(self, open_journal) -> None:
+        """Without the mark, too: a batch that was written later knows."""
+        bench = open_journal()
+        for payload in (b"a", b"b", b"c"):
+            bench.append(payload)
+        bench.crash()
+        forget_mark(bench)
+        patch(last_segment(bench), batches(bench)[1].position + 70, b"\xff")
+        self.refuses(open_journal, bench, "damaged at byte")
+
     def test_in_the_last_acknowledged_batch(self, open_journal) -> None:
         bench = open_journal()
         bench.append(b"a")

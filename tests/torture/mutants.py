@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Puts one bug after the other into a copy of the tree, and says whether the tests notice.
 
-    mutants.py [NAME...] [--jobs J] [--list]
+    mutants.py [NAME...] [--jobs J] [--list] [--tests 'PATH...']
 
 A mutant is a line of the table in mutants_table.py: a file, what stands there, what stands there instead, and the tests
 that have to fail then.  Tests that take longer than a minute have said nothing.  The status is 1 if any mutant was not
@@ -20,6 +20,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+
+import attrs
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -80,9 +82,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--tests", help="run these, and not those of the table")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     arguments = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if not arguments.names or mutant.name in arguments.names]
+    if arguments.tests:
+        chosen = [attrs.evolve(mutant, tests=arguments.tests) for mutant in chosen]
     if arguments.list:
         print(*(f"{mutant.name}: {mutant.file}" for mutant in chosen), sep="\n")
         return 0
