@@ -99,6 +99,13 @@ def test_streams_that_were_never_made_are_not_counted() -> None:
     assert isinstance(refused(broker.publish(drafts(b"x", stream="six"))), TooManyStreams)
 
 
+def test_a_refused_publish_makes_no_stream() -> None:
+    broker, _, _ = make(max_streams=1)
+    mixed = [*drafts(b"a", stream="one"), *drafts(b"b", stream="")]
+    assert isinstance(refused(broker.publish(mixed)), InvalidName)
+    assert broker.publish(drafts(b"x", stream="two")).result == (1,)
+
+
 def test_a_stream_is_still_restricted_after_its_first_publish_failed() -> None:
     broker, journal, _ = make(auto=False)
     broker.restrict("s", 3)
