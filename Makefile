@@ -132,6 +132,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
 	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
 	$(BIN)/python tests/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
+	$(BIN)/python tests/torture/mutants.py --jobs $(JOBS)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES) --losses
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES)

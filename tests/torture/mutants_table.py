@@ -354,8 +354,8 @@ MUTANTS = (
     Mutant(
         "lumberjack: a compressed frame may end within a frame",
         "fyrehose/protocols/lumberjack/session.py",
-        "        elif not self._spent:\n",
-        "        elif False:\n",
+        '            raise RemoteProtocolError("partial-frame", "a compressed frame ends within a frame")',
+        "            self._inflation = None",
         "tests/protocols/lumberjack/test_session.py",
     ),
     Mutant(
