@@ -411,7 +411,7 @@ class TestKeys:
         policy_file(tmp_path, 'network = "10.99.0.0/16"')
         running.process.send_signal(signal.SIGHUP)
         running.wait_for("connections are ended, to be judged again")
-        running.wait_for("may not subscribe")
+        running.wait_for("Forbidden from")
         collector.setsockopt(zmq.SNDTIMEO, 100)
         policy_file(tmp_path, 'network = "127.0.0.1"')
         running.process.send_signal(signal.SIGHUP)
