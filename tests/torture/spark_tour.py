@@ -42,7 +42,6 @@ from fyrehose.spark.jobs.gaps import gaps
 from fyrehose.spark.jobs.verify import verify
 from fyrehose.spark.places import Directory
 
-KITS = ("lumberjack", "relink")
 #: How many events are sent before an answer is waited for, and one in how many is sent again.
 TOGETHER, PLANTED = 500, 1000
 #: How many events go to one run of the command.
@@ -209,7 +208,7 @@ class Load:
     def __init__(self, server: Server, told: Told, args: argparse.Namespace, directory: Path) -> None:
         self.failure: BaseException | None = None
         shares = args.events - args.events // 3 * 2, args.events // 3, args.events // 3
-        figg, lumberjack, relink = (server.port(name) for name in ("figg", *KITS))
+        figg, lumberjack, relink = (server.port(name) for name in ("figg", "lumberjack", "relink"))
         works: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
             (by_figg, (figg, told, shares[0], args.seed, Pace(args.rate))),
             (by_lumberjack, (lumberjack, told, shares[1], args.seed, Pace(args.rate))),
@@ -315,8 +314,7 @@ def judge(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
 
 def tour(directory: Path, args: argparse.Namespace, spark: Any, beside: bool) -> list[str]:
     """All of it; what is wrong."""
-    words = [word for kit in KITS for word in ("--listen", f"{kit}=tcp:0:interface=127.0.0.1")]
-    server = Server(directory, *words)
+    server = Server(directory)
     journal, lake, told = directory / "data", directory / "lake", Told()
     try:
         server.wait_until_serving()
