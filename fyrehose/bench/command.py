@@ -174,7 +174,7 @@ def machine(directory: Path, wanted: Wanted, there: dict[str, Contestant]) -> di
     return {
         "machine": f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}, disk: {_disk(directory)}",
         "Python": platform.python_version(),
-        "servers": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "servers": ", ".join(f"{name} ({version})" for name, version in versions.items()),
         "rounds": f"{wanted.rounds}, {wanted.scale:g} times the messages, durability {wanted.durability}",
         "load average before": f"{usage.load()[0]:.2f}",
     }

@@ -72,11 +72,13 @@ def _costs(axes: Any, results: Results) -> None:
     names = _there(results, list(WORK), "micros")
     width = 0.8 / max(1, len(names))
     for number, name in enumerate(names):
+        label: str | None = name
         for place, case in enumerate(WORK):
             value = results.median(case, "micros", name)
             if value is not None:
                 at = place - 0.4 + (number + 0.5) * width
-                axes.bar(at, value, width * 0.92, color=COLOURS[name], label=name if place == 0 else None)
+                axes.bar(at, value, width * 0.92, color=COLOURS[name], label=label)
+                label = None
                 axes.text(at, value, f"{value:.2g}", ha="center", va="bottom", fontsize=7)
     axes.set_yscale("log")
     axes.set_xticks(range(len(WORK)), list(WORK.values()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
@@ -28,7 +27,7 @@ _INPUT = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where servers write: a real disk.")
 @click.option("--json", "output", type=_OUTPUT, help="Write every sample there.")
 @click.option("--plot", "picture", type=_OUTPUT, help="Draw a picture there (.svg or .png).")
-@click.option("--show", "earlier", type=_INPUT, help="Measure nothing: show that JSON.")
+@click.option("--show", "earlier", type=_INPUT, multiple=True, help="Measure nothing: show that JSON.")
 @click.option("--markdown", is_flag=True, help="Show the tables as Markdown.")
 @click.option("--install-peers", is_flag=True, help="First get the servers of others: apt (as root) and PyPI.")
 def bench(
@@ -77,8 +76,8 @@ def bench(
             durability=durability,
             alone=alone,
         )
-        # Servers and load makers end with it, however it is ended.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        # However it is ended, servers and load makers end with it, and what was measured is shown.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with tempfile.TemporaryDirectory(prefix="fyrehose-bench-", dir=directory) as place:
             report = command.measure(cases, Path(place), wanted)
     command.show(report, for_page=markdown)

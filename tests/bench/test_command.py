@@ -6,10 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.bench import command
+from fyrehose.bench import command, runner
 from fyrehose.bench.cases import CASES
-from fyrehose.bench.command import NoSuchCase, Report, Wanted, available, choose, joined, machine, show, show_list
+from fyrehose.bench.command import (
+    NoSuchCase,
+    Report,
+    Wanted,
+    available,
+    choose,
+    joined,
+    machine,
+    measure,
+    show,
+    show_list,
+)
 from fyrehose.bench.results import Measured
+from fyrehose.bench.servers import CannotStart
 
 
 def test_nothing_chosen_is_everything() -> None:
@@ -45,6 +57,26 @@ def test_the_machine_its_disk_and_its_load_are_told(tmp_path: Path) -> None:
     assert "disk: unknown" not in found["machine"]
     assert found["rounds"] == "3, 1 times the messages, durability batch"
     assert float(found["load average before"]) >= 0
+
+
+def test_what_was_measured_is_kept_whatever_comes_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers: list[list[Measured] | BaseException] = [
+        CannotStart("it is gone"),
+        [Measured(case="figg/live/4", contestant="fyrehose", samples=[{"micros": 1.0}])],
+        KeyboardInterrupt(),
+    ]
+
+    def run(*_: object) -> list[Measured]:
+        answer = answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(runner, "run", run)
+    cases = choose(["figg/live/1", "figg/live/4", "figg/live/16", "figg/catch-up"])
+    report = measure(cases, tmp_path, Wanted(alone=True))
+    assert [one.case for one in report.measured] == ["figg/live/4"]
+    assert report.failed == ["figg/live/1: it is gone", "figg/live/16 and what follows: interrupted"]
 
 
 def test_several_runs_are_shown_as_one() -> None:

@@ -22,7 +22,7 @@ def test_everybody_has_a_colour() -> None:
 def test_a_picture_shows_who_was_measured(tmp_path: Path) -> None:
     measured = [
         Measured(case=case, contestant=name, samples=[{"micros": 2.0, **LATENCY}])
-        for case in [*WORK, "figg/latency/5k"]
+        for case in [*list(WORK)[1:], "figg/latency/5k"]
         for name in ("fyrehose", "redis-always")
     ]
     for name, results in (("full.svg", Results(measured)), ("empty.svg", Results([]))):
