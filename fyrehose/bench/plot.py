@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,16 @@ def draw(results: Results, path: Path, told: str) -> None:
     mpl.rcParams["svg.hashsalt"] = "fyrehose"
     from matplotlib import pyplot as plt
 
-    figure, (above, middle, below) = plt.subplots(3, 1, figsize=(10, 12), height_ratios=(3, 2, 2))
-    _costs(above, results)
-    _latency(middle, results)
-    _protocols(below, results)
-    figure.text(0.01, 0.005, told, fontsize=7, color="#555555")
-    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    panels = [(height, panel) for height, panel, there in PANELS if there(results)]
+    heights = [height for height, _ in panels] or [1]
+    figure, axes = plt.subplots(
+        len(heights), 1, figsize=(10, 1 + 1.5 * sum(heights)), height_ratios=heights, squeeze=False
+    )
+    for (_, panel), place in zip(panels, axes[:, 0], strict=False):
+        panel(place, results)
+    foot = textwrap.wrap(told, 170)
+    figure.text(0.01, 0.005, "\n".join(foot), fontsize=7, color="#555555")
+    figure.tight_layout(rect=(0, 0.015 * (1 + len(foot)), 1, 1))
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 
@@ -70,43 +75,61 @@ def _there(results: Results, cases: Sequence[str], figure: str) -> list[str]:
 
 def _costs(axes: Any, results: Results) -> None:
     names = _there(results, list(WORK), "micros")
-    width = 0.8 / max(1, len(names))
     for number, name in enumerate(names):
-        label: str | None = name
-        for place, case in enumerate(WORK):
-            value = results.median(case, "micros", name)
-            if value is not None:
-                at = place - 0.4 + (number + 0.5) * width
-                axes.bar(at, value, width * 0.92, color=COLOURS[name], label=label)
-                label = None
-                axes.text(at, value, f"{value:.2g}", ha="center", va="bottom", fontsize=7)
+        at = [place + 0.8 * ((number + 0.5) / len(names) - 0.5) for place in range(len(WORK))]
+        there = [
+            (x, value)
+            for x, case in zip(at, WORK, strict=True)
+            if (value := results.median(case, "micros", name)) is not None
+        ]
+        axes.plot(*zip(*there, strict=True), "o", color=COLOURS[name], label=name)
+        for x, value in there:
+            axes.annotate(f"{value:.3g}", (x, value), (0, 7), textcoords="offset points", ha="center", fontsize=7)
     axes.set_yscale("log")
     axes.set_xticks(range(len(WORK)), list(WORK.values()))
+    axes.set_xlim(-0.5, len(WORK) - 0.5)
+    for edge in range(1, len(WORK)):
+        axes.axvline(edge - 0.5, color="#dddddd", linewidth=0.8)
+    axes.margins(y=0.12)
     axes.set_ylabel("us of the server's CPU a message")
-    axes.set_title("What a message of 128 bytes costs", loc="left")
-    if names:
-        axes.legend(fontsize=8, ncols=2)
+    axes.set_title("What a message of 128 bytes costs (each line up is ten times as much)", loc="left", fontsize=10)
+    axes.grid(axis="y", color="#dddddd")
+    axes.legend(fontsize=8, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.14), frameon=False)
 
 
 def _latency(axes: Any, results: Results) -> None:
-    names = _there(results, [LATENCY], "acknowledged.50")
-    for place, name in enumerate(reversed(names)):
+    names = list(reversed(_there(results, [LATENCY], "acknowledged.50")))
+    for place, name in enumerate(names):
         low, high = (results.median(LATENCY, f"acknowledged.{part}", name) for part in ("50", "99"))
         if low is not None and high is not None:
             axes.plot([low * 1e3, high * 1e3], [place, place], color=COLOURS[name], linewidth=3)
             axes.plot([low * 1e3], [place], "o", color=COLOURS[name])
-            axes.plot([high * 1e3], [place], "|", color=COLOURS[name], markersize=12)
-    axes.set_yticks(range(len(names)), list(reversed(names)))
+            axes.annotate(f"{low * 1e3:.2g}", (low * 1e3, place), (0, 7), textcoords="offset points", fontsize=7)
+            axes.annotate(f"{high * 1e3:.2g}", (high * 1e3, place), (0, 7), textcoords="offset points", fontsize=7)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(-0.5, len(names) - 0.2)
     axes.set_xscale("log")
-    axes.set_xlabel("ms to the acknowledgement at 5,000 messages/s: p50 (dot) to p99")
+    axes.grid(axis="x", color="#dddddd")
+    axes.set_title("Milliseconds to the acknowledgement, at 5,000 messages/s: p50 to p99", loc="left", fontsize=10)
 
 
 def _protocols(axes: Any, results: Results) -> None:
-    found = [(text, results.median(case, "micros")) for case, text in PROTOCOLS.items()]
+    found = [(text, results.median(case, "micros")) for case, text in reversed(PROTOCOLS.items())]
     there = [(text, value) for text, value in found if value is not None]
-    for place, (_, value) in enumerate(reversed(there)):
-        axes.barh(place, value, color=COLOURS["fyrehose"])
-        axes.text(value, place, f" {value:.2g}", va="center", fontsize=8)
-    axes.set_yticks(range(len(there)), [text for text, _ in reversed(there)])
+    for place, (_, value) in enumerate(there):
+        axes.plot([value], [place], "o", color=COLOURS["fyrehose"])
+        axes.annotate(f"{value:.3g}", (value, place), (8, -3), textcoords="offset points", fontsize=8)
+    axes.set_yticks(range(len(there)), [text for text, _ in there])
+    axes.set_ylim(-0.5, len(there) - 0.5)
     axes.set_xscale("log")
-    axes.set_xlabel("us of the server's CPU a message, each door")
+    axes.margins(x=0.1)
+    axes.grid(axis="x", color="#dddddd")
+    axes.set_title("us of the server's CPU a message, each door, on disk when acknowledged", loc="left", fontsize=10)
+
+
+#: Their heights, who draws them, and whether there is something to be drawn.
+PANELS: tuple[tuple[int, Callable[[Any, Results], None], Callable[[Results], bool]], ...] = (
+    (3, _costs, lambda results: bool(_there(results, list(WORK), "micros"))),
+    (2, _latency, lambda results: bool(_there(results, [LATENCY], "acknowledged.50"))),
+    (2, _protocols, lambda results: any(results.median(case, "micros") is not None for case in PROTOCOLS)),
+)
