@@ -45,7 +45,7 @@ def bench(
     markdown: bool,
     install_peers: bool,
 ) -> None:
-    """Measure the server, in processes of its own, on the cases whose names match PATTERNS (all of them without any).
+    """Measure the server on the cases whose names match PATTERNS, or on all.
 
     \b
         fyrehose bench --list
