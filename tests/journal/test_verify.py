@@ -181,7 +181,8 @@ class TestIndexes:
     def test_one_that_lies_is(self, index: Path) -> None:
         data = bytearray(index.read_bytes())
         data[-8] ^= 8  # the position of a stream's batch
-        data[40:44] = crc32c(bytes(data[48:])).to_bytes(4, "little")
+        data[40:44] = bytes(4)
+        data[40:44] = crc32c(bytes(data)).to_bytes(4, "little")
         index.write_bytes(data)
         assert "something else than its segment" in str(self.report(index).problems[0])
 
