@@ -17,7 +17,6 @@ pytestmark = pytest.mark.live
 NAMES = (
     "figg/live/4",
     "figg/catch-up",
-    "figg/publish/window-1",
     "lumberjack/level-3/16-connections",
     "relink/live/1",
     "relink/catch-up",
@@ -43,7 +42,8 @@ def measure(case: Case, directory: Path, *contestants: Contestant) -> list[Measu
 def test_every_protocol_is_measured(name: str, tmp_path: Path) -> None:
     (case,) = selected([name])
     (found,) = measure(case.scaled(0.0005), tmp_path)
-    assert ("acknowledged.50" in found.figures) == (case.window == 1)
+    assert found.median("rate") > 0
+    assert "acknowledged.50" not in found.figures, "it has no rate to be late for"
 
 
 def test_a_rate_is_kept_and_latency_told(tmp_path: Path) -> None:
