@@ -217,8 +217,10 @@ class BatchHeader:
         _check_version(version)
         if at != position:
             raise Damage(f"the batch belongs at position {at}")
-        if length > MAX_BODY or length % 8 or durable > at or kind >= len(_KINDS):
+        if length > MAX_BODY or length % 8 or kind >= len(_KINDS):
             raise Damage("the header of the batch makes no sense")
+        if durable > at:
+            raise Damage(f"the batch says that {durable} was durable, beyond itself")
         return cls(_KINDS[kind], bool(mended), length, parts, records, chain, at, durable, time, clock, checksum)
 
     def check(self, body: Buffer) -> None:

@@ -144,8 +144,6 @@ class _Verifier:
         report.size += header.end - header.position
         self.done += header.end - header.position
         self._chain = None if header.mended else header.checksum
-        if header.durable > header.position:
-            self._problem(batch.segment, header.position, f"it says that {header.durable} was durable, beyond itself")
         if header.time < self._time and not header.mended:
             self._problem(batch.segment, header.position, "its time is before that of the batch before")
         self._time = max(self._time, header.time)

@@ -127,7 +127,7 @@ def test_a_batch_elsewhere_or_of_another_log() -> None:
 def test_a_batch_that_knows_the_future() -> None:
     """What was durable when it was written cannot lie behind it: nobody makes up for the bytes up to there."""
     _, data = fmt.batch(fmt.Kind.ENDS, [], position=64, durable=72, time=1, clock=1, chain=0)
-    with pytest.raises(fmt.Damage, match="makes no sense"):
+    with pytest.raises(fmt.Damage, match="beyond itself"):
         fmt.BatchHeader.unpack(data[:64], 64)
 
 
