@@ -88,7 +88,8 @@ def _open(master: str | None, memory: str, name: str) -> SparkSession:
     # PySpark hands out times in the zone of the process.
     os.environ["TZ"] = "UTC"
     time.tzset()
-    return session(f"fyrehose {name}", master, memory=memory)
+    with showing.bar("starting Spark"):
+        return session(f"fyrehose {name}", master, memory=memory)
 
 
 def _table(
@@ -210,7 +211,8 @@ def table(sql: str | None, master: str | None, memory: str, **which: Any) -> Non
         rows = [tuple(row) for row in answer.collect()]
     if sql is None:
         rows = [(*row[:4], decimal(row[4]), *row[5:]) for row in rows]
-    showing.table("records" if sql is None else sql, answer.columns, rows)
+    title = "records" if sql is None else sql
+    showing.table(title if rows else "no records", answer.columns, rows)
 
 
 @main.command(short_help="Find records that were sent twice.")
@@ -232,7 +234,7 @@ def dedup(within: str, output: str | None, master: str | None, memory: str, **wh
             found.write.mode("overwrite").parquet(output)
             found = spark.read.parquet(output)
         rows = found.groupBy("stream", "source").count().sort("stream", "source").collect()
-    showing.table("doubles", ("stream", "source", "doubles"), rows)
+    showing.table("doubles" if rows else "no doubles", ("stream", "source", "doubles"), rows)
 
 
 @main.command(short_help="Find numbers that are missing, or there twice.")
@@ -288,7 +290,7 @@ def rates(window: str, plot: Path | None, output: str | None, master: str | None
         seconds = spark.sql(f"select unix_seconds(timestamp_seconds(0) + interval {window})").collect()[0][0]
     if plot is not None:
         job.plot(rows, seconds, plot)
-    showing.table(f"by {window}", counted.columns, rows)
+    showing.table(f"by {window}" if rows else "no records", counted.columns, rows)
 
 
 @main.command(short_help="Parse JSON payloads, and keep what is no JSON.")

@@ -61,9 +61,12 @@ def in_a_line(error: Exception) -> FyrehoseError | None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], console: Console | None = None) -> None:
-    """A table on standard output; numbers to the right, and nothing in it that a terminal would obey."""
+    """A table on standard output; numbers to the right, and nothing in it that a terminal would obey.
+
+    Where there are no rows the title says it all.
+    """
     listed = list(rows)
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    made = Table(box=None, pad_edge=False)
     for i, name in enumerate(columns):
         numeric = bool(listed) and all(isinstance(row[i], int | float | None) for row in listed)
         made.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
@@ -72,7 +75,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], con
     console = console or Console()
     if not console.is_terminal:
         console.width = WIDE
-    console.print(made)
+    console.print(Text(title), style="italic", soft_wrap=True)
+    if listed:
+        console.print(made)
     if len(listed) > ROWS:
         console.print(f"... and {len(listed) - ROWS:,} more")
 

@@ -49,6 +49,14 @@ def test_a_table() -> None:
     assert "\x1b" not in said
 
 
+def test_a_table_of_nothing_and_one_for_a_file() -> None:
+    console = Console(file=io.StringIO())
+    showing.table("no gaps " + "x" * 300, ("name",), [], console)
+    assert console.file.getvalue() == "no gaps " + "x" * 300 + "\n"  # type: ignore[attr-defined]
+    showing.table("t", tuple("abcdefgh"), [(10**12,) * 8], console)
+    assert console.file.getvalue().splitlines()[-1].split() == ["1,000,000,000,000"] * 8  # type: ignore[attr-defined]
+
+
 def test_a_long_table_is_cut() -> None:
     console = Console(file=io.StringIO(), width=80)
     showing.table("t", ("n",), [(i,) for i in range(showing.ROWS + 7)], console)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
 
 #: How many lines a plot has: more cannot be told apart.
 LINES = 10
+#: And how many windows, those without records included.
+WINDOWS = 10_000
 
 
 def rates(records: DataFrame, window: str = "1 minute", by: Sequence[str] = ("stream", "source", "topic")) -> DataFrame:
@@ -42,32 +45,46 @@ def plot(rows: Sequence[Any], seconds: float, path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import dates, pyplot, ticker
 
     totals: dict[str, int] = {}
     for row in rows:
         totals[row["stream"]] = totals.get(row["stream"], 0) + row["records"]
     shown = sorted(totals, key=lambda stream: -totals[stream])[:LINES]
-    starts = sorted({row["start"] for row in rows})
+    # Times are drawn as well as numbers are, though matplotlib's types do not say so.
+    starts: Any = windows({row["start"] for row in rows}, seconds)
     figure, axes = pyplot.subplots(figsize=(11, 5), layout="constrained")
-    others = dict.fromkeys(starts, 0.0)
     for stream in shown:
-        rate = dict.fromkeys(starts, 0.0)
-        for row in rows:
-            if row["stream"] == stream:
-                rate[row["start"]] += row["records"] / seconds
-        axes.plot(starts, list(rate.values()), marker=".", label=stream.replace("$", r"\$"))
-    for row in rows:
-        if row["stream"] not in shown:
-            others[row["start"]] += row["records"] / seconds
+        rate = _rate((row for row in rows if row["stream"] == stream), starts, seconds)
+        axes.plot(starts, rate, marker=".", label=stream.replace("$", r"\$"))
     if len(totals) > len(shown):
-        axes.plot(
-            starts, list(others.values()), color="grey", linestyle=":", label=f"{len(totals) - len(shown)} others"
-        )
+        rate = _rate((row for row in rows if row["stream"] not in shown), starts, seconds)
+        axes.plot(starts, rate, color="grey", linestyle=":", label=f"{len(totals) - len(shown)} others")
     axes.set(xlabel="time (UTC)", ylabel="records a second", ylim=(0, None), title="Records accepted, by stream")
     axes.grid(alpha=0.3)
     if shown:
         axes.legend(loc="upper left", fontsize="small")
-    figure.autofmt_xdate()
+        locator = dates.AutoDateLocator()
+        axes.xaxis.set(major_locator=locator, major_formatter=dates.ConciseDateFormatter(locator))
+    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,g}"))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def windows(starts: Collection[datetime], seconds: float) -> list[datetime]:
+    """Windows of time in their order, with those in which nothing came, unless they are too many to be seen."""
+    if not starts:
+        return []
+    first, step = min(starts), timedelta(seconds=seconds)
+    count = (max(starts) - first) // step + 1 if step else 0
+    # Months are not of one length.
+    filled = [first + i * step for i in range(count)] if count <= WINDOWS else []
+    return sorted({*starts, *filled})
+
+
+def _rate(rows: Iterable[Any], starts: Sequence[datetime], seconds: float) -> list[float]:
+    """Records a second in each window."""
+    found = dict.fromkeys(starts, 0.0)
+    for row in rows:
+        found[row["start"]] += row["records"] / seconds
+    return list(found.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.spark.jobs.rates import LINES, plot, rates
+from fyrehose.spark.jobs.rates import LINES, WINDOWS, plot, rates, windows
 
 AT = datetime(2026, 1, 1)
 
@@ -37,3 +37,12 @@ def test_a_plot(tmp_path: Path, streams: int) -> None:
     ]
     plot(rows, 60.0, tmp_path / "rates.png")
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_windows_in_which_nothing_came_are_among_them() -> None:
+    minute = timedelta(minutes=1)
+    assert windows({AT + 3 * minute, AT}, 60.0) == [AT + i * minute for i in range(4)]
+    assert windows(set(), 60.0) == []
+    assert windows({AT, AT + 2 * WINDOWS * minute}, 60.0) == [AT, AT + 2 * WINDOWS * minute]
+    odd = {AT, AT + timedelta(days=31), AT + timedelta(days=59)}
+    assert odd <= set(windows(odd, 30 * 86_400.0))
