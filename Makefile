@@ -29,6 +29,10 @@ MESSAGES ?= 100000
 TRANSFER_KILLS ?= 50
 # Simulations of servers, clients and bad networks, of each kind.
 SIMULATIONS ?= 2000
+# Kills of an archive; records that a cluster of Spark's reads, and events of its tour.
+ARCHIVE_KILLS ?= 30
+RECORDS ?= 200000
+EVENTS ?= 1000000
 # What is measured (patterns of `fyrehose bench --list`; empty: all of it), and how often.
 BENCH ?=
 ROUNDS ?= 5
@@ -137,6 +141,9 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES) --losses
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES)
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES) --kills $(TRANSFER_KILLS)
+	$(BIN)/python tests/torture/spark_kill.py --count $(ARCHIVE_KILLS)
+	$(BIN)/python tests/torture/spark_cluster.py --records $(RECORDS)
+	$(BIN)/python tests/torture/spark_tour.py --events $(EVENTS)
 
 # As long as you like: its memory has a slope worth knowing after an hour.
 soak: .venv/test.stamp
