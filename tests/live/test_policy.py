@@ -56,6 +56,8 @@ class Client:
             except (ConnectionError, ssl.SSLError):
                 data = b""
             if not data:
+                # Else the server keeps its end for a while, and counts it among those of this address.
+                self.socket.close()
                 return None
             for event in self.session.receive_data(data):
                 self.heard.append(bytes(event.payload) if isinstance(event, DataRun) else event)

@@ -103,7 +103,7 @@ def test_names_and_times_that_are_odd(spark: Any, written: Opener, tmp_path: Pat
         assert brief(tables.table(spark, lake, str(journal.directory), streams=[name])) == journal.rows(
             lambda r, name=name: r.stream == name
         )
-    micros = tables.table(spark, lake).selectExpr("*", "unix_micros(event_time) micros")
+    micros = tables.table(spark, lake, streams=names).selectExpr("*", "unix_micros(event_time) micros")
     stored = {
         (row.stream, row.seq): (row.micros, row.producer_seq, bytes(row.event_id), str(row.date))
         for row in micros.drop("event_time").collect()
