@@ -25,7 +25,7 @@ from fyrehose.errors import FyrehoseError
 
 #: Columns of a table that goes to a file.
 WIDTH = 160
-EVERYBODY = {**servers.OURS, **peers.PEERS}
+EVERYBODY = {**servers.OURS, servers.FYREHOSE_METRICS.name: servers.FYREHOSE_METRICS, **peers.PEERS}
 DURABLE = {name: contestant.durable for name, contestant in EVERYBODY.items()}
 
 
@@ -42,6 +42,13 @@ class Wanted:
     durability: str = "batch"
     #: whether to measure no other servers
     alone: bool = False
+    #: whether to measure the server with its metrics on as well
+    metrics: bool = False
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """Who is measured at each case, whoever else is there."""
+        return ("fyrehose", servers.FYREHOSE_METRICS.name) if self.metrics else ("fyrehose",)
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +115,7 @@ def measure(cases: Sequence[Case], directory: Path, wanted: Wanted) -> Report:
     failed: list[str] = []
     with console.status("") as status:
         for case in cases:
-            contestants = [there[name] for name in ("fyrehose", *case.against) if name in there]
+            contestants = [there[name] for name in (*wanted.ours, *case.against) if name in there]
             told = partial(_tell, status, case.name)
             try:
                 measured += runner.run(
@@ -153,11 +160,11 @@ def draw(report: Report, path: Path) -> None:
 
 def available(cases: Sequence[Case], wanted: Wanted) -> tuple[dict[str, Contestant], list[str]]:
     """The contestants of ``cases`` that can be started, and why others cannot."""
-    names = {"fyrehose": None} | dict.fromkeys(name for case in cases for name in case.against)
+    names = dict.fromkeys(wanted.ours) | dict.fromkeys(name for case in cases for name in case.against)
     there: dict[str, Contestant] = {}
     missing: list[str] = []
     for name in names:
-        if wanted.alone and name not in ("fyrehose", "disk"):
+        if wanted.alone and name not in (*wanted.ours, "disk"):
             continue
         try:
             EVERYBODY[name].version()

@@ -14,6 +14,7 @@ from fyrehose.bench.cases import Case
 from fyrehose.bench.makers import Makers
 from fyrehose.bench.plans import Outcome, Plan
 from fyrehose.bench.results import Sample, latency
+from fyrehose.bench.scraping import Scraper
 from fyrehose.bench.servers import Contestant, Running
 
 #: One stream for everybody, so what a round leaves is there in the next; and publishers hear nothing of their own, so
@@ -86,7 +87,8 @@ class Bout:
         with Makers(plans) as makers:
             resident = usage.memory(self.running.pid)[0]
             before = usage.cpu(self.running.pid)
-            outcomes = makers.run()
+            with Scraper(self.running.metrics_port):
+                outcomes = makers.run()
             spent = usage.cpu(self.running.pid).since(before)
         if any(plan.publishers for plan in plans) and self.wire in ONE_STREAM:
             self.held += self.case.messages - max(outcome.lost for outcome in outcomes)

@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,8 @@ class Running:
     past_port: int
     #: what its load makers have to know
     extra: dict[str, Any] = attrs.field(factory=dict)
+    #: where its metrics are scraped; 0: nowhere
+    metrics_port: int = 0
 
     @property
     def pid(self) -> int:
@@ -155,12 +159,13 @@ OPTIONS = {
     ),
     "eventbus": (),
 }
+_LOOPBACK = "tcp:0:interface=127.0.0.1"
 _ENDPOINTS = {"backbone": "udp:0:interface=127.0.0.1"}
 
 
 def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) -> list[str]:
     """The command line of the server that ``protocol`` is measured with."""
-    endpoint = _ENDPOINTS.get(protocol, "tcp:0:interface=127.0.0.1")
+    endpoint = _ENDPOINTS.get(protocol, _LOOPBACK)
     words = [twistd(), "--pidfile=", "-n", "fyrehose", "--data-dir", str(directory / "data")]
     words += ["--durability", durability, "--listen", f"{protocol}={endpoint}", *more]
     for option in OPTIONS.get(protocol, ()):
@@ -168,19 +173,34 @@ def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) 
     return words
 
 
-def start_fyrehose(directory: Path, protocol: str, durability: str) -> Running:
-    """``twistd -n fyrehose`` with one door."""
-    spawned = spawn(directory, fyrehose_words(directory, protocol, durability))
+def start_fyrehose(directory: Path, protocol: str, durability: str, metrics: bool = False) -> Running:
+    """``twistd -n fyrehose`` with one door, and with that of the metrics where they are wanted."""
+    more = ("--listen", f"admin={_LOOPBACK}") if metrics else ()
+    spawned = spawn(directory, fyrehose_words(directory, protocol, durability, *more))
     said = spawned.wait_for(lambda text: "#info] serving\n" in text)
-    port = int(re.findall(rf"{protocol} \(\S+\) listens on \S+?:(\d+)\n", said)[-1])
-    if protocol == "eventbus":
-        return Running(spawned.process, port + 2, port + 1, port)
-    return Running(spawned.process, port, port, port)
+
+    def port_of(kit: str) -> int:
+        return int(re.findall(rf"{kit} \(\S+\) listens on \S+?:(\d+)\n", said)[-1])
+
+    port = port_of(protocol)
+    live, past = (port + 1, port) if protocol == "eventbus" else (port, port)
+    publish = port + 2 if protocol == "eventbus" else port
+    return Running(spawned.process, publish, live, past, metrics_port=port_of("admin") if metrics else 0)
 
 
 def fyrehose_version() -> str:
     """Ours, and which kernels it has."""
     return f"{__version__}, {'native' if kernels.NATIVE else 'pure'} kernels"
+
+
+def metrics_version() -> str:
+    """The same, where metrics can be had.
+
+    :raises CannotStart: prometheus-client is not installed
+    """
+    if find_spec("prometheus_client") is None:
+        raise CannotStart("prometheus-client is not installed: pip install 'fyrehose[admin]'")
+    return fyrehose_version()
 
 
 FYREHOSE = Contestant(name="fyrehose", durable=Durable.SYNCED, start=start_fyrehose, version=fyrehose_version)
@@ -190,5 +210,12 @@ FYREHOSE_LATER = Contestant(
     durable=Durable.LATER,
     start=lambda directory, protocol, _: start_fyrehose(directory, protocol, "interval:1000"),
     version=fyrehose_version,
+)
+#: The same with metrics that somebody scrapes: what they cost.
+FYREHOSE_METRICS = Contestant(
+    name="fyrehose-metrics",
+    durable=Durable.SYNCED,
+    start=partial(start_fyrehose, metrics=True),
+    version=metrics_version,
 )
 OURS = {contestant.name: contestant for contestant in (FYREHOSE, FYREHOSE_LATER)}

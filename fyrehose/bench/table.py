@@ -87,7 +87,7 @@ def _loads(results: Results, durable: dict[str, Durable]) -> Table:
             spread(one.spread("rate")),
             spread(one.spread("micros")),
             f"{one.median('user'):.2f}+{one.median('system'):.2f}",
-            "" if times is None else f"{times:.1f}x",
+            "" if times is None else f"{times:.2f}x" if times < 2 else f"{times:.1f}x",
             f"{one.median('peak') / _MIB:.0f}",
             f"{one.median('maker'):.2f}",
             f"{one.median('busy'):.0%}",

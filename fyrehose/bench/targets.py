@@ -81,6 +81,8 @@ def _targets() -> Iterable[Target]:
         if case.target:
             value = _median(case.name, "micros")
             yield Target(name=f"{case.name}, CPU a message", unit="us", limit=case.target, value=value)
+            value = _times("micros", (case.name, "fyrehose-metrics"), (case.name, "fyrehose"))
+            yield Target(name=f"{case.name}, CPU with metrics against without", unit="times", limit=1.05, value=value)
     yield Target(name="figg, each further subscriber, CPU a delivery", unit="us", limit=0.1, value=_further)
     live, past, alone = "figg/live/1", "figg/catch-up", "figg/publish/window-1"
     for name, limit, value in (

@@ -19,8 +19,9 @@ _INPUT = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.command()
 @click.argument("patterns", nargs=-1)
 @click.option("--list", "only_list", is_flag=True, help="Name the cases, and run none.")
-@click.option("--quick", is_flag=True, help="A twentieth of the messages, one round: whether it works, not how fast.")
+@click.option("--quick", is_flag=True, help="Whether it works: few messages, one round.")
 @click.option("--alone", is_flag=True, help="Without the servers of others.")
+@click.option("--metrics", is_flag=True, help="Beside it one with metrics, scraped each second.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="How often each is run.")
 @click.option("--scale", type=click.FloatRange(0.0001, 1000), default=1.0, help="Times the messages.  [default: 1]")
 @click.option("--durability", default="batch", show_default=True, metavar="MODE", help="batch, interval:MS or never.")
@@ -29,12 +30,13 @@ _INPUT = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--plot", "picture", type=_OUTPUT, help="Draw a picture there (.svg or .png).")
 @click.option("--show", "earlier", type=_INPUT, multiple=True, help="Measure nothing: show that JSON.")
 @click.option("--markdown", is_flag=True, help="Show the tables as Markdown.")
-@click.option("--install-peers", is_flag=True, help="First get the servers of others: apt (as root) and PyPI.")
+@click.option("--install-peers", is_flag=True, help="First get the others, from apt and PyPI.")
 def bench(
     patterns: tuple[str, ...],
     only_list: bool,
     quick: bool,
     alone: bool,
+    metrics: bool,
     rounds: int,
     scale: float,
     durability: str,
@@ -75,6 +77,7 @@ def bench(
             scale=scale / 20 if quick else scale,
             durability=durability,
             alone=alone,
+            metrics=metrics,
         )
         # However it is ended, servers and load makers end with it, and what was measured is shown.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -49,6 +49,8 @@ def test_who_is_missing_is_said_and_not_measured(monkeypatch: pytest.MonkeyPatch
     assert "figg-server: $FIGG_SERVER is not set" in missing
     there, missing = available(choose(["figg/publish/window-1"]), Wanted(alone=True))
     assert (set(there), missing) == ({"fyrehose", "disk"}, [])
+    there, missing = available(choose(["relink/publish"]), Wanted(alone=True, metrics=True))
+    assert (list(there), missing) == (["fyrehose", "fyrehose-metrics"], [])
 
 
 def test_the_machine_its_disk_and_its_load_are_told(tmp_path: Path) -> None:

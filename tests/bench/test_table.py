@@ -53,6 +53,13 @@ def test_a_line_for_each_server_and_the_case_once() -> None:
     assert found[3].split()[:5] == ["redis-always", "250k", "5.5", "2.75+2.75", "5.5x"]
 
 
+def test_what_metrics_cost_is_told_by_the_hundredth_and_judged() -> None:
+    found = lines(load("fyrehose", 1.0), load("fyrehose-metrics", 1.042))
+    assert found[3].split()[:5] == ["fyrehose-metrics", "250k", "1.04", "0.52+0.52", "1.04x"]
+    judged = [line for line in found if "CPU with metrics against without" in line]
+    assert [line.split()[-5:] for line in judged] == [["1.04", "<=", "1.05", "times", "met"]]
+
+
 @pytest.mark.parametrize(("cpu", "says"), [(0.5, "met"), (1.2, "missed")])
 def test_targets_are_met_or_missed(cpu: float, says: str) -> None:
     found = [line for line in lines(load("fyrehose", cpu)) if line.startswith("figg/live/1, CPU a message")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.bench import peers, runner, servers
+from fyrehose.bench import peers, runner, scraping, servers
 from fyrehose.bench.cases import Case, selected
 from fyrehose.bench.results import Measured
 from fyrehose.bench.servers import CannotStart, Contestant
@@ -44,6 +44,23 @@ def test_every_protocol_is_measured(name: str, tmp_path: Path) -> None:
     (found,) = measure(case.scaled(0.0005), tmp_path)
     assert found.median("rate") > 0
     assert "acknowledged.50" not in found.figures, "it has no rate to be late for"
+
+
+@pytest.mark.parametrize("protocol", ["figg", "eventbus"])
+def test_metrics_are_scraped_meanwhile(protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scraped: list[int] = []
+    leave = scraping.Scraper.__exit__
+
+    def left(scraper: scraping.Scraper, *reason: object) -> None:
+        leave(scraper, *reason)
+        scraped.append(scraper.scrapes)
+
+    monkeypatch.setattr(scraping.Scraper, "__exit__", left)
+    case = Case(name=f"{protocol}/x", protocol=protocol, messages=200, subscribers=1, window=64)
+    plain, metrics = measure(case, tmp_path, servers.FYREHOSE, servers.FYREHOSE_METRICS)
+    assert (plain.contestant, metrics.contestant) == ("fyrehose", "fyrehose-metrics")
+    assert scraped[0] == 0
+    assert scraped[1] >= 1
 
 
 def test_a_rate_is_kept_and_latency_told(tmp_path: Path) -> None:
