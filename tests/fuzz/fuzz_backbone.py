@@ -129,7 +129,7 @@ def client(data: bytes) -> None:
                 assert event.handle not in settled
                 settled.add(event.handle)
         for sent, _ in session.data_to_send():
-            tokens += [sent.data[-16:]] if len(sent.data) == 29 else []
+            tokens += [bytes(sent.data[-16:])] if len(sent.data) == 29 else []
         assert session.next_due(now) >= 0
     for event in session.abandon():
         assert event.handle not in settled  # type: ignore[union-attr]

@@ -14,7 +14,6 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
 harness = import_module("harness")
-harness.atheris = None  # type: ignore[attr-defined]  # it would instrument what other tests use
 FUZZERS = ("figg", "backbone", "journal", "http")
 DECODERS = [
     (fuzzer, name, decoder) for fuzzer in FUZZERS for name, decoder in import_module(f"fuzz_{fuzzer}").DECODERS.items()
