@@ -42,6 +42,8 @@ from fyrehose.records import Buffer, Run
 VERSION = 1
 #: The body of a batch, in bytes: what a group commit is cut into, unless a single append is larger.
 BATCH = 4 << 20
+#: A payload that is at least so long is written from where it lies, in bytes; smaller ones are cheaper to copy.
+LARGE = 16 << 10
 #: No body is larger: it holds a batch, or one append that is larger (see records.MAX_PUBLISH).
 MAX_BODY = 64 << 20
 
@@ -259,7 +261,7 @@ class Entry:
         return cls(_text(data[at : at + length]), first, last), end
 
 
-def batch(
+def pieces(
     kind: Kind,
     parts: Sequence[Run] | Sequence[Entry],
     *,
@@ -269,27 +271,37 @@ def batch(
     clock: int,
     chain: int,
     fill: int = 0,
-) -> tuple[BatchHeader, bytearray]:
-    """A batch: its header, and all its bytes.
+) -> tuple[BatchHeader, list[Buffer]]:
+    """A batch: its header, and all its bytes in pieces; payloads that are large are not copied.
 
     :param fill: how long it is to be with its header, where it takes the place of a damaged range
     """
-    pieces: list[Buffer] = [bytes(BATCH_HEADER.size)]
+    body: list[Buffer] = []
     records = 0
     for part in parts:
         if isinstance(part, Run):
             records += len(part)
-            _pack_run(part, pieces)
+            _pack_run(part, body)
         else:
-            pieces.append(part.pack())
-    data = bytearray().join(pieces).ljust(fill, b"\0") if fill else bytearray().join(pieces)
-    body = memoryview(data)[BATCH_HEADER.size :]
-    checksum = crc32c(body, chain)
-    header = BatchHeader(
-        kind, fill > 0, len(body), len(parts), records, chain, position, durable, time, clock, checksum
-    )
-    data[: BATCH_HEADER.size] = header.pack()
-    return header, data
+            body.append(part.pack())
+    if fill:
+        body.append(bytes(max(0, fill - BATCH_HEADER.size - sum(map(len, body)))))
+    joined = _joined(body)
+    length, checksum = 0, chain
+    for piece in joined:
+        length += len(piece)
+        checksum = crc32c(piece, checksum)
+    header = BatchHeader(kind, fill > 0, length, len(parts), records, chain, position, durable, time, clock, checksum)
+    packed = header.pack()
+    if joined and len(joined[0]) < LARGE:
+        return header, [packed + joined[0], *joined[1:]]
+    return header, [packed, *joined]
+
+
+def batch(kind: Kind, parts: Sequence[Run] | Sequence[Entry], **numbers: int) -> tuple[BatchHeader, bytes]:
+    """The same in one piece."""
+    header, data = pieces(kind, parts, **numbers)
+    return header, b"".join(data)
 
 
 def runs(body: Buffer, time: int) -> list[Run]:
@@ -348,6 +360,18 @@ def grouped(many: Iterable[Run]) -> list[Run]:
     for run in many:
         streams.setdefault(run.stream, []).append(run)
     return [run for of_stream in streams.values() for run in of_stream]
+
+
+def _joined(pieces: Sequence[Buffer]) -> list[Buffer]:
+    """The same bytes in fewer pieces, of which only those next to large ones are small."""
+    found: list[Buffer] = []
+    begin = 0
+    for i, piece in enumerate(pieces):
+        if len(piece) >= LARGE:
+            found += b"".join(pieces[begin:i]), piece
+            begin = i + 1
+    found.append(b"".join(pieces[begin:]))
+    return [piece for piece in found if piece]
 
 
 @lru_cache(maxsize=4096)

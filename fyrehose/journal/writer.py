@@ -170,11 +170,11 @@ class Writer:
         except OSError as error:
             raise _no_room(error) from error
         written = []
-        data = []
+        data: list[Buffer] = []
         position, chain = self.position, self._chain
         for runs in batches:
             grouped = fmt.grouped(runs)
-            header, encoded = fmt.batch(
+            header, encoded = fmt.pieces(
                 fmt.Kind.RECORDS,
                 grouped,
                 position=position,
@@ -185,7 +185,7 @@ class Writer:
             )
             position, chain = header.end, header.checksum
             written.append((header, grouped))
-            data.append(encoded)
+            data += encoded
         self._append(data)
         self.position, self._chain = position, chain
         for _, grouped in written:
@@ -274,13 +274,13 @@ class Writer:
                     self.files.close(fd)
             self._fd = self._mark_fd = -1
 
-    def _append(self, batches: Sequence[Buffer]) -> None:
+    def _append(self, pieces: Sequence[Buffer]) -> None:
         """Write behind the end, or leave the end where it is."""
         at = self.position - self.base
         try:
-            for data in batches:
-                self.files.write(self._fd, data, at)
-                at += len(data)
+            for piece in pieces:
+                self.files.write(self._fd, piece, at)
+                at += len(piece)
         except OSError as error:
             self.files.truncate(self._fd, self.position - self.base)
             self._zeroed = 0
@@ -289,11 +289,13 @@ class Writer:
 
     def _control(self, kind: fmt.Kind, entries: Sequence[fmt.Entry]) -> None:
         header, data = self._batch(kind, entries, self.position)
-        self._append([data])
+        self._append(data)
         self.position, self._chain = header.end, header.checksum
 
-    def _batch(self, kind: fmt.Kind, entries: Sequence[fmt.Entry], position: int) -> tuple[fmt.BatchHeader, bytearray]:
-        return fmt.batch(
+    def _batch(
+        self, kind: fmt.Kind, entries: Sequence[fmt.Entry], position: int
+    ) -> tuple[fmt.BatchHeader, list[Buffer]]:
+        return fmt.pieces(
             kind,
             entries,
             position=position,
@@ -341,8 +343,8 @@ class Writer:
         entries = [fmt.Entry(stream, self._reserved.get(stream, end), end) for stream, end in self.ends.items()]
         entries.append(fmt.Entry("", 0, self.floor))
         header, ends = self._batch(fmt.Kind.ENDS, entries, base + len(start))
-        self.files.allocate(fd, 0, max(self.segment_size, len(start) + len(ends)))
-        self.files.write(fd, start + ends, 0)
+        self.files.allocate(fd, 0, max(self.segment_size, header.end - base))
+        self.files.write(fd, b"".join((start, *ends)), 0)
         self._sync(fd)
         return header.end, header.checksum
 

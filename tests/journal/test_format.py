@@ -35,7 +35,21 @@ def test_the_header_of_a_segment() -> None:
 
 
 def make(*runs: Run, position: int = 64, chain: int = 0) -> tuple[fmt.BatchHeader, bytearray]:
-    return fmt.batch(fmt.Kind.RECORDS, runs, position=position, durable=position, time=1, clock=2, chain=chain)
+    header, data = fmt.batch(fmt.Kind.RECORDS, runs, position=position, durable=position, time=1, clock=2, chain=chain)
+    return header, bytearray(data)
+
+
+@pytest.mark.parametrize("sizes", [[fmt.LARGE], [9, fmt.LARGE - 1], [3, fmt.LARGE + 5, 7], [fmt.LARGE] * 3, [1, 2, 3]])
+def test_large_payloads_are_not_copied(sizes: list[int]) -> None:
+    runs = [Run.of("s", [b"%d" % i * size], source="t").numbered(1 + i, 1) for i, size in enumerate(sizes)]
+    header, pieces = fmt.pieces(fmt.Kind.RECORDS, runs, position=64, durable=0, time=1, clock=1, chain=7)
+    large = [run.payload for run in runs if len(run.payload) >= fmt.LARGE]
+    assert all(any(piece is payload for piece in pieces) for payload in large)
+    assert len(pieces) <= 2 * len(large) + 2
+    data = b"".join(pieces)
+    assert data[:64] == header.pack()
+    header.check(data[64:])
+    assert fmt.runs(memoryview(data)[64:], 1) == runs
 
 
 def test_the_bytes_of_a_batch() -> None:
