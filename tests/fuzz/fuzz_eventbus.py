@@ -1,45 +1,45 @@
-"""Random messages for the event bus: decoders, labels, sessions of both sides.
+"""Random messages for the event bus: decoders, labels, sessions of both sides, its door.
 
-    python tests/fuzz/fuzz_eventbus.py [EXECUTIONS [SEED]]
+    python tests/fuzz/fuzz_eventbus.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
-Prints what it did; ends with an error at the first crash, execution that takes more than a second, or growth of more
-than 64 MiB.  Messages are valid ones, cut, joined, swapped and overwritten, so that most get past the first check.
+See harness.py.  Messages are valid ones, cut, joined, swapped and overwritten, so that most get past the first check;
+sessions get as many of them as the input makes.
 """
 
 from __future__ import annotations
 
-import resource
 import struct
 import sys
-import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 
-from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.eventbus.client_session import ClientSession, Options
-from fyrehose.protocols.eventbus.encoding import KIT, event_frames
-from fyrehose.protocols.eventbus.frames import (
-    MAX_LABEL,
-    Broadcast,
-    Dialect,
-    Pub,
-    Subtrees,
-    Sync,
-    SyncEnd,
-    SyncStart,
-    parse_sequence,
-)
-from fyrehose.protocols.eventbus.labels import Written, read_labels
-from fyrehose.protocols.eventbus.session import ServerSession
-from fyrehose.protocols.eventbus.settings import Settings, Syntax
-from fyrehose.protocols.eventbus.zap import Door
-from fyrehose.records import Run
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness
+
+with harness.instrumented("fyrehose.protocols.eventbus"):
+    from fyrehose.errors import RemoteProtocolError
+    from fyrehose.protocols.eventbus.client_session import ClientSession, Options
+    from fyrehose.protocols.eventbus.encoding import KIT, event_frames
+    from fyrehose.protocols.eventbus.frames import (
+        MAX_LABEL,
+        Broadcast,
+        Dialect,
+        Pub,
+        Subtrees,
+        Sync,
+        SyncEnd,
+        SyncStart,
+        parse_sequence,
+    )
+    from fyrehose.protocols.eventbus.labels import Written, read_labels
+    from fyrehose.protocols.eventbus.session import ServerSession
+    from fyrehose.protocols.eventbus.settings import Settings, Syntax
+    from fyrehose.protocols.eventbus.zap import Door
+    from fyrehose.records import Run
 
 Message = list[bytes]
-
-#: How long one execution may take, in seconds, and how much the process may grow, in KiB.
-SLOWEST = 1.0
-GROWTH = 64 << 10
 
 PIECES = [
     b"",
@@ -83,21 +83,9 @@ EVENT = [b"/a/", b"null", b"me", PIECES[18], PIECES[22], b"\x81\xa1n\x01"]
 class Fuzzer:
     """Makes messages, and gives them to everything that takes some."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
+    def __init__(self, data: bytes) -> None:
+        self.random = harness.Chance(data)
         self.now = 0.0
-        self.reset()
-
-    def reset(self) -> None:
-        """New sessions."""
-        random = self.random
-        self.server = ServerSession(
-            Settings(dedup=random.random() < 0.5, subtrees=random.choice(list(Syntax)), max_payload=1 << 20)
-        )
-        self.client = ClientSession(
-            Options(subtrees=random.choice([(), ("/a/",)]), after=random.choice([None, 0, 7])), Random(1), self.now
-        )
-        self.client.connected(self.now)
 
     def piece(self) -> bytes:
         """A frame."""
@@ -165,33 +153,46 @@ class Fuzzer:
         written = Written(run, KIT)
         assert (written.producer, written.timestamp(0), written.uuid(0)) == sent, sent
 
-    def servers(self) -> None:
+    def server(self) -> None:
         """A session takes what is right, as it is, and refuses the rest."""
+        random = self.random
+        settings = Settings(dedup=random.random() < 0.5, subtrees=random.choice(list(Syntax)), max_payload=1 << 20)
+        session = ServerSession(settings)
+        while random:
+            self.publishes(session)
+
+    def publishes(self, session: ServerSession) -> None:
+        """One message more."""
         message = self.message()
         identity = self.piece()
         self.now += self.random.choice([0, 0.1, 100])
         count = 1 + len(message)
-        self.server.receive_pub([identity, *message][:16], count, self.now)
-        self.server.receive_request([identity, *message][:16], count, self.now)
-        batch = self.server.take()
+        session.receive_pub([identity, *message][:16], count, self.now)
+        session.receive_request([identity, *message][:16], count, self.now)
+        batch = session.take()
         if batch is not None:
             for run in batch.runs:
                 (frames,) = event_frames(run.numbered(1, 1), Dialect.BINARY)
                 sent = message[-6:]
                 assert [bytes(frames[0]), *map(bytes, frames[2:])] == [sent[0], *sent[2:]], message
-        assert len(self.server.snapshots) <= 72
+        assert len(session.snapshots) <= 72
         if self.random.random() < 0.01:
-            self.server.snapshots.clear()
+            session.snapshots.clear()
 
-    def clients(self) -> None:
-        """What a client hands out rises."""
-        self.now += self.random.choice([0, 0, 1, 30])
-        messages: Sequence[Message] = [self.message() for _ in range(3)]
-        receive: Callable[..., object] = self.random.choice([self.client.receive_broadcasts, self.client.receive_syncs])
-        receive(messages, self.now)
-        self.client.tick(self.now)
-        self.client.data_to_send()
-        assert self.client._held_bytes <= 16 << 20
+    def client(self) -> None:
+        """What a client holds back has a limit."""
+        random = self.random
+        options = Options(subtrees=random.choice([(), ("/a/",)]), after=random.choice([None, 0, 7]))
+        session = ClientSession(options, Random(1), self.now)
+        session.connected(self.now)
+        while random:
+            self.now += random.choice([0, 0, 1, 30])
+            messages: Sequence[Message] = [self.message() for _ in range(3)]
+            receive: Callable[..., object] = random.choice([session.receive_broadcasts, session.receive_syncs])
+            receive(messages, self.now)
+            session.tick(self.now)
+            session.data_to_send()
+            assert session._held_bytes <= 16 << 20
 
     def doors(self) -> None:
         """Whatever is asked, there is an answer."""
@@ -207,29 +208,13 @@ def again(parse: Callable[[Message], object], message: Message) -> None:
     assert parse(parsed.serialize()) == parsed, message  # type: ignore[attr-defined]
 
 
-def run(executions: int, seed: int) -> None:
-    """So many executions of each target in turn; raises at the first that is wrong."""
-    fuzzer = Fuzzer(seed)
-    targets = [fuzzer.decoders, fuzzer.labels, fuzzer.servers, fuzzer.clients, fuzzer.doors]
-    before, began, slowest = 0, time.monotonic(), 0.0
-    for n in range(executions):
-        if n % 10_000 == 0:
-            fuzzer.reset()
-        if n == 10_000:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        started = time.process_time()
-        for target in targets:
-            target()
-        took = time.process_time() - started
-        slowest = max(slowest, took)
-        assert took < SLOWEST, f"execution {n} of seed {seed} took {took:.1f} s"
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before if before else 0
-    assert grown < GROWTH, f"grew by {grown} KiB"
-    print(
-        f"eventbus: {executions} executions of each of {len(targets)} targets, seed {seed}, in "
-        f"{time.monotonic() - began:.0f} s; slowest {slowest * 1000:.0f} ms, grown by {grown} KiB"
-    )
-
+DECODERS = {
+    "decoders": lambda data: Fuzzer(data).decoders(),
+    "labels": lambda data: Fuzzer(data).labels(),
+    "server": lambda data: Fuzzer(data).server(),
+    "client": lambda data: Fuzzer(data).client(),
+    "doors": lambda data: Fuzzer(data).doors(),
+}
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]) if len(sys.argv) > 1 else 200_000, int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    sys.exit(harness.main(__file__, DECODERS))
