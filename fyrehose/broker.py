@@ -16,6 +16,7 @@ from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
 from fyrehose.counters import Counters
+from fyrehose.doors import Door
 from fyrehose.errors import Closed, InvalidName, PayloadTooLarge, PublishError, ReadOnly, TooManyStreams
 from fyrehose.fanout import Cursor, Fanout
 from fyrehose.flow import Budget
@@ -64,6 +65,8 @@ class Broker:
     max_streams: int = attrs.field(default=100_000, kw_only=True, validator=attrs.validators.le(MAX_STREAMS))
     guard: Guard = attrs.field(factory=Guard, kw_only=True)
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
+    #: where it can be come to, for those who look after it
+    doors: list[Door] = attrs.field(factory=list, init=False)
     #: by source; a publish is that of its first run
     taken: dict[str, Taken] = attrs.field(factory=dict, init=False)
     _fanout: Fanout = attrs.field(init=False)

@@ -12,6 +12,7 @@ printed is escaped, in both.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from math import isfinite
@@ -23,6 +24,8 @@ from twisted.python.failure import Failure
 #: The longest value of a field, in characters; a message has all of its own.
 MAX_FIELD = 2_000
 
+#: What Twisted says of ports: the class that serves one says nothing to an operator.
+_PORT = re.compile(r".* starting on \S+|\((\S+ )?Port .* Closed\)")
 #: Fields of Twisted's own, and of its older log.
 _OWN = ("log_", "format", "message", "time", "system", "isError", "failure", "why", "printed", "logLevel")
 
@@ -56,8 +59,14 @@ FORMATS: Mapping[str, Callable[[LogEvent], str | None]] = {"text": text_line, "j
 
 
 def observer(form: str, out: TextIO) -> FileLogObserver:
-    """What writes the log to ``out``, as ``form`` is called."""
-    return FileLogObserver(out, FORMATS[form])
+    """What writes the log to ``out``, as ``form`` is called; without what is said better elsewhere."""
+    line = FORMATS[form]
+    return FileLogObserver(out, lambda event: None if _said_elsewhere(event) else line(event))
+
+
+def _said_elsewhere(event: LogEvent) -> bool:
+    """Whether it is a line of Twisted's own about a port, each of which we tell of by its door's name."""
+    return event.get("log_namespace") == "log_legacy" and _PORT.fullmatch(formatEvent(event)) is not None
 
 
 def _time(seconds: float) -> str:

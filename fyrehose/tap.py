@@ -26,6 +26,7 @@ from twisted.python.logfile import LogFile
 
 from fyrehose import __version__, kernels, kits, logs, policy, process
 from fyrehose.config import Config, FromFile, Listener, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose.doors import Door, encryption
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.flow import Budget
 from fyrehose.journal.journal import FileJournal
@@ -190,7 +191,9 @@ class Server(Service):
             on_failure=self._cannot_go_on,
         )
         self.manager = Manager.found(reactor, os.environ)
+        #: what is not as it was asked for, and what is not as it could be, for the log
         self.notes: list[str] = []
+        self.remarks: list[str] = []
         self._ended = False
         self._serves = False
         for listener in self._within_descriptors(config.listeners):
@@ -244,6 +247,8 @@ class Server(Service):
         process.reload_on_hangup(self.reactor, self.reload)
         for note in self.notes:
             log.warn("{note}", note=note)
+        for remark in self.remarks:
+            log.info("{remark}", remark=remark)
         log.info(
             "fyrehose {version}, {kernels} kernels, journal in {directory}",
             version=__version__,
@@ -302,6 +307,25 @@ class Server(Service):
             )
         service.setName(f"{listener.name} ({listener.endpoint})")
         service.setServiceParent(IService(self.fyrehose))
+        self.fyrehose.broker.doors.append(
+            Door(
+                name=listener.name,
+                kit=listener.kit.name,
+                endpoint=listener.endpoint,
+                encryption=encryption(listener.endpoint, listener.settings),
+                who=partial(self._who, listener),
+                connections=lambda: getattr(service, "connections", None),
+            )
+        )
+
+    def _who(self, listener: Listener) -> str:
+        """Who may come in by a door, for people."""
+        if getattr(listener.kit, "guards_itself", False):
+            return "whoever has the token" if getattr(listener.settings, "token_file", "") else "this machine"
+        if self.config.policy_file is None:
+            return "this machine"
+        rules = len(self.fyrehose.broker.guard.policy.rules)
+        return f"whom the policy allows ({rules} rule{'s' * (rules != 1)})"
 
     def _within_descriptors(self, listeners: tuple[Listener, ...]) -> list[Listener]:
         """The listeners, none of them with more connections than there are file descriptors for."""
@@ -313,14 +337,19 @@ class Server(Service):
             if wanted > share:
                 break
             left -= wanted  # what it does not want is for the others
-        fitted = []
-        for listener in listeners:
-            if listener in limited and listener.settings.max_connections > share:
-                self.notes.append(
-                    f"{listener.name} takes {share} connections at the most, not {listener.settings.max_connections}: "
-                    f"the system allows {available + process.RESERVED} file descriptors (see ulimit -n)"
-                )
-                settings = attrs.evolve(listener.settings, max_connections=share)
-                listener = attrs.evolve(listener, settings=settings)
-            fitted.append(listener)
-        return fitted
+        cut = [listener for listener in limited if listener.settings.max_connections > share]
+        if cut:
+            usual = [type(listener.settings)().max_connections for listener in cut]
+            asked = usual != [listener.settings.max_connections for listener in cut]
+            wanted = sum(listener.settings.max_connections for listener in limited)
+            names, each = ", ".join(listener.name for listener in cut), " each" if len(cut) > 1 else ""
+            (self.notes if asked else self.remarks).append(
+                f"{names} may have {share} connections{each}, as the system allows {available + process.RESERVED} file "
+                f"descriptors; for all that the options allow, start it with `ulimit -n {wanted + process.RESERVED}`, "
+                "or LimitNOFILE= in a unit"
+            )
+        return [_with_connections(listener, share) if listener in cut else listener for listener in listeners]
+
+
+def _with_connections(listener: Listener, most: int) -> Listener:
+    return attrs.evolve(listener, settings=attrs.evolve(listener.settings, max_connections=most))

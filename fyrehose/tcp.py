@@ -485,6 +485,11 @@ class TCPService(Service):
         self._port = prompt(port if self._backlog else deepen(port))
         return port
 
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self.factory.connections)
+
     def reload(self) -> None:
         """Read certificates again, for the connections that come from now on.
 

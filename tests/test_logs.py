@@ -105,9 +105,24 @@ def test_an_event_of_the_older_log() -> None:
     assert "isError" not in found
 
 
+def test_ports_are_told_of_once() -> None:
+    def said(text: str) -> dict[str, Any]:
+        return {"log_namespace": "log_legacy", "log_format": "{log_text}", "log_text": text, "log_time": 0.0}
+
+    out = io.StringIO()
+    write = observer("text", out)
+    for text in ("SessionFactory starting on 8119", "(TCP Port 8119 Closed)", "something starting on its own, twice"):
+        write(said(text))
+    write({**said("ours is starting on 8119"), "log_namespace": "fyrehose.x"})
+    assert [line.partition("] ")[2] for line in out.getvalue().splitlines()] == [
+        "something starting on its own, twice",
+        "ours is starting on 8119",
+    ]
+
+
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()))
 def test_every_event_is_one_object(fields: dict[str, Any]) -> None:
-    line = json_line({"log_format": "said", "log_level": LogLevel.info, "log_time": 1.0, **fields})
+    line = json_line({**fields, "log_format": "said", "log_level": LogLevel.info, "log_time": 1.0})
     assert line.count("\n") == 1
     assert line.isascii()
     assert isinstance(json.loads(line), dict)

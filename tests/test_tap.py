@@ -18,7 +18,7 @@ from twisted.logger import ILogObserver, LogLevel
 from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
 
-from fyrehose import __version__, kits, process, tap
+from fyrehose import __version__, kits, policy, process, tap
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
 from fyrehose.policy import LOOPBACK, Action, Identity
 from fyrehose.tap import Options, Server
@@ -253,12 +253,44 @@ def test_connections_are_no_more_than_there_are_descriptors_for(
     server = Server(StoppingReactor(), config)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
     assert limits == [931, 5], "what one does not want is for the others"
-    assert server.notes == [
+    assert server.remarks == [
         (
-            "lines.kit takes 931 connections at the most, not 10000: "
-            "the system allows 1000 file descriptors (see ulimit -n)"
+            "lines.kit may have 931 connections, as the system allows 1000 file descriptors; "
+            "for all that the options allow, start it with `ulimit -n 10069`, or LimitNOFILE= in a unit"
         )
     ]
+    assert not server.notes, "nobody has asked for that many"
+
+
+def test_its_doors_are_told_of(ending: list[Any], tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    local = "tcp:0:interface=127.0.0.1"
+    words = ["--listen", f"figg/a={local}", "--listen", "backbone=udp:0:interface=127.0.0.1"]
+    words += ["--listen", f"admin={local}", "--listen", f"admin/b={local}", "--data-dir", str(tmp_path)]
+    words += ["--option", f"admin/b.token-file={token}"]
+    server = Server(StoppingReactor(), parsed(*words).resolved)
+    figg, backbone, admin, other = server.fyrehose.broker.doors
+    assert (figg.name, figg.kit, figg.endpoint, figg.encryption) == ("figg/a", "figg", local, "")
+    assert [door.who() for door in (figg, backbone, admin, other)] == ["this machine"] * 3 + ["whoever has the token"]
+    assert [door.connections() for door in (figg, backbone, admin)] == [0, 0, 0]
+    server = Server(StoppingReactor(), parsed(*words, "--policy", written(tmp_path)).resolved)
+    assert server.fyrehose.broker.doors[0].who() == "whom the policy allows (1 rule)"
+    server.fyrehose.broker.guard.change(policy.parse({"allow": [{"network": "10.0.0.0/8", "publish": "*"}] * 2}))
+    assert server.fyrehose.broker.doors[0].who() == "whom the policy allows (2 rules)"
+
+
+def test_fewer_connections_than_were_asked_for_is_a_warning_and_one_for_all(
+    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 936)
+    words = ["--option", "figg.max-connections=20000", "--data-dir", str(tmp_path)]
+    words += ["--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "relink=tcp:0:interface=127.0.0.1"]
+    server = Server(StoppingReactor(), parsed(*words).resolved)
+    (note,) = server.notes
+    assert note.startswith("figg, relink may have 468 connections each, as the system allows 1000 file descriptors")
+    assert "`ulimit -n 30064`" in note
+    assert not server.remarks
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,7 @@ class TestLimits:
         server = make(max_connections=2)
         first, _ = server.connect("10.0.0.1")
         server.connect("10.0.0.2")
+        assert TCPService(server.clock, "toy", "tcp:0", server.factory).connections == 2
         assert server.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 1)) is None
         assert server.count("too-many-connections") == 1
         server.lose(first)

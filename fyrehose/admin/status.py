@@ -58,6 +58,7 @@ class Status:
             "memory": {**_memory(), "budget_used": self.broker.budget.used, "budget": self.broker.budget.limit},
             "reactor": {"lag": self._lag(), "lag_p99": self.sampler.lately(3, 0.99)},
             "journal": self.journal(),
+            "doors": self._doors(),
             "protocols": self.protocols(cursors),
             "streams": self._streams(ends, cursors, match, listed),
             "subscribers": _subscribers(cursors, listed),
@@ -141,6 +142,19 @@ class Status:
                 for stream in _busiest(found, rate, listed)
             ],
         }
+
+    def _doors(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": door.name,
+                "kit": door.kit,
+                "endpoint": door.endpoint,
+                "encryption": door.encryption,
+                "who": door.who(),
+                "connections": door.connections(),
+            }
+            for door in self.broker.doors
+        ]
 
     def _refusals(self) -> list[dict[str, Any]]:
         counters = self.broker.counters

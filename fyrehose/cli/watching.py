@@ -20,6 +20,8 @@ from fyrehose.cli.journal import escaped
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Columns that are text, besides the first.
+_TEXTS = ("stream", "cause", "listens at", "encryption", "who may come in", "")
 #: A rate is known when a second has gone by between two looks, in seconds.
 SECOND = 1.1
 
@@ -67,7 +69,7 @@ def streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit
 @click.command()
 @_of_a_server
 def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
-    """Say how a running server is: its journal, its protocols, what was refused.
+    """Say how a running server is: its journal, its protocols and doors, what was refused.
 
     json: everything that it says, as one object.
 
@@ -151,6 +153,8 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
         Text(),
         _protocols(status["protocols"]),
     ]
+    if everything and status.get("doors"):
+        lines += [Text(), _doors(status["doors"])]
     if everything and status["refusals"]:
         table = _table("refused", "cause", "times")
         for each in status["refusals"]:
@@ -171,6 +175,14 @@ def _protocols(protocols: list[dict[str, Any]]) -> Table:
             _size(each["in_bytes_rate"]),
             *map(_count, [each[key] for key in ("out_rate", "out_messages", "subscribers", "refused")]),
         )
+    return table
+
+
+def _doors(doors: list[dict[str, Any]]) -> Table:
+    table = _table("door", "listens at", "encryption", "who may come in", "peers")
+    for each in doors:
+        texts = (each["name"], each["endpoint"], each["encryption"] or "none", each["who"])
+        table.add_row(*(Text(escaped(text)) for text in texts), _count(each["connections"]))
     return table
 
 
@@ -199,7 +211,7 @@ def _table(*names: str) -> Table:
     """Text on the left, numbers on the right."""
     table = Table(box=None, pad_edge=False)
     for number, name in enumerate(names):
-        text = not number or name in ("stream", "cause", "")
+        text = not number or name in _TEXTS
         table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text or not number)
     return table
 

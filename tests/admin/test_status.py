@@ -8,6 +8,7 @@ from typing import Any
 from twisted.logger import Logger
 
 from fyrehose import __version__
+from fyrehose.doors import Door
 from fyrehose.interfaces import JournalState
 
 log = Logger()
@@ -29,6 +30,17 @@ def test_a_server_that_has_just_begun(watched: Any) -> None:
     assert status["protocols"] == status["refusals"] == []
     assert status["memory"]["resident"] > 1 << 20
     assert watched.status.ready() == (True, "writable")
+
+
+def test_doors(watched: Any) -> None:
+    there = 0
+    watched.broker.doors.append(
+        Door(name="x/y", kit="x", endpoint="tcp:1", who=lambda: f"{there} friends", connections=lambda: there or None)
+    )
+    said = {"name": "x/y", "kit": "x", "endpoint": "tcp:1", "encryption": "", "who": "0 friends", "connections": None}
+    assert watched.status.whole()["doors"] == [said]
+    there = 2
+    assert watched.status.whole()["doors"] == [{**said, "who": "2 friends", "connections": 2}]
 
 
 def test_protocols(watched: Any) -> None:

@@ -50,6 +50,16 @@ def status(**changes: Any) -> dict[str, Any]:
             "free": 1 << 40,
         },
         "protocols": [protocol],
+        "doors": [
+            {
+                "name": "figg/a",
+                "kit": "figg",
+                "endpoint": "tcp:8119",
+                "encryption": "",
+                "who": "this machine",
+                "connections": 4,
+            }
+        ],
         "streams": {"total": 9, "matching": 3, "listed": [stream]},
         "subscribers": {"total": 1, "lag": 1234, "listed": [subscriber]},
         "refusals": [{"protocol": "lumberjack", "cause": "too-large", "count": 5}],
@@ -110,6 +120,7 @@ def test_stats(asked: list[Any]) -> None:
         "journal 1.1 GB, disk left 1.1 TB; memory 50.0 MB; reactor lag 2 ms",
         "9 streams; 1 subscribers, at most 1234 behind",
         "lumberjack 3 1,500 10 2.0 MB - 0 0 5",
+        "figg/a tcp:8119 none this machine 4",
         "lumberjack too-large 5",
         "figg 10.0.0.1:5 orders 4 1,234 waits for its peer",
     ):

@@ -135,6 +135,26 @@ def test_lumberjack_is_seen_while_it_flows(page: Page) -> None:
     assert page.errors() == []
 
 
+def test_doors_are_listed(page: Page) -> None:
+    doors = page.until(lambda: page.rows("#doors"))
+    assert {name: cells[1:3] for name, cells in doors.items()} == {
+        kit: ["none", "this machine"] for kit in ("admin", "http", "lumberjack")
+    }
+    assert doors["http"][0] == "tcp:0:interface=127.0.0.1"
+    with socket.create_connection(("127.0.0.1", page.server.port("lumberjack")), PATIENCE):
+        page.until(lambda: page.rows("#doors")["lumberjack"][3] == "1")
+    page.until(lambda: page.rows("#doors")["lumberjack"][3] == "0")
+    assert page.errors() == []
+
+
+def test_names_that_cannot_be_seen_are_written_out(page: Page) -> None:
+    page.post(" a\u202eb\x1b[2J\n", b"x")
+    page.until(lambda: r"\u{20}a\u{202e}b\u{1b}[2J\u{a}" in page.rows("#streams"))
+    page.find("#streams button").click()
+    page.until(lambda: "x" in page.find("#tail").text)
+    assert page.errors() == []
+
+
 def test_a_stream_is_followed_as_text_json_and_hex(page: Page) -> None:
     page.post("orders", b'{"order": 1, "of": "\xc3\xa4"}', "application/json")
     page.until(lambda: "orders" in page.rows("#streams"))

@@ -224,23 +224,32 @@ function show(status) {
   offer(streams.listed.map((each) => each.name));
   set("subscribers-count", count(status.subscribers.total));
   fill("subscribers", status.subscribers.listed.map((each) => [
-    `${each.protocol} ${each.peer}`, each.stream, [each.position.toLocaleString("en"), "n"],
+    visible(`${each.protocol} ${each.peer}`), visible(each.stream), [each.position.toLocaleString("en"), "n"],
     [count(each.lag), each.lag > 10000 ? "n bad" : "n"], [each.paused ? "waits for its peer" : "", "dim"],
+  ]));
+  fill("doors", (status.doors || []).map((each) => [
+    named(each.name, each.kit), each.endpoint, [each.encryption || "none", each.encryption ? "" : "dim"], each.who,
+    [count(each.connections), "n"],
   ]));
   fill("refusals", status.refusals.map((each) => [each.protocol, each.cause, [count(each.count), "n"]]));
   describe(journal, status);
 }
 
-function named(name) {
+function named(name, protocol = name) {
   const made = make("span");
   const swatch = make("i", undefined, "swatch");
-  swatch.style.background = colour(name);
+  swatch.style.background = colour(protocol);
   made.append(swatch, name);
   return made;
 }
 
+// A name as it can be seen: what is invisible, or would turn what follows around, is written as its number.
+function visible(name) {
+  return name.replace(/[\p{C}\p{Zl}\p{Zp}]|^\s|\s$/gu, (sign) => `\\u{${sign.codePointAt(0).toString(16)}}`);
+}
+
 function chooser(name) {
-  const made = make("button", name);
+  const made = make("button", visible(name));
   made.type = "button";
   made.title = name;
   made.dataset.stream = name;
@@ -284,7 +293,7 @@ function offer(names) {
   if (there.length === wanted.length && [...there].sort().join("\n") === [...wanted].sort().join("\n")) return;
   if (document.activeElement === select) return; // somebody is choosing
   select.replaceChildren(select.options[0], ...[...wanted].sort().map((name) => {
-    const option = make("option", name);
+    const option = make("option", visible(name));
     option.value = name;
     return option;
   }));
@@ -296,7 +305,7 @@ function follow(stream) {
   state.tail = null;
   state.stream = stream;
   if ([...$("tail-stream").options].every((option) => option.value !== stream)) {
-    const option = make("option", stream);
+    const option = make("option", visible(stream));
     option.value = stream;
     $("tail-stream").append(option);
   }

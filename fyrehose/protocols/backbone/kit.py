@@ -79,6 +79,11 @@ class BackboneService(Service):
         self._server = server
         return succeed(port)
 
+    @property
+    def connections(self) -> int:
+        """Subscribers that are alive: nobody else stays."""
+        return 0 if self._server is None else self._server.subscribers
+
     def stopService(self) -> Deferred[None]:
         """Take nothing more in; fires when what came in is durable, was delivered, and the port is closed."""
         Service.stopService(self)

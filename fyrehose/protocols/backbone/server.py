@@ -105,6 +105,11 @@ class BackboneServer:
         self._stopped: Deferred[None] | None = None
         self._deadline: IDelayedCall | None = None
 
+    @property
+    def subscribers(self) -> int:
+        """How many are alive."""
+        return len(self._session.listening(self._clock.seconds()))
+
     def start(self, port: Port) -> None:
         """Serve at ``port``, which is bound."""
         self.port = port

@@ -121,6 +121,11 @@ class EventBusService(Service):
             return succeed(None)
         return server.stop().addCallback(lambda _: self._close())
 
+    @property
+    def connections(self) -> int:
+        """How many there are, at all three ports."""
+        return self._peers.count
+
     def reload(self) -> None:
         """Read the clients' keys again, and part with whoever may not be connected any more.
 

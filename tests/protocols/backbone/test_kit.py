@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import select
 import socket
 from typing import Any
 
@@ -15,7 +16,7 @@ from fyrehose.broker import Broker
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
 from fyrehose.protocols.backbone import udp
-from fyrehose.protocols.backbone.frames import MAX_DATA
+from fyrehose.protocols.backbone.frames import MAX_DATA, TOKEN, Flags, KeepAlive
 from fyrehose.protocols.backbone.kit import kit, parse_endpoint
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.records import Run
@@ -109,6 +110,15 @@ def test_it_listens_when_it_starts_and_lets_go_when_it_stops(broker: Broker) -> 
     port = started[0]
     assert reactor.readers == {port}
     assert port.getHost().host == "127.0.0.1"
+    assert service.connections == 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.bind(("127.0.0.1", 0))
+        peer.sendto(KeepAlive(address=peer.getsockname(), flags=Flags(0), token=bytes(TOKEN)).encode(), port.address)
+        assert select.select([port], [], [], 30)[0]
+        port.doRead()
+    assert service.connections == 1
+    reactor.advance(6)
+    assert service.connections == 0, "it has fallen silent"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError) as taken:
         other.bind(port.address)
     assert taken.value.errno == errno.EADDRINUSE

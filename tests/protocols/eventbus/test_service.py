@@ -167,6 +167,7 @@ def test_how_many(make_house: Any) -> None:
     assert house.ask() == b"200"
     assert house.broker.counters.counts["eventbus", "too-many-connections"] == 1
     assert house.broker.counters.counts["eventbus", "connections"] == 3
+    assert house.service.connections == 2
     house.service.stopService()
 
 

@@ -1,0 +1,31 @@
+"""What is said of a door's encryption, by the settings of each kit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose import kits
+from fyrehose.doors import encryption
+
+
+@pytest.mark.parametrize(
+    ("kit", "endpoint", "options", "said"),
+    [
+        ("figg", "tcp:1", {}, ""),
+        ("figg", "ssl:1", {}, "TLS"),
+        ("figg", "tcp:1", {"tls_certificate": "c"}, "TLS"),
+        (
+            "relink",
+            "tcp:1",
+            {"tls_certificate": "c", "tls_client_auth": "required"},
+            "TLS, client certificates required",
+        ),
+        ("eventbus", "tcp:1", {}, ""),
+        ("eventbus", "tcp:1", {"server_key": "k", "client_keys": "any"}, "CURVE"),
+        ("backbone", "udp:1", {}, ""),
+    ],
+)
+def test_encryption(kit: str, endpoint: str, options: dict[str, Any], said: str) -> None:
+    assert encryption(endpoint, kits.load(kit).settings(**options)) == said
