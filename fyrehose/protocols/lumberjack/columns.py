@@ -1,4 +1,5 @@
-"""From frames to columns: events that came in one turn become as few runs as their topics and content types allow.
+"""From frames to columns: events that came in one turn become few runs: one for each topic and content type in turn,
+and for each that is large.
 
     J  byte for byte; application/json, or application/x-lumberjack-j where it is plainly no JSON (empty, cut short)
     D  an object of JSON; application/x-lumberjack-d and the body of the frame where its pairs are not UTF-8
@@ -24,6 +25,8 @@ JSON = "application/json"
 NOT_JSON = "application/x-lumberjack-j"
 #: The body of a D frame (count, keys and values, as on the wire) that is not UTF-8, or too large as JSON.
 RAW_PAIRS = "application/x-lumberjack-d"
+#: Payloads that are at least so long are not joined with others, in bytes: another run costs less than the copy.
+LARGE = 128 << 10
 
 
 @attrs.define(eq=False)
@@ -32,6 +35,7 @@ class _Group:
 
     topic: bytes | None
     looks: bool
+    size: int = attrs.field(default=0, init=False)
     lengths: list[Buffer] = attrs.field(factory=list, init=False)
     payloads: list[Buffer] = attrs.field(factory=list, init=False)
     sequences: list[tuple[int | Buffer, int]] = attrs.field(factory=list, init=False)
@@ -72,7 +76,7 @@ class Columns:
         segments = kernel.split(lengths, payload, self.path, self.most)
         before = len(self._groups)
         if len(segments) == 1:
-            self._group(segments[0]).add(lengths, payload, sequences, count)
+            self._group(segments[0], len(payload)).add(lengths, payload, sequences, count)
             return len(self._groups) - before
         column, data = memoryview(lengths), memoryview(payload)
         sizes = column.cast("I")
@@ -81,7 +85,7 @@ class Columns:
             stop = first + segment[0]
             end = begin + sum(sizes[first:stop])
             part = sequences + first if isinstance(sequences, int) else sequences[8 * first : 8 * stop]
-            self._group(segment).add(column[4 * first : 4 * stop], data[begin:end], part, segment[0])
+            self._group(segment, end - begin).add(column[4 * first : 4 * stop], data[begin:end], part, segment[0])
             first, begin = stop, end
         return len(self._groups) - before
 
@@ -104,12 +108,15 @@ class Columns:
         runs, self._runs = self._runs, []
         return runs
 
-    def _group(self, segment: Segment) -> _Group:
-        """What ``segment`` goes on with, or begins."""
+    def _group(self, segment: Segment, size: int) -> _Group:
+        """What ``segment``, of ``size`` bytes, goes on with, or begins."""
         _, topic, looks = segment
-        if not self._groups or (self._groups[-1].topic, self._groups[-1].looks) != (topic, looks):
-            self._groups.append(_Group(topic, looks))
-        return self._groups[-1]
+        last = self._groups[-1] if self._groups else None
+        if last is None or (last.topic, last.looks) != (topic, looks) or max(last.size, size) >= LARGE:
+            last = _Group(topic, looks)
+            self._groups.append(last)
+        last.size += size
+        return last
 
     def _close(self) -> None:
         self._runs += [group.run() for group in self._groups]

@@ -6,7 +6,7 @@ from struct import pack, unpack
 
 import pytest
 
-from fyrehose.protocols.lumberjack.columns import JSON, NOT_JSON, RAW_PAIRS, Columns, topic_of
+from fyrehose.protocols.lumberjack.columns import JSON, LARGE, NOT_JSON, RAW_PAIRS, Columns, topic_of
 from fyrehose.protocols.lumberjack.frames import Data
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD
 
@@ -51,6 +51,21 @@ def test_sequences_that_do_not_follow_on_are_a_column(parts: list[tuple[int | by
     (run,) = made.take()
     assert isinstance(run.producer_seq, bytes)
     assert unpack(f"<{len(wanted)}Q", run.producer_seq) == wanted
+
+
+def test_what_is_large_is_a_run_of_its_own() -> None:
+    """It is not copied, and nothing of it is lost or out of order."""
+    made, large = columns(), b'{"t":"a","x":"%s"}' % (b"x" * LARGE)
+    for sequence, document in enumerate([b"{}", b"{}", large, large, b'{"t":"a"}', b'{"t":"a"}'], 1):
+        add(made, sequence, document)
+    runs = made.take()
+    assert [(len(run), run.producer_seq, run.topic) for run in runs] == [
+        (2, 1, None),
+        (1, 3, "a"),
+        (1, 4, "a"),
+        (2, 5, "a"),
+    ]
+    assert [bytes(run.payload) for run in runs] == [b"{}{}", large, large, b'{"t":"a"}{"t":"a"}']
 
 
 def test_topics_split_a_run_in_order() -> None:
