@@ -116,7 +116,10 @@ class Dice:
         return bytes(changed)
 
     def pieces(self, data: bytes, most: int = 6) -> list[bytes]:
-        """``data`` in a few pieces."""
+        """``data`` in a few pieces; in some 64 small ones when the input is used up."""
+        if not self:
+            size = max(7, len(data) // 64)
+            return [data[at : at + size] for at in range(0, len(data), size)]
         cuts = sorted(self.below(1 << 16) % (len(data) + 1) for _ in range(self.byte() % most))
         return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
