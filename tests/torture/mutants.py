@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Puts one bug after the other into a copy of the tree, and says whether the tests notice.
 
-    mutants.py [NAME...] [--jobs J] [--list] [--tests 'PATH...']
+    mutants.py [NAME...] [--jobs J] [--list] [--tests 'PATH...'] [--patience S]
 
 A mutant is a line of the table in mutants_table.py: a file, what stands there, what stands there instead, and the tests
-that have to fail then.  Tests that take longer than a minute have said nothing.  The status is 1 if any mutant was not
-caught.
+that have to fail then.  Tests that take longer than --patience have said nothing.  The status is 1 if any was not caught.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mutants_table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
-#: How long the tests of one mutant may take, in seconds.
-PATIENCE = 60
 #: What a copy of the tree needs.
 PARTS = ("fyrehose", "tests", "pyproject.toml", "setup.cfg", "setup.py")
 
@@ -45,16 +42,16 @@ def copy_tree(to: Path) -> Path:
     return to
 
 
-def tests(tree: Path, mutant: Mutant) -> str:
+def tests(tree: Path, mutant: Mutant, patience: float) -> str:
     """Run the tests of ``mutant`` in ``tree``: what became of them."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     if "/pure/" in mutant.file:
         environment["FYREHOSE_PURE"] = "1"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests.split()]
     try:
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=patience)
     except subprocess.TimeoutExpired:
-        return f"TIMED OUT after {PATIENCE} s"
+        return f"TIMED OUT after {patience:.0f} s"
     if done.returncode == 0:
         return "SURVIVED"
     if done.returncode != 1:  # not a test that failed, but pytest that did
@@ -63,7 +60,7 @@ def tests(tree: Path, mutant: Mutant) -> str:
     return f"caught: {said[0].split(' - ')[0] if said else '?'}"
 
 
-def judge(mutant: Mutant, trees: SimpleQueue[Path]) -> str:
+def judge(mutant: Mutant, trees: SimpleQueue[Path], patience: float) -> str:
     """Put ``mutant`` into a tree that is free, run its tests, take it out again."""
     tree = trees.get()
     path = tree / mutant.file
@@ -72,7 +69,7 @@ def judge(mutant: Mutant, trees: SimpleQueue[Path]) -> str:
         if whole.count(mutant.old) != 1:
             return f"BROKEN: {mutant.old!r} stands there {whole.count(mutant.old)} times"
         path.write_text(whole.replace(mutant.old, mutant.new))
-        return tests(tree, mutant)
+        return tests(tree, mutant, patience)
     finally:
         path.write_text(whole)
         trees.put(tree)
@@ -83,6 +80,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tests", help="run these, and not those of the table")
+    parser.add_argument("--patience", type=float, default=60, help="how long the tests of one may take, in seconds")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     arguments = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if not arguments.names or mutant.name in arguments.names]
@@ -99,7 +97,8 @@ def main() -> int:
         for number in range(arguments.jobs):
             trees.put(copy_tree(root / str(number)))
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            for mutant, verdict in zip(chosen, pool.map(lambda one: judge(one, trees), chosen), strict=True):
+            judged = pool.map(lambda one: judge(one, trees, arguments.patience), chosen)
+            for mutant, verdict in zip(chosen, judged, strict=True):
                 verdicts.append(verdict)
                 print(f"{mutant.name}: {verdict}", flush=True)
     finally:
