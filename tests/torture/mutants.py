@@ -4,7 +4,7 @@
     mutants.py [NAME...] [--jobs J] [--list] [--tests 'PATH...'] [--patience S]
 
 A mutant is a line of the table in mutants_table.py: a file, what stands there, what stands there instead, and the tests
-that have to fail then.  Tests that take longer than --patience have said nothing.  The status is 1 if any was not caught.
+that have to fail then.  Tests that take longer than --patience say nothing.  The status is 1 if one was not caught.
 """
 
 from __future__ import annotations
