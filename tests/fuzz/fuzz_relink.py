@@ -46,9 +46,22 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.records import Run
 
 LIMITS = Limits(channels=3, backlog=4, backlog_size=4_000, window=5, results=2, result_runs=3)
-CONSTANT = (NOP, PING, PONG, RESUME, SHUTDOWN)
 #: What breaks a link or not according to when its owner has settled what, which is when it may, not at once.
 TIMED = {"pong-unasked", "results-unconfirmed", "backlog-too-large"}
+
+
+@attrs.frozen
+class Peer:
+    """Who sends us packets.
+
+    :ivar ours: the size of its channels' ids, and ``theirs`` of ours, in bytes
+    :ivar decides: whether its messages are in transactions, and ``decided`` whether ours are
+    """
+
+    ours: int
+    theirs: int
+    decides: bool = True
+    decided: bool = True
 
 
 class Fuzzer:
@@ -67,37 +80,40 @@ class Fuzzer:
             listener_transactions=random.random() < 0.5,
         )
 
-    def packet(self, ours: int, theirs: int) -> bytes:
-        """A packet of a peer whose ids have ``ours`` bytes."""
+    def packet(self, peer: Peer) -> bytes:
+        """One that ``peer`` may send, mostly."""
         random = self.random
         multicast = random.random() < 0.2
         channels = (
             tuple(random.randrange(3) for _ in range(random.randrange(4))) if multicast else (random.randrange(3),)
         )
-        number = random.choice((None, None, 0, 1, 2, 3, (1 << 32) - 1))
-        kind = random.randrange(8)
-        if kind < 3:
+        number = random.choice((None, None, None, 0, 1, 2, 3, (1 << 32) - 1))
+        kind, wrong = random.randrange(16), random.randrange(16) == 1
+        if kind < 9:
             parts = tuple(
                 bytes((random.randrange(256),)) * random.choice((0, 1, 9, 300)) for _ in range(random.randrange(3))
             )
-            size, packet = ours, Message(channels=channels, parts=parts, multicast=multicast)
-        elif kind < 5:
-            op = random.choice((Op.COMMIT, Op.ROLLBACK, Op.CLOSE))
+            size, packet = peer.ours, Message(channels=channels, parts=parts, multicast=multicast)
+        elif kind < 12:
+            op = random.choice((Op.COMMIT, Op.COMMIT, Op.ROLLBACK, Op.CLOSE)) if peer.decides or wrong else Op.CLOSE
             number = None if op is Op.CLOSE else number
-            size, packet = ours, Operation(kind=op, channels=channels, number=number, multicast=multicast)  # type: ignore[assignment]
-        elif kind < 7:
-            ack = random.choice(list(Ack))
+            size, packet = peer.ours, Operation(kind=op, channels=channels, number=number, multicast=multicast)  # type: ignore[assignment]
+        elif kind < 14:
+            ack = random.choice(list(Ack) if peer.decided or wrong else (Ack.RECEIVED, Ack.CONSUMED, Ack.CLOSED))
             number = None if ack is Ack.CLOSED else number
-            size, packet = theirs, Acknowledgement(kind=ack, channels=channels, number=number, multicast=multicast)  # type: ignore[assignment]
+            size, packet = (
+                peer.theirs,
+                Acknowledgement(kind=ack, channels=channels, number=number, multicast=multicast),  # type: ignore[assignment]
+            )
         else:
-            return random.choice(CONSTANT).serialize()
+            return random.choice((PONG, RESUME) if wrong else (NOP, PING, PING, SHUTDOWN)).serialize()
         return packet.serialize(size) if size else type(packet).serialize(_without_ids(packet), 0)
 
-    def bytes_of(self, ours: int, theirs: int) -> bytes:
+    def bytes_of(self, peer: Peer) -> bytes:
         """A few packets, now and then damaged."""
         random = self.random
-        data = bytearray(b"".join(self.packet(ours, theirs) for _ in range(random.randrange(12))))
-        for _ in range(random.choice((0, 0, 0, 1, 3))):
+        data = bytearray(b"".join(self.packet(peer) for _ in range(random.randrange(12))))
+        for _ in range(random.choice((0, 0, 0, 0, 0, 0, 1, 3))):
             if data:
                 at = random.randrange(len(data))
                 if random.random() < 0.5:
@@ -105,6 +121,14 @@ class Fuzzer:
                 else:
                     del data[at : at + random.choice((1, 8))]
         return bytes(data)
+
+    def turns(self, peer: Peer, resumed: bool) -> list[bytes]:
+        """What comes before the owner settles it, a few times; now and then it begins with what answers a ping."""
+        random = self.random
+        turns = [RESUME.serialize() if resumed and random.randrange(8) else b""]
+        for _ in range(1 + random.randrange(4)):
+            turns.append(PONG.serialize() * (random.randrange(12) == 1) + self.bytes_of(peer))
+        return turns
 
     def pieces(self, data: bytes) -> list[bytes]:
         cuts = sorted(self.random.randrange(len(data) + 1) for _ in range(self.random.randrange(5)))
@@ -115,9 +139,10 @@ class Fuzzer:
         random = self.random
         terms, resumed, connector = self.terms(), random.random() < 0.3, random.random() < 0.5
         sent = [tuple(random.randrange(2) for _ in range(1)) for _ in range(random.randrange(6))]
-        sizes = (terms.connector_size, terms.listener_size)
-        ours, theirs = sizes[::-1] if connector else sizes
-        turns = [self.turn(ours, theirs) for _ in range(1 + random.randrange(4))] if raw is None else [raw]
+        of_connector = (terms.connector_size, terms.connector_transactions)
+        of_listener = (terms.listener_size, terms.listener_transactions)
+        theirs, ours = (of_connector, of_listener) if connector else (of_listener, of_connector)
+        turns = self.turns(Peer(ours[0], theirs[0], ours[1], theirs[1]), resumed) if raw is None else [raw]
         found: list[list[Any]] = []
         for cut in (lambda turn: [turn], self.pieces):
             session = self.linked(terms, resumed, connector)
@@ -138,10 +163,6 @@ class Fuzzer:
             found.append(_plainly(got))
         if TIMED.isdisjoint(last[1] for events in found for last in events[-1:] if last[0] is Broken):
             assert found[0] == found[1], [turn.hex() for turn in turns]
-
-    def turn(self, ours: int, theirs: int) -> bytes:
-        """What comes before the owner settles it; now and then it begins with what answers a ping."""
-        return PONG.serialize() * (self.random.randrange(4) // 3) + self.bytes_of(ours, theirs)
 
     def settle(self, session: Session, link: Link) -> list[Any]:
         """An owner that finishes everything, in order, and then takes what was held back meanwhile."""
@@ -256,7 +277,7 @@ def kernels(data: bytes) -> None:
     dice = harness.Dice(data)
     size, largest, most, each, channels = (dice.choice((0, 1, 2, 4, 8)), *(dice.number(16) for _ in range(4)))
     fuzzer = Fuzzer(harness.Chance(data[9:]))
-    wire = fuzzer.bytes_of(min(size, 2), 1)
+    wire = fuzzer.bytes_of(Peer(min(size, 2), 1))
     for source in (wire, data, wire + data):
         for start in (0, 8):
             if start <= len(source):
