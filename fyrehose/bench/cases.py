@@ -148,6 +148,13 @@ def _eventbus() -> Iterable[Case]:
     yield case("latency/5k", 25_000, rate=5_000)
 
 
+def _journal() -> Iterable[Case]:
+    # Without a server: batches of 64 KiB, one on its way to the disk and one behind it.
+    yield Case(
+        name="journal/append/64K", protocol="journal", size=64 << 10, messages=2_000, window=2, against=("disk",)
+    )
+
+
 def _start() -> Iterable[Case]:
     case = _cases("figg", kind="start", work=Work.START, size=PAGE)
     # Messages of 1 KiB: ten millions are 10 GB and a little.
@@ -156,7 +163,7 @@ def _start() -> Iterable[Case]:
     yield case("10G/killed", 9_600_000, ended="killed")
 
 
-CASES: tuple[Case, ...] = (*_figg(), *_lumberjack(), *_relink(), *_backbone(), *_eventbus(), *_start())
+CASES: tuple[Case, ...] = (*_figg(), *_lumberjack(), *_relink(), *_backbone(), *_eventbus(), *_journal(), *_start())
 
 
 def selected(patterns: Iterable[str]) -> list[Case]:

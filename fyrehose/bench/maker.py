@@ -9,8 +9,10 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import Protocol
 
+from fyrehose.bench.appends import Appends
 from fyrehose.bench.datagrams import Datagrams
 from fyrehose.bench.disk import Disk
 from fyrehose.bench.plans import Outcome, Plan
@@ -30,9 +32,8 @@ class Load(Protocol):
 
 def make(plan: Plan) -> Load:
     """The load that ``plan`` describes."""
-    if plan.wire == "disk":
-        return Disk(plan)
-    return Datagrams(plan) if plan.wire == "backbone" else Streams(plan)
+    kinds: dict[str, Callable[[Plan], Load]] = {"disk": Disk, "journal": Appends, "backbone": Datagrams}
+    return kinds.get(plan.wire, Streams)(plan)
 
 
 def own_cpu() -> float:

@@ -22,7 +22,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from fyrehose.bench.servers import CannotStart, Contestant, Durable, Running, Spawned, spawn
+from fyrehose.bench.servers import CannotStart, Contestant, Durable, Running, Spawned, spawn, start_nothing
 
 #: Where `--install-peers` puts what the system does not have.
 HOME = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fyrehose-bench"
@@ -153,12 +153,6 @@ def start_loop(name: str, directory: Path, protocol: str, durability: str) -> Ru
     return Running(spawned.process, ports[-1], ports[0], ports[0])
 
 
-def start_disk(directory: Path, protocol: str, durability: str) -> Running:
-    """There is no server; something has to be there whose CPU is none."""
-    spawned = spawn(directory, ["sleep", "86400"])
-    return Running(spawned.process, 0, 0, 0, extra={"directory": str(directory)})
-
-
 PEERS = {
     peer.name: peer
     for peer in (
@@ -187,7 +181,7 @@ PEERS = {
             start=start_beats, version=lambda: given("BEATS_SERVER"),
         ),
         Contestant(
-            name="disk", wire="disk", durable=Durable.SYNCED, start=start_disk, version=lambda: "write, fdatasync",
+            name="disk", wire="disk", durable=Durable.SYNCED, start=start_nothing, version=lambda: "write, fdatasync",
         ),
         Contestant(
             name="udp-loop", durable=Durable.NEVER, share=0.1,

@@ -173,8 +173,16 @@ def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) 
     return words
 
 
+def start_nothing(directory: Path, protocol: str, durability: str) -> Running:
+    """There is no server, and load makers write into ``directory``; something has to be there whose CPU is none."""
+    spawned = spawn(directory, ["sleep", "86400"])
+    return Running(spawned.process, 0, 0, 0, extra={"directory": str(directory)})
+
+
 def start_fyrehose(directory: Path, protocol: str, durability: str, metrics: bool = False) -> Running:
     """``twistd -n fyrehose`` with one door, and with that of the metrics where they are wanted."""
+    if protocol == "journal":
+        return start_nothing(directory, protocol, durability)
     more = ("--listen", f"admin={_LOOPBACK}") if metrics else ()
     spawned = spawn(directory, fyrehose_words(directory, protocol, durability, *more))
     said = spawned.wait_for(lambda text: "#info] serving\n" in text)

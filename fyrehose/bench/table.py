@@ -77,7 +77,7 @@ def _loads(results: Results, durable: dict[str, Durable]) -> Table:
     )  # fmt: skip
     load = {case.name for case in CASES if case.work is Work.LOAD}
     for name, one in _rows(results, "micros"):
-        if one.contestant == "disk" or (load and one.case not in load):
+        if one.contestant == "disk" or one.case.startswith("journal/") or (load and one.case not in load):
             continue
         mine = ours_like(one.contestant, durable)
         times = None if one.contestant in OURS else results.times(one, mine)
@@ -114,6 +114,9 @@ def _others(results: Results) -> Table:
     found = _table("The rest", 1, "case", "what", "median (least-most)")
     for name, one in _rows(results, "seconds"):
         found.add_row(name, "s to the first accepted message", spread(one.spread("seconds")))
+    for name, one in _rows(results, "rate"):
+        if one.case.startswith("journal/"):
+            found.add_row(name, f"batches a second, {one.contestant}", spread(one.spread("rate")))
     for name, one in _rows(results, "each"):
         values = one.spread("each")
         kib = Spread(values.median / 1024, values.least / 1024, values.most / 1024)

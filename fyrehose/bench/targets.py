@@ -86,6 +86,11 @@ def _targets() -> Iterable[Target]:
     yield Target(name="figg, each further subscriber, CPU a delivery", unit="us", limit=0.1, value=_further)
     live, past, alone = "figg/live/1", "figg/catch-up", "figg/publish/window-1"
     for name, limit, value in (
+        (
+            "journal, batches of 64 KiB a second against write and fdatasync",
+            0.7,
+            _times("rate", ("journal/append/64K", "fyrehose"), ("journal/append/64K", "disk")),
+        ),
         ("figg, catching up against live", 3.0, _times("rate", (past, "fyrehose"), (live, "fyrehose"))),
         (
             "backbone, CPU of plain recvfrom and sendto against ours",
