@@ -146,7 +146,7 @@ def publish(
     at = server(protocol, place, tls)
     status = running.run(
         lambda reactor: publishing.publish(
-            reactor, at.publisher(reactor, stream, window, transaction), source, timeout, at
+            reactor, at.publisher(reactor, stream, window, transaction), source, timeout, at.contacts
         )
     )
     sys.exit(status)
@@ -195,7 +195,7 @@ def tail(
             count,
             idle,
             timeout,
-            at,
+            at.contacts,
         )
     )
     sys.exit(status)

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from fyrehose import kits
+from fyrehose.cli.contacts import Contacts, Watching
 from fyrehose.errors import ConfigError
 from fyrehose.records import Run
 
@@ -22,16 +23,20 @@ class Server:
     clients: Any
     #: files of PEM, where TLS is spoken: see :class:`fyrehose.cli.encrypting.Encrypted`
     tls: tuple[str, ...] = ()
+    #: how it takes us
+    contacts: Contacts = attrs.field(init=False)
 
-    def __str__(self) -> str:
-        return f"{self.protocol} at {self.host}:{self.port}"
+    @contacts.default
+    def _contacts(self) -> Contacts:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return Contacts(f"{self.protocol} at {host}:{self.port}", encrypted=bool(self.tls))
 
     def publisher(self, reactor: Any, stream: str | None, window: int, transaction: int | None = None) -> Any:
         """An :class:`fyrehose.interfaces.IPublisher`; with transactions of ``transaction`` messages, if it is given.
 
         :raises ConfigError: there is none, or not for this stream
         """
-        reactor = self._reaching(reactor)
+        reactor = self._reaching(reactor, "publish", "publish into", stream)
         if transaction is None:
             made = self.clients.publisher(reactor, self.host, self.port, stream, window)
         elif hasattr(self.clients, "transactional_publisher"):
@@ -54,19 +59,22 @@ class Server:
 
         :raises ConfigError: there is none, or not for this stream
         """
-        made = self.clients.tailer(self._reaching(reactor), self.host, self.port, stream, after, take, lost)
+        made = self.clients.tailer(
+            self._reaching(reactor, "read", "read", stream), self.host, self.port, stream, after, take, lost
+        )
         if made is None:
             raise ConfigError(f"nothing can be read by {self.protocol}")
         return made
 
-    def _reaching(self, reactor: Any) -> Any:
-        if not self.tls:
-            return reactor
-        from fyrehose.cli.encrypting import Encrypted
+    def _reaching(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> Any:
+        self.contacts.wanted = alone if stream is None else f"{wanted} {stream!r}"
+        if self.tls:
+            from fyrehose.cli.encrypting import Encrypted
 
-        if not hasattr(kits.load(self.protocol).settings(), "tls_certificate"):
-            raise ConfigError(f"{self.protocol} does not speak TLS")
-        return Encrypted(reactor, self.host, self.tls)
+            if not hasattr(kits.load(self.protocol).settings(), "tls_certificate"):
+                raise ConfigError(f"{self.protocol} does not speak TLS")
+            reactor = Encrypted(reactor, self.host, self.tls)
+        return Watching(reactor, self.contacts)
 
 
 def server(protocol: str, place: tuple[str, int | None], tls: str | None = None) -> Server:

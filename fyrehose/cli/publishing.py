@@ -16,6 +16,7 @@ from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
+from fyrehose.cli.contacts import Contacts
 from fyrehose.cli.running import connected, worker
 from fyrehose.cli.sources import Source
 from fyrehose.errors import FyrehoseError
@@ -81,7 +82,7 @@ class Tally:
         )
 
 
-async def publish(reactor: Any, publisher: Any, source: Source, timeout: float, where: object) -> int:
+async def publish(reactor: Any, publisher: Any, source: Source, timeout: float, where: Contacts) -> int:
     """Publish all of ``source``; 0 if the server has acknowledged all of it, else 1.
 
     :raises FyrehoseError: the server is not there, the source cannot be read
@@ -119,8 +120,8 @@ async def _publish_all(reactor: Any, publisher: Any, source: Source, tally: Tall
     await tally.all_settled()
 
 
-async def _unless_stalled(reactor: Any, work: Deferred[None], tally: Tally, timeout: float, where: object) -> None:
-    """Wait for ``work``, but not for a server that has not acknowledged anything for ``timeout`` seconds."""
+async def _unless_stalled(reactor: Any, work: Deferred[None], tally: Tally, timeout: float, where: Contacts) -> None:
+    """Wait for ``work``, but not for a server that turns us away, or acknowledges nothing for ``timeout`` seconds."""
     stalled = False
 
     def look() -> None:
@@ -132,12 +133,15 @@ async def _unless_stalled(reactor: Any, work: Deferred[None], tally: Tally, time
     looking = LoopingCall(look)
     looking.clock = reactor
     looking.start(min(timeout / 4, 1.0), now=False)
+    where.watch(work.cancel)
     try:
         await work
     except CancelledError as error:
+        if where.turned_away is not None:
+            raise where.turned_away from error
         if not stalled:
             raise
-        raise FyrehoseError(f"{where} has not acknowledged anything for {timeout:g} s") from error
+        raise FyrehoseError(f"{where} has not acknowledged anything for {timeout:g} s; {where.hint}") from error
     finally:
         looking.stop()
 

@@ -16,6 +16,7 @@ from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, global
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.cli.contacts import Contacts
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.worker import ThreadWorker
 
@@ -45,21 +46,24 @@ def worker(reactor: Any) -> ThreadWorker:
     return ThreadWorker(reactor.callFromThread, "fyrehose input and output")
 
 
-async def connected(reactor: Any, client: Any, timeout: float, where: object) -> None:
+async def connected(reactor: Any, client: Any, timeout: float, where: Contacts) -> None:
     """Connect ``client``.
 
-    :raises FyrehoseError: it could not, in ``timeout`` seconds
+    :raises FyrehoseError: it could not, in ``timeout`` seconds, or is turned away
     """
     connecting: Deferred[Any] = client.connect()
+    where.watch(connecting.cancel)
     patience = reactor.callLater(timeout, connecting.cancel)
     try:
         await connecting
     except OSError as error:
         raise FyrehoseError(f"{where} cannot be reached: {error}") from error
     except Exception as error:
+        if where.turned_away is not None:
+            raise where.turned_away from error
         if patience.active():
             raise
-        raise FyrehoseError(f"{where} did not answer in {timeout:g} s; is it there, and reachable?") from error
+        raise FyrehoseError(f"{where} did not answer in {timeout:g} s; {where.hint}") from error
     finally:
         if patience.active():
             patience.cancel()

@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
+from fyrehose.cli.contacts import Contacts
 from fyrehose.cli.formats import Format
 from fyrehose.cli.running import connected, worker
 from fyrehose.errors import FyrehoseError
@@ -57,10 +58,10 @@ class Output:
             drained.callback(None)
         return drained
 
-    def end(self) -> None:
-        """Nothing more is wanted."""
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing more is wanted, or can be had."""
         if not self.ended.called:
-            self.ended.callback(None)
+            self.ended.callback(None) if error is None else self.ended.errback(error)
 
     def _written(self, _: None, size: int) -> None:
         self.waiting -= size
@@ -73,8 +74,8 @@ class Output:
     def _failed(self, failure: Failure) -> None:
         if failure.check(BrokenPipeError):  # whoever read it has seen enough
             self.end()
-        elif not self.ended.called:
-            self.ended.errback(FyrehoseError(f"standard output cannot be written: {failure.getErrorMessage()}"))
+        else:
+            self.end(FyrehoseError(f"standard output cannot be written: {failure.getErrorMessage()}"))
         if self._drained is not None and not self._drained.called:
             self._drained.callback(None)
 
@@ -86,12 +87,12 @@ async def tail(
     count: int | None,
     idle: float | None,
     timeout: float,
-    where: object,
+    where: Contacts,
 ) -> int:
     """Write what the tailer hands out until ``count`` messages are written, nothing has come for ``idle`` seconds, the
     reader leaves, or Ctrl-C; 0.
 
-    :raises FyrehoseError: the server is not there, or standard output cannot be written
+    :raises FyrehoseError: the server is not there or turns us away, or standard output cannot be written
     """
     left = count
     waiting: IDelayedCall | None = None
@@ -113,6 +114,7 @@ async def tail(
     output = Output(worker(reactor).call, tailer)
     try:
         await connected(reactor, tailer, timeout, where)
+        where.watch(lambda: output.end(where.turned_away))
         if idle is not None and not output.ended.called:
             waiting = reactor.callLater(idle, output.end)
         await output.ended

@@ -20,8 +20,8 @@ def clients(**made: Any) -> Any:
 
 
 def test_a_port_that_nobody_says_is_the_protocols_own() -> None:
-    assert str(server("backbone", ("127.0.0.1", None))) == "backbone at 127.0.0.1:2323"
-    assert str(server("backbone", ("127.0.0.1", 5))) == "backbone at 127.0.0.1:5"
+    assert str(server("backbone", ("127.0.0.1", None)).contacts) == "backbone at 127.0.0.1:2323"
+    assert str(server("figg", ("::1", 5)).contacts) == "figg at [::1]:5"
 
 
 def test_what_a_protocol_does_not_have_is_said() -> None:
@@ -31,7 +31,8 @@ def test_what_a_protocol_does_not_have_is_said() -> None:
     with pytest.raises(ConfigError, match="nothing can be read by lumberjack"):
         nothing.tailer(None, None, 0, print, print)
     both = Server("figg", "h", 1, clients(publisher=1, tailer=2))
-    assert (both.publisher(None, None, 1), both.tailer(None, None, 0, print, print)) == (1, 2)
+    assert (both.publisher(None, None, 1), both.contacts.wanted) == (1, "publish")
+    assert (both.tailer(None, "a\x1b", 0, print, print), both.contacts.wanted) == (2, r"read 'a\x1b'")
 
 
 def test_a_protocol_without_clients(monkeypatch: pytest.MonkeyPatch) -> None:

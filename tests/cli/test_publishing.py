@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
 from fyrehose.cli import publishing
+from fyrehose.cli.contacts import Contacts
 from fyrehose.cli.publishing import publish
 from fyrehose.errors import FyrehoseError, PayloadTooLarge
 
@@ -84,7 +87,8 @@ class Run:
     def __init__(self, publisher: Publisher, source: Any, timeout: float = 10.0) -> None:
         self.clock = Clock()
         self.outcome: list[Any] = []
-        self.deferred = Deferred.fromCoroutine(publish(self.clock, publisher, source, timeout, "figg at h:1"))
+        self.contacts = Contacts("figg at h:1", "publish")
+        self.deferred = Deferred.fromCoroutine(publish(self.clock, publisher, source, timeout, self.contacts))
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
 
@@ -149,7 +153,27 @@ def test_a_server_that_does_not_answer() -> None:
     publisher = Publisher()
     run = Run(publisher, Messages(b"a"), timeout=5)
     run.clock.advance(5)
-    assert [str(error) for error in run.outcome] == ["figg at h:1 did not answer in 5 s; is it there, and reachable?"]
+    assert [str(error) for error in run.outcome] == [
+        "figg at h:1 did not answer in 5 s; is it there and reachable, and does its policy let us in?"
+    ]
+
+
+def test_a_server_that_turns_us_away_before_it_is_spoken_to() -> None:
+    run = Run(Publisher(), Messages(b"a"))
+    for _ in range(3):
+        run.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
+    assert [str(error) for error in run.outcome] == [str(run.contacts.turned_away)]
+    assert "its policy let 10.0.0.1 publish?" in str(run.outcome[0])
+    assert not run.clock.getDelayedCalls()
+
+
+def test_a_server_that_turns_away_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(connected(Publisher()), Messages(b"a", b"b"))
+    for _ in range(3):
+        run.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
+    assert run.outcome == [1]
+    assert "0 acknowledged, 2 not: figg at h:1 closes each connection at once" in capsys.readouterr().err
+    assert not run.clock.getDelayedCalls()
 
 
 def test_a_server_that_stops_acknowledging(capsys: pytest.CaptureFixture[str]) -> None:

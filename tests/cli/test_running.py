@@ -14,6 +14,7 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
 from fyrehose.cli import running
+from fyrehose.cli.contacts import Contacts
 from fyrehose.errors import FyrehoseError
 
 PROGRAM = """
@@ -81,7 +82,7 @@ class Client:
 
 def outcome_of(client: Client, clock: Clock) -> list[Any]:
     outcome: list[Any] = []
-    connecting = Deferred.fromCoroutine(running.connected(clock, client, 5, "figg at h:1"))
+    connecting = Deferred.fromCoroutine(running.connected(clock, client, 5, Contacts("figg at h:1")))
     connecting.addCallbacks(outcome.append, lambda failure: outcome.append(str(failure.value)))
     return outcome
 
@@ -99,7 +100,7 @@ def test_connecting_takes_only_so_long() -> None:
     clock.advance(4.9)
     assert not outcome
     clock.advance(0.1)
-    assert outcome == ["figg at h:1 did not answer in 5 s; is it there, and reachable?"]
+    assert outcome == ["figg at h:1 did not answer in 5 s; is it there and reachable, and does its policy let us in?"]
 
 
 def test_warnings_of_clients_are_said_and_chatter_is_not(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from fyrehose.cli import tailing
+from fyrehose.cli.contacts import Contacts
 from fyrehose.cli.formats import text
 from fyrehose.cli.tailing import HIGH, LOW, tail
 from fyrehose.errors import FyrehoseError
@@ -52,7 +54,8 @@ class Follower:
         self.outcome: list[Any] = []
         monkeypatch.setattr(tailing, "worker", lambda reactor: self)
         monkeypatch.setattr(tailing, "_write", lambda fd, data: self.written.append(data))
-        self.deferred = Deferred.fromCoroutine(tail(self.clock, self.make, text, count, idle, 5.0, "figg at h:1"))
+        self.contacts = Contacts("figg at h:1")
+        self.deferred = Deferred.fromCoroutine(tail(self.clock, self.make, text, count, idle, 5.0, self.contacts))
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
     def make(self, take: Any, lost: Any) -> Tailer:
@@ -170,8 +173,15 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch)
     follower.clock.advance(5)
     assert [str(error) for error in follower.outcome] == [
-        "figg at h:1 did not answer in 5 s; is it there, and reachable?"
+        "figg at h:1 did not answer in 5 s; is it there and reachable, and does its policy let us in?"
     ]
+    assert follower.tailer.told == ["close"]
+
+
+def test_a_server_that_turns_us_away(follower: Follower) -> None:
+    for _ in range(3):
+        follower.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
+    assert [str(error) for error in follower.outcome] == [str(follower.contacts.turned_away)]
     assert follower.tailer.told == ["close"]
 
 

@@ -214,6 +214,51 @@ def test_the_commands_of_the_page(start: Any, tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.parametrize(
+    ("command", "protocol", "wanted"),
+    [
+        ("publish", "figg", "publish into 'secret'"),
+        ("tail", "figg", "read 'secret'"),
+        ("publish", "relink", "publish into 'secret'"),
+        ("tail", "relink", "read 'secret'"),
+        ("publish", "lumberjack", "publish"),
+    ],
+)
+def test_a_command_that_is_turned_away_says_so(
+    start: Any, tmp_path: Path, command: str, protocol: str, wanted: str
+) -> None:
+    tmp_path.joinpath("policy.toml").write_text(READER)
+    listen = f"{protocol}=tcp:0:interface=127.0.0.1"
+    server = start("--listen", listen, "--policy", str(tmp_path / "policy.toml"))
+    words = [FYREHOSE, command, "--protocol", protocol, "--to" if command == "publish" else "--from"]
+    words += [f"127.0.0.1:{server.port(protocol)}", *(["--stream", "secret"] if protocol != "lumberjack" else [])]
+    said = subprocess.run(
+        words, input="x\n", capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=tmp_path
+    )
+    assert (said.returncode, said.stdout) == (1, "")
+    assert (
+        f"closes each connection at once, and its log says why. Does its policy let 127.0.0.1 {wanted}?" in said.stderr
+    )
+    assert said.stderr.count("\n") == 1
+    server.wait_for(f"{protocol}: Forbidden from 127.0.0.1")
+
+
+def test_a_command_whose_tls_is_not_believed_says_so(start: Any, authority: Authority, tmp_path: Path) -> None:
+    server = start(*secured(authority, tmp_path, READER))
+    (tmp_path / "other").mkdir()
+    place = f"localhost:{server.port('figg')}"
+    for trusted, wrong in (
+        (Authority(tmp_path / "other").certificate, "certificate verify failed"),
+        (authority.certificate, "certificate required"),
+    ):
+        words = [FYREHOSE, "tail", "--from", place, "--tls", str(trusted), "--stream", "s"]
+        said = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert said.returncode == 1
+        assert said.stderr.startswith(f"fyrehose: figg at {place} cannot be spoken to by TLS: ")
+        assert wrong in said.stderr
+        assert said.stderr.count("\n") == 1
+
+
 def test_an_open_door_without_a_policy_is_not_opened(start: Any) -> None:
     server = start("--listen", "figg=tcp:0", ready=False)
     assert server.ended() == 1
