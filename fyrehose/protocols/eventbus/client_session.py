@@ -149,6 +149,7 @@ class ClientSession:
         self._heard: int | None = None
         # Nothing is handed out before the past is, so broadcasts are held back until it has been asked for.
         self._asking = True
+        self._unanswered = False
         self._since = 0
         self._covered = 0
         self._moved = self._checked = now
@@ -160,7 +161,8 @@ class ClientSession:
 
     def connected(self, now: float) -> None:
         """Both SNAPSHOT and PUBLISHER are connected, for the first time or again."""
-        self._ask(now)
+        # If only PUBLISHER was away, an answer may still be on its way, and nobody could tell it from the next one.
+        self._ask(now, To.ANEW if self._unanswered else To.SNAPSHOT)
 
     def disconnected(self, now: float) -> None:
         """One of them is not; what comes by the other is held back until both are."""
@@ -298,7 +300,8 @@ class ClientSession:
         """Everything up to ``end`` has come; now what was held back, as far as it follows on."""
         if not self._asking:
             return
-        self._asking = False
+        self._asking = self._unanswered = False
+        since = self._since  # what is held back may make us ask again
         self._moved = self._checked = now
         self._spread = self._jitter()
         self._resend(events, now)
@@ -306,14 +309,14 @@ class ClientSession:
         overflowed, self._overflowed = self._overflowed, False
         for broadcast in held:
             self._release(broadcast, events, now)
-        if self.position is not None and self._since != LAST_SEQ:  # who knows no position asks for nothing; see _ask
+        if self.position is not None and since != LAST_SEQ:  # who knows no position asks for nothing; see _ask
             self.position = max(self.position, end.sequence)
             self._ahead = {seq for seq in self._ahead if seq > self.position}
             if self._heard is None:
-                self._heard = self._since
+                self._heard = since
         self._flush(events)
         events.append(Synchronised(position=self.position))
-        if overflowed:
+        if overflowed and not self._asking:
             self._ask(now)
 
     def _release(self, broadcast: Broadcast, events: list[Event], now: float) -> None:
@@ -364,7 +367,7 @@ class ClientSession:
 
     def _ask(self, now: float, to: To = To.SNAPSHOT) -> None:
         """Ask for what follows ``position``.  One who has none asks for what cannot be: the answer says who lives."""
-        self._asking = True
+        self._asking = self._unanswered = True
         self._moved = now
         self._covered = self._heard or 0
         self._since = LAST_SEQ if self.position is None else self.position

@@ -96,6 +96,29 @@ class TestTheStart:
         assert sequences(events) == [7]
         assert one.position == 7
 
+    def test_from_now_on_with_a_number_missing_before_the_server_has_answered(self) -> None:
+        one = session()
+        one.connected(0)
+        asked(one)
+        assert one.receive_broadcasts([broadcast(7), broadcast(9)], 0) == []
+        assert sequences(one.receive_syncs([end(2**48 - 1)], 0)) == [7]
+        assert asked(one) == [(To.SNAPSHOT, 7)]
+        assert one.position == 7, "what the server echoes is no number that it has reached"
+        assert sequences(one.receive_syncs([sync(8), sync(9), end(9)], 0)) == [8, 9]
+        assert sequences(one.receive_broadcasts([broadcast(10)], 0)) == [10]
+
+    def test_an_answer_that_is_owed_is_not_taken_for_the_next_one(self) -> None:
+        one = session(after=0)
+        one.connected(0)
+        assert asked(one) == [(To.SNAPSHOT, 0)]
+        one.disconnected(1)
+        one.connected(2)
+        assert asked(one) == [(To.ANEW, 0)], "the other may still come, by the connection that it was asked by"
+        one.receive_syncs([end(0)], 3)
+        one.disconnected(4)
+        one.connected(5)
+        assert asked(one) == [(To.SNAPSHOT, 0)]
+
     def test_from_a_number_on(self) -> None:
         one = session(after=5)
         one.connected(0)
