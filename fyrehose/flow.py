@@ -12,6 +12,7 @@ none keeps those from going on who do the same, and nobody with messages of a us
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -23,6 +24,35 @@ class Pausable(Protocol):
     def pauseProducing(self) -> None: ...
 
     def resumeProducing(self) -> None: ...
+
+
+@attrs.define(eq=False)
+class Reading:
+    """The reading half of a connection, which several may pause: it reads when none of them wants it paused.
+
+    :ivar pause: pauses it
+    :ivar resume: lets it go on
+    """
+
+    pause: Callable[[], object]
+    resume: Callable[[], object]
+    _pauses: int = attrs.field(default=0, init=False)
+
+    @property
+    def paused(self) -> bool:
+        """Whether anybody wants it paused."""
+        return self._pauses > 0
+
+    def pauseProducing(self) -> None:
+        self._pauses += 1
+        if self._pauses == 1:
+            self.pause()
+
+    def resumeProducing(self) -> None:
+        """Whoever paused it takes that back."""
+        self._pauses -= 1
+        if not self._pauses:
+            self.resume()
 
 
 @attrs.define(eq=False)

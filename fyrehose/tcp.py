@@ -34,7 +34,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import Broken, ConfigError, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
-from fyrehose.flow import Account
+from fyrehose.flow import Account, Reading
 from fyrehose.handshakes import Handshake
 from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.peers import host_of, identify
@@ -129,7 +129,7 @@ class SessionProtocol(TwistedProtocol):
         if ITCPTransport.providedBy(transport):
             transport.setTcpNoDelay(True)
             transport.setTcpKeepAlive(True)
-        self.reading = Reading(self)
+        self.reading = Reading(self.transport.pauseProducing, self.read_again)
         self._account = self.broker.budget.account(self.reading)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.kit, "connections")
@@ -281,10 +281,11 @@ class SessionProtocol(TwistedProtocol):
         if not self._in_flight:
             self._hang_up()
 
-    def not_read(self) -> None:
-        """We did not read for a while: the peer has its time for the frame that is coming in again."""
-        if self._frame_since is not None:
-            self._frame_since = self.clock.seconds()
+    def read_again(self) -> None:
+        """Nobody wants reading paused any more: the peer has its time for the frame that is coming in again."""
+        if self._linger_timer is None:  # a transport that closes does not like it
+            self._restart_frame()
+            self.transport.resumeProducing()
 
     # Inside.
 
@@ -352,12 +353,16 @@ class SessionProtocol(TwistedProtocol):
         if self._frame_since is not None and self._frame_timer is None:
             self._frame_timer = self.clock.callLater(self.settings.frame_timeout, self._check_frame)
 
+    def _restart_frame(self) -> None:
+        if self._frame_since is not None:
+            self._frame_since = self.clock.seconds()
+
     def _check_frame(self) -> None:
         self._frame_timer = None
         if self._frame_since is None or self._closing:
             return
         if self._account is not None and self._account.paused:
-            self.not_read()
+            self._restart_frame()
         # By what came in and not by what was announced: announcing is cheap, and others wait for what it takes.
         patience = self.settings.frame_timeout + self._frame_got / SLOWEST
         left = self._frame_since + patience - self.clock.seconds()
@@ -371,31 +376,6 @@ class SessionProtocol(TwistedProtocol):
         self.broker.counters.refuse(self.log, self.kit, "stalled-reader", self.peer)
         self._closing = True
         self.transport.abortConnection()
-
-
-@attrs.define(eq=False)
-class Reading:
-    """The reading half of a connection, which several may pause: it reads when none of them wants it paused."""
-
-    protocol: SessionProtocol
-    _pauses: int = attrs.field(default=0, init=False)
-
-    @property
-    def paused(self) -> bool:
-        """Whether anybody wants it paused."""
-        return self._pauses > 0
-
-    def pauseProducing(self) -> None:
-        self._pauses += 1
-        if self._pauses == 1:
-            self.protocol.transport.pauseProducing()
-
-    def resumeProducing(self) -> None:
-        """Whoever paused it takes that back."""
-        self._pauses -= 1
-        if not self._pauses and self.protocol._linger_timer is None:  # a transport that closes does not like it
-            self.protocol.not_read()
-            self.protocol.transport.resumeProducing()
 
 
 class SessionFactory(Factory):
