@@ -120,9 +120,9 @@ class Client:
         topic = dice.choice(TOPICS)
         payloads = []
         base = self.connections - self.connected
-        for _ in range(dice.choice((1, 1, 3, 20))):
+        for _ in range(dice.choice(self.world.bursts)):
             self.published += 1
-            size = dice.choice((0, 10, 10, 300, 3000))
+            size = dice.choice(self.world.sizes)
             payload = f"{self.name}:{self.published}:".encode() + b"." * size
             sent = Sent(self.name, self.published, lambda: self.connections - base)
             self.history.send(topic, payload, sent)

@@ -130,9 +130,9 @@ class Writer:
         dice = self.world.random
         payloads = []
         base = self.connections - self.connected
-        for _ in range(dice.choice((1, 1, 3, 20, 120))):
+        for _ in range(dice.choice((*self.world.bursts, 8))):
             self.published += 1
-            noise = "." * dice.choice((0, 10, 10, 300, 3000))
+            noise = "." * dice.choice(self.world.sizes)
             payload = f'{{"n":"{self.name}:{self.published}:{noise}"}}'.encode()
             self.history.send(STREAM, payload, Sent(self.name, self.published, lambda: self.connections - base))
             payloads.append(payload)

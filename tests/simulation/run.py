@@ -1,46 +1,155 @@
 #!/usr/bin/env python3
 """Simulates servers, clients and bad networks, one seed after the other.
 
-    run.py [--count N] [--seed S] [--protocol P] [--jobs J] [--trace]
+    run.py [--count N] [--seed S] [--protocol P]... [--jobs J] [--trace] [--bug NAME | --bugs]
 
 Prints how many simulations broke what must be true, and their seeds; the status is 1 if any did.  A seed replays
-exactly: `run.py --count 1 --seed S --trace` says what happened in it.
+exactly: `run.py --seed S --protocol P --trace` says what happened in it.  With --bug there is one in the code, and with
+--bugs each in turn: then it is said after how many simulations it was noticed, and the status is 1 if it was not.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import gc
+import multiprocessing
 import os
+import signal
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import attrs
+import bugs
 import simulation
 from twisted.logger import globalLogBeginner
 from world import Violation
 
-#: Simulations that one process takes at a time.
-SHARE = 20
+#: Simulations that one process takes before the next begins, and how long one may take, in seconds of processor time.
+SHARE = 500
+PATIENCE = 60.0
+#: What is printed of those that were wrong.
+SHOWN = 20
 
 
-def share(first: int, count: int, protocol: str) -> tuple[list[str], list[int]]:
-    """Run the seeds from ``first`` on: what was wrong, and messages, records, crashes and lives."""
+class Endless(BaseException):
+    """A simulation does not come to an end; no Exception, which somebody may catch."""
+
+
+@attrs.define
+class Tally:
+    """What some simulations have come to."""
+
+    simulations: int = 0
+    messages: int = 0
+    stored: int = 0
+    crashes: int = 0
+    lives: int = 0
+    problems: list[str] = attrs.field(factory=list)
+
+    def add(self, other: Tally) -> None:
+        for name in attrs.fields_dict(Tally):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def one(seed: int, protocol: str, tally: Tally) -> None:
+    """Run one simulation; whatever is wrong with it is told with its seed."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
+    tally.simulations += 1
+    try:
+        found = simulation.simulate(seed, protocol)
+    except Violation as violation:
+        tally.problems.append(str(violation))
+    except (Exception, Endless) as error:
+        tally.problems.append(f"seed {seed} of {protocol}: {type(error).__name__}: {error}")
+    else:
+        tally.add(Tally(0, found.messages, found.stored, found.crashes, found.lives))
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def _endless(*_: Any) -> None:
+    raise Endless(f"it has taken {PATIENCE:g} s of processor time")
+
+
+def quiet() -> None:
+    """Nobody reads logs; what is an error is noticed by the simulation."""
+    faulthandler.enable()
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
-    problems, counts = [], [0] * 4
+    signal.signal(signal.SIGVTALRM, _endless)
+    gc.freeze()
+    gc.disable()  # each simulation collects its own
+
+
+def share(first: int, count: int, protocol: str, at: Any, tell: Connection) -> None:
+    """In a process of its own: run the seeds from ``first`` on; ``at`` says which it is at."""
+    quiet()
+    tally = Tally()
     for seed in range(first, first + count):
+        at.value = seed
+        one(seed, protocol, tally)
+    tally.problems = tally.problems[:SHOWN]
+    tell.send(tally)
+    tell.close()
+
+
+@attrs.define(eq=False)
+class Share:
+    """A process, and the seeds that it has; when it dies, it is known at which one."""
+
+    protocol: str
+    first: int
+    count: int
+    at: Any = attrs.field(init=False)
+    ear: Connection = attrs.field(init=False)
+    process: Any = attrs.field(init=False)
+
+    def begin(self) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.at = fork.Value("q", self.first)
+        self.ear, mouth = fork.Pipe(duplex=False)
+        self.process = fork.Process(target=share, args=(self.first, self.count, self.protocol, self.at, mouth))
+        self.process.start()
+        mouth.close()
+
+    def end(self, total: Tally) -> Share | None:
+        """Take in what it came to; the seeds that are left if it died."""
         try:
-            found = simulation.simulate(seed, protocol)
-        except Violation as violation:
-            problems.append(str(violation))
-        except Exception as error:
-            problems.append(f"seed {seed} of {protocol}: {type(error).__name__}: {error}")
-        else:
-            new = (found.messages, found.stored, found.crashes, found.lives)
-            counts = [a + b for a, b in zip(counts, new, strict=True)]
-    return problems, counts
+            total.add(self.ear.recv())
+            self.process.join()
+            return None
+        except EOFError:
+            self.process.join()
+        finally:
+            self.ear.close()
+        seed = self.at.value
+        total.simulations += seed + 1 - self.first
+        total.problems.append(f"seed {seed} of {self.protocol}: its process ended with {self.process.exitcode}")
+        left = self.first + self.count - (seed + 1)
+        return Share(self.protocol, seed + 1, left) if left else None
+
+
+def run(protocol: str, first: int, count: int, jobs: int) -> Tally:
+    """Run ``count`` seeds in ``jobs`` processes."""
+    total = Tally()
+    waiting = deque(Share(protocol, at, min(SHARE, first + count - at)) for at in range(first, first + count, SHARE))
+    running: dict[Any, Share] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            begun = waiting.popleft()
+            begun.begin()
+            running[begun.ear] = begun
+        for ear in wait(list(running)):
+            left = running.pop(ear).end(total)
+            if left is not None:
+                waiting.append(left)
+    return total
 
 
 def show(seed: int, protocol: str) -> int:
@@ -54,6 +163,20 @@ def show(seed: int, protocol: str) -> int:
     return status
 
 
+def hunt(name: str, first: int, count: int) -> Tally:
+    """Run simulations with the bug ``name``, ``count`` at the most, until it is noticed."""
+    protocol, began = bugs.BUGS[name].protocol, time.process_time()
+    tally = Tally()
+    with bugs.having(name):
+        for seed in range(first, first + count):
+            one(seed, protocol, tally)
+            if tally.problems:
+                break
+    said = tally.problems[0][:200] if tally.problems else "NOT NOTICED"
+    print(f"{name}: {tally.simulations} simulations, {time.process_time() - began:.1f} s: {said}", flush=True)
+    return tally
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2000)
@@ -61,31 +184,32 @@ def main() -> int:
     parser.add_argument("--protocol", choices=sorted(simulation.PROTOCOLS), action="append")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trace", action="store_true", help="say what happens, and run one simulation only")
+    parser.add_argument("--bug", choices=sorted(bugs.BUGS), help="put it into the code")
+    parser.add_argument("--bugs", action="store_true", help="put one after the other into the code")
     arguments = parser.parse_args()
     protocols = arguments.protocol or sorted(simulation.PROTOCOLS)
     if arguments.trace:
-        return show(arguments.seed, protocols[0])
+        with bugs.having(arguments.bug):
+            return show(arguments.seed, protocols[0])
     os.nice(10)
+    if arguments.bug or arguments.bugs:
+        quiet()
+        names = [arguments.bug] if arguments.bug else list(bugs.BUGS)
+        noticed = [hunt(name, arguments.seed, arguments.count).problems for name in names]
+        return int(not all(noticed))
     failed = False
     for protocol in protocols:
         began = time.monotonic()
-        firsts = range(arguments.seed, arguments.seed + arguments.count, SHARE)
-        sizes = [min(SHARE, arguments.seed + arguments.count - first) for first in firsts]
-        problems: list[str] = []
-        totals = [0] * 4
-        with ProcessPoolExecutor(arguments.jobs) as pool:
-            for bad, counts in pool.map(share, firsts, sizes, [protocol] * len(sizes)):
-                problems += bad
-                totals = [a + b for a, b in zip(totals, counts, strict=True)]
-        messages, stored, crashes, lives = totals
+        total = run(protocol, arguments.seed, arguments.count, arguments.jobs)
         print(
-            f"{protocol}: {arguments.count} simulations, {messages} messages, {stored} records, {crashes} crashes, "
-            f"{lives} starts, {len(problems)} violations, {time.monotonic() - began:.0f} s",
+            f"{protocol}: {total.simulations} simulations, {total.messages} messages, {total.stored} records, "
+            f"{total.crashes} crashes, {total.lives} starts, {len(total.problems)} violations, "
+            f"{time.monotonic() - began:.0f} s",
             flush=True,
         )
-        for problem in problems[:5]:
+        for problem in total.problems[:SHOWN]:
             print(f"VIOLATION: {problem}")
-        failed = failed or bool(problems)
+        failed = failed or bool(total.problems)
     return int(failed)
 
 

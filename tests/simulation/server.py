@@ -79,7 +79,7 @@ class Server:
         self.lives = self.crashes = 0
         self.up = False
         dice = world.random
-        self.settings = JournalSettings(min_free=0, segment_size=dice.choice((4 << 10, 16 << 10, 1 << 20)))
+        self.settings = JournalSettings(min_free=0, segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)))
         self.host: Host
         self.journal: FileJournal
         self.files: RecordingFiles
@@ -117,7 +117,9 @@ class Server:
         self.failures.append(failure.value)
 
     def crash(self) -> None:
-        """The power goes; it comes back a little later."""
+        """The power goes, even if the server is just starting or stopping; it comes back a little later."""
+        if self.host.dead:
+            return
         if self.up:
             self.history.look()
         dice, files = self.world.random, self.files
@@ -128,7 +130,7 @@ class Server:
         # Killed: the kernel has everything. Else the disk has what was synced, and whatever it likes of the rest.
         self.left = _all(files.directory) if killed else image(files, upto, dice)
         self._end()
-        self.world.clock.callLater(dice.random() * 3, self.start)
+        self.world.clock.callLater(dice.random() * dice.choice((0.1, 3.0)), self.start)
 
     def restart(self) -> None:
         """Stop in order, and start again."""

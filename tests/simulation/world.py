@@ -1,6 +1,6 @@
 """One process, one clock, one source of chance: hosts that crash, and links between them that do what links do.
 
-    World   seed -> Random, Clock, the wall clock, which steps
+    World   seed -> Random, Timers, the wall clock, which steps
     Host    what a server takes for its reactor: its timers end when it crashes
     Link    one TCP connection: bytes arrive later, in pieces cut anywhere; it is cut, reset, cut off, read slowly
     Lane    datagrams: lost, doubled, late and out of order
@@ -15,17 +15,13 @@ from random import Random
 from typing import Any
 
 import attrs
+from timers import Timer, Timers
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IHalfCloseableProtocol, IListeningPort, IStreamClientEndpoint
-from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
-
-#: What a connection holds in one direction before its producer is paused, in bytes; so that small loads reach it.
-HIGH = 3000
-LOW = 1000
 
 
 class Violation(Exception):
@@ -36,13 +32,19 @@ class World:
     """Everything that a seed decides.
 
     :ivar trace: what happened, for whoever has to look at a seed, and to compare two runs of one
-    :ivar wall: microseconds since 1970 UTC less the monotonic clock
+    :ivar wall_offset: microseconds since 1970 UTC less the monotonic clock
+    :ivar bursts: how many messages are published at once: few, or now and then many
+    :ivar sizes: how many bytes they are filled up with
+    :ivar high: what a connection holds in one direction before its producer is paused, in bytes
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.random = Random(seed)
-        self.clock = Clock()
+        dice = self.random = Random(seed)
+        self.bursts: tuple[int, ...] = dice.choice(((1,), (1, 1, 3), (1, 1, 1, 3, 12)))
+        self.sizes: tuple[int, ...] = dice.choice(((0, 10), (0, 10, 10, 300), (10, 10, 10, 300, 3000)))
+        self.high = dice.choice((200, 3000))
+        self.clock = Timers()
         self.wall_offset = 1_700_000_000_000_000
         self.trace: list[str] = []
         self.links: list[Link] = []
@@ -62,15 +64,6 @@ class World:
         self._ports += 1
         return self._ports
 
-    def pass_time(self, seconds: float) -> None:
-        """Timer by timer: what one of them begins, lasts as long as it should."""
-        clock, end = self.clock, self.clock.seconds() + seconds
-        while clock.calls and clock.calls[0].getTime() <= end:
-            # A little more, as with every real clock: now + (due - now) may be a hair less than due.
-            clock.rightNow = max(clock.rightNow, clock.calls[0].getTime()) + 1e-9
-            clock.advance(0)
-        clock.rightNow = max(clock.rightNow, end)
-
     def partition(self, host: str, seconds: float) -> None:
         """Nothing goes to or from ``host`` for a while; nobody is told."""
         self.partitioned.add(host)
@@ -82,26 +75,20 @@ class World:
             link.go_on()
 
 
-class Host(Clock):
+class Host:
     """The reactor of one life of a server: the world's clock, until it crashes."""
 
     def __init__(self, world: World) -> None:
-        super().__init__()
         self.world = world
         self.dead = False
-        self._timers: list[Any] = []
+        self.seconds = world.clock.seconds
 
-    def seconds(self) -> float:
-        return self.world.clock.seconds()
+    def callLater(self, delay: float, what: Callable[..., object], *args: Any, **kwargs: Any) -> Timer:
+        return self.world.clock.callLater(delay, self._call, what, args, kwargs)
 
-    def callLater(self, delay: float, what: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
-        if len(self._timers) > 500:
-            self._timers = [timer for timer in self._timers if timer.active()]
-        if self.dead:
-            what, args, kwargs = (lambda: None), (), {}
-        timer = self.world.clock.callLater(delay, what, *args, **kwargs)
-        self._timers.append(timer)
-        return timer
+    def _call(self, what: Callable[..., object], args: Any, kwargs: Any) -> None:
+        if not self.dead:
+            what(*args, **kwargs)
 
     def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Port:
         self.world.listening[port] = factory
@@ -110,9 +97,6 @@ class Host(Clock):
     def crash(self) -> None:
         self.dead = True
         self.world.lives += 1
-        for timer in self._timers:
-            if timer.active():
-                timer.cancel()
 
 
 @implementer(IListeningPort)
@@ -194,7 +178,7 @@ class End:
             self.tap.wrote(bytes(data))
         self.flight += data
         self.send()
-        if self.producer is not None and not self.paused and len(self.flight) > HIGH:
+        if self.producer is not None and not self.paused and len(self.flight) > self.link.world.high:
             self.paused = True
             self.producer.pauseProducing()
 
@@ -242,7 +226,7 @@ class End:
             if other.tap is not None:
                 other.tap.read(piece)
             other.protocol.dataReceived(piece)
-            if self.up and self.paused and len(self.flight) < LOW:
+            if self.up and self.paused and len(self.flight) < world.high // 3:
                 self.paused = False
                 if self.producer is not None:
                     self.producer.resumeProducing()

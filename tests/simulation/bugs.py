@@ -1,0 +1,126 @@
+"""Bugs to be put into the code that runs, one at a time: each has to be noticed, or the simulation proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+from twisted.internet.defer import succeed
+
+from fyrehose.broker import Broker
+from fyrehose.protocols.backbone import subscribers
+from fyrehose.protocols.backbone.repair import Repair
+from fyrehose.protocols.backbone.server import BackboneServer
+from fyrehose.protocols.eventbus.client_session import ClientSession
+from fyrehose.protocols.eventbus.confirmations import Confirmations
+from fyrehose.protocols.eventbus.snapshots import Snapshot
+from fyrehose.protocols.figg.session import FiggServerSession
+from fyrehose.protocols.figg.window import Window as FiggWindow
+from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
+from fyrehose.protocols.lumberjack.windows import Window as LumberjackWindow
+from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
+from fyrehose.testing.disk import RecordingFiles
+
+_publish, _subscribe = Broker.publish, Broker.subscribe
+_send_ack = FiggServerSession.send_ack
+_due, _replay_slice = Repair.due, BackboneServer._replay_slice
+_acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
+_start, _connected = Snapshot.start, ClientSession.connected
+
+
+def _told_at_once(self: Broker, runs: Any) -> Any:
+    durable = _publish(self, runs)
+    if durable.called:
+        return durable
+    durable.addErrback(lambda failure: None)
+    return succeed((1,) * len(runs))  # whoever acknowledges does not look at the numbers
+
+
+def _one_too_late(self: Broker, stream: str, after: int | None, sink: Any) -> Any:
+    return _subscribe(self, stream, after if after is None else after + 1, sink)
+
+
+def _asks_for_one_less(self: Repair, now: float, most: int) -> Any:
+    return [(first + 1, last) for first, last in _due(self, now, most) if first < last]
+
+
+def _replays_one_less(self: BackboneServer, destination: Any, first: int, last: int, now: float) -> int:
+    _replay_slice(self, destination, first, last - 1, now)
+    return last
+
+
+def _acknowledges_one_more(self: LumberjackWindows) -> Any:
+    return [attrs.evolve(ack, number=ack.number + 1) for ack in _acks(self)]
+
+
+def _forgets_what_was_sent(self: LumberjackConnection, *reason: Any) -> None:
+    self.sent.clear()
+    _lost(self, *reason)
+
+
+def _ends_ahead(self: Snapshot, last: int, now: float) -> None:
+    _start(self, last, now)
+    self.highest = max(self.highest, last)
+
+
+def _skips_the_first(self: Snapshot) -> None:
+    self.highest, self.next = self.request.sequence, self.request.sequence + 2
+
+
+def _asks_only_once(self: ClientSession, now: float) -> None:
+    if self.position is None or not self._highest:
+        _connected(self, now)
+    else:
+        self._asking = False
+
+
+@attrs.frozen
+class Bug:
+    """What is changed, and the simulation that has to notice.
+
+    :ivar patched: what takes the place of an attribute: (owner, name, new)
+    """
+
+    protocol: str
+    patched: tuple[Any, str, Any]
+
+
+BUGS = {
+    "a sync does nothing": Bug("figg", (RecordingFiles, "sync", lambda files, fd: None)),
+    "names are not synced": Bug("mixture", (RecordingFiles, "sync_directory", lambda files, directory: None)),
+    "all: a subscription begins one too late": Bug("mixture", (Broker, "subscribe", _one_too_late)),
+    "figg: acknowledged before it is durable": Bug("figg", (Broker, "publish", _told_at_once)),
+    "figg: acknowledged one too many": Bug(
+        "figg", (FiggServerSession, "send_ack", lambda session, number: _send_ack(session, number + 1))
+    ),
+    "figg: nothing is sent again": Bug("figg", (FiggWindow, "to_send_again", lambda window: [])),
+    "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
+    "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
+    "backbone: a repair sends one less": Bug("backbone", (BackboneServer, "_replay_slice", _replays_one_less)),
+    "backbone: the silent are kept": Bug("backbone", (subscribers, "ALIVE", 6.0)),
+    "lumberjack: acknowledged when received": Bug(
+        "lumberjack", (LumberjackWindow, "due", property(lambda window: window.finished and window.sealed))
+    ),
+    "lumberjack: acknowledged one too many": Bug("lumberjack", (LumberjackWindows, "acks", _acknowledges_one_more)),
+    "lumberjack: nothing is sent again": Bug(
+        "lumberjack", (LumberjackConnection, "connectionLost", _forgets_what_was_sent)
+    ),
+    "eventbus: the end is ahead of the snapshot": Bug("eventbus", (Snapshot, "start", _ends_ahead)),
+    "eventbus: a snapshot lacks its first": Bug("eventbus", (Snapshot, "__attrs_post_init__", _skips_the_first)),
+    "eventbus: what came meanwhile is not held": Bug("eventbus", (ClientSession, "_hold", lambda session, event: None)),
+    "eventbus: a client asks only once": Bug("eventbus", (ClientSession, "connected", _asks_only_once)),
+    "eventbus: nothing is sent again": Bug("eventbus", (Confirmations, "resend", lambda confirmations, now: [])),
+}
+
+
+@contextmanager
+def having(name: str | None) -> Iterator[None]:
+    """The code with the bug ``name``."""
+    with ExitStack() as stack:
+        if name is not None:
+            owner, attribute, new = BUGS[name].patched
+            stack.enter_context(patch.object(owner, attribute, new))
+        yield

@@ -1,0 +1,378 @@
+"""The event bus's clients, and what sees every message that its server gets or sends.
+
+broadcasts follow on, one by one, in each life of the server
+a snapshot has all of its subtrees between what was asked for and its end, and that is no less than there was when asked
+a client is handed everything that it wants, once, in order or late; what comes back to a publisher is durable
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+from history import History, Sent
+from server import Server
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from world import Host, Violation, World
+from zeromq import ClientPort, Message, ServerPort
+
+from fyrehose.protocols.eventbus.client import EventBusClient, Unconfirmable
+from fyrehose.protocols.eventbus.client_session import Options
+from fyrehose.protocols.eventbus.frames import SYNC, Broadcast, Dialect, Subtrees, Sync, SyncEnd, SyncStart
+from fyrehose.protocols.eventbus.server import EventBusServer
+from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.zmqport import CONNECTED
+
+STREAM = "eventbus"
+TOPICS = ("/a/", "/a/b/", "/c/")
+SUBTREES: tuple[tuple[str, ...], ...] = ((), (), ("/a/",), ("/a/b/", "/c/"))
+PORTS = ("snapshot", "publisher", "collector")
+
+
+@attrs.define(eq=False)
+class Asked:
+    """A request, and how much of its answer has come.
+
+    :ivar end: where the stream ended, durably, when it came
+    """
+
+    subtrees: Subtrees
+    since: int
+    end: int
+    answer: list[int] = attrs.field(factory=list)
+
+
+class Judge:
+    """What one life of the server gets and sends."""
+
+    def __init__(self, side: EventBus, life: int) -> None:
+        self.side, self.history, self.life = side, side.history, life
+        self.asked: dict[bytes, Asked] = {}
+        self.heard: dict[bytes, int] = {}
+        self.broadcast: int | None = None
+
+    def pub(self, message: Message) -> None:
+        """It is noted how often an event came, and behind which others of its connection."""
+        identity, data = message[0], message[6]
+        event = self.side.events[data]
+        event.arrivals.append(self.life)
+        self.heard[identity] = self.heard.get(identity, 0) + 1
+        sent = self.history.sent[STREAM][data]
+        first = len(event.arrivals) == 1
+        # Which of two is stored cannot be told, so only an event that came once has a place.
+        sent.publisher, sent.order = f"{self.life} {identity!r}", self.heard[identity] if first else None
+
+    def request(self, message: Message) -> None:
+        asked = SyncStart.parse(message[1:])
+        self.history.look()
+        end = len(self.history.truth.get(STREAM, ()))
+        self.asked[message[0]] = Asked(asked.subtrees, asked.sequence, end)
+
+    def broadcasts(self, message: Message) -> None:
+        event = Broadcast.parse(message)
+        if self.broadcast is not None and event.sequence != self.broadcast + 1:
+            self.history.wrong(f"broadcast {event.sequence} follows {self.broadcast}")
+        self.broadcast = event.sequence
+        self.side.check(event)
+
+    def answers(self, message: Message) -> None:
+        identity, *frames = message
+        asked = self.asked.get(identity)
+        if asked is None:
+            self.history.wrong(f"{frames[0]!r} for somebody who has not asked")
+        if frames[0] == SYNC:
+            event = Sync.parse(frames)
+            self.side.check(event)
+            if event.sequence <= max(asked.answer[-1:], default=asked.since):
+                self.history.wrong(f"SYNC {event.sequence} behind {asked.answer[-1:] or asked.since}")
+            asked.answer.append(event.sequence)
+            return
+        end = SyncEnd.parse(frames).sequence
+        del self.asked[identity]
+        if end != max(asked.answer[-1:], default=asked.since):
+            self.history.wrong(f"SYNCEND {end} behind SYNC {asked.answer[-1:]} and SYNCSTART {asked.since}")
+        upto = max([asked.end, *asked.answer[-1:]])
+        owed = self.side.wanted(asked.subtrees, asked.since, upto)
+        if asked.answer != owed:
+            self.history.wrong(
+                f"SYNCEND {end}: {sorted({*owed} ^ {*asked.answer})[:9]} are missing, or were not wanted"
+            )
+
+
+class Door(Service):
+    """The kit's service, without its sockets."""
+
+    def __init__(self, side: EventBus, host: Host, broker: Any) -> None:
+        self.side, self.host = side, host
+        self.server = EventBusServer(host, broker, side.settings)
+
+    def startService(self) -> None:
+        Service.startService(self)
+        side, server = self.side, self.server
+        judge = Judge(side, side.server.lives)
+
+        def pub(message: Message, count: int) -> None:
+            judge.pub(message)
+            server.pub_received(message, count)
+
+        def request(message: Message, count: int) -> None:
+            judge.request(message)
+            server.request_received(message, count)
+
+        snapshot = ServerPort(self.host, side.room, judge.answers, request, server.requests_over)
+        publisher = ServerPort(self.host, side.room * 10, judge.broadcasts)
+        collector = ServerPort(self.host, 1, judge.answers, pub, server.pubs_over)
+        side.listening = dict(zip(PORTS, (snapshot, publisher, collector), strict=True))
+        server.start(snapshot, publisher, collector)
+
+    def stopService(self) -> Deferred[None]:
+        Service.stopService(self)
+        return self.server.stop()
+
+
+class Threads:
+    """The reactor of a client: a thread would end ZeroMQ's context, which nobody has to wait for here."""
+
+    def __init__(self, world: World) -> None:
+        self.seconds, self.callLater = world.clock.seconds, world.clock.callLater
+
+    def getThreadPool(self) -> Threads:
+        return self
+
+    def callInThreadWithCallback(self, done: Any, what: Any) -> None:
+        done(True, what())
+
+    def callFromThread(self, what: Any, *args: Any) -> None:
+        what(*args)
+
+
+class Nothing:
+    """A context without sockets, and a monitor where a port speaks for itself."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    term = close
+
+
+class SimulatedClient(EventBusClient):
+    """With ports of :mod:`zeromq`."""
+
+    side: EventBus
+    name: str
+
+    def _open(self, name: str, kind: int, offset: int) -> None:
+        self._received[name] = []
+        self._monitors[name] = Nothing()  # type: ignore[assignment]
+        port: Any = ClientPort(
+            self.side.world,
+            self.name,
+            lambda: self.side.listening.get(name),
+            self.side.room,
+            subscribes=name == "publisher",
+            receive=lambda message, count: self._received[name].append(message),
+            turn_over=self._turn_over,
+            happened=lambda event, value: self._connection(name, event == CONNECTED),
+        )
+        self._ports[name] = port
+        if not self._paused:
+            port.start()
+
+
+class Client:
+    """One that publishes, and reads from a number on, from now on, or not at all."""
+
+    def __init__(self, side: EventBus, number: int, options: Options) -> None:
+        self.side, self.name, self.options = side, f"eventbus-{number}", options
+        self.subtrees = Subtrees.of(options.subtrees)
+        world = side.world
+        self.ready = self.dead = self.paused = False
+        self.published = self.waiting = 0
+        self.after = options.after
+        self.highest = options.after or 0
+        self.handed: set[int] = set()
+        self.client = SimulatedClient(
+            Threads(world),
+            "",
+            0,
+            options=options,
+            on_events=self._events,
+            on_late=partial(self._events, late=True),
+            on_lost=lambda first, last: side.history.wrong(f"{self.name} is told that {first} to {last} are gone"),
+            on_restart=lambda: side.history.wrong(f"{self.name} is told of another journal"),
+            producer=self.name,
+            random=Random(world.random.random()),
+            now=world.now,
+        )
+        self.client.side, self.client.name = side, self.name
+        with patch("zmq.Context", Nothing):
+            connected = self.client.connect()
+        connected.addCallbacks(lambda _: setattr(self, "ready", True), lambda failure: None)
+
+    def publish(self) -> None:
+        side, dice = self.side, self.side.world.random
+        for _ in range(dice.choice(side.world.bursts)):
+            if self.waiting >= self.options.window:
+                return
+            self.published += 1
+            self.waiting += 1
+            topic = dice.choice(TOPICS)
+            payload = f"{self.name}:{self.published}:".encode() + b"." * dice.choice((*side.world.sizes, 10, 10))
+            event = side.events[payload] = Published(topic)
+            side.history.send(STREAM, payload, Sent(self.name, None, partial(event.copies, side.settings.dedup)))
+            self.client.publish(topic, payload).addCallback(partial(self._confirmed, payload)).addErrback(
+                lambda failure: failure.trap(Unconfirmable, Violation)
+            ).addBoth(self._settled)
+
+    def _confirmed(self, payload: bytes, seq: int) -> None:
+        self.side.history.release(STREAM, seq, payload)
+
+    def _settled(self, _: Any) -> None:
+        self.waiting -= 1
+
+    def _events(self, events: tuple[Broadcast, ...], late: bool = False) -> None:
+        for event in events:
+            seq = event.sequence
+            self.side.check(event)
+            if self.after is None:
+                self.after = seq - 1
+            if seq in self.handed or seq <= self.after:
+                self.side.history.wrong(f"{self.name} is handed {seq} again")
+            if not self.subtrees.match(event.topic) or not self.options.subscribe:
+                self.side.history.wrong(f"{self.name} is handed {event.topic}")
+            if late is not (seq < self.highest) or (late and not self.options.subtrees):
+                self.side.history.wrong(f"{self.name} is handed {seq} behind {self.highest}, late: {late}")
+            self.handed.add(seq)
+            self.highest = max(self.highest, seq)
+
+    def pause(self, paused: bool) -> None:
+        if paused is not self.paused:
+            self.paused = paused
+            (self.client.pause if paused else self.client.resume)()
+
+    def owed(self) -> str:
+        """What it still waits for."""
+        if not self.ready or self.waiting:
+            return f"{self.name} is connected: {self.ready}, and {self.waiting} of its events are not confirmed"
+        if self.after is None or not self.options.subscribe:
+            return ""
+        end = len(self.side.history.truth.get(STREAM, ()))
+        missing = set(self.side.wanted(self.subtrees, self.after, end)) - self.handed
+        return f"{self.name} of {self.subtrees.spec!r} lacks {sorted(missing)[:9]} of {end}" if missing else ""
+
+    def close(self) -> None:
+        self.dead = True
+        self.client.close()
+
+
+@attrs.define(eq=False)
+class Published:
+    """An event, and the lives of the server in which it came."""
+
+    topic: str
+    arrivals: list[int] = attrs.field(factory=list)
+
+    def copies(self, dedup: bool) -> int:
+        return len(set(self.arrivals) if dedup else self.arrivals)
+
+
+class EventBus:
+    """All of them."""
+
+    topics = (STREAM,)
+
+    def __init__(self, world: World, server: Server, history: History) -> None:
+        dice = world.random
+        self.world, self.server, self.history = world, server, history
+        self.events: dict[bytes, Published] = {}
+        self.room = dice.choice((2, 20, 1000))
+        self.settings = Settings(
+            dedup=dice.random() < 0.5,
+            sequence=dice.choice((Dialect.BINARY, Dialect.BINARY, Dialect.DECIMAL)),
+            snapshots=dice.choice((1, 8)),
+            snapshots_waiting=dice.choice((1, 64)),
+        )
+        self.listening: dict[str, ServerPort] = {}
+        server.doors.append(partial(Door, self))
+        server.on_crash.append(self.listening_no_more)
+        self.clients: list[Client] = []
+        self.made = self._published = 0
+        self.last: Client | None = None
+        for _ in range(dice.randint(1, 3)):
+            self.connect()
+
+    def listening_no_more(self) -> None:
+        self.listening = {}
+
+    def connect(self, after: int | None = -1, **options: Any) -> Client:
+        """A client that begins at ``after``, or, without it, anywhere."""
+        dice = self.world.random
+        known = len(self.history.truth.get(STREAM, ()))
+        options.setdefault("subtrees", dice.choice(SUBTREES))
+        options.setdefault("subscribe", dice.random() < 0.9)
+        if after == -1:
+            after = dice.choice((0, None, dice.randint(0, known)))
+        self.made += 1
+        choice = {
+            "window": dice.choice((1, 5, 1000)),
+            "confirm": dice.choice((0.5, 5.0)),
+            "quiet": dice.choice((1.0, 15.0)),
+            "recheck": dice.choice((2.0, 60.0)),
+            "dialect": dice.choice((Dialect.BINARY, Dialect.DECIMAL)),
+        }
+        client = Client(self, self.made, Options(after=after, **{**choice, **options}))
+        self.clients.append(client)
+        return client
+
+    def step(self) -> None:
+        dice = self.world.random
+        client = dice.choice(self.clients)
+        what = dice.random()
+        if what < 0.75:
+            client.publish()
+        elif what < 0.87:
+            client.pause(dice.random() < 0.5)
+        elif what < 0.95 and len(self.clients) < 4:
+            self.connect()
+        elif len(self.clients) > 1:
+            self._published += client.published
+            self.clients.remove(client)
+            client.close()
+
+    def check(self, event: Broadcast) -> None:
+        """``event`` leaves the server, or reaches somebody."""
+        data = bytes(event.data)
+        self.history.release(STREAM, event.sequence, data)
+        if self.events[data].topic != event.topic:
+            self.history.wrong(f"{event.sequence} has the topic {event.topic}, and not {self.events[data].topic}")
+
+    def wanted(self, subtrees: Subtrees, after: int, upto: int) -> list[int]:
+        """The numbers behind ``after`` that are of ``subtrees``."""
+        truth = self.history.truth.get(STREAM, [])
+        return [
+            seq
+            for seq in range(after + 1, min(upto, len(truth)) + 1)
+            if subtrees.match(self.events[truth[seq - 1]].topic)
+        ]
+
+    def calm(self) -> None:
+        for client in self.clients:
+            client.pause(False)
+
+    def settled(self) -> str:
+        """What is still owed: a client that comes now has to get all that there is."""
+        if self.last is None:
+            self.last = self.connect(0, subtrees=(), subscribe=True)
+            self.last.publish()
+        return next(filter(None, (client.owed() for client in self.clients)), "")
+
+    def counts(self) -> int:
+        return self._published + sum(client.published for client in self.clients)
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()

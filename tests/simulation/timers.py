@@ -1,0 +1,97 @@
+"""The clock of a simulation: timers in a heap, where Twisted's own test clock sorts all of them again for each call.
+
+Timers.callLater(delay, what, ...) -> Timer      Timers.pass_time(seconds): one timer after the other, in order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from twisted.internet.error import AlreadyCalled, AlreadyCancelled
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from zope.interface import implementer
+
+
+@implementer(IDelayedCall)
+class Timer:
+    """One call that is due.
+
+    :ivar turn: of its entries in the heap the one that counts; the others are left over from before a reset
+    """
+
+    __slots__ = ("called", "cancelled", "clock", "time", "turn", "what")
+
+    def __init__(self, clock: Timers, time: float, what: tuple[Callable[..., object], tuple[Any, ...], Any]) -> None:
+        self.clock, self.time, self.what = clock, time, what
+        self.called = self.cancelled = False
+        self._enter()
+
+    def _enter(self) -> None:
+        self.turn = next(self.clock.turns)
+        heappush(self.clock.heap, (self.time, self.turn, self))
+
+    def _check(self) -> None:
+        if self.cancelled:
+            raise AlreadyCancelled
+        if self.called:
+            raise AlreadyCalled
+
+    def getTime(self) -> float:
+        return self.time
+
+    def active(self) -> bool:
+        return not (self.called or self.cancelled)
+
+    def cancel(self) -> None:
+        self._check()
+        self.cancelled = True
+        self.what = _NOTHING
+
+    def reset(self, delay: float) -> None:
+        self._check()
+        self.time = self.clock.now + delay
+        self._enter()
+
+    def delay(self, seconds: float) -> None:
+        self._check()
+        self.time += seconds
+        self._enter()
+
+
+_NOTHING: tuple[Callable[..., object], tuple[Any, ...], Any] = (lambda: None, (), {})
+
+
+@implementer(IReactorTime)
+class Timers:
+    """What is due, and the time, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.turns = count()
+        self.heap: list[tuple[float, int, Timer]] = []
+
+    def seconds(self) -> float:
+        return self.now
+
+    def callLater(self, delay: float, what: Callable[..., object], *args: Any, **kwargs: Any) -> Timer:
+        return Timer(self, self.now + delay, (what, args, kwargs))
+
+    def getDelayedCalls(self) -> list[Timer]:
+        return [timer for _, turn, timer in self.heap if turn == timer.turn and timer.active()]
+
+    def pass_time(self, seconds: float) -> None:
+        """Timer by timer: what one of them begins, lasts as long as it should."""
+        heap, end = self.heap, self.now + seconds
+        while heap and heap[0][0] <= end:
+            time, turn, timer = heappop(heap)
+            if timer.cancelled or turn != timer.turn:
+                continue
+            # A little more, as with every real clock: now + (due - now) may be a hair less than due.
+            self.now = max(self.now, time) + 1e-9
+            timer.called = True
+            (what, args, kwargs), timer.what = timer.what, _NOTHING
+            what(*args, **kwargs)
+        self.now = max(self.now, end)

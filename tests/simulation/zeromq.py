@@ -1,0 +1,343 @@
+"""ZeroMQ's sockets, as the event bus sees them: whole messages, in order, as long as a connection lives.
+
+    ClientPort (DEALER, SUB) ---- Channel ---- ServerPort (ROUTER, PUB)
+
+What libzmq does, and nobody is told: what is on its way is lost with its connection; what a DEALER has not read is,
+too, what others have not read is not; a new connection is a new peer to a ROUTER; subscriptions travel, and are taken
+in by a later call; a PUB drops what a slow subscriber has no room for; a monitor speaks a little later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.error import ConnectionLost
+from world import Host, World
+
+from fyrehose.protocols.eventbus.lent import LEAST, Lent
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Full, Gone
+
+Message = list[bytes]
+
+
+@attrs.define(eq=False)
+class Parcel:
+    """A message under way; ``done`` when the socket needs it no more."""
+
+    frames: Message
+    done: bool = False
+
+
+@attrs.define(eq=False)
+class Way:
+    """One direction of a connection."""
+
+    channel: Channel
+    port: Any
+    queue: deque[Parcel] = attrs.field(factory=deque)
+    moving: bool = False
+
+    def put(self, parcel: Parcel) -> None:
+        self.queue.append(parcel)
+        self.go()
+
+    def go(self) -> None:
+        """What is on its way goes on after a while."""
+        if self.queue and not self.moving:
+            world = self.channel.world
+            self.moving = True
+            world.clock.callLater(world.random.random() * (2.0 if self.channel.slow else 0.02), self._arrive)
+
+    def _arrive(self) -> None:
+        self.moving = False
+        channel = self.channel
+        if not channel.up or channel.host in channel.world.partitioned or self.port.is_full():
+            return
+        for _ in range(channel.world.random.choice((1, 3, len(self.queue)))):
+            if self.queue:
+                parcel = self.queue.popleft()
+                parcel.done = True
+                self.port.arrived(channel, parcel.frames)
+        self.go()
+
+    def lose(self) -> None:
+        for parcel in self.queue:
+            parcel.done = True
+        self.queue.clear()
+
+
+class Channel:
+    """A connection; to the world it is a link like others."""
+
+    def __init__(self, world: World, client: ClientPort, server: ServerPort) -> None:
+        self.world, self.host = world, client.host
+        self.client, self.server = client, server
+        self.identity = b"\0" + world.port().to_bytes(4, "big")
+        self.up, self.slow = True, False
+        self.to_server, self.to_client = Way(self, server), Way(self, client)
+        world.links.append(self)
+
+    def go_on(self) -> None:
+        self.to_server.go()
+        self.to_client.go()
+
+    def cut(self, reason: Exception | None = None) -> None:
+        """Each end hears of it some time."""
+        self._down()
+        clock, dice = self.world.clock, self.world.random
+        clock.callLater(dice.random() * 0.2, self.server.left, self)
+        clock.callLater(dice.random() * 0.2, self.client.lost, self)
+
+    def server_crashed(self) -> None:
+        self._down()
+        self.world.clock.callLater(self.world.random.random(), self.client.lost, self)
+
+    def _down(self) -> None:
+        self.up = False
+        self.to_server.lose()
+        self.to_client.lose()
+        if self in self.world.links:
+            self.world.links.remove(self)
+
+
+class ServerPort:
+    """A ROUTER, or with ``subscribers`` a PUB: what :class:`fyrehose.protocols.eventbus.server.Port` describes.
+
+    :ivar receive: and ``turn_over``, as those of :class:`fyrehose.protocols.eventbus.zmqport.ZMQPort`
+    :ivar wrote: is told of each message that the server sends: for a ROUTER with the routing id in front
+    :ivar waiting: messages that wait for one peer, at the most
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        waiting: int,
+        wrote: Callable[[Message], None],
+        receive: Callable[[Message, int], None] | None = None,
+        turn_over: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.host, self.waiting, self.wrote = host, waiting, wrote
+        self.receive, self.turn_over = receive, turn_over
+        self.peers: dict[bytes, Channel] = {}
+        self.subscribed: dict[bytes, list[bytes]] = {}
+        self.heard: deque[tuple[bytes, Message]] = deque()
+        self.reading = self.turning = False
+
+    # What the server calls.
+
+    def start(self) -> None:
+        self.reading = True
+        self.poke()
+
+    def pause(self) -> None:
+        self.reading = False
+
+    def poke(self) -> None:
+        if self.reading and not self.turning:
+            self.turning = True
+            self.host.callLater(0, self._turn)
+
+    def take_in(self) -> None:
+        """A PUB hears who subscribed."""
+        while self.receive is None and self.heard:
+            identity, (prefix,) = self.heard.popleft()
+            if identity in self.peers:
+                self.subscribed.setdefault(identity, []).append(prefix)
+
+    def drained(self) -> bool:
+        return not self.heard
+
+    def send(self, frames: Sequence[Any], lent: Lent | None = None) -> None:
+        message = [bytes(frame) for frame in frames]
+        parcel = Parcel(message)
+        large = lent is not None and len(message[-1]) >= LEAST
+        if lent is not None and large and not lent.fits(len(message[-1])):
+            raise Full
+        if self.receive is None:
+            self._publish(parcel)
+        else:
+            self._route(parcel)
+        if lent is not None and large:
+            lent.add(parcel, len(message[-1]))
+
+    def _route(self, parcel: Parcel) -> None:
+        identity, *frames = parcel.frames
+        channel = self.peers.get(identity)
+        if channel is None:
+            raise Gone
+        if len(channel.to_client.queue) >= self.waiting:
+            raise Full
+        self.wrote(parcel.frames)
+        parcel.frames = frames
+        if channel.up:
+            channel.to_client.put(parcel)
+        else:
+            parcel.done = True
+
+    def _publish(self, parcel: Parcel) -> None:
+        self.wrote(parcel.frames)
+        if self.host.world.random.random() < 0.5:
+            self.take_in()  # a call on the socket may do that, and need not
+        parcel.done = True
+        for identity, prefixes in self.subscribed.items():
+            channel = self.peers[identity]
+            full = len(channel.to_client.queue) >= self.waiting
+            if parcel.frames[0].startswith(tuple(prefixes)) and channel.up and not full:
+                parcel.done = False
+                channel.to_client.put(parcel)
+
+    def _turn(self) -> None:
+        self.turning = False
+        if not self.reading:
+            return
+        if self.receive is None:
+            self.take_in()
+        else:
+            for _ in range(self.host.world.random.choice((1, len(self.heard)))):
+                if self.heard and self.reading:
+                    identity, frames = self.heard.popleft()
+                    self.receive([identity, *frames], 1 + len(frames))
+        self.turn_over()
+        if self.heard:
+            self.poke()
+
+    # What the network calls.
+
+    def is_full(self) -> bool:
+        """Whoever sends to it waits for nothing: it reads what comes, or keeps it."""
+        return False
+
+    def joined(self, channel: Channel) -> None:
+        self.peers[channel.identity] = channel
+
+    def arrived(self, channel: Channel, frames: Message) -> None:
+        self.heard.append((channel.identity, frames))
+        self.poke()
+
+    def left(self, channel: Channel) -> None:
+        self.peers.pop(channel.identity, None)
+        self.subscribed.pop(channel.identity, None)
+
+
+class ClientPort:
+    """A DEALER, or with ``subscribes`` a SUB: what a client asks of a ZMQPort.
+
+    :ivar listener: the server's port, where there is one
+    :ivar happened: what a monitor would be told
+    :ivar room: messages that wait to be read, or to be sent, at the most
+    """
+
+    def __init__(
+        self,
+        world: World,
+        host: str,
+        listener: Callable[[], ServerPort | None],
+        room: int,
+        *,
+        subscribes: bool,
+        receive: Callable[[Message, int], None],
+        turn_over: Callable[[], None],
+        happened: Callable[[int, int], None],
+    ) -> None:
+        self.world, self.host, self.listener, self.room = world, host, listener, room
+        self.subscribes, self.receive, self.turn_over, self.happened = subscribes, receive, turn_over, happened
+        self.socket = self  #: its only option is what is subscribed to
+        self.prefixes: list[bytes] = []
+        self.channel: Channel | None = None
+        self.unread: deque[Message] = deque()
+        self.reading = self.turning = self.closed = False
+        self._reach_soon()
+
+    # What the client calls.
+
+    def setsockopt(self, option: int, prefix: bytes) -> None:
+        self.prefixes.append(prefix)
+        if self.channel is not None and self.channel.up:
+            self.channel.to_server.put(Parcel([prefix]))
+
+    def start(self) -> None:
+        self.reading = True
+        self.poke()
+
+    def pause(self) -> None:
+        self.reading = False
+
+    def poke(self) -> None:
+        if self.reading and not self.turning:
+            self.turning = True
+            self.world.clock.callLater(0, self._turn)
+
+    def send(self, frames: Sequence[Any]) -> None:
+        channel = self.channel
+        if channel is None or len(channel.to_server.queue) >= self.room:
+            raise Full
+        if channel.up:
+            channel.to_server.put(Parcel([bytes(frame) for frame in frames]))
+
+    def close(self, linger: int = 0) -> None:
+        self.closed = True
+        self.pause()
+        self.unread.clear()
+        if self.channel is not None and self.channel.up:
+            self.channel.cut(ConnectionLost())
+
+    # What the network calls.
+
+    def is_full(self) -> bool:
+        return len(self.unread) >= self.room
+
+    def arrived(self, channel: Channel, frames: Message) -> None:
+        if not self.closed:
+            self.unread.append(frames)
+            self.poke()
+
+    def lost(self, channel: Channel) -> None:
+        if self.channel is not channel or self.closed:
+            return
+        self.channel = None
+        if not self.subscribes:
+            self.unread.clear()
+        self._say(DISCONNECTED)
+        self._reach_soon()
+
+    # Inside.
+
+    def _reach_soon(self) -> None:
+        self.world.clock.callLater(self.world.random.random() * 0.2, self._reach)
+
+    def _reach(self) -> None:
+        if self.closed:
+            return
+        server = self.listener()
+        if server is None or self.host in self.world.partitioned:
+            self._reach_soon()
+            return
+        self.channel = Channel(self.world, self, server)
+        server.joined(self.channel)
+        for prefix in self.prefixes:
+            self.channel.to_server.put(Parcel([prefix]))
+        self._say(CONNECTED)
+
+    def _say(self, event: int) -> None:
+        self.world.clock.callLater(0.01, self._said, event)  # always the same: a monitor keeps the order
+
+    def _said(self, event: int) -> None:
+        if not self.closed:
+            self.happened(event, 0)
+
+    def _turn(self) -> None:
+        self.turning = False
+        if not self.reading:
+            return
+        for _ in range(self.world.random.choice((1, len(self.unread)))):
+            if self.unread and self.reading:
+                frames = self.unread.popleft()
+                self.receive(frames, len(frames))
+        if self.channel is not None:
+            self.channel.go_on()
+        self.turn_over()
+        if self.unread:
+            self.poke()
