@@ -36,6 +36,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -60,6 +61,13 @@ PATIENCE = 60.0
 #: The ends that are promised: in order; it cannot be opened; the disk failed; there is no room to start.
 STATUSES = {0, 1, 4, 6}
 FOREVER = 1 << 30
+
+
+def patiently() -> Iterator[None]:
+    """PATIENCE, in short waits that are counted: whoever is stopped meanwhile, with its servers, has not waited."""
+    for _ in range(int(PATIENCE / 0.003)):
+        yield
+        time.sleep(0.003)
 
 
 class Server:
@@ -107,13 +115,11 @@ class Server:
 
     def port(self) -> int | None:
         """Where it listens; None: it has ended."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
+        for _ in patiently():
             if "#info] serving\n" in (log := self.log):
                 return int(re.findall(r"listens on \S+:(\d+)\n", log)[-1])
             if self.status() is not None:
                 return None
-            time.sleep(0.003)
         raise TimeoutError(f"it does not start:\n{self.log}")
 
     ended: int | None = None
@@ -129,14 +135,12 @@ class Server:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         if self.status() is None:
             os.kill(self.pid, number)
-        deadline = time.monotonic() + PATIENCE
-        while (status := self.status()) is None:
-            if time.monotonic() > deadline:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                raise TimeoutError(f"it does not stop:\n{self.log}")
-            time.sleep(0.003)
-        return status
+        for _ in patiently():
+            if (status := self.status()) is not None:
+                return status
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        raise TimeoutError(f"it does not stop:\n{self.log}")
 
 
 class Client:
