@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
@@ -21,10 +20,9 @@ from fyrehose.bench.cases import CASES, Case, selected
 from fyrehose.bench.results import Measured, Results
 from fyrehose.bench.servers import CannotStart, Contestant
 from fyrehose.bench.table import markdown, tables
+from fyrehose.cli.listing import terminal
 from fyrehose.errors import FyrehoseError
 
-#: Columns of a table that goes to a file.
-WIDTH = 160
 EVERYBODY = {**servers.OURS, servers.FYREHOSE_METRICS.name: servers.FYREHOSE_METRICS, **peers.PEERS}
 DURABLE = {name: contestant.durable for name, contestant in EVERYBODY.items()}
 
@@ -185,12 +183,6 @@ def machine(directory: Path, wanted: Wanted, there: dict[str, Contestant]) -> di
         "rounds": f"{wanted.rounds}, {wanted.scale:g} times the messages, durability {wanted.durability}",
         "load average before": f"{usage.load()[0]:.2f}",
     }
-
-
-def terminal() -> Console:
-    """Where tables go; a file has no width of its own."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
 
 
 def _tell(status: Status, case: str, what: str) -> None:

@@ -36,8 +36,12 @@ class Asker:
     @classmethod
     def of(cls, url: str, token_file: Path | None = None, authorities: Path | None = None) -> Asker:
         """:raises ConfigError: one of them cannot be used"""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
             raise ConfigError(f"--url is {url!r}, and should be such as {DEFAULT_URL}")
         try:
             token = None if token_file is None else token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
@@ -76,8 +80,10 @@ class Asker:
             hint = "give it with --token-file FILE" if self.token is None else "the one in --token-file is another"
             return f"the server at {self.url} wants a token: {hint}"
         try:
-            detail = str(json.loads(error.read(LARGEST))["error"])
+            detail = "" if error.code == 404 else str(json.loads(error.read(LARGEST))["error"])
         except (ValueError, KeyError, TypeError):
+            detail = ""
+        if not detail:
             return f"what answers at {self.url} is no admin door of Fyrehose's (it says {error.code})"
         return f"the server at {self.url} refuses: {detail}"
 

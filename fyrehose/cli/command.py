@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,13 +16,27 @@ from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
 from fyrehose.cli.watching import stats, streams, top
 from fyrehose.errors import FyrehoseError
+from fyrehose.records import LAST_SEQ
 from fyrehose.settings import duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Group(click.Group):
-    """Turns our errors into one line and a status."""
+    """Turns our errors, and what the system refuses, into one line and a status."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        _occupy_standard_descriptors()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a terminal need not know every letter of a name
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            _forget_output()
+            place = f"{error.filename}: " if error.filename else ""
+            click.echo(f"fyrehose: {place}{error.strerror or error}", err=True)
+            sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -28,6 +44,24 @@ class Group(click.Group):
         except FyrehoseError as error:
             click.echo(f"fyrehose: {error}", err=True)
             ctx.exit(error.exit_status)
+
+
+def _occupy_standard_descriptors() -> None:
+    """What is closed of the three is opened as what can only refuse: else a socket would have its number, and be
+    written to."""
+    for descriptor, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, mode)
+
+
+def _forget_output() -> None:
+    """What could not be written is not tried again when the process ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Place(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
@@ -67,9 +101,10 @@ class Since(click.ParamType):  # type: ignore[type-arg]
             return None
         if value == "start":
             return 0
-        if not str(value).isdecimal():
-            self.fail(f"{value!r} should be latest, start, or a number to begin with", param, ctx)
-        return max(int(value) - 1, 0)
+        number = str(value)
+        if not (number.isascii() and number.isdecimal() and len(number) <= 15 and int(number) <= LAST_SEQ):
+            self.fail(f"{value!r} should be latest, start, or a number to begin with, up to {LAST_SEQ}", param, ctx)
+        return max(int(number) - 1, 0)
 
 
 def _protocol(command: F) -> F:
@@ -142,6 +177,8 @@ def publish(
     elif messages:
         source = sources.arguments(messages)
     else:
+        if not files and sys.stdin is not None and sys.stdin.isatty():
+            click.echo("fyrehose: each line is a message; Ctrl-D ends it", err=True)
         source = sources.lines_of(files or ("-",))
     at = server(protocol, place, tls)
     status = running.run(

@@ -48,6 +48,7 @@ class Contacts:
     _short: int = attrs.field(default=0, init=False)
     _lasted: bool = attrs.field(default=False, init=False)
     _unmade: str = attrs.field(default="", init=False)
+    _looked_up: bool = attrs.field(default=False, init=False)
 
     def __str__(self) -> str:
         return self.name
@@ -65,7 +66,13 @@ class Contacts:
             return f"the last try ended with: {self._unmade}; is the server running, and listening there?"
         if self._short:
             return f"it closed {self._short} connection{'s' * (self._short > 1)} at once; its log says why"
+        if self._looked_up:
+            return "no address was found for that name"
         return "is it there and reachable, and does its policy let us in?"
+
+    def looked_up(self, found: bool) -> None:
+        """The name is looked up, or an address was found for it."""
+        self._looked_up = not found
 
     def unmade(self, reason: Failure) -> None:
         """A connection could not be made."""
@@ -86,10 +93,10 @@ class Contacts:
         elif wrong:
             self._turn_away(f"{self} cannot be spoken to by TLS: {wrong}")
         elif self._short == TIMES:
-            tls = "" if self.encrypted else " Does it want TLS (--tls)?"
+            tls = "Does it speak TLS?" if self.encrypted else "Does it want TLS (--tls)?"
             self._turn_away(
                 f"{self} closes each connection at once, and its log says why. Does its policy let {ours} "
-                f"{self.wanted}? Has it room for another connection?{tls}"
+                f"{self.wanted}? Has it room for another connection? {tls}"
             )
 
     def _turn_away(self, why: str) -> None:
@@ -109,7 +116,14 @@ class Watching:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reactor, name)
 
+    @property
+    def nameResolver(self) -> Any:
+        """Twisted's, which is asked for before each connection by name."""
+        self._contacts.looked_up(False)
+        return self._reactor.nameResolver
+
     def connectTCP(self, host: str, port: int, factory: Any, *args: Any, **more: Any) -> Any:
+        self._contacts.looked_up(True)
         around = _Factory(factory, self._contacts, self._reactor.seconds)
         return self._reactor.connectTCP(host, port, around, *args, **more)
 

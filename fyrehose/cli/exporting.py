@@ -34,7 +34,7 @@ class Exported:
     """What has been written."""
 
     records: int
-    size: int  #: of the file, in bytes
+    size: int | None  #: of the file, in bytes; None of a device or a pipe
 
 
 def selected(streams: tuple[str, ...], start: str | None, end: str | None) -> Selection:
@@ -75,14 +75,22 @@ def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps:
     try:
         with _whole(path) as out:
             records = write(directory, out, form, wanted, skip_gaps, progress)
-        return Exported(records, path.stat().st_size)
+        return Exported(records, path.stat().st_size if path.is_file() else None)
     except OSError as error:
         raise FyrehoseError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
 def _whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets the name ``path`` in the end, and leaves nothing behind if the end is not reached."""
+    """A file that gets the name ``path`` in the end, and leaves nothing behind if the end is not reached.
+
+    A device or a pipe (``/dev/stdout``) has to stay what it is, and is written as it is.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as out:
+            yield out
+        return
+    path = path.resolve()  # else the name that is a link would be replaced, and not the file
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as out:

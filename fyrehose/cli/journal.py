@@ -13,9 +13,12 @@ from typing import Any
 import click
 
 from fyrehose.errors import JournalCorrupt
+from fyrehose.records import LAST_SEQ
 
 #: How much of a payload is shown in a line of text, in bytes.
 SHOWN = 200
+#: The narrowest terminal, in columns, that has room for the times of a stream beside its numbers.
+WIDE = 100
 #: How many problems are told one by one.
 TOLD = 50
 
@@ -65,7 +68,7 @@ def verify(directory: Path, everything: bool) -> None:
 
 @journal.command()
 @click.option("--stream", metavar="NAME", help="Of this stream only.")
-@click.option("--from", "first", type=click.IntRange(1), default=1, help="From this number of the stream on.")
+@click.option("--from", "first", type=click.IntRange(1, LAST_SEQ), default=1, help="From this number of the stream on.")
 @click.option("--limit", type=click.IntRange(0), help="So many records, runs or batches at the most.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--what", type=click.Choice(["records", "runs", "batches"]), default="records", show_default=True)
@@ -157,7 +160,8 @@ def export(
     wanted = exporting.selected(streams, start, end)
     with _progress(f"exporting {directory}") as progress:
         written = exporting.export(directory, file, chosen, wanted, skip_gaps, progress)
-    click.echo(f"{written.records} records, {written.size} bytes in {file}")
+    size = "" if written.size is None else f", {written.size} bytes"
+    click.echo(f"{written.records} records{size} in {file}", err=written.size is None)
 
 
 @journal.command()
@@ -196,7 +200,10 @@ def readers(directory: Path, forget: str | None) -> None:
         click.echo(f"{forget} {told}")
         return
     mark = durable_mark(directory)
-    for reader in known.positions(directory):
+    found = known.positions(directory)
+    if not found:
+        click.echo("fyrehose: retention waits for nobody", err=True)
+    for reader in found:
         behind = max(0, mark - reader.position)
         click.echo(f"{reader.name} position={reader.position} behind={behind} heard={moment(reader.time)}")
 
@@ -292,21 +299,24 @@ def _as_json(found: Any) -> dict[str, Any]:
 
 
 def _show(found: Any) -> None:
-    from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    from fyrehose.cli.listing import terminal
+
+    console = terminal()
+    times = console.width >= WIDE
     table = Table(box=None, pad_edge=False)
     table.add_column("stream", overflow="fold")
     for name in ("records", "first", "last", "missing", "size"):
-        table.add_column(name, justify="right")
-    for name in ("from", "to"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("from", "to") if times else ():
         table.add_column(name, no_wrap=True)
     for name, of in sorted(found.streams.items()):
-        numbers = map(str, (of.records, of.first, of.last, of.missing))
-        table.add_row(Text(escaped(name)), *numbers, decimal(of.size), moment(of.began)[:19], moment(of.ended)[:19])
+        numbers = [*map(str, (of.records, of.first, of.last, of.missing)), decimal(of.size)]
+        when = [moment(time)[:19] for time in (of.began, of.ended)] if times else []
+        table.add_row(Text(escaped(name)), *numbers, *when)
     if found.streams:
         console.print(table)
         console.print()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import attrs
@@ -10,10 +11,19 @@ from rich.table import Table
 
 from fyrehose import kits
 
+#: Columns of a table that goes to a file or a pipe.
+WIDTH = 160
+
+
+def terminal() -> Console:
+    """Where tables go; what is no terminal has no width, and nothing is to be cut off for it."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH)
+
 
 def show(names: Sequence[str], details: bool) -> None:
     """A line for each of ``names``; with ``details`` their options, too."""
-    console = Console()
+    console = terminal()
     doors = Table("kit", "listens at", "what it is", box=None, pad_edge=False)
     for name in names:
         kit = kits.load(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import attrs
 from fyrehose import kits
 from fyrehose.cli.contacts import Contacts, Watching
 from fyrehose.errors import ConfigError
-from fyrehose.records import Run
+from fyrehose.records import MAX_NAME, Run
 
 
 @attrs.frozen
@@ -67,6 +68,10 @@ class Server:
         return made
 
     def _reaching(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> Any:
+        if stream is not None and not 1 <= len(os.fsencode(stream)) <= MAX_NAME:
+            raise ConfigError(
+                f"a stream's name is 1 to {MAX_NAME} bytes long, and this one has {len(os.fsencode(stream))}"
+            )
         self.contacts.wanted = alone if stream is None else f"{wanted} {stream!r}"
         if self.tls:
             from fyrehose.cli.encrypting import Encrypted

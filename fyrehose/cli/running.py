@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, globalLogBeginner
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -52,6 +53,9 @@ async def connected(reactor: Any, client: Any, timeout: float, where: Contacts) 
     :raises FyrehoseError: it could not, in ``timeout`` seconds, or is turned away
     """
     connecting: Deferred[Any] = client.connect()
+    if not connecting.called:
+        # Not from within the client's own call: what comes next may be to close it.
+        connecting.addCallback(lambda result: deferLater(reactor, 0, lambda: result))
     where.watch(connecting.cancel)
     patience = reactor.callLater(timeout, connecting.cancel)
     try:

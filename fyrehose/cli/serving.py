@@ -19,7 +19,7 @@ async def serve(reactor: Any, directory: Path, place: str) -> int:
 
     :raises FyrehoseError: there is no journal, or the port is taken
     """
-    look(directory)
+    empty = not look(directory).segments
     host, _, port = place.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or int(port) > 65535:
@@ -31,6 +31,8 @@ async def serve(reactor: Any, directory: Path, place: str) -> int:
     address = listening.getHost()
     shown = f"[{address.host}]" if ":" in address.host else address.host
     click.echo(f"serving {directory} at http://{shown}:{address.port}")
+    if empty:
+        click.echo(f"fyrehose: there is nothing in {directory} yet; is it the server's --data-dir?", err=True)
     try:
         await Deferred()
     except CancelledError:

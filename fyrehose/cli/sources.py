@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -105,15 +106,21 @@ def whole_files(paths: Sequence[str]) -> Source:
 
 
 def _total(paths: Sequence[str]) -> int | None:
-    total = 0
+    """How many bytes there are; None where a pipe or a terminal is among them.
+
+    :raises Unreadable: one of them is not there, or may not be read: before the others are published
+    """
+    total: int | None = 0
     for path in paths:
         try:
             about = os.fstat(0) if path == "-" else Path(path).stat()
-        except OSError:
-            return None  # reading it will say why
-        if not stat.S_ISREG(about.st_mode):
-            return None
-        total += about.st_size
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if path != "-" and not os.access(path, os.R_OK):
+            raise _unreadable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        if stat.S_ISDIR(about.st_mode):
+            raise _unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+        total = None if total is None or not stat.S_ISREG(about.st_mode) else total + about.st_size
     return total
 
 
@@ -121,14 +128,18 @@ def _open(path: str) -> int:
     try:
         return 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
 
 
 def _read(fd: int, path: str) -> bytes:
     try:
         return os.read(fd, CHUNK)
     except OSError as error:
-        raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> Unreadable:
+    return Unreadable(f"{'standard input' if path == '-' else path} cannot be read: {error.strerror}")
 
 
 def _read_whole(path: str) -> bytes:

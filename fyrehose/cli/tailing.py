@@ -38,6 +38,8 @@ class Output:
     tailer: Any
     fd: int = 1
     waiting: int = 0
+    #: what kept it from being written, be it after the end
+    error: Exception | None = None
     paused: bool = False
     ended: Deferred[None] = attrs.field(factory=Deferred)
     _drained: Deferred[None] | None = None
@@ -75,7 +77,8 @@ class Output:
         if failure.check(BrokenPipeError):  # whoever read it has seen enough
             self.end()
         else:
-            self.end(FyrehoseError(f"standard output cannot be written: {failure.getErrorMessage()}"))
+            self.error = FyrehoseError(f"standard output cannot be written: {failure.getErrorMessage()}")
+            self.end(self.error)
         if self._drained is not None and not self._drained.called:
             self._drained.callback(None)
 
@@ -119,6 +122,8 @@ async def tail(
             waiting = reactor.callLater(idle, output.end)
         await output.ended
         await output.drained()
+        if output.error is not None:
+            raise output.error
     finally:
         if waiting is not None and waiting.active():
             waiting.cancel()

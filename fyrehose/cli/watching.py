@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from fyrehose.cli.asking import DEFAULT_URL, Asker
 from fyrehose.cli.journal import escaped
+from fyrehose.cli.listing import terminal
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,7 +60,7 @@ def streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit
         for stream in listed:
             click.echo(json.dumps(stream, ensure_ascii=False))
         return
-    console = Console()
+    console = terminal()
     console.print(_streams(listed))
     matching = status["streams"]["matching"]
     if matching > len(listed):
@@ -82,7 +83,7 @@ def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None
     if form == "json":
         click.echo(json.dumps(_with_rates(asker), ensure_ascii=False))
     else:
-        Console().print(Group(*_overview(_with_rates(asker), everything=True)))
+        terminal().print(Group(*_overview(_with_rates(asker), everything=True)))
 
 
 @click.command()
@@ -99,7 +100,7 @@ def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval:
         fyrehose top --format json --count 60 | jq '.protocols[].in_rate'
     """
     asker = Asker.of(url, token_file, ca)
-    console = Console()
+    console = terminal()
     left = -1 if count is None else count
     try:
         if form == "json":

@@ -73,6 +73,7 @@ def test_a_token(answer: Any, tmp_path: Path) -> None:
         (refusal(401, b"{}"), "wants a token: give it with --token-file"),
         (refusal(421, json.dumps({"error": "not by that name"}).encode()), "refuses: not by that name"),
         (refusal(404, b"<html>"), "no admin door"),
+        (refusal(404, json.dumps({"error": "POST to me"}).encode()), r"no admin door of Fyrehose's \(it says 404\)"),
         (b"<html>", "no admin door"),
         (b"[]", "no admin door"),
         (b"\xff", "no admin door"),
@@ -90,7 +91,9 @@ def test_a_wrong_token_is_told_from_none(answer: Any) -> None:
         Asker("http://x:1", "wrong").status()
 
 
-@pytest.mark.parametrize("url", ["", "x", "localhost:8118", "ftp://x", "file:///etc/passwd", "http://"])
+@pytest.mark.parametrize(
+    "url", ["", "x", "localhost:8118", "ftp://x", "file:///etc/passwd", "http://", "http://[::1", "http://x:99999"]
+)
 def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError, match="--url"):
         Asker.of(url)

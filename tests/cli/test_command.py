@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from twisted.internet.task import Clock
 
 from fyrehose import __version__
+from fyrehose.broker import Broker
 from fyrehose.cli import main, running
 from fyrehose.cli.command import Duration, Place, Since
 from fyrehose.errors import FyrehoseError, JournalCorrupt
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+
+FYREHOSE = Path(sys.executable).with_name("fyrehose")
+#: What is behind descriptors 0 and 1 when a command begins.
+DESCRIPTORS = """
+import os, sys
+from fyrehose.cli import command
+command._occupy_standard_descriptors()
+print([os.readlink(f"/proc/self/fd/{n}") for n in (0, 1)], file=sys.stderr)
+"""
+
+
+def filled(directory: Path, stream: str = "s") -> None:
+    """A journal with a message in it."""
+    clock = Clock()
+    broker = Broker(clock, FileJournal(clock, directory, worker=InlineWorker()), Sequencer())
+    broker.open()
+    broker.publish([Run.of(stream, [b"x"], source="figg")])
+    broker.close()
 
 
 def run(*words: str) -> Result:
@@ -53,7 +81,10 @@ def test_what_is_no_place(text: str) -> None:
         Place().convert(text, None, None)
 
 
-@pytest.mark.parametrize(("text", "after"), [("latest", None), ("start", 0), ("1", 0), ("17", 16), ("0", 0)])
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [("latest", None), ("start", 0), ("1", 0), ("17", 16), ("0", 0), ("281474976710655", 281474976710654)],
+)
 def test_since(text: str, after: int | None) -> None:
     assert Since().convert(text, None, None) == after
 
@@ -119,3 +150,41 @@ def test_the_status_is_what_came_of_it(status: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(running, "run", lambda command: status)
     assert run("publish", "--protocol", "backbone", "x").exit_code == status
     assert run("tail", "--protocol", "backbone").exit_code == status
+
+
+@pytest.mark.parametrize("text", ["281474976710656", "9" * 5_000, "-1", "\u0663", "1.0", "", "now"])
+def test_what_is_no_number_to_begin_with(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="or a number to begin with, up to 2814749767"):
+        Since().convert(text, None, None)
+
+
+FULL = ("journal stats data", "journal dump data", "journal verify data", "kits", "completion bash", "--help")
+
+
+@pytest.mark.parametrize("words", FULL)
+def test_what_cannot_be_written_is_one_line_and_a_status(words: str, tmp_path: Path) -> None:
+    filled(tmp_path / "data")
+    with Path("/dev/full").open("wb") as full:
+        command = [FYREHOSE, *words.split()]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path, timeout=60)
+    assert (ended.returncode, ended.stderr) == (1, b"fyrehose: No space left on device\n")
+
+
+def test_a_closed_output_is_no_place_for_a_socket(tmp_path: Path) -> None:
+    filled(tmp_path / "data")
+    words = [FYREHOSE, "journal", "dump", "data"]
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-c", DESCRIPTORS, *words],
+        stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60,
+    )  # fmt: skip
+    assert ended.stderr == "['/dev/null', '/dev/null']\n"
+
+
+def test_letters_that_a_terminal_does_not_have(tmp_path: Path) -> None:
+    filled(tmp_path / "data", "w\u00f6rld")
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ended = subprocess.run(
+        [FYREHOSE, "journal", "stats", "data"], capture_output=True, cwd=tmp_path, env=plain, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"w\\xf6rld" in ended.stdout

@@ -75,11 +75,11 @@ def test_who_is_closed_again_and_again_is_turned_away(reason: Exception) -> None
     assert late == ["told"]
 
 
-def test_with_tls_it_is_not_the_want_of_it() -> None:
+def test_with_tls_that_may_be_what_it_does_not_speak() -> None:
     server = Server(encrypted=True)
     for _ in range(3):
         server.closes()
-    assert server.told[0].endswith("Has it room for another connection?")
+    assert server.told[0].endswith("Has it room for another connection? Does it speak TLS?")
 
 
 def test_once_it_has_worked_clients_go_on_and_that_is_said_once(log_lines: list[str]) -> None:
@@ -117,5 +117,14 @@ def test_why_the_last_connection_could_not_be_made() -> None:
         server.dial().clientConnectionFailed(None, Failure(error))
         ended = f"the last try ended with: {said}; is the server running, and listening there?"
         assert server.contacts.hint == ended
+    server.closes(SHORT)
+    assert server.contacts.hint.startswith("is it there")
+
+
+def test_a_name_that_nobody_has() -> None:
+    server = Server()
+    server.reactor.nameResolver = "a resolver"
+    assert server.watching.nameResolver == "a resolver"
+    assert server.contacts.hint == "no address was found for that name"
     server.closes(SHORT)
     assert server.contacts.hint.startswith("is it there")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,28 @@ def test_progress_ends_at_the_end(data: Path, tmp_path: Path, name: str) -> None
     assert exported.records == 81
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_pipe_stays_a_pipe(data: Path, tmp_path: Path, link: bool) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    path = tmp_path / "link" if link else pipe
+    if link:
+        path.symlink_to(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        result = export(data, path, "--format", "ndjson", "--stream", "log.db")
+        found = os.read(reading, 1 << 16)
+    finally:
+        os.close(reading)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"20 records in {path}\n")
+    assert len(found.splitlines()) == 20
+    assert pipe.is_fifo()
+
+
+def test_what_a_link_leads_to_is_written_and_not_the_link(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.ndjson").symlink_to(tmp_path / "file.ndjson")
+    assert export(data, tmp_path / "link.ndjson").exit_code == 0
+    assert (tmp_path / "link.ndjson").is_symlink()
+    assert len(lines(tmp_path / "file.ndjson")) == 81

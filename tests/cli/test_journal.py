@@ -151,6 +151,11 @@ class TestDump:
 
 
 class TestStats:
+    def test_a_narrow_terminal_goes_without_times(self, data: Path) -> None:
+        said = CliRunner().invoke(main, ["journal", "stats", str(data)], env={"COLUMNS": "60"}).output
+        assert said.splitlines()[0].split() == ["stream", "records", "first", "last", "missing", "size"]
+        assert "\u2026" not in said
+
     def test_text(self, data: Path) -> None:
         result = run("journal", "stats", data)
         assert result.exit_code == 0

@@ -35,6 +35,15 @@ def test_what_a_protocol_does_not_have_is_said() -> None:
     assert (both.tailer(None, "a\x1b", 0, print, print), both.contacts.wanted) == (2, r"read 'a\x1b'")
 
 
+@pytest.mark.parametrize("stream", ["", "x" * 256, "\u00e4" * 128])
+def test_names_that_no_stream_has(stream: str) -> None:
+    both = Server("figg", "h", 1, clients(publisher=1, tailer=2))
+    with pytest.raises(ConfigError, match=r"a stream's name is 1 to 255 bytes long, and this one has (0|256)"):
+        both.publisher(None, stream, 1)
+    with pytest.raises(ConfigError, match="bytes long"):
+        both.tailer(None, stream, 0, print, print)
+
+
 def test_a_protocol_without_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kits, "load_clients", lambda name: None)
     with pytest.raises(ConfigError, match="relink has no client that this command could use"):

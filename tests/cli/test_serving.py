@@ -28,7 +28,9 @@ def test_it_listens_until_it_is_ended(
     reactor = MemoryReactorClock()
     task, ended = start(reactor, tmp_path, place)
     assert [(server[0], server[3]) for server in reactor.tcpServers] == [(port, host)]
-    assert capsys.readouterr().out.startswith(f"serving {tmp_path} at http://")
+    said = capsys.readouterr()
+    assert said.out.startswith(f"serving {tmp_path} at http://")
+    assert said.err == f"fyrehose: there is nothing in {tmp_path} yet; is it the server's --data-dir?\n"
     task.cancel()
     assert ended == [0]
 

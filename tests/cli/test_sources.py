@@ -74,6 +74,7 @@ def test_how_a_file_is_read_does_not_change_its_lines(lines: list[bytes], chunk:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "CHUNK", chunk)
         patch.setattr(sources, "_open", lambda path: read)
+        patch.setattr(sources, "_total", lambda paths: None)
         assert everything(lines_of(["pipe"]))[1] == lines
 
 
@@ -108,12 +109,33 @@ def test_no_more_is_read_than_one_message_may_hold(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [lines_of, whole_files])
 def test_what_cannot_be_read_is_named(make: Any, tmp_path: Path) -> None:
-    missing = str(tmp_path / "missing")
-    assert make([missing]).total is None
+    good, missing = tmp_path / "good", tmp_path / "missing"
+    for path in (good, missing):
+        path.write_text("a\n")
+    source = make([str(missing)])
+    missing.unlink()
     with pytest.raises(Unreadable, match="missing cannot be read: No such file or directory"):
-        everything(make([missing]))
+        everything(source)
+    # Before anything of the others is published.
+    with pytest.raises(Unreadable, match="missing cannot be read: No such file or directory"):
+        make([str(good), str(missing)])
     with pytest.raises(Unreadable, match="Is a directory"):
-        everything(make([str(tmp_path)]))
+        make([str(good), str(tmp_path)])
+
+
+def test_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret"
+    path.touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(Unreadable, match="secret cannot be read: Permission denied"):
+        lines_of([str(path)])
+
+
+def test_standard_input_is_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = lines_of(["-"])
+    monkeypatch.setattr(os, "read", lambda fd, size: os.close(-1))
+    with pytest.raises(Unreadable, match="standard input cannot be read: Bad file descriptor"):
+        everything(source)
 
 
 def test_of_a_pipe_nobody_knows_how_much_will_come(tmp_path: Path) -> None:

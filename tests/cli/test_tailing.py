@@ -62,6 +62,11 @@ class Follower:
         self.tailer = Tailer(take, lost)
         return self.tailer
 
+    def connect(self) -> None:
+        """The connection is made, and the next turn of the reactor comes."""
+        self.tailer.connecting.callback(None)
+        self.clock.advance(0)
+
     def call(self, job: Callable[[], None]) -> Deferred[None]:
         self.jobs.append((job, Deferred()))
         return self.jobs[-1][1]
@@ -82,7 +87,7 @@ class Follower:
 @pytest.fixture
 def follower(monkeypatch: pytest.MonkeyPatch) -> Follower:
     follower = Follower(monkeypatch)
-    follower.tailer.connecting.callback(None)
+    follower.connect()
     return follower
 
 
@@ -109,7 +114,7 @@ def test_a_slow_reader_makes_it_pause_and_go_on(follower: Follower) -> None:
 
 def test_it_ends_after_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, count=3)
-    follower.tailer.connecting.callback(None)
+    follower.connect()
     follower.records(b"a", b"b")
     follower.records(b"c", b"d")
     follower.records(b"e")
@@ -125,7 +130,7 @@ def test_it_ends_after_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_ends_when_nothing_has_come_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, idle=2)
     follower.clock.advance(3)
-    follower.tailer.connecting.callback(None)
+    follower.connect()
     follower.clock.advance(1.9)
     follower.records(b"a")
     follower.write()
@@ -138,7 +143,7 @@ def test_it_ends_when_nothing_has_come_for_so_long(monkeypatch: pytest.MonkeyPat
 
 def test_ending_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, count=1, idle=2)
-    follower.tailer.connecting.callback(None)
+    follower.connect()
     follower.records(b"a")
     follower.write()
     assert follower.outcome == [0]
@@ -149,7 +154,7 @@ def test_records_may_come_before_it_knows_that_it_is_connected(monkeypatch: pyte
     follower = Follower(monkeypatch, count=1)
     follower.records(b"a")
     follower.write()
-    follower.tailer.connecting.callback(None)
+    follower.connect()
     assert follower.outcome == [0]
 
 
@@ -167,6 +172,14 @@ def test_output_that_cannot_be_written_is_said(follower: Follower) -> None:
     follower.write(OSError(errno.ENOSPC, "No space left on device"))
     assert [type(error) for error in follower.outcome] == [FyrehoseError]
     assert "No space left on device" in str(follower.outcome[0])
+
+
+def test_the_last_piece_that_cannot_be_written_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, count=1)
+    follower.connect()
+    follower.records(b"a")
+    follower.write(OSError(errno.EBADF, "Bad file descriptor"))
+    assert "Bad file descriptor" in str(follower.outcome[0])
 
 
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
