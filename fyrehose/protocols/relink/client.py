@@ -278,6 +278,8 @@ class RelinkClient:
     def handle(self, found: Sequence[Any]) -> None:
         """Deal with what a session or the link says."""
         for event in found:
+            if self._closing and self._ended is None:
+                return  # it has come to its end: a link that was made meanwhile brings nothing
             getattr(self, f"_on_{type(event).__name__.lower()}")(event)
         self._make_room()
 

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredLock, succeed
+from twisted.internet.defer import Deferred, DeferredLock, maybeDeferred, succeed
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.frames import Ack, Op
@@ -91,7 +91,7 @@ class Transactions:
         acquired: Deferred[Any] = lock.acquire()
 
         def begun(_: Any) -> Deferred[Transaction]:
-            ready: Deferred[Any] = self._client.ready(transaction.channel)
+            ready: Deferred[Any] = maybeDeferred(self._client.ready, transaction.channel)
             return ready.addCallbacks(opened, release)
 
         def opened(_: Any) -> Transaction:
@@ -115,6 +115,7 @@ class Transactions:
         message = parts_of(parts)
 
         def go(_: Any = None) -> None:
+            self._check(transaction)
             self._link(transaction).send((transaction.channel,), message)
             client.flush_soon()
 
@@ -125,23 +126,27 @@ class Transactions:
         """See :meth:`Transaction.commit`."""
         self._check(transaction)
         link = self._link(transaction)
-        self._end(transaction)
-        if not transaction.count:
-            return succeed(None)
-        _, last = link.decide(transaction.channel, Op.COMMIT)
-        committed = _Committed(last)
-        self._committed.setdefault(transaction.channel, deque()).append(committed)
-        self._client.flush_soon()
-        return committed.done
+        try:
+            if not transaction.count:
+                return succeed(None)
+            _, last = link.decide(transaction.channel, Op.COMMIT)
+            committed = _Committed(last)
+            self._committed.setdefault(transaction.channel, deque()).append(committed)
+            self._client.flush_soon()
+            return committed.done
+        finally:
+            self._end(transaction)  # now, because the next one on the channel may begin and be decided within this
 
     def rollback(self, transaction: Transaction) -> None:
         """See :meth:`Transaction.rollback`."""
         self._check(transaction)
         link = transaction._link
-        self._end(transaction)
-        if transaction.count and link is self._client.link and link is not None and not link.over:
-            link.decide(transaction.channel, Op.ROLLBACK)
-            self._client.flush_soon()
+        try:
+            if transaction.count and link is self._client.link and link is not None and not link.over:
+                link.decide(transaction.channel, Op.ROLLBACK)
+                self._client.flush_soon()
+        finally:
+            self._end(transaction)  # see commit
 
     def resulted(self, channel: int, last: int, result: Ack) -> None:
         """Messages up to number ``last`` have this result."""

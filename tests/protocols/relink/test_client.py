@@ -152,6 +152,29 @@ def test_an_end_that_only_the_listener_has_seen(make_client: Any) -> None:
     assert wire.attempts == 2
 
 
+def test_a_link_that_is_made_as_the_client_ends_brings_nothing(make_client: Any) -> None:
+    taken: list[bytes] = []
+    client, wire = make_client("subscribe:s@0", on_message=lambda channel, seq, parts: taken.append(parts[0]))
+    wire.server.publish("s", b"1")
+    wire.pump()
+    closed = outcome(client.close())
+    wire.server.clock.advance(0)
+    wire.far.dataReceived(wire.near.transport.value())  # the listener has seen the end, and forgets the link
+    wire.server.clock.advance(0)
+    wire.cut()
+    for entry in list(wire.server.registry.entries.values()):
+        wire.server.registry.discard(entry)
+    wire.server.clock.advance(1)
+    for one, other in ((wire.far, wire.near), (wire.near, wire.far)) * 2:
+        said = one.transport.value()
+        one.transport.clear()
+        other.dataReceived(said)
+    for _ in range(5):
+        wire.server.clock.advance(0)
+    wire.pump()  # that the old link is unknown comes together with what the new one has
+    assert (taken, closed) == ([b"1"], ["done"])
+
+
 def test_before_there_is_a_link(make_client: Any, make_server: Any) -> None:
     server = make_server(auto=False)
     client, wire = make_client(server=server)

@@ -72,6 +72,52 @@ def test_one_at_a_time_on_a_channel_and_results_in_order(make_client: Any) -> No
     elsewhere.rollback()
 
 
+def test_the_next_one_may_be_decided_within_the_decision_of_the_one_before(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+    holder = opened(client)
+
+    async def work(payload: bytes, counts: bool) -> None:
+        transaction = client.transaction()
+        await transaction.begin()
+        await transaction.send(payload)
+        if counts:
+            await transaction.commit()
+        else:
+            transaction.rollback()
+
+    done = [outcome(ensureDeferred(work(*one))) for one in ((b"1", False), (b"2", True), (b"3", False), (b"4", True))]
+    holder.send(b"0")
+    holder.rollback()
+    wire.pump()
+    assert wire.server.payloads() == [b"2", b"4"]
+    assert done == [["done"]] * 4
+
+
+def test_a_message_that_waits_for_room_when_its_transaction_is_decided_is_not_sent(make_client: Any) -> None:
+    client, wire = make_client(transactional=True, limits=Limits(window=2))
+    before = opened(client)
+    before.send(b"1")
+    before.commit()
+    transaction = opened(client)
+    transaction.send(b"2")
+    late = outcome(transaction.send(b"3"))
+    assert late == []
+    transaction.commit()
+    wire.pump()
+    assert late == [LocalProtocolError]
+    assert wire.server.payloads() == [b"1", b"2"]
+
+
+def test_all_who_wait_to_begin_hear_that_the_client_is_closed(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+    opened(client)
+    waiting = [outcome(client.transaction().begin()) for _ in range(3)]
+    closed = outcome(client.close())
+    wire.pump()
+    assert waiting == [[LocalProtocolError]] * 3
+    assert closed == ["done"]
+
+
 def test_one_that_is_refused_is_not_the_others_fault(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
     wire.server.broker.restrict("s", 5)
