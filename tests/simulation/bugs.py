@@ -22,6 +22,13 @@ from fyrehose.protocols.figg.window import Window as FiggWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
 from fyrehose.protocols.lumberjack.windows import Window as LumberjackWindow
 from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
+from fyrehose.protocols.relink.endpoints import Publishing
+from fyrehose.protocols.relink.events import Decided
+from fyrehose.protocols.relink.frames import Op
+from fyrehose.protocols.relink.registry import Registry
+from fyrehose.protocols.relink.sending import SendChannel
+from fyrehose.protocols.relink.server import RelinkProtocol
+from fyrehose.protocols.relink.transactions import Transactions
 from fyrehose.testing.disk import RecordingFiles
 
 _publish, _subscribe = Broker.publish, Broker.subscribe
@@ -29,6 +36,7 @@ _send_ack = FiggServerSession.send_ack
 _due, _replay_slice = Repair.due, BackboneServer._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
 _start, _connected = Snapshot.start, ClientSession.connected
+_write, _decided = RelinkProtocol.write, Publishing.decided
 
 
 def _told_at_once(self: Broker, runs: Any) -> Any:
@@ -77,6 +85,33 @@ def _asks_only_once(self: ClientSession, now: float) -> None:
         self._asking = False
 
 
+def _settles_at_once(self: RelinkProtocol, runs: Any, staged: Any, refused: Any = None) -> None:
+    assert self.entry is not None
+    self._written_through(self.entry, staged)
+    _write(self, runs, staged, refused)
+
+
+def _commits_everything(self: Publishing, event: Decided) -> None:
+    _decided(self, attrs.evolve(event, commit=True))
+
+
+def _messages_alone(self: Registry, entry: Any, channels: Any, runs: Any, then: Any) -> None:
+    self._about(entry, runs, then)
+
+
+def _decided_too_late(self: Transactions, transaction: Any) -> None:
+    link = transaction._link
+    self._end(transaction)
+    if (
+        transaction.count
+        and link is self._client.link
+        and not link.over
+        and link.sending[transaction.channel].undecided
+    ):
+        link.decide(transaction.channel, Op.ROLLBACK)
+        self._client.flush_soon()
+
+
 @attrs.frozen
 class Bug:
     """What is changed, and the simulation that has to notice.
@@ -113,6 +148,11 @@ BUGS = {
     "eventbus: what came meanwhile is not held": Bug("eventbus", (ClientSession, "_hold", lambda session, event: None)),
     "eventbus: a client asks only once": Bug("eventbus", (ClientSession, "connected", _asks_only_once)),
     "eventbus: nothing is sent again": Bug("eventbus", (Confirmations, "resend", lambda confirmations, now: [])),
+    "relink: acknowledged before it is durable": Bug("relink", (RelinkProtocol, "write", _settles_at_once)),
+    "relink: a rollback counts": Bug("relink", (Publishing, "decided", _commits_everything)),
+    "relink: a link forgets what it had": Bug("relink", (Registry, "write_delta", _messages_alone)),
+    "relink: decisions are not sent again": Bug("relink", (SendChannel, "resend_decisions", lambda channel: iter(()))),
+    "relink: the next transaction begins too early": Bug("relink", (Transactions, "rollback", _decided_too_late)),
 }
 
 

@@ -70,8 +70,10 @@ def one(seed: int, protocol: str, tally: Tally) -> None:
         tally.problems.append(f"seed {seed} of {protocol}: {type(error).__name__}: {error}")
     else:
         tally.add(Tally(0, found.messages, found.stored, found.crashes, found.lives))
+        return
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    gc.collect()  # what is left of it might still complain, and in another's time
 
 
 def _endless(*_: Any) -> None:

@@ -77,7 +77,7 @@ class Server:
         self.doors: list[Callable[[Host, Any], Any]] = []
         self.on_crash: list[Callable[[], None]] = []
         self.lives = self.crashes = 0
-        self.up = False
+        self.open = self.up = False
         dice = world.random
         self.settings = JournalSettings(min_free=0, segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)))
         self.host: Host
@@ -101,17 +101,23 @@ class Server:
         self.journal = FileJournal(
             self.host, directory, self.settings, files=self.files, now=self.world.now, worker=self.worker
         )
-        self.service = Fyrehose(self.host, self.journal, policy=OPEN, on_failure=self.failures.append)
+        self.service = Fyrehose(
+            self.host, self.journal, policy=OPEN, on_open=self._opened, on_failure=self.failures.append
+        )
         self.service.broker.counters.seconds = self.host.seconds
         for door in self.doors:
             door(self.host, self.service.broker).setServiceParent(self.service)
         self.service.startService().addCallback(self._started).addErrback(self._failed)
 
+    def _opened(self) -> None:
+        """Before any door is."""
+        self.open = True
+        self.history.journal = self.journal
+        self.history.recovered()
+
     def _started(self, _: Any) -> None:
         self.up = True
         self.world.note(f"server up, {dict(sorted(self.journal.ends().items()))}")
-        self.history.journal = self.journal
-        self.history.recovered()
 
     def _failed(self, failure: Failure) -> None:
         self.failures.append(failure.value)
@@ -120,7 +126,7 @@ class Server:
         """The power goes, even if the server is just starting or stopping; it comes back a little later."""
         if self.host.dead:
             return
-        if self.up:
+        if self.open:
             self.history.look()
         dice, files = self.world.random, self.files
         upto = dice.randint(self.worker.answered, len(files.log))
@@ -136,7 +142,7 @@ class Server:
         """Stop in order, and start again."""
         if not self.up:
             return
-        self.up = False
+        self.up = self.open = False
         self.world.note("stopping")
         self.service.stopService().addCallback(self._stopped)
 
@@ -149,7 +155,7 @@ class Server:
         self.world.clock.callLater(self.world.random.random(), self.start)
 
     def _end(self) -> None:
-        self.up = False
+        self.up = self.open = False
         self.history.journal = None
         self.host.crash()
         self.world.listening.clear()

@@ -15,9 +15,10 @@ from typing import Any
 import attrs
 from backbone import Backbone
 from eventbus import EventBus
-from figg import Figg
+from figg import TOPICS, Figg
 from history import History
 from lumberjack import Lumberjack
+from relink import Relink
 from server import Server
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 from world import Violation, World
@@ -34,12 +35,14 @@ PROTOCOLS: dict[str, tuple[Any, ...]] = {
     "eventbus": (EventBus,),
     "figg": (Figg,),
     "lumberjack": (Lumberjack,),
-    # Figg's clients read what the others publish: one order for all.
+    "relink": (Relink,),
+    # Clients of Figg and Relink read what the others publish: one order for all.
     "mixture": (
         Backbone,
         EventBus,
         Lumberjack,
-        partial(Figg, topics=(*Backbone.topics, *EventBus.topics, *Lumberjack.topics)),
+        partial(Figg, topics=(*Backbone.topics, *EventBus.topics, *Lumberjack.topics, *Relink.topics)),
+        partial(Relink, topics=(*Backbone.topics, *EventBus.topics, *Lumberjack.topics, *TOPICS)),
     ),
 }
 

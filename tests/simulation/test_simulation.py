@@ -36,9 +36,10 @@ RARE = {"backbone: the silent are kept", "eventbus: a client asks only once"}
 
 
 @pytest.mark.parametrize("name", sorted(bugs.BUGS.keys() - RARE))
-def test_a_bug_is_noticed(name: str) -> None:
+def test_a_bug_is_noticed(name: str, logged_errors: Any) -> None:
     tally = run.hunt(name, 0, 60)
     assert "seed" in tally.problems[0]
+    logged_errors.take()  # what is noticed within the server or a client is an error to these
 
 
 def test_a_process_that_dies_is_told_with_its_seed_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

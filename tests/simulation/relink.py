@@ -1,0 +1,259 @@
+"""Relink's clients: links that outlive connections and the server.
+
+a message is stored once at the most, whatever breaks; what was rolled back, or refused, never
+a channel is in its order; a transaction is there whole or not at all
+a link that was ever used is not lost, and a subscriber gets each record once
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import Any
+
+import attrs
+from history import History, Reader, Sent
+from server import Server
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from world import Endpoint, Host, Violation, World
+
+from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose.protocols.relink.client import RelinkClient, Uncommitted, UnknownOutcome
+from fyrehose.protocols.relink.events import Unknown
+from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.parts import join
+from fyrehose.protocols.relink.registry import Registry
+from fyrehose.protocols.relink.server import RelinkService, make_factory
+from fyrehose.protocols.relink.settings import Settings
+
+PORT = 7733
+STREAM = "relink"
+#: Where the server keeps its links.
+LINKS = ".relink/links"
+
+
+@attrs.define(eq=False)
+class Group:
+    """The messages of one transaction, or one by itself.
+
+    :ivar may_be_stored: False when it was rolled back, or refused
+    """
+
+    payloads: list[bytes] = attrs.field(factory=list)
+    may_be_stored: bool = True
+
+    def copies(self) -> int:
+        return int(self.may_be_stored)
+
+
+class Client:
+    """What publishers and subscribers have in common."""
+
+    def __init__(self, side: Relink, number: int, name: str, **options: Any) -> None:
+        self.side, self.name = side, f"relink-{number}"
+        world, dice = side.world, side.world.random
+        self.connected = self.closed = self.used = False
+        self.published = 0
+        window = dice.choice((1, 4, 64))
+        self.client = RelinkClient(
+            world.clock,
+            Endpoint(world, self.name, PORT),
+            name,
+            limits=Limits(window=window, backlog=window * 4),
+            on_lost=self.lost,
+            on_state=partial(setattr, self, "connected"),
+            retry=lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random()),
+            **options,
+        )
+        self.client.connect().addErrback(lambda failure: failure.trap(Closed))
+
+    def lost(self, unknown: list[Unknown]) -> None:
+        if self.used:
+            self.side.history.wrong(f"{self.name}: its link was lost, with {len(unknown)} messages")
+
+    def close(self) -> None:
+        self.closed = True
+        self.client.close()
+
+
+class Publisher(Client):
+    """Its messages are plain, or in transactions."""
+
+    def __init__(self, side: Relink, number: int) -> None:
+        dice = side.world.random
+        super().__init__(side, number, f"publish:{STREAM}", transactional=dice.random() < 0.5)
+        self.groups: list[Group] = []
+        self.waiting = 0
+
+    def act(self) -> None:
+        dice = self.side.world.random
+        channel = dice.choice((0, 0, 1))
+        if self.client.transactional:
+            self._begin()
+            self._settle(Deferred.fromCoroutine(self._transaction(channel)), lambda: None)
+            return
+        for _ in range(dice.choice(self.side.world.bursts)):
+            if self.closed or not self.client.room(channel):
+                return
+            group = Group()
+            self.groups.append(group)
+            parts = self._message(channel, group)
+            self._begin()
+            self._settle(self.client.send(parts, channel), partial(self._acknowledged, group))
+
+    def _begin(self) -> None:
+        self.waiting += 1
+
+    def _settle(self, done: Deferred[Any], acknowledged: Any) -> None:
+        done.addCallback(lambda _: acknowledged()).addErrback(self._failed).addBoth(
+            lambda _: setattr(self, "waiting", self.waiting - 1)
+        )
+
+    def _failed(self, failure: Failure) -> None:
+        # Who waits to begin when its client is closed has come too late.
+        failure.trap(UnknownOutcome, Closed, Violation, *((LocalProtocolError,) if self.closed else ()))
+
+    async def _transaction(self, channel: int) -> None:
+        dice = self.side.world.random
+        transaction = self.client.transaction(channel)
+        await transaction.begin()
+        counts = dice.random() < 0.7
+        group = Group(may_be_stored=counts)
+        for _ in range(min(dice.choice(self.side.world.bursts), self.client.limits.window)):
+            await transaction.send(self._message(channel, group))
+        if not counts:
+            transaction.rollback()
+            return
+        self.groups.append(group)
+        try:
+            await transaction.commit()
+        except Uncommitted:
+            group.may_be_stored = False
+            if any(self.side.history.stored.get(STREAM, {}).get(payload) for payload in group.payloads):
+                self.side.history.wrong(f"{self.name}: {group.payloads[0][:40]!r} was refused, and is stored")
+            return
+        self._acknowledged(group)
+
+    def _message(self, channel: int, group: Group) -> bytes | tuple[bytes, ...]:
+        """The next one, noted in ``group``."""
+        dice = self.side.world.random
+        self.published += 1
+        whole = f"{self.name}:{self.published}:".encode() + b"." * dice.choice(self.side.world.sizes)
+        parts = (whole,) if dice.random() < 0.8 else (whole, b"", whole[:3])
+        payload = whole if len(parts) == 1 else join(parts)
+        sent = Sent(f"{self.name}/{channel}", self.published, group.copies)
+        self.side.history.send(STREAM, payload, sent)
+        group.payloads.append(payload)
+        return parts
+
+    def _acknowledged(self, group: Group) -> None:
+        self.used = True
+        for payload in group.payloads:
+            self.side.history.acknowledge(STREAM, payload)
+
+    def owed(self) -> str:
+        """What it still waits for."""
+        stored = self.side.history.stored.get(STREAM, {})
+        for group in self.groups:
+            found = sum(payload in stored for payload in group.payloads)
+            if 0 < found < len(group.payloads):
+                return f"of a transaction of {self.name} {found} of {len(group.payloads)} messages are stored"
+        if not self.closed and (self.waiting or not self.connected):
+            return f"{self.name} is connected: {self.connected}, and waits for {self.waiting} acknowledgements"
+        return ""
+
+
+class Subscriber(Client):
+    """It takes each record, at once or after a while."""
+
+    def __init__(self, side: Relink, number: int, stream: str, after: int) -> None:
+        self.after = after
+        self.reader = Reader(side.history, stream, f"relink-{number}", after)
+        super().__init__(side, number, f"subscribe:{stream}@{after}", on_message=self._take)
+
+    def _take(self, channel: int, number: int, parts: tuple[bytes, ...]) -> Any:
+        self.used = True
+        payload = parts[0] if len(parts) == 1 else join(parts)
+        if channel or number != (self.reader.position or 0) - self.after:
+            self.side.history.wrong(f"{self.name} gets number {number} of channel {channel} at {self.reader.position}")
+        self.reader.take((self.reader.position or 0) + 1, [payload])
+        world = self.side.world
+        if world.random.random() < 0.7:
+            return None
+        taken: Deferred[None] = Deferred()
+        world.clock.callLater(world.random.random() * 0.1, taken.callback, None)
+        return taken
+
+    def act(self) -> None:
+        (self.client.pause if self.side.world.random.random() < 0.3 else self.client.resume)()
+
+    def owed(self) -> str:
+        """What it still waits for."""
+        end = len(self.side.history.truth.get(self.reader.stream, ()))
+        if self.closed or (self.connected and self.reader.position == end):
+            return ""
+        return f"{self.name} is connected: {self.connected}, and has {self.reader.position} of {end}"
+
+
+class Relink:
+    """All of them.
+
+    :param topics: what may be read besides what Relink's own clients publish
+    """
+
+    topics = (STREAM,)
+
+    def __init__(self, world: World, server: Server, history: History, topics: tuple[str, ...] = ()) -> None:
+        dice = world.random
+        self.world, self.history = world, history
+        self.readable = (STREAM, STREAM, *topics)
+        history.internal.add(LINKS)
+        self.settings = Settings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
+        server.doors.append(self._door)
+        self.clients: list[Publisher | Subscriber] = []
+        self.made = 0
+        for _ in range(dice.randint(1, 3)):
+            self.connect()
+
+    def _door(self, host: Host, broker: Any) -> RelinkService:
+        randbits = Random(self.world.random.random()).getrandbits
+        registry = Registry(broker, host, self.settings, LINKS, self.world.now, randbits)
+        return RelinkService(host, f"tcp:{PORT}", make_factory(broker, host, self.settings, registry), registry)
+
+    def connect(self) -> None:
+        dice = self.world.random
+        self.made += 1
+        if dice.random() < 0.6:
+            self.clients.append(Publisher(self, self.made))
+            return
+        stream = dice.choice(self.readable)
+        known = len(self.history.truth.get(stream, ()))
+        self.clients.append(Subscriber(self, self.made, stream, dice.choice((0, dice.randint(0, known)))))
+
+    def step(self) -> None:
+        dice = self.world.random
+        living = [client for client in self.clients if not client.closed]
+        what = dice.random()
+        if what < 0.1 and len(living) < 4:
+            self.connect()
+        elif what < 0.15 and len(living) > 1:
+            dice.choice(living).close()
+        elif living:
+            dice.choice(living).act()
+
+    def calm(self) -> None:
+        for client in self.clients:
+            client.client.resume()
+
+    def settled(self) -> str:
+        """What is still owed; nothing if all is well."""
+        return next(filter(None, (client.owed() for client in self.clients)), "")
+
+    def counts(self) -> int:
+        return sum(client.published for client in self.clients)
+
+    def close(self) -> None:
+        for client in self.clients:
+            if not client.closed:
+                client.close()
