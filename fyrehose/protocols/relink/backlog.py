@@ -14,6 +14,9 @@ from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.receiving import ReceiveChannel
 
+#: Of so many channels it is looked up which is the fullest; of more only those are looked at that are half full.
+FEW = 8
+
 
 @attrs.define(eq=False)
 class Backlog:
@@ -42,7 +45,10 @@ class Backlog:
         if transactional:
             each = 2 * limits.backlog + 1
         else:
-            fullest = max((self.channels[id_].waiting for id_ in self._filling), default=limits.backlog // 2)
+            if len(self.channels) <= FEW:
+                fullest = max([channel.waiting for channel in self.channels.values()], default=0)
+            else:
+                fullest = max([self.channels[id_].waiting for id_ in self._filling], default=limits.backlog // 2)
             each = limits.backlog - fullest
         size = limits.backlog_size - self.size
         if size <= 0:  # all of it waits for the peer
@@ -67,8 +73,9 @@ class Backlog:
 
     def measure(self, channel: ReceiveChannel) -> None:
         """How much of ``channel`` waits for us has changed."""
-        for channels, much in ((self._filling, self.limits.backlog // 2), (self._crowded, self.limits.backlog)):
-            (channels.add if channel.waiting >= much else channels.discard)(channel.id)
+        waiting, much = channel.waiting, self.limits.backlog
+        (self._filling.add if waiting >= much // 2 else self._filling.discard)(channel.id)
+        (self._crowded.add if waiting >= much else self._crowded.discard)(channel.id)
 
     def drop(self, channel: int) -> None:
         """The channel is gone."""

@@ -81,8 +81,9 @@ class Decoder:
     sender_size: int
     receiver_size: int
     limits: Limits = attrs.field(factory=Limits)
-    buffer: bytearray = attrs.field(factory=bytearray)
     owner: Owner | None = None
+    #: what came in, and up to where it was taken; what was taken to its end is let go
+    _buffer: bytes | bytearray = attrs.field(default=b"", init=False)
     _at: int = attrs.field(default=0, init=False)
     #: messages of how many channels are gathered at once
     _together: int = attrs.field(default=kernel.CHANNELS, init=False)
@@ -92,43 +93,68 @@ class Decoder:
     @property
     def expected(self) -> int:
         """The size of the packet that is coming in, in bytes, as far as it is known; 0 between packets."""
-        return max(self._needed, 8) if len(self.buffer) > self._at else 0
+        return max(self._needed, 8) if self._buffer else 0
 
     @property
     def ready(self) -> bool:
         """Whether another call of :meth:`next_packet` may give a packet without more bytes."""
-        return len(self.buffer) - self._at >= self._needed
+        return len(self._buffer) - self._at >= self._needed
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are that were not taken."""
+        return len(self._buffer) - self._at
+
+    @property
+    def rest(self) -> bytes:
+        """What was not taken."""
+        return bytes(self._buffer[self._at :])
 
     def feed(self, data: bytes) -> None:
-        """More bytes."""
-        if self._at:
-            del self.buffer[: self._at]
-            self._at = 0
-        self.buffer += data
+        """More bytes; they are copied only where something was left that they continue."""
+        if not self._buffer:
+            self._buffer = data
+            return
+        if isinstance(self._buffer, bytes):
+            self._buffer = bytearray(self.rest)
+        else:
+            del self._buffer[: self._at]
+        self._at = 0
+        self._buffer += data
+
+    def drop(self, size: int) -> None:
+        """The next ``size`` bytes are taken."""
+        self._at += size
+        if self._at >= len(self._buffer):
+            self.clear()
+
+    def clear(self) -> None:
+        """All bytes are taken."""
+        self._buffer, self._at = b"", 0
 
     def next_packet(self) -> Incoming | None:
         """The next packet; None when it is not all there.
 
         :raises RemoteProtocolError: it is none that may be sent, or over a limit
         """
-        while len(self.buffer) - self._at >= self._needed:
+        while len(self._buffer) - self._at >= self._needed:
             try:
                 packet, end = self._gathered(self._at) or self._packet(self._at)
             except _MoreNeeded as more:
                 self._needed = more.size
                 continue
-            self._at = end
+            self.drop(end - self._at)
             self._needed = 2
             return packet
         return None
 
     def _require(self, size: int) -> None:
-        if len(self.buffer) - self._at < size:
+        if len(self._buffer) - self._at < size:
             raise _MoreNeeded(size)
 
     def _gathered(self, at: int) -> tuple[Incoming, int] | None:
         """The messages of one part that follow each other from ``at``, and where they end; None: there are none."""
-        buffer, owner = self.buffer, self.owner
+        buffer, owner = self._buffer, self.owner
         if owner is None or buffer[at] & ~_UNUSED != _SIMPLE or buffer[at + 1] != 1:
             return None
         each, size = owner.room()
@@ -138,12 +164,13 @@ class Decoder:
             # From now on one by one, so that what comes before the one that is not taken counts, and nothing behind it.
             self._together = 1
             end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._together)
-        found = Gathered(runs=tuple((channel, Column(lengths, payload)) for channel, lengths, payload in runs))
-        return (found, end) if runs else None
+        if not runs:
+            return None
+        return Gathered(runs=tuple([(channel, Column(lengths, payload)) for channel, lengths, payload in runs])), end
 
     def _packet(self, at: int) -> tuple[Incoming, int]:
         """The packet at ``at`` and where it ends."""
-        first = self.buffer[at]
+        first = self._buffer[at]
         kind = first >> 5
         if not first & 1:
             if kind >= len(General):
@@ -165,7 +192,7 @@ class Decoder:
         size = aligned(place)
         self._require(size)
         if form & 2:
-            number = NUMBER.unpack_from(self.buffer, at + place - NUMBER.size)[0]
+            number = NUMBER.unpack_from(self._buffer, at + place - NUMBER.size)[0]
         channels = self._ids(at, *ids)
         if form & 1:
             packet: Incoming = Acknowledgement(kind=_ACKS[kind], channels=channels, number=number, multicast=multicast)
@@ -178,7 +205,7 @@ class Decoder:
         if not multicast:
             return (2, 1, id_size), 2 + id_size
         self._require(8)
-        count = NUMBER.unpack_from(self.buffer, at + 4)[0]
+        count = NUMBER.unpack_from(self._buffer, at + 4)[0]
         if count > self.limits.targets:
             raise RemoteProtocolError("too-many-targets", f"{count} channels in one packet")
         return (8, count, id_size), 8 + count * id_size
@@ -186,7 +213,7 @@ class Decoder:
     def _ids(self, at: int, place: int, count: int, id_size: int) -> tuple[int, ...]:
         if not id_size:
             return (0,) * count
-        ids: tuple[int, ...] = Struct(f"<{count}{_ID_CODES[id_size]}").unpack_from(self.buffer, at + place)
+        ids: tuple[int, ...] = Struct(f"<{count}{_ID_CODES[id_size]}").unpack_from(self._buffer, at + place)
         return ids
 
     def _message(
@@ -195,17 +222,17 @@ class Decoder:
         place += place & 1
         if flags & LONG:
             self._require(place + NUMBER.size)
-            count = NUMBER.unpack_from(self.buffer, at + place)[0]
+            count = NUMBER.unpack_from(self._buffer, at + place)[0]
             place += NUMBER.size
         else:
-            count = self.buffer[at + 1]
+            count = self._buffer[at + 1]
         if count > self.limits.parts:
             raise RemoteProtocolError("too-many-parts", f"{count} parts in one message")
         width, code = (8, "Q") if flags & LARGE else (2, "H")
         if flags & LARGE:
             place = aligned(place)
         self._require(place + width * count)
-        sizes = Struct(f"<{count}{code}").unpack_from(self.buffer, at + place)
+        sizes = Struct(f"<{count}{code}").unpack_from(self._buffer, at + place)
         place = aligned(place + width * count)
         whole = sum(map(aligned, sizes))
         if whole + (0 if count == 1 else 4 + 4 * count) > self.limits.message_size:
@@ -213,7 +240,7 @@ class Decoder:
         self._require(place + whole)
         parts = []
         begin = at + place
-        with memoryview(self.buffer) as view:
+        with memoryview(self._buffer) as view:
             for size in sizes:
                 parts.append(bytes(view[begin : begin + size]))
                 begin += aligned(size)

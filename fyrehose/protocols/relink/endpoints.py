@@ -147,7 +147,7 @@ class Publishing(Endpoint):
         """All that came together is one write: the messages, and once the cursors of each channel."""
         plain, self._plain = self._plain, {}
         decided, self._decided = self._decided, []
-        runs = self._committed(decided)
+        runs = self._committed(decided) if decided else []
         staged = {event.channel: event.last for event in decided}
         for channel, (first, pieces) in plain.items():
             messages = Messages(tuple(pieces))

@@ -151,12 +151,21 @@ class _ChannelPacket:
             raise LocalProtocolError(f"a packet for {len(self.channels)} channels has to be a multicast")
         return HEADER.pack(0b01 | form << 2 | data << 5, short) + ids
 
-
-def _finished(packet: bytes, number: int | None) -> bytes:
-    """``packet`` with its number, if it has one, and its padding."""
-    if number is not None:
-        packet += bytes(-len(packet) & 3) + NUMBER.pack(number & NUMBER_MASK)
-    return packet + bytes(-len(packet) & 7)
+    def _without_payload(self, form: Format, kind: int, number: int | None, id_size: int) -> bytes:
+        """A whole packet that is only its head, and a number if there is one."""
+        if self.multicast or len(self.channels) != 1 or self.channels[0] >> 8 * id_size:
+            packet = self._head(form, kind, 0, id_size)
+            if number is not None:
+                packet += bytes(-len(packet) & 3) + NUMBER.pack(number & NUMBER_MASK)
+            return packet + bytes(-len(packet) & 7)
+        # The same for one channel, as nearly all of them are: little-endian as it is, it is one integer.
+        whole = 0b01 | form << 2 | kind << 5 | self.channels[0] << 16
+        size = 2 + id_size
+        if number is not None:
+            size = size + 3 & ~3
+            whole |= (number & NUMBER_MASK) << 8 * size
+            size += NUMBER.size
+        return whole.to_bytes(aligned(size), "little")
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -171,7 +180,7 @@ class Operation(_ChannelPacket):
         if self.number is not None and self.kind is Op.CLOSE:
             raise LocalProtocolError("close carries no number")
         form = Format.OPERATION if self.number is None else Format.SEQUENCE_OPERATION
-        return _finished(self._head(form, self.kind, 0, id_size), self.number)
+        return self._without_payload(form, self.kind, self.number, id_size)
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -186,7 +195,7 @@ class Acknowledgement(_ChannelPacket):
         if self.number is not None and self.kind is Ack.CLOSED:
             raise LocalProtocolError("closed carries no number")
         form = Format.ACKNOWLEDGEMENT if self.number is None else Format.SEQUENCE_ACKNOWLEDGEMENT
-        return _finished(self._head(form, self.kind, 0, id_size), self.number)
+        return self._without_payload(form, self.kind, self.number, id_size)
 
 
 @attrs.frozen(kw_only=True, slots=True)

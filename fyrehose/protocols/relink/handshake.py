@@ -104,12 +104,12 @@ def pack_reply(epoch: int, link_id: int) -> bytes:
     return _REPLY.pack(epoch, link_id)
 
 
-def unpack_version(buffer: bytearray) -> int:
+def unpack_version(buffer: bytes | bytearray) -> int:
     """The version that the first :data:`VERSION_SIZE` bytes say."""
     return buffer[0]
 
 
-def unpack_reply(buffer: bytearray) -> tuple[int, int]:
+def unpack_reply(buffer: bytes | bytearray) -> tuple[int, int]:
     """The epoch and the link id that the first :data:`REPLY_SIZE` bytes say.
 
     :raises RemoteProtocolError: that is no link id
@@ -120,7 +120,7 @@ def unpack_reply(buffer: bytearray) -> tuple[int, int]:
     return epoch, link_id
 
 
-def hello_size(buffer: bytearray) -> int:
+def hello_size(buffer: bytes | bytearray) -> int:
     """How long the hello at the start of ``buffer`` is at the least; what is known of it is judged.
 
     :raises RemoteProtocolError: an id size is none, or the name is not UTF-8
@@ -137,7 +137,7 @@ def hello_size(buffer: bytearray) -> int:
     return aligned(buffer[0] + _FIXED) + _REPLY.size
 
 
-def unpack_hello(buffer: bytearray) -> Hello:
+def unpack_hello(buffer: bytes | bytearray) -> Hello:
     """The hello at the start of ``buffer``, which is all there.
 
     :raises RemoteProtocolError: that is no link id
@@ -158,7 +158,7 @@ def unpack_hello(buffer: bytearray) -> Hello:
     return Hello(terms=terms, require=bool(flags & REQUIRE_LINK), epoch=epoch, link_id=link_id)
 
 
-def _text(name: bytearray) -> str:
+def _text(name: bytes | bytearray) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError:

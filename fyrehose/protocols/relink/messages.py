@@ -81,8 +81,7 @@ class Messages:
     def runs(self, first: int, stream: str, *, source: str, producer: str, topic: str) -> list[Run]:
         """As runs of drafts, the first of them with the producer's number ``first``."""
         runs = []
-        for single, group in groupby(self._columns(), lambda pair: pair[0]):
-            columns = [column for _, column in group]
+        for single, columns in self._columns():
             one = columns[0]
             if len(columns) > 1:
                 one = Column(b"".join(c.lengths for c in columns), b"".join(c.payload for c in columns))
@@ -101,14 +100,22 @@ class Messages:
             first += len(one)
         return runs
 
-    def _columns(self) -> Iterator[tuple[bool, Column]]:
-        """Payloads, and whether each is the one part of its message."""
+    def _columns(self) -> list[tuple[bool, list[Column]]]:
+        """Payloads, and whether each is the one part of its message; as few as there can be."""
+        found: list[tuple[bool, list[Column]]] = []
         for piece in self.pieces:
-            if isinstance(piece, Column):
-                yield True, piece
-                continue
-            for single, group in groupby(piece, lambda parts: len(parts) == 1):
-                yield single, column_of(parts[0] if single else join(parts) for parts in group)
+            for single, column in [(True, piece)] if isinstance(piece, Column) else _columns_of(piece):
+                if found and found[-1][0] == single:
+                    found[-1][1].append(column)
+                else:
+                    found.append((single, [column]))
+        return found
+
+
+def _columns_of(messages: tuple[Parts, ...]) -> Iterator[tuple[bool, Column]]:
+    """The same of messages that came one by one."""
+    for single, group in groupby(messages, lambda parts: len(parts) == 1):
+        yield single, column_of(parts[0] if single else join(parts) for parts in group)
 
 
 def column_of(payloads: Iterable[bytes]) -> Column:

@@ -264,10 +264,16 @@ class Registry:
     def _about(self, entry: Entry, runs: Sequence[Run], then: Callable[[Any], None]) -> None:
         """Whoever waits for the link hears of it when ``then`` is over."""
         entry.writes += 1
+
+        def ended(result: Any) -> None:
+            try:
+                then(result)
+            except Exception:
+                log.failure("what became of a link's messages was not dealt with")
+            entry.wrote()
+
         written: Deferred[Any] = self.broker.publish(runs)
-        written.addBoth(then)
-        written.addErrback(lambda f: log.failure("what became of a link's messages was not dealt with", f))
-        written.addCallback(lambda _: entry.wrote())
+        written.addBoth(ended)
 
     def _packed(self, entry: Entry) -> bytes:
         link = entry.link
@@ -276,7 +282,8 @@ class Registry:
     def _record(self, kind: Kind, body: bytes) -> Run:
         record = linklog.pack(kind, self.epoch, self._checkpoint, body)
         self._behind += len(record)
-        return Run.of(self.stream, [record], source=linklog.SOURCE)
+        # What Run.of would make of it, without its lists: this is done for every write.
+        return Run(stream=self.stream, source=linklog.SOURCE, lengths=len(record).to_bytes(4, "little"), payload=record)
 
     def _write(self, kind: Kind, body: bytes) -> Deferred[Any]:
         return self.broker.publish([self._record(kind, body)])

@@ -364,7 +364,12 @@ class RelinkProtocol(SessionProtocol):
             if not self._in_flight and self._grace_timer is None and not self._disconnected():
                 self._hang_up()
             return
-        self.flush_soon()
+        # One commit may settle several writes, one after the other, and the last of them says it for all.  What was
+        # held back is taken in a turn of its own: it is written again, and that may settle at once, and so on.
+        if self.session.ready or (self.entry is not None and self.entry.writes > 1):
+            self.flush_soon()
+        else:
+            self.flush()
 
     def _hang_up(self) -> None:
         if not self._hung_up:
@@ -372,17 +377,17 @@ class RelinkProtocol(SessionProtocol):
             super()._hang_up()
 
     def flush_soon(self) -> None:
-        """Write when this turn of the reactor is over: one commit settles many writes, one after the other."""
+        """Write when this turn of the reactor is over, and take what was held back."""
         if self._flush_due is None and not self._disconnected():
             self._flush_due = self.clock.callLater(0, self._flush_now)
 
     def _flush_now(self) -> None:
         self._flush_due = None
-        if self._closing:
+        if self._closing or not self.session.ready:
             self.flush()
             return
         # What was held back while too much was not durable comes now; it may hold back again.
-        self.received(self.session.receive_data(b"") if self.session.link is not None else [])
+        self.received(self.session.receive_data(b""))
 
     def fenced(self) -> None:
         """Another connection has taken the link over (L4)."""

@@ -52,13 +52,19 @@ class Session:
     def expected(self) -> int:
         """The size of what is coming in, in bytes, as far as it is known; 0 between packets, and while we hold."""
         if self.phase in PACKETS:
-            return 0 if self.waiting else self._decoder.expected
+            expected = self._decoder.expected
+            return 0 if expected and self.waiting else expected
         return 1 if self.phase in (Phase.VERSION, Phase.HELLO, Phase.REPLY) else 0
 
     @property
     def waiting(self) -> bool:
         """Whether packets are held back until the owner has settled some; then ``receive_data(b"")`` goes on."""
-        return self.phase in PACKETS and self.link is not None and self.link.held and self._decoder.ready
+        return self.ready and self.link is not None and self.link.held
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are bytes that may be packets: they were held back, or no more of them can be taken."""
+        return self.phase in PACKETS and self._decoder.ready
 
     def receive_data(self, data: bytes) -> list[Event]:
         """The events that ``data`` completes."""
@@ -113,7 +119,7 @@ class Session:
         if packet is None:
             return False
         found += self._packet(link, packet)
-        return not link.over
+        return self._decoder.ready and not link.over
 
     def _packet(self, link: Link, packet: Incoming) -> list[Event]:
         kind = packet.kind.name.lower() if isinstance(packet, GeneralPacket) else _KINDS[type(packet)]
@@ -130,13 +136,15 @@ class Session:
 
     def _cut(self, size: int) -> bool:
         """Whether ``size`` bytes are there."""
-        return len(self._decoder.buffer) >= size
+        return self._decoder.size >= size
 
     def _attach(self, link: Link, *, resumed: bool) -> list[Event]:
         if link.attached:
             raise LocalProtocolError("the link's old connection has to be fenced first (L4)")
         self.link = link
-        self._decoder = Decoder(link.peer_size, link.our_size, self.limits, self._decoder.buffer, link)
+        early = self._decoder.rest
+        self._decoder = Decoder(link.peer_size, link.our_size, self.limits, link)
+        self._decoder.feed(early)
         link.attach(resumed=resumed)
         return [Linked(link=link, resumed=resumed)]
 
@@ -148,7 +156,7 @@ class Session:
 
     def fence(self) -> list[Event]:
         """The link stays, without us."""
-        self._decoder.buffer.clear()
+        self._decoder.clear()
         if self.link is not None and self.link.attached:
             self.link.detach()
         return []
@@ -180,16 +188,17 @@ class ConnectorSession(Session):
         self._to_send.append(handshake.pack_version(handshake.VERSION))
 
     def _take_handshake(self, found: list[Event]) -> bool:
-        buffer = self._decoder.buffer
+        decoder = self._decoder
         if self.phase is Phase.VERSION and self._cut(handshake.VERSION_SIZE):
-            if handshake.unpack_version(buffer) > handshake.VERSION:
-                raise RemoteProtocolError("version-unknown", f"the listener wants version {buffer[0]}")
-            del buffer[: handshake.VERSION_SIZE]
+            version = handshake.unpack_version(decoder.rest)
+            if version > handshake.VERSION:
+                raise RemoteProtocolError("version-unknown", f"the listener wants version {version}")
+            decoder.drop(handshake.VERSION_SIZE)
             found += self._go(Happening.VERSION)
             return True
         if self.phase is Phase.REPLY and self._cut(handshake.REPLY_SIZE):
-            self._reply = handshake.unpack_reply(buffer)
-            del buffer[: handshake.REPLY_SIZE]
+            self._reply = handshake.unpack_reply(decoder.rest)
+            decoder.drop(handshake.REPLY_SIZE)
             found += self._go(self._judge(*self._reply))
             return True
         return False
@@ -251,16 +260,16 @@ class ListenerSession(Session):
         self._go(Happening.NONE)
 
     def _take_handshake(self, found: list[Event]) -> bool:
-        buffer = self._decoder.buffer
+        decoder = self._decoder
         if self.phase is Phase.VERSION and self._cut(handshake.VERSION_SIZE):
-            del buffer[: handshake.VERSION_SIZE]
+            decoder.drop(handshake.VERSION_SIZE)
             found += self._go(Happening.VERSION)
             return True
-        if self.phase is Phase.HELLO and self._cut(handshake.hello_size(buffer)):
+        if self.phase is Phase.HELLO and self._cut(handshake.hello_size(decoder.rest)):
             found += self._go(Happening.HELLO)
             return False
-        if self.phase is Phase.LOOKUP and len(buffer) > self.limits.early:
-            raise RemoteProtocolError("too-early", f"{len(buffer)} bytes before the handshake was over")
+        if self.phase is Phase.LOOKUP and decoder.size > self.limits.early:
+            raise RemoteProtocolError("too-early", f"{decoder.size} bytes before the handshake was over")
         return False
 
     def send_version(self) -> list[Event]:
@@ -270,9 +279,9 @@ class ListenerSession(Session):
 
     def ask_owner(self) -> list[Event]:
         """The hello is there."""
-        buffer = self._decoder.buffer
-        hello = handshake.unpack_hello(buffer)
-        del buffer[: handshake.hello_size(buffer)]
+        came = self._decoder.rest
+        hello = handshake.unpack_hello(came)
+        self._decoder.drop(handshake.hello_size(came))
         return [Asked(hello=hello)]
 
     def begin(self) -> list[Event]:

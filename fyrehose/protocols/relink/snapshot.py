@@ -34,17 +34,14 @@ def save(link: Link, channels: Iterable[int] | None = None) -> bytes:
     if link.kept and link.sending:
         raise LocalProtocolError("a link that keeps messages cannot be saved")
     ids = sorted(link.receiving if channels is None else set(channels))
-    out = bytearray([VERSION])
-    _put(out, link.opened)
-    _put(out, len(ids))
+    fields = [link.opened, len(ids)]
     for id_ in ids:
-        _put_channel(out, id_, link.receiving.get(id_))
+        _add_channel(fields, id_, link.receiving.get(id_))
     ours = link.sending.values() if channels is None else ()
-    _put(out, len(ours))
+    fields.append(len(ours))
     for sent in ours:
-        _put(out, sent.id)
-        _put(out, sent.base)
-    return bytes(out)
+        fields += sent.id, sent.base
+    return _packed(fields)
 
 
 def restore(link: Link, data: bytes) -> None:
@@ -67,11 +64,14 @@ def restore(link: Link, data: bytes) -> None:
         raise ValueError("a link's snapshot has bytes too many")
 
 
-def _put(out: bytearray, value: int) -> None:
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
+def _packed(fields: Iterable[int]) -> bytes:
+    out = bytearray([VERSION])
+    for value in fields:
+        while value > 0x7F:
+            out.append(value & 0x7F | 0x80)
+            value >>= 7
+        out.append(value)
+    return bytes(out)
 
 
 @attrs.define
@@ -91,18 +91,14 @@ class _Fields:
         raise ValueError("a link's snapshot ends within a number")
 
 
-def _put_channel(out: bytearray, id_: int, channel: ReceiveChannel | None) -> None:
+def _add_channel(fields: list[int], id_: int, channel: ReceiveChannel | None) -> None:
     if channel is None or channel.leaving:
-        _put(out, id_ << 1 | 1)
+        fields.append(id_ << 1 | 1)
         return
-    _put(out, id_ << 1)
-    _put(out, channel.ordinal)
-    _put(out, channel.done + 1)
-    _put(out, len(channel.results))
+    fields += id_ << 1, channel.ordinal, channel.done + 1, len(channel.results)
     end = 0
     for run in channel.results:
-        _put(out, run.last - run.first + 1 << 1 | (run.result is Ack.UNCOMMITTED))
-        _put(out, run.first - end)
+        fields += run.last - run.first + 1 << 1 | (run.result is Ack.UNCOMMITTED), run.first - end
         end = run.last + 1
 
 

@@ -13,7 +13,17 @@ from collections.abc import Mapping
 from enum import Enum
 
 
-class Phase(Enum):
+class State(Enum):
+    """What the tables are about.
+
+    A member is equal to itself alone, so the machine's own hash will do: Enum's is a function in Python, and tables are
+    looked into for every read.
+    """
+
+    __hash__ = object.__hash__
+
+
+class Phase(State):
     """How far a connection is."""
 
     VERSION = "waits for the peer's version"
@@ -25,7 +35,7 @@ class Phase(Enum):
     ENDED = "takes nothing more in"
 
 
-class Happening(Enum):
+class Happening(State):
     """What moves a connection on."""
 
     VERSION = "version"
@@ -90,7 +100,7 @@ PACKETS: Mapping[Phase, Mapping[str, str]] = {
 }
 
 
-class Sending(Enum):
+class Sending(State):
     """How far one of our own channels is."""
 
     OPEN = "takes messages"
@@ -99,7 +109,7 @@ class Sending(Enum):
     GONE = "may be opened again, from number 0"
 
 
-class Receiving(Enum):
+class Receiving(State):
     """How far a channel of the peer is."""
 
     OPEN = "takes messages"
@@ -109,7 +119,7 @@ class Receiving(Enum):
     GONE = "closed is sent"
 
 
-class Event(Enum):
+class Event(State):
     """What moves a channel on."""
 
     CLOSE = "close"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.relink.backlog import Backlog
+from fyrehose.protocols.relink.backlog import FEW, Backlog
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.messages import column_of
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
@@ -29,8 +29,20 @@ def finish(waits: Backlog, last: int, channel: int = 0) -> None:
     waits.let_go(found, found.settle(last)[1])
 
 
-def test_room_is_what_the_fullest_channel_has_left() -> None:
+def test_room_is_what_the_fullest_of_a_few_channels_has_left() -> None:
     waits = backlog(2)
+    assert waits.room(False) == (6, 1_000)
+    come(waits, b"x" * 10, b"")
+    assert waits.room(False) == (4, 1_000 - 10 - 2 * OVERHEAD)
+    come(waits, *[b""] * 3, channel=1)
+    assert waits.room(False)[0] == 3
+    finish(waits, 0, channel=1)
+    assert waits.room(False)[0] == 4
+    assert backlog(0).room(False) == (6, 1_000)
+
+
+def test_room_is_what_the_fullest_of_many_channels_has_left() -> None:
+    waits = backlog(FEW + 1)
     assert waits.room(False) == (3, 1_000), "what channels below a half may have grown to is not looked up"
     come(waits, b"x" * 10, b"")
     assert waits.room(False) == (3, 1_000 - 10 - 2 * OVERHEAD)

@@ -121,6 +121,27 @@ def test_all_headers_byte_by_byte() -> None:
             assert decode_first(bytes([first, second]) + bytes(2_100), 1) == expected_of_header(first, second)
 
 
+def test_what_was_taken_is_let_go() -> None:
+    """A connection that is idle does not keep the last that it sent."""
+    decoder = Decoder(0, 0)
+    whole = NOP.serialize() + Message(channels=(0,), parts=(b"x" * 1_000,)).serialize(0)
+    decoder.feed(whole)
+    assert decoder._buffer is whole, "nothing was left that it continues, so it is not copied"
+    assert decoder.next_packet() == NOP
+    assert (decoder.size, decoder.rest) == (len(whole) - 8, whole[8:])
+    assert decoder.next_packet() is not None
+    assert (decoder.size, decoder.rest, decoder._buffer, decoder.expected) == (0, b"", b"", 0)
+    decoder.feed(whole[:10])
+    assert decoder.next_packet() == NOP
+    decoder.feed(whole[10:11])
+    decoder.feed(whole[11:])
+    assert decoder.rest == whole[8:]
+    decoder.drop(decoder.size - 8)
+    assert decoder.rest == whole[-8:]
+    decoder.clear()
+    assert (decoder.size, decoder.rest) == (0, b"")
+
+
 @st.composite
 def packets(draw: st.DrawFn) -> tuple[int, Packet, dict[str, bool]]:
     id_size = draw(st.sampled_from(sorted(IDS)))

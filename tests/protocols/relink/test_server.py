@@ -113,6 +113,29 @@ def test_what_comes_together_is_one_write(make_server: Any) -> None:
     assert consumed == [(0, 0, 7), (1, 0, 1)]
 
 
+def test_a_commit_is_told_at_once_and_in_one_piece(make_server: Any) -> None:
+    """Not in another turn of the reactor; of several writes that one commit makes durable, the last says it for all."""
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    send(peer, b"one")
+    peer.talk()
+    server.journal.commit()
+    assert peer.protocol.transport.value() == Acknowledgement(kind=Ack.CONSUMED, channels=(0,)).serialize(1)
+    peer.talk()
+    for payload in (b"two", b"three"):
+        send(peer, payload)
+        peer.talk()
+    assert peer.link.sending[0].base == 1
+    said: list[bytes] = []
+    peer.protocol.transport.writeSequence = lambda pieces: said.append(b"".join(pieces))
+    server.journal.commit()
+    plain = Acknowledgement(kind=Ack.CONSUMED, channels=(0,)).serialize(1)
+    assert said == [2 * plain]
+
+
 def test_one_commit_that_is_refused_keeps_no_other_from_the_journal(make_server: Any) -> None:
     server = make_server()
     server.broker.restrict("s", 3)
