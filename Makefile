@@ -60,7 +60,8 @@ $(BIN)/python:
 .venv/run.stamp: $(BIN)/python $(PACKAGING) $(KERNELS)
 	@rm -f fyrehose/kernels/native/*.so
 	@# The event bus needs pyzmq, and the page prometheus-client; where they are not to be had, everything else is served.
-	$(BIN)/python -m pip install --quiet --editable '.[admin,eventbus]' || $(BIN)/python -m pip install --quiet --editable '.[admin]' || $(BIN)/python -m pip install --quiet --editable .
+	@echo "setting up .venv: packages, and the native kernels where there is a C compiler; a minute or two, once"
+	@$(BIN)/python -m pip install --quiet --editable '.[admin,eventbus]' || $(BIN)/python -m pip install --quiet --editable '.[admin]' || $(BIN)/python -m pip install --quiet --editable .
 	@$(BIN)/python -m fyrehose.kernels
 	@touch $@
 
