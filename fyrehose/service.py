@@ -125,7 +125,7 @@ class Fyrehose(MultiService):
     async def _start_child(self, service: Any) -> None:
         try:
             listening = await maybeDeferred(service.startService)
-        except (CannotListenError, OSError) as error:
+        except (CannotListenError, OSError, OverflowError) as error:  # a number that no port has
             raise ConfigError(f"{_name(service)} cannot listen: {_said(error)}") from error
         self._started.append(service)
         log.info("{name} {listens}", name=_name(service), listens=_listens(listening))
@@ -184,7 +184,9 @@ def _listens(listening: Any) -> str:
     return f"listens on [{host}]:{port}" if ":" in host else f"listens on {host}:{port}"
 
 
-def _said(error: CannotListenError | OSError) -> str:
+def _said(error: CannotListenError | OSError | OverflowError) -> str:
+    if isinstance(error, OverflowError):
+        return str(error)
     if isinstance(error, OSError):
         return error.strerror or str(error)
     reason = getattr(error.socketError, "strerror", None) or error.socketError

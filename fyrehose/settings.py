@@ -21,6 +21,8 @@ T = TypeVar("T")
 Network = IPv4Network | IPv6Network
 
 _SIZE = re.compile(r"(\d+)\s*(?:([KMGT])i?B?|B)?", re.IGNORECASE)
+#: The largest size, in bytes: more is more than a file or a disk can have.
+LARGEST = 1 << 60
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -35,7 +37,10 @@ def size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if not match:
         raise ValueError("a size, such as 65536, 64KiB or 16MiB")
-    return int(match[1]) << 10 * " KMGT".index((match[2] or " ").upper())
+    found = int(match[1]) << 10 * " KMGT".index((match[2] or " ").upper())
+    if found > LARGEST:
+        raise ValueError(f"a size of {LARGEST >> 40} TiB at the most")
+    return found
 
 
 def duration(text: str) -> float:

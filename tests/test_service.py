@@ -151,6 +151,7 @@ def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> No
             CannotListenError(None, 80, PermissionError(13, "Permission denied")),
             "any address port 80: Permission denied",
         ),
+        (OverflowError("bind(): port must be 0-65535."), "bind(): port must be 0-65535."),
         (OSError(88, "Socket operation on non-socket"), "Socket operation on non-socket"),
     ],
 )

@@ -87,9 +87,12 @@ def test_what_they_are_told(convert: Callable[[str], object], text: str, wanted:
 
 
 @given(st.integers(0, 1 << 60), st.sampled_from(["", "K", "Mi", "GiB", "tb"]))
-def test_sizes_are_exact(n: int, unit: str) -> None:
+def test_sizes_are_exact_up_to_the_largest(n: int, unit: str) -> None:
     shift = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[unit[:1].lower()]
+    n >>= shift
     assert size(f"{n}{unit}") == n << shift
+    with pytest.raises(ValueError, match="1048576 TiB at the most"):
+        size(f"{(1 << 60 - shift) + 1}{unit}")
 
 
 def test_text_and_toml_come_to_the_same() -> None:

@@ -48,6 +48,7 @@ class Contacts:
     _short: int = attrs.field(default=0, init=False)
     _lasted: bool = attrs.field(default=False, init=False)
     _unmade: str = attrs.field(default="", init=False)
+    _open: int = attrs.field(default=0, init=False)
     _looked_up: bool = attrs.field(default=False, init=False)
 
     def __str__(self) -> str:
@@ -62,6 +63,8 @@ class Contacts:
     @property
     def hint(self) -> str:
         """What may be wrong with a server that does not answer."""
+        if self._open:
+            return "we are connected, so is its disk full, or the network broken? Its log says why"
         if self._unmade:
             return f"the last try ended with: {self._unmade}; is the server running, and listening there?"
         if self._short:
@@ -79,9 +82,14 @@ class Contacts:
         number = getattr(reason.value, "osError", None)
         self._unmade = os.strerror(number) if isinstance(number, int) else str(reason.value)
 
+    def made(self) -> None:
+        """A connection is there."""
+        self._unmade = ""
+        self._open += 1
+
     def lost(self, seconds: float, ours: str, reason: Failure) -> None:
         """A connection has ended after so many seconds; ``ours`` was our address."""
-        self._unmade = ""
+        self._open -= 1
         if seconds >= SHORT:
             self._short, self._lasted = 0, True
             return
@@ -136,6 +144,7 @@ class _Connection(ProtocolWrapper):
     _ours = ""
 
     def connectionMade(self) -> None:
+        self.factory.contacts.made()
         self._since = self.factory.seconds()
         self._ours = host_of(self.transport.getHost())  # type: ignore[union-attr]
         super().connectionMade()  # type: ignore[no-untyped-call]

@@ -139,6 +139,10 @@ class Damage(Exception):
     """These bytes are not what was written."""
 
 
+class Newer(Damage):
+    """These bytes are what was written, by a version that is not known here."""
+
+
 @attrs.frozen(slots=True)
 class SegmentHeader:
     """The first 64 bytes of a segment."""
@@ -482,4 +486,4 @@ def _sealed(header: bytes) -> bytes:
 
 def _check_version(version: int) -> None:
     if version != VERSION:
-        raise Damage(f"it was written by a newer Fyrehose (format {version}; this one knows {VERSION})")
+        raise Newer(f"it was written by a newer Fyrehose (format {version}; this one knows {VERSION})")

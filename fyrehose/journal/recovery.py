@@ -125,6 +125,8 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
 
 def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorrupt:
     """The error that says where the damage is and what can be done."""
+    if isinstance(reason, fmt.Newer):
+        return JournalCorrupt(f"{path} cannot be read: {reason}; serve it with that version, nothing of it is damaged")
     return JournalCorrupt(
         f"{path} is damaged at byte {position - base} (position {position}), where it was durable: {reason}; "
         "put the file back from a copy, or start with --quarantine to set the range aside as a gap"

@@ -219,7 +219,9 @@ class _Verifier:
             self._check_index(began.segment, began.stop)
         if not began.sealed and began.segment.end > self.report.end:
             left = began.segment.end - self.report.end
-            self.report.notes.append(f"{left} bytes behind position {self.report.end} are room, or not known to be durable")
+            self.report.notes.append(
+                f"{left} bytes behind position {self.report.end} are room, or not known to be durable"
+            )
 
     def _check_index(self, segment: scan.Segment, stop: int) -> None:
         self._index.end = stop

@@ -121,6 +121,12 @@ def test_why_the_last_connection_could_not_be_made() -> None:
     assert server.contacts.hint.startswith("is it there")
 
 
+def test_a_server_that_is_connected_and_says_nothing() -> None:
+    server = Server()
+    server.dial().buildProtocol(None).makeConnection(StringTransport())
+    assert server.contacts.hint.startswith("we are connected")
+
+
 def test_a_name_that_nobody_has() -> None:
     server = Server()
     server.reactor.nameResolver = "a resolver"

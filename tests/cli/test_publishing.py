@@ -161,6 +161,7 @@ def test_a_server_that_does_not_answer() -> None:
 def test_a_server_that_turns_us_away_before_it_is_spoken_to() -> None:
     run = Run(Publisher(), Messages(b"a"))
     for _ in range(3):
+        run.contacts.made()
         run.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
     assert [str(error) for error in run.outcome] == [str(run.contacts.turned_away)]
     assert "its policy let 10.0.0.1 publish?" in str(run.outcome[0])
@@ -170,6 +171,7 @@ def test_a_server_that_turns_us_away_before_it_is_spoken_to() -> None:
 def test_a_server_that_turns_away_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(connected(Publisher()), Messages(b"a", b"b"))
     for _ in range(3):
+        run.contacts.made()
         run.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
     assert run.outcome == [1]
     assert "0 acknowledged, 2 not: figg at h:1 closes each connection at once" in capsys.readouterr().err

@@ -193,6 +193,7 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_server_that_turns_us_away(follower: Follower) -> None:
     for _ in range(3):
+        follower.contacts.made()
         follower.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
     assert [str(error) for error in follower.outcome] == [str(follower.contacts.turned_away)]
     assert follower.tailer.told == ["close"]

@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
@@ -185,6 +186,17 @@ class TestCorruption:
     def test_in_the_header_of_a_segment(self, open_journal, broken) -> None:
         patch(scan.segments(broken.directory)[2].path, 20, b"\xff")
         self.refuses(open_journal, broken, "header of the segment")
+
+    def test_a_newer_format_is_no_damage_and_nothing_to_set_aside(self, open_journal, broken) -> None:
+        segment = scan.segments(broken.directory)[-1]
+        header = bytearray(segment.path.read_bytes()[:64])
+        header[8] = 9
+        header[-4:] = crc32c(bytes(header[:-4])).to_bytes(4, "little")
+        patch(segment.path, 0, bytes(header))
+        said = r"cannot be read: it was written by a newer Fyrehose \(format 9; .*\); serve it with that version"
+        with pytest.raises(JournalCorrupt, match=said) as refused:
+            open_journal(segment_size=4096)
+        assert "--quarantine" not in str(refused.value)
 
     def test_a_segment_is_missing(self, open_journal, broken) -> None:
         scan.segments(broken.directory)[2].path.unlink()
