@@ -124,7 +124,8 @@ class Life:
         publishers.append(ours)
         for messages, skips, problems, datagrams in (self.subscribers.report(), heard):
             self.datagrams += datagrams
-            self.problems += [problem for problem in problems if not (self.strangers and load.NOBODYS in problem)]
+            allowed = [load.NOBODYS] * self.strangers + [load.OVERTAKEN] * bool(self.keep)
+            self.problems += [problem for problem in problems if not any(words in problem for words in allowed)]
             for stream, numbers in messages.items():
                 self._release(stream, numbers)
             if self.durability == "batch" and not self.keep:  # else a slow reader may be overtaken by retention

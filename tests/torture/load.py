@@ -29,6 +29,8 @@ BURST, PAUSE = 20, 0.005
 PUSHER = 1000
 #: What is said of a payload that none of us has made.
 NOBODYS = "is nothing that anybody sent"
+#: What is said of a subscriber that begins later than it had asked: retention had been faster, or it is wrong.
+OVERTAKEN = "further on than"
 #: The largest payload that fits into a datagram of the backbone.
 LARGEST_DATAGRAM = 60_000
 
@@ -291,7 +293,9 @@ class Subscribers(Worker):
             return False
         for kind, topic, offset, data in frames.feed(chunk):
             if kind == wire.ATTACHED and offset != position[topic]:
-                seen.wrong(f"attached to {topic!r} at {offset} instead of {position[topic]}")
+                how = OVERTAKEN if offset > position[topic] else "behind"
+                seen.wrong(f"attached to {topic!r} at {offset}, {how} {position[topic]}")
+                position[topic] = max(offset, position[topic])
             if kind == wire.DATA:
                 if offset <= position[topic]:
                     seen.wrong(f"{topic!r} {offset} came after {position[topic]}")
