@@ -119,7 +119,10 @@ class History:
                 self.wrong(f"{stream} ended with {len(truth)} and ends with {end} after the crash")
             seq = 1
             while seq <= len(truth):
-                for run in self.journal.read(stream, seq, 1 << 20):
+                runs = self.journal.read(stream, seq, 1 << 20)
+                if not runs:
+                    self.wrong(f"{stream} {seq} cannot be read after the crash, though the stream ends with {end}")
+                for run in runs:
                     for payload in map(bytes, run.payloads()):
                         if seq <= len(truth) and (run.first_seq > seq or truth[seq - 1] != payload):
                             self.wrong(f"{stream} {seq} is not what it was before the crash")
