@@ -28,7 +28,7 @@ SCHEDULES ?= 100000
 MESSAGES ?= 100000
 TRANSFER_KILLS ?= 50
 # Simulations of servers, clients and bad networks, of each kind.
-SIMULATIONS ?= 2000
+SIMULATIONS ?= 20000
 # Kills of an archive; records that a cluster of Spark's reads, and events of its tour.
 ARCHIVE_KILLS ?= 30
 RECORDS ?= 200000
@@ -136,6 +136,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/reorder.py --count $(HISTORIES)
 	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
 	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
+	$(BIN)/python tests/simulation/run.py --bugs
 	$(BIN)/python tests/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
 	$(BIN)/python tests/torture/mutants.py --jobs $(JOBS)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES)
