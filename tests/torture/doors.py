@@ -140,7 +140,7 @@ class EventBus(Worker):
     TIME = b"2024-05-01T10:20:30.123Z"
 
     def hang_up(self) -> None:
-        """The server is gone: its sockets would connect again, to whoever gets its port."""
+        """The server is gone, and another may get its port: the next connection has sockets of its own."""
         self._pipe.send(("hang up",))
 
     def _run(self, pipe: Connection, *plan: Any) -> None:
@@ -161,7 +161,8 @@ class EventBus(Worker):
             sockets = []
             for kind, offset in ((zmq.SUB, 1), (zmq.DEALER, 2)):
                 socket = context.socket(kind)
-                socket.setsockopt(zmq.LINGER, 0)
+                # With 0 libzmq aborts where a connection breaks in the middle of a message (its issue 3442).
+                socket.setsockopt(zmq.LINGER, 200)
                 if kind == zmq.SUB:
                     socket.setsockopt(zmq.RCVHWM, 0)
                     socket.setsockopt(zmq.SUBSCRIBE, b"")
