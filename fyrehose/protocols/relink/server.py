@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
 from twisted.logger import Logger
@@ -39,6 +40,10 @@ from fyrehose.protocols.relink.tables import PACKETS
 from fyrehose.records import Run
 from fyrehose.tcp import SessionFactory, SessionProtocol, TCPService
 
+log = Logger()
+
+#: How long a door that a full disk keeps shut waits before it tries again, in seconds.
+FULL_WAIT = 2.0
 #: Deals with a write that was refused for good; whether it could.
 Refused = Callable[[PublishError], bool]
 #: Refusals that are for good.  They are known at once, before anything else is written.
@@ -415,13 +420,40 @@ class RelinkService(TCPService):
     ) -> None:
         super().__init__(reactor, KIT, endpoint, factory, around)
         self.registry = registry
+        self._waiting: IDelayedCall | None = None
 
-    def startService(self) -> Deferred[IListeningPort]:
-        """Find the links, then listen."""
-        return self.registry.open().addCallback(lambda _: TCPService.startService(self))
+    def startService(self) -> Deferred[Any]:
+        """Find the links, then listen.  As long as the disk has no room this door stays shut, and no other with it."""
+        Service.startService(self)
+        return self._open().addErrback(self._no_room)
+
+    def _open(self) -> Deferred[Any]:
+        return self.registry.open().addCallback(self._found)
+
+    def _found(self, _: None) -> Deferred[IListeningPort] | None:
+        if self.running:
+            return TCPService.startService(self)
+        self.registry.close()  # it was stopped in the meantime
+        return None
+
+    def _no_room(self, failure: Failure) -> None:
+        failure.trap(ReadOnly)
+        log.warn("relink: nobody is let in before the links can be written: {why}", why=failure.getErrorMessage())
+        self._waiting = self.registry.clock.callLater(FULL_WAIT, self._try_again)
+
+    def _try_again(self) -> None:
+        self._waiting = None
+        self._open().addErrback(self._no_room).addErrback(self._not_opened)
+
+    def _not_opened(self, failure: Failure) -> None:
+        if self.running:
+            log.failure("relink: the links cannot be written, so nobody is let in", failure)
 
     def stopService(self) -> Deferred[None]:
         """Close the port and the connections; the links stay on disk."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
         self.registry.close()
         return super().stopService()
 

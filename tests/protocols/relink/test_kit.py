@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.broker import Broker
+from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink.kit import kit, links_stream, wall_clock
+from fyrehose.protocols.relink.server import FULL_WAIT
 from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
@@ -23,6 +27,59 @@ def test_it_writes_its_links_before_it_listens() -> None:
     assert [server[0] for server in reactor.tcpServers] == [7733]
     assert journal.bounds(links_stream(kit.default_endpoint)) == (1, 1)
     assert service.stopService().called
+    assert not reactor.getDelayedCalls()
+
+
+def test_a_full_disk_keeps_its_door_shut_and_does_not_keep_the_server_from_starting(log_lines: list[str]) -> None:
+    journal = MemoryJournal()
+    broker = Broker(Clock(), journal, Sequencer())
+    broker.open()
+    journal.enter(JournalState.READ_ONLY, "full")
+    reactor = MemoryReactorClock()
+    service = kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
+    assert service.startService().called, "whoever starts the server goes on with the next door"
+    reactor.advance(FULL_WAIT)
+    assert not reactor.tcpServers
+    assert any("nobody is let in before the links can be written" in line for line in log_lines)
+    journal.enter(JournalState.WRITABLE, "room")
+    reactor.advance(FULL_WAIT)
+    assert [server[0] for server in reactor.tcpServers] == [7733]
+    assert service.stopService().called
+    assert not reactor.getDelayedCalls()
+
+
+def test_it_is_stopped_while_it_waits_for_room() -> None:
+    journal = MemoryJournal(auto=False)
+    broker = Broker(Clock(), journal, Sequencer())
+    broker.open()
+    journal.enter(JournalState.READ_ONLY, "full")
+    reactor = MemoryReactorClock()
+    service = kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
+    service.startService()
+    service.stopService()
+    assert not reactor.getDelayedCalls()
+    service.startService()
+    journal.enter(JournalState.WRITABLE, "room")
+    reactor.advance(FULL_WAIT)
+    service.stopService()  # the links are being written
+    journal.commit()
+    assert not reactor.tcpServers
+    assert not reactor.getDelayedCalls()
+
+
+def test_it_waits_for_room_and_the_journal_ends_instead(logged_errors: Any) -> None:
+    journal = MemoryJournal()
+    broker = Broker(Clock(), journal, Sequencer())
+    broker.open()
+    journal.enter(JournalState.READ_ONLY, "full")
+    reactor = MemoryReactorClock()
+    service = kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
+    service.startService()
+    journal.enter(JournalState.FAILED, "broken")
+    reactor.advance(FULL_WAIT)
+    (error,) = logged_errors.take()
+    assert "nobody is let in" in error["log_format"]
+    service.stopService()
     assert not reactor.getDelayedCalls()
 
 
