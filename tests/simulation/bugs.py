@@ -78,6 +78,10 @@ def _skips_the_first(self: Snapshot) -> None:
     self.highest, self.next = self.request.sequence, self.request.sequence + 2
 
 
+def _asks_by_the_same_connection(self: ClientSession, now: float) -> None:
+    self._ask(now)
+
+
 def _asks_only_once(self: ClientSession, now: float) -> None:
     if self.position is None or not self._highest:
         _connected(self, now)
@@ -147,6 +151,9 @@ BUGS = {
     "eventbus: a snapshot lacks its first": Bug("eventbus", (Snapshot, "__attrs_post_init__", _skips_the_first)),
     "eventbus: what came meanwhile is not held": Bug("eventbus", (ClientSession, "_hold", lambda session, event: None)),
     "eventbus: a client asks only once": Bug("eventbus", (ClientSession, "connected", _asks_only_once)),
+    "eventbus: a late answer is taken for the next": Bug(
+        "eventbus", (ClientSession, "connected", _asks_by_the_same_connection)
+    ),
     "eventbus: nothing is sent again": Bug("eventbus", (Confirmations, "resend", lambda confirmations, now: [])),
     "relink: acknowledged before it is durable": Bug("relink", (RelinkProtocol, "write", _settles_at_once)),
     "relink: a rollback counts": Bug("relink", (Publishing, "decided", _commits_everything)),

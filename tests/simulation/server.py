@@ -24,6 +24,20 @@ from fyrehose.policy import OPEN
 from fyrehose.service import Fyrehose
 from fyrehose.testing.disk import RecordingFiles, image
 
+#: Room that the journal leaves free, in bytes.
+MIN_FREE = 1 << 20
+
+
+class Disk(RecordingFiles):
+    """It has room, or none."""
+
+    def __init__(self, directory: Path, server: Server) -> None:
+        super().__init__(directory)
+        self.server = server
+
+    def free(self, directory: Path) -> int:
+        return 0 if self.server.full else 2 * MIN_FREE
+
 
 class SimulatedWorker:
     """The journal's thread: one job after the other, each answered after a while."""
@@ -79,10 +93,11 @@ class Server:
         self.lives = self.crashes = 0
         self.open = self.up = False
         dice = world.random
-        self.settings = JournalSettings(min_free=0, segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)))
+        self.settings = JournalSettings(min_free=MIN_FREE, segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)))
         self.host: Host
         self.journal: FileJournal
-        self.files: RecordingFiles
+        self.files: Disk
+        self.full = False
         self.worker: SimulatedWorker
         self.service: Fyrehose
         self.left: dict[str, bytes] = {}
@@ -96,7 +111,7 @@ class Server:
         for name, content in self.left.items():
             directory.joinpath(name).write_bytes(content)
         self.host = Host(self.world)
-        self.files = RecordingFiles(directory)
+        self.files = Disk(directory, self)
         self.worker = SimulatedWorker(self.host, self.files)
         self.journal = FileJournal(
             self.host, directory, self.settings, files=self.files, now=self.world.now, worker=self.worker
@@ -137,6 +152,12 @@ class Server:
         self.left = _all(files.directory) if killed else image(files, upto, dice)
         self._end()
         self.world.clock.callLater(dice.random() * dice.choice((0.1, 3.0)), self.start)
+
+    def fill(self, seconds: float) -> None:
+        """The disk has no room for a while."""
+        self.world.note("full")
+        self.full = True
+        self.world.clock.callLater(seconds, setattr, self, "full", False)
 
     def restart(self) -> None:
         """Stop in order, and start again."""

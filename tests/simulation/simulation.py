@@ -82,6 +82,7 @@ class Simulation:
             self._cut,
             self._slow,
             self._partition,
+            self._fill,
             self._turn_the_clock,
         ]
         self.troubles = dice.sample(kinds, dice.randint(1, len(kinds)))
@@ -119,6 +120,9 @@ class Simulation:
             self.world.note("partition")
             self.world.partition(self.world.random.choice(self.world.links).host, self.world.random.random() * 12)
 
+    def _fill(self) -> None:
+        self.server.fill(self.world.random.random() * 6)
+
     def _turn_the_clock(self) -> None:
         dice = self.world.random
         self.world.wall_offset += dice.choice((-1, 1)) * dice.choice((1_000, 3_600_000_000))
@@ -135,6 +139,7 @@ class Simulation:
     def calm(self) -> None:
         """Nothing bad happens any more: everything has to come right."""
         world = self.world
+        self.server.full = False
         for host in sorted(world.partitioned):
             world.heal(host)
         for link in world.links:
