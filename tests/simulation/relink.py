@@ -2,7 +2,7 @@
 
 a message is stored once at the most, whatever breaks; what was rolled back, or refused, never
 a channel is in its order; a transaction is there whole or not at all
-a link that was ever used is not lost, and a subscriber gets each record once
+a link that was ever used is not lost, and by one link a subscriber gets each record once
 """
 
 from __future__ import annotations
@@ -172,6 +172,12 @@ class Subscriber(Client):
         self.reader = Reader(side.history, stream, f"relink-{number}", after)
         super().__init__(side, number, f"subscribe:{stream}@{after}", on_message=self._take)
 
+    def lost(self, unknown: list[Unknown]) -> None:
+        if not self.side.server.was_full:
+            super().lost(unknown)
+        # As long as the disk is full, links of readers are made that a restart does not find: they begin again.
+        self.reader.position = self.after
+
     def _take(self, channel: int, number: int, parts: tuple[bytes, ...]) -> Any:
         self.used = True
         payload = parts[0] if len(parts) == 1 else join(parts)
@@ -206,7 +212,7 @@ class Relink:
 
     def __init__(self, world: World, server: Server, history: History, topics: tuple[str, ...] = ()) -> None:
         dice = world.random
-        self.world, self.history = world, history
+        self.world, self.server, self.history = world, server, history
         self.readable = (STREAM, STREAM, *topics)
         history.internal.add(LINKS)
         self.settings = Settings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))

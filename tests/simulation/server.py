@@ -97,7 +97,7 @@ class Server:
         self.host: Host
         self.journal: FileJournal
         self.files: Disk
-        self.full = False
+        self.full = self.was_full = False
         self.worker: SimulatedWorker
         self.service: Fyrehose
         self.left: dict[str, bytes] = {}
@@ -156,7 +156,7 @@ class Server:
     def fill(self, seconds: float) -> None:
         """The disk has no room for a while."""
         self.world.note("full")
-        self.full = True
+        self.full = self.was_full = True
         self.world.clock.callLater(seconds, setattr, self, "full", False)
 
     def restart(self) -> None:
