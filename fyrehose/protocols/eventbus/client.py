@@ -49,6 +49,9 @@ log = Logger()
 
 #: What may wait in a socket, to be read and to be sent, in messages.
 WAITING = 1_000
+#: How long what is being sent has to leave at the end, in milliseconds.  Not 0: where a connection breaks in the middle of
+#: a message whose socket was closed at once, libzmq (4.3.5, its issue 3442) aborts the process.
+LINGER = 200
 #: A publisher of more topics than these hears everything, and looks for its own.
 MOST_TOPICS = 1_000
 #: The connections that events come by.
@@ -222,7 +225,7 @@ class EventBusClient:
         for monitor in self._monitors.values():
             monitor.close()
         for port in self._ports.values():
-            port.close()
+            port.close(LINGER)
         if self._session is not None:
             self._handle(self._session.abandon())
         closed = Closed("the client was closed")
