@@ -49,8 +49,8 @@ log = Logger()
 
 #: What may wait in a socket, to be read and to be sent, in messages.
 WAITING = 1_000
-#: How long what is being sent has to leave at the end, in milliseconds.  Not 0: where a connection breaks in the middle of
-#: a message whose socket was closed at once, libzmq (4.3.5, its issue 3442) aborts the process.
+#: How long what is being sent has to leave at the end, in milliseconds.  Not 0: where a connection breaks in the middle
+#: of a message whose socket was closed at once, libzmq (4.3.5, its issue 3442) aborts the process.
 LINGER = 200
 #: A publisher of more topics than these hears everything, and looks for its own.
 MOST_TOPICS = 1_000
