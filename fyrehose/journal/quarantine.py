@@ -18,7 +18,7 @@ import attrs
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.recovery import durable_beyond, next_whole
+from fyrehose.journal.recovery import damaged, durable_beyond, next_whole
 from fyrehose.records import Buffer
 
 #: A record takes this much at least, in bytes: its length.
@@ -107,7 +107,12 @@ class _Survey:
 
 
 def set_aside(directory: Path, files: Files) -> Lost:
-    """Make every damaged range of the journal in ``directory`` a gap; nothing where nothing is damaged."""
+    """Make every damaged range of the journal in ``directory`` a gap; nothing where nothing is damaged.
+
+    :raises JournalCorrupt: a newer version wrote it; nothing is changed, for to us all of that would be damage
+    """
+    for segment in scan.segments(directory):
+        _refuse_newer(segment, files)
     mark = scan.read_mark(directory)
     _extend(scan.segments(directory), mark, files)
     survey = _Survey()
@@ -130,6 +135,18 @@ def set_aside(directory: Path, files: Files) -> Lost:
         lost.skip = survey.unaccounted // _SMALLEST_RECORD
         lost.notes.append(f"the end of the log is among them: streams go on {lost.skip} numbers later")
     return lost
+
+
+def _refuse_newer(segment: scan.Segment, files: Files) -> None:
+    reader = scan.SegmentReader(segment.path, segment.base, files)
+    try:
+        reader.header()
+    except fmt.Newer as newer:
+        raise damaged(segment.path, segment.base, segment.base, newer) from newer
+    except fmt.Damage:
+        pass  # it is to be mended
+    finally:
+        reader.close()
 
 
 def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:

@@ -197,6 +197,10 @@ class TestCorruption:
         with pytest.raises(JournalCorrupt, match=said) as refused:
             open_journal(segment_size=4096)
         assert "--quarantine" not in str(refused.value)
+        before = {path.name: path.read_bytes() for path in broken.directory.iterdir() if path.name != "LOCK"}
+        with pytest.raises(JournalCorrupt, match=said):
+            open_journal(segment_size=4096, quarantine=True)
+        assert before == {path.name: path.read_bytes() for path in broken.directory.iterdir() if path.name != "LOCK"}
 
     def test_a_segment_is_missing(self, open_journal, broken) -> None:
         scan.segments(broken.directory)[2].path.unlink()
