@@ -140,8 +140,9 @@ def meters_of(broker: Broker) -> JournalMeters:
 
 
 def taken_by_kit(broker: Broker) -> Totals:
-    """Messages and bytes that became durable, by protocol."""
-    return {kit: (taken.messages, taken.bytes) for kit, taken in broker.taken.items()}
+    """Messages and bytes that became durable, by protocol; not what one writes for itself, as KIT-SOMETHING."""
+    own = tuple(f"{door.kit}-" for door in broker.doors)
+    return {kit: (taken.messages, taken.bytes) for kit, taken in broker.taken.items() if not kit.startswith(own)}
 
 
 def given_by_kit(broker: Broker) -> Totals:

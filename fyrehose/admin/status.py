@@ -165,7 +165,7 @@ class Status:
 def kits_of(broker: Broker) -> list[str]:
     """The protocols that have done anything yet, by name."""
     counters = broker.counters
-    named = {kit for kit, _ in [*counters.counts, *counters.gauges]} | set(broker.taken)
+    named = {kit for kit, _ in [*counters.counts, *counters.gauges]} | set(taken_by_kit(broker))
     return sorted(named | {cursor.reader[0] for cursor in broker.cursors()} - {""})
 
 

@@ -43,6 +43,17 @@ def test_doors(watched: Any) -> None:
     assert watched.status.whole()["doors"] == [{**said, "who": "2 friends", "connections": 2}]
 
 
+def test_what_a_protocol_writes_for_itself_is_no_protocol(watched: Any) -> None:
+    watched.broker.doors.append(
+        Door(name="relink", kit="relink", endpoint="tcp:1", who=lambda: "", connections=lambda: 0)
+    )
+    for source in ("relink", "relink-links", "figg"):
+        watched.publish(b"x", source=source)
+    watched.pass_time(1)
+    assert list(by_name(watched.status.whole()["protocols"])) == ["figg", "relink"]
+    assert set(watched.sampler.samples[-1].taken) == {"figg", "relink"}
+
+
 def test_protocols(watched: Any) -> None:
     counters = watched.broker.counters
     counters.add("lumberjack", "connections", 3)
