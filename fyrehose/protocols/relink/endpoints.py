@@ -282,6 +282,7 @@ class Subscribing(Endpoint):
             piece = piece_of(run, most)
             self._pending.extend([piece] if isinstance(piece, Column) else piece)
         self._pump()
+        self.protocol.flush()
 
     def skipped(self, first: int, last: int) -> None:
         self._pending.append(_Gap(last + 1))
@@ -311,7 +312,7 @@ class Subscribing(Endpoint):
         return bool(self._pending)
 
     def _pump(self) -> None:
-        """Send what the window has room for."""
+        """Send what the window has room for.  It goes out when whatever led to it is dealt with."""
         channel = self.link.sending.get(0)
         if self._writing or channel is None or not self.link.may_send:
             return
@@ -323,7 +324,6 @@ class Subscribing(Endpoint):
             self._send(channel, one)
         if self._subscription is not None:
             self._subscription.update()
-        self.protocol.flush_soon()
 
     def _send(self, channel: SendChannel, one: Column | Parts) -> None:
         if not isinstance(one, Column):
@@ -351,6 +351,7 @@ class Subscribing(Endpoint):
             self.protocol.reject(RemoteProtocolError("gap-not-written", result.getErrorMessage()))
         else:
             self._pump()
+            self.protocol.flush_soon()
 
     def _not_asked(self) -> None:
         self.protocol.reject(RemoteProtocolError("message-to-subscription"))
