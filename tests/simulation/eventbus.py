@@ -254,6 +254,20 @@ class Client:
             self.paused = paused
             (self.client.pause if paused else self.client.resume)()
 
+    def cut_half(self) -> None:
+        """PUBLISHER is cut, now and soon again, while answers are slow to come by SNAPSHOT."""
+        clock, dice = self.side.world.clock, self.side.world.random
+        snapshot: Any = self.client._ports.get("snapshot")
+        if snapshot is not None and snapshot.channel is not None:
+            snapshot.channel.slow = True
+        self._cut_publisher()
+        clock.callLater(dice.random() * 2.0, self._cut_publisher)
+
+    def _cut_publisher(self) -> None:
+        publisher: Any = self.client._ports.get("publisher")
+        if publisher is not None and publisher.channel is not None and publisher.channel.up:
+            publisher.channel.cut()
+
     def owed(self) -> str:
         """What it still waits for."""
         if not self.ready or self.waiting:
@@ -332,8 +346,10 @@ class EventBus:
         dice = self.world.random
         client = dice.choice(self.clients)
         what = dice.random()
-        if what < 0.75:
+        if what < 0.7:
             client.publish()
+        elif what < 0.75:
+            client.cut_half()
         elif what < 0.87:
             client.pause(dice.random() < 0.5)
         elif what < 0.95 and len(self.clients) < 4:
