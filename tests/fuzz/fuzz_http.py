@@ -124,10 +124,14 @@ def bodies(data: bytes) -> None:
         results = []
         for chunks in ([content], pieces):
             collecting = make()
+            messages: list[Any] = []
             try:
-                results.append([m for chunk in chunks for m in collecting.add(chunk)] + collecting.end())
-            except TooLarge:
-                results.append(None)
+                for chunk in chunks:
+                    messages += collecting.add(chunk)
+                messages += collecting.end()
+            except TooLarge as error:
+                messages += [*error.before, TooLarge]
+            results.append(messages)
         assert results[0] == results[1]
 
 

@@ -14,7 +14,13 @@ SMALL = 64 << 10
 
 
 class TooLarge(Exception):
-    """A message is larger than any that is taken."""
+    """A message is larger than any that is taken.
+
+    :ivar before: the messages before it, which count, however the bytes were cut
+    """
+
+    def __init__(self, before: list[bytes] | None = None) -> None:
+        self.before = before or []
 
 
 class Body(Protocol):
@@ -77,8 +83,9 @@ class Lines:
         self._rest += first
         lines = [bytes(self._rest), *behind.split(b"\n")]
         self._rest = bytearray(lines.pop())
-        self._judge(self._rest)
-        return self._messages(lines)
+        messages = self._messages(lines)
+        self._judge(self._rest, messages)
+        return messages
 
     def end(self) -> list[bytes]:
         rest, self._rest = bytes(self._rest), bytearray()
@@ -90,12 +97,13 @@ class Lines:
             return 0
         return SMALL if len(self._rest) <= SMALL else self.largest
 
-    def _judge(self, line: bytes | bytearray) -> None:
+    def _judge(self, line: bytes | bytearray, before: list[bytes] | None = None) -> None:
         if len(line) > self.largest + 1:  # its last byte may be a carriage return
-            raise TooLarge
+            raise TooLarge(before)
 
     def _messages(self, lines: list[bytes]) -> list[bytes]:
         messages = [line for line in (line.removesuffix(b"\r") for line in lines) if line]
-        if any(len(message) > self.largest for message in messages):
-            raise TooLarge
+        for number, message in enumerate(messages):
+            if len(message) > self.largest:
+                raise TooLarge(messages[:number])
         return messages

@@ -116,8 +116,8 @@ class HttpSession(WebSession):
         assert self._body is not None
         try:
             return self._publish(self._body.add(data))
-        except TooLarge:
-            return self.too_large()
+        except TooLarge as error:
+            return [*self._publish(error.before), *self.too_large()]
 
     def complete(self) -> Iterable[object]:
         body, self._body = self._body, None

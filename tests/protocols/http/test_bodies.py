@@ -42,6 +42,15 @@ def test_a_line_that_is_too_long_in_every_cut(line: bytes) -> None:
             collect(Lines(4), list(chunks))
 
 
+def test_what_comes_before_a_line_that_is_too_long_counts_in_every_cut() -> None:
+    for chunks in every_chunking(b"x\ny\n12345\nz"):
+        body, messages = Lines(4), []
+        with pytest.raises(TooLarge) as caught:
+            for chunk in chunks:
+                messages += body.add(chunk)
+        assert messages + caught.value.before == [b"x", b"y"]
+
+
 def test_the_longest_line_with_a_carriage_return() -> None:
     for chunks in every_chunking(b"1234\r\n1234"):
         assert collect(Lines(4), list(chunks)) == [b"1234", b"1234"]
