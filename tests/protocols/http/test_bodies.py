@@ -44,10 +44,10 @@ def test_a_line_that_is_too_long_in_every_cut(line: bytes) -> None:
 
 def test_what_comes_before_a_line_that_is_too_long_counts_in_every_cut() -> None:
     for chunks in every_chunking(b"x\ny\n12345\nz"):
-        body, messages = Lines(4), []
+        body = Lines(4)
+        messages: list[bytes] = []
         with pytest.raises(TooLarge) as caught:
-            for chunk in chunks:
-                messages += body.add(chunk)
+            messages.extend(message for chunk in chunks for message in body.add(chunk))
         assert messages + caught.value.before == [b"x", b"y"]
 
 
