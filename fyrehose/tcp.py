@@ -196,9 +196,10 @@ class SessionProtocol(TwistedProtocol):
         """Deal with what the session made of bytes: those that just came, or some that it had kept."""
         for event in events:
             self._handle(event)
+        expected = self.session.expected
         if self._account is not None:
-            self._account.expect(self.session.expected)
-        self._watch_frame(bool(events))
+            self._account.expect(expected)
+        self._watch_frame(expected, bool(events))
         self._answer()
 
     def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
@@ -346,9 +347,9 @@ class SessionProtocol(TwistedProtocol):
             self._grace_timer.cancel()
             self._grace_timer = None
 
-    def _watch_frame(self, progress: bool) -> None:
-        if not self.session.expected or progress or self._frame_since is None:
-            self._frame_since = self.clock.seconds() if self.session.expected else None
+    def _watch_frame(self, expected: int, progress: bool) -> None:
+        if not expected or progress or self._frame_since is None:
+            self._frame_since = self.clock.seconds() if expected else None
             self._frame_got = 0
         if self._frame_since is not None and self._frame_timer is None:
             self._frame_timer = self.clock.callLater(self.settings.frame_timeout, self._check_frame)
