@@ -57,8 +57,12 @@ class ServerSettings:
     """What concerns all doors together."""
 
     max_streams: int = option(100_000, _streams, "streams that the server may hold")
-    memory: int = option(512 << 20, size, "what all connections may have sent in that is not durable yet")
-    memory_per_connection: int = option(8 << 20, size, "the same for one connection, before it is read no further")
+    memory: int = option(
+        512 << 20, size, "what all connections may have sent in that is not durable yet", least=1 << 20
+    )
+    memory_per_connection: int = option(
+        8 << 20, size, "the same for one connection, before it is read no further", least=1 << 10
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -71,8 +71,8 @@ class Session(Protocol):
 class TCPSettings:
     """Limits that every TCP kit has."""
 
-    max_connections: int = option(10_000, count, "connections at a time")
-    max_per_host: int = option(200, count, "connections at a time from one address")
+    max_connections: int = option(10_000, count, "connections at a time", least=1)
+    max_per_host: int = option(200, count, "connections at a time from one address", least=1)
     frame_timeout: float = option(30.0, duration, "time for a frame that has begun to come in whole")
     stall_timeout: float = option(30.0, duration, "time for a reader to take what it was sent")
     handshake_timeout: float = option(10.0, duration, "time for a handshake, that of TLS, too")

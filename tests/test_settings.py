@@ -23,6 +23,7 @@ class Settings:
     idle: float = option(60.0, duration, "how long nobody may say anything")
     allow: tuple[Any, ...] = option((), networks, "who may come")
     tls: bool = option(False, boolean, "whether it is encrypted")
+    guests: int = option(10, count, "how many may come", least=1)
 
     def __attrs_post_init__(self) -> None:
         if self.tls and not self.allow:
@@ -107,12 +108,13 @@ def test_text_and_toml_come_to_the_same() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"max-payloads": "1"}, "kit has no option 'max-payloads'; it has: max-payload, idle, allow, tls"),
+        ({"max-payloads": "1"}, "kit has no option 'max-payloads'; it has: max-payload, idle, allow, tls, guests"),
         (
             {"max_payload": "lots"},
             "option kit.max-payload is 'lots', and should be a size, such as 65536, 64KiB or 16MiB",
         ),
         ({"allow": ["here"]}, "option kit.allow is 'here', and should be networks such as 10.0.0.0/8,192.168.1.7/32"),
+        ({"guests": 0}, "option kit.guests is '0', and should be 1 at the least"),
         ({"tls": "yes"}, "options of kit: tls wants to know who is allowed"),
     ],
 )

@@ -20,8 +20,8 @@ SHORTEST_TOKEN = 16
 class Settings(WebSettings):
     """The admin door's options."""
 
-    max_connections: int = option(100, count, "connections at a time")
-    max_per_host: int = option(50, count, "connections at a time from one address")
+    max_connections: int = option(100, count, "connections at a time", least=1)
+    max_per_host: int = option(50, count, "connections at a time from one address", least=1)
     token_file: str = option("", str, "file whose first line is the token that everybody needs; needed off loopback")
     metric_streams: int = option(100, count, "streams that have metrics of their own")
 
