@@ -97,6 +97,11 @@ def _costs(axes: Any, results: Results) -> None:
     axes.legend(fontsize=8, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.14), frameon=False)
 
 
+def _short(value: float) -> str:
+    """Two digits, or all that there are before the point."""
+    return f"{value:.2g}" if value < 100 else f"{value:.0f}"
+
+
 def _latency(axes: Any, results: Results) -> None:
     names = list(reversed(_there(results, [LATENCY], "acknowledged.50")))
     for place, name in enumerate(names):
@@ -104,8 +109,8 @@ def _latency(axes: Any, results: Results) -> None:
         if low is not None and high is not None:
             axes.plot([low * 1e3, high * 1e3], [place, place], color=COLOURS[name], linewidth=3)
             axes.plot([low * 1e3], [place], "o", color=COLOURS[name])
-            axes.annotate(f"{low * 1e3:.2g}", (low * 1e3, place), (0, 7), textcoords="offset points", fontsize=7)
-            axes.annotate(f"{high * 1e3:.2g}", (high * 1e3, place), (0, 7), textcoords="offset points", fontsize=7)
+            axes.annotate(_short(low * 1e3), (low * 1e3, place), (0, 7), textcoords="offset points", fontsize=7)
+            axes.annotate(_short(high * 1e3), (high * 1e3, place), (0, 7), textcoords="offset points", fontsize=7)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.5, len(names) - 0.2)
     axes.set_xscale("log")

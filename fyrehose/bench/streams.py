@@ -31,10 +31,13 @@ PATIENCE = 30.0
 
 
 class Flight:
-    """What is under way: sent by one connection, or by several, and not seen by whoever says what has arrived."""
+    """What is under way: sent by one connection, or by several, and not seen by whoever says what has arrived.
 
-    def __init__(self, witness: Wire) -> None:
-        self.witness = witness
+    :ivar timed: what times the arrivals, where that is not the connection that sends
+    """
+
+    def __init__(self, witness: Wire, timed: Latencies | None = None) -> None:
+        self.witness, self.timed = witness, timed
         self.sent = self.total = 0
 
     @property
@@ -127,6 +130,8 @@ class Connection:
         self.flight.sent += count
         if self.latencies is not None:
             self.latencies.sent(self.sent, now)
+        if self.flight.timed is not None:
+            self.flight.timed.sent(self.flight.sent, now)
         return block
 
     def read(self) -> bool:
@@ -173,7 +178,8 @@ class Streams:
                 raise Wrong(f"{plan.wire} has no subscribers")
             wire = kind(self._job(plan.expected, plan.late))
             self.subscribers.append(Connection(plan, plan.read_port, wire, 0))
-        flight = Flight(self.subscribers[0].wire) if plan.wire in BY_DELIVERY and self.subscribers else None
+        first = self.subscribers[0] if plan.wire in BY_DELIVERY and self.subscribers else None
+        flight = None if first is None else Flight(first.wire, first.latencies)
         for count in plan.publishers:
             self.publishers.append(Connection(plan, plan.port, publisher(self._job(count)), count, flight))
         for connection in self.publishers + self.subscribers:

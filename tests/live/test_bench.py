@@ -82,6 +82,13 @@ def test_plain_loops_do_the_same_work(tmp_path: Path) -> None:
         measure(case.scaled(0.002), tmp_path, peers.PEERS[loop])
 
 
+@pytest.mark.parametrize(("protocol", "loop"), [("backbone", "udp-loop"), ("eventbus", "zmq-loop")])
+def test_one_at_a_time_is_timed_from_when_it_was_sent(protocol: str, loop: str, tmp_path: Path) -> None:
+    case = Case(name=f"{protocol}/x", protocol=protocol, messages=20, subscribers=1, window=1)
+    (found,) = measure(case, tmp_path, peers.PEERS[loop])
+    assert 0 < found.median("arrived.50") < servers.PATIENCE, "and not from when the machine was started"
+
+
 def test_the_disk_is_measured_beside_us(tmp_path: Path) -> None:
     case = Case(name="figg/x", protocol="figg", messages=20, window=1)
     (found,) = runner.run(case, [peers.PEERS["disk"]], tmp_path / "servers", 1, "batch")
