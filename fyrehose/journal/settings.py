@@ -41,7 +41,7 @@ class JournalSettings:
     durability: Durability = option(
         Durability(), durability, "when a message is acknowledged: batch, interval:MS, never"
     )
-    segment_size: int = option(64 << 20, size, "when the next segment file is begun", least=4 << 10)
+    segment_size: int = option(64 << 20, size, "when the next segment file is begun", least=1 << 10)
     keep_bytes: int = option(0, size, "delete the oldest segments when there are more bytes than this; 0: keep all")
     keep_age: float = option(0.0, duration, "delete segments whose newest record is older than this; 0: keep all")
     reader_wait: float = option(

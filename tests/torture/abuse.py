@@ -358,7 +358,10 @@ def look(server: servers.Server, acked: int) -> list[str]:
     if server.process.poll() is not None:
         return [*problems, f"it ended with {server.process.returncode}"]
     kept = wire.read_all(server.port("figg"), [b"honest"])[b"honest"]
-    if [data for _, data in kept[:acked]] != [b"%d" % (n + 1) for n in range(acked)]:
+    # What is abused may be written so fast that retention deletes the oldest of these.
+    removed = not server.directory.joinpath("data", f"{0:016x}.segment").exists()
+    oldest = int(kept[0][1]) if kept and removed else 1
+    if [data for _, data in kept[: acked - oldest + 1]] != [b"%d" % n for n in range(oldest, acked + 1)]:
         problems.append(f"of {acked} acknowledged messages {len(kept)} are there, or not in order")
     if status := server.kill(servers.signal.SIGTERM):
         problems.append(f"status {status} after SIGTERM")

@@ -48,16 +48,13 @@ class Settings:
     sequence: Dialect = option(Dialect.BINARY, choice(Dialect), "sequences of broadcasts: binary or decimal")
     subtrees: Syntax = option(Syntax.TEXT, choice(Syntax), "subtrees of clients: text or reference (commas, prefixes)")
     dedup: bool = option(False, boolean, "drop an event whose UUID was seen in the last 10 minutes (100,000 are kept)")
-    max_payload: int = option(MAX_PAYLOAD, size, "the largest event taken, in bytes")
-    max_connections: int = option(10_000, count, "connections at a time, of all three ports together", least=3)
-    snapshots: int = option(8, count, "snapshots that are sent at a time")
+    max_payload: int = option(MAX_PAYLOAD, size, "the largest event taken, in bytes", least=1)
+    max_connections: int = option(10_000, count, "connections at a time, of all three ports together", least=1)
+    snapshots: int = option(8, count, "snapshots that are sent at a time", least=1)
     snapshots_waiting: int = option(64, count, "snapshots that wait; a request beyond them is dropped")
     stall_timeout: float = option(30.0, duration, "time for a snapshot's client to take more, or it is cancelled")
 
     def __attrs_post_init__(self) -> None:
-        for key in ("max_payload", "max_connections", "snapshots"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} has to be 1 at the least, not {getattr(self, key)}")
         if self.max_payload > MAX_PAYLOAD:
             raise ValueError(f"max_payload has to be {MAX_PAYLOAD} at the most, not {self.max_payload}")
         if self.client_keys and not self.server_key:
