@@ -149,10 +149,10 @@ def _eventbus() -> Iterable[Case]:
 
 
 def _journal() -> Iterable[Case]:
-    # Without a server: batches of 64 KiB, one on its way to the disk and one behind it.
-    yield Case(
-        name="journal/append/64K", protocol="journal", size=64 << 10, messages=2_000, window=2, against=("disk",)
-    )
+    case = _cases("journal", size=64 << 10, against=("disk",))
+    # Without a server: batches of 64 KiB, one on its way to the disk and one behind it; or seven, that go together.
+    yield case("append/64K", 2_000, window=2)
+    yield case("append/64K/8-at-a-time", 4_000, window=8)
 
 
 def _start() -> Iterable[Case]:
