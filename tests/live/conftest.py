@@ -52,6 +52,15 @@ class TwistdServer:
         assert found, self.log
         return int(found[-1])
 
+    def reload(self) -> None:
+        """Have it read its files again, and wait until it has: before that, it goes by what it read before."""
+        before = self.log.count("reloaded")
+        self.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + PATIENCE
+        while self.log.count("reloaded") == before:
+            assert time.monotonic() < deadline, f"not reloaded: {self.log}{self.errors}"
+            time.sleep(0.01)
+
     def ended(self) -> int:
         """Its status, when it has ended by itself."""
         return self.process.wait(PATIENCE)

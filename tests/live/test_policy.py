@@ -148,7 +148,7 @@ def test_policy_and_certificates_are_read_again(start: Any, connect: Any, author
 
     # A policy that is none changes nothing.
     tmp_path.joinpath("policy.toml").write_text("[[allow]")
-    server.process.send_signal(signal.SIGHUP)
+    server.reload()
     server.wait_for("the policy stays as it was: ")
     assert following.ask(Ping(number=7)) == Pong(number=7)
 
@@ -159,7 +159,7 @@ def test_policy_and_certificates_are_read_again(start: Any, connect: Any, author
     other = Authority(directory, "other")
     own = other.issue("server", "localhost")
     tmp_path.joinpath("server.pem").write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
-    server.process.send_signal(signal.SIGHUP)
+    server.reload()
     server.wait_for("policy.toml: 1 subscriptions ended")
     assert following.hear() is None
     assert writing.ask(Publish(topic="logs.web", number=2, data=b"two")) == Ack(number=2), "it stays connected"
