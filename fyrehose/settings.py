@@ -29,7 +29,14 @@ _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "h": 3600, "d": 86400}
 
 def option(default: Any, convert: Callable[[str], Any], about: str, least: int = 0) -> Any:
     """A field of a settings class: its default, how it is read from text, a line for people; no less than ``least``."""
-    return attrs.field(default=default, metadata={"convert": convert, "help": about, "least": least})
+
+    def judge(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+        if value < least:
+            raise ValueError(f"{field.name} has to be {least} at the least, not {value}")
+
+    return attrs.field(
+        default=default, validator=judge if least else None, metadata={"convert": convert, "help": about}
+    )
 
 
 def size(text: str) -> int:
@@ -95,10 +102,7 @@ def build(cls: type[T], kit: str, values: Mapping[str, object]) -> T:
             raise ConfigError(f"{kit} has no option {key!r}; it has: {known}")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         try:
-            found = settings[field.name] = field.metadata["convert"](text)
-            least = field.metadata["least"]
-            if least and found < least:
-                raise ValueError(f"{least} at the least")
+            settings[field.name] = field.metadata["convert"](text)
         except ValueError as wanted:
             raise ConfigError(f"option {kit}.{key.replace('_', '-')} is {text!r}, and should be {wanted}") from None
     try:

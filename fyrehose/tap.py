@@ -333,7 +333,7 @@ class Server(Service):
         available = process.raise_descriptor_limit()
         share = left = available
         for n, wanted in enumerate(sorted(listener.settings.max_connections for listener in limited)):
-            share = left // (len(limited) - n)
+            share = max(1, left // (len(limited) - n))
             if wanted > share:
                 break
             left -= wanted  # what it does not want is for the others

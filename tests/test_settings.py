@@ -114,7 +114,7 @@ def test_text_and_toml_come_to_the_same() -> None:
             "option kit.max-payload is 'lots', and should be a size, such as 65536, 64KiB or 16MiB",
         ),
         ({"allow": ["here"]}, "option kit.allow is 'here', and should be networks such as 10.0.0.0/8,192.168.1.7/32"),
-        ({"guests": 0}, "option kit.guests is '0', and should be 1 at the least"),
+        ({"guests": 0}, "options of kit: guests has to be 1 at the least, not 0"),
         ({"tls": "yes"}, "options of kit: tls wants to know who is allowed"),
     ],
 )
@@ -122,6 +122,12 @@ def test_what_is_wrong_is_said(values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         build(Settings, "kit", values)
     assert str(raised.value) == said
+
+
+def test_the_least_holds_for_who_embeds_it_too() -> None:
+    assert Settings(guests=1).guests == 1
+    with pytest.raises(ValueError, match="guests has to be 1 at the least, not 0"):
+        Settings(guests=0)
 
 
 def test_a_class_without_options() -> None:

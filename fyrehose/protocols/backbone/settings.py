@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from fyrehose.settings import boolean, count, name, option, size
@@ -14,20 +12,11 @@ class Settings:
     """What the kit takes as ``--option backbone.NAME=VALUE``."""
 
     stream: str = option("backbone", name, "the stream that is published into and delivered")
-    subscribers: int = option(1_024, count, "clients at a time; a keepalive beyond them is not acknowledged")
-    push_rate: int = option(50_000, count, "PUSH datagrams a second from one address")
-    request_rate: int = option(10, count, "REQUEST datagrams a second from one client")
-    forward_rate: int = option(1_000, count, "FORWARD datagrams a second to all clients together")
-    destination_rate: int = option(64 << 20, size, "bytes a second to one address")
+    subscribers: int = option(1_024, count, "clients at a time; a keepalive beyond them is not acknowledged", least=1)
+    push_rate: int = option(50_000, count, "PUSH datagrams a second from one address", least=1)
+    request_rate: int = option(10, count, "REQUEST datagrams a second from one client", least=1)
+    forward_rate: int = option(1_000, count, "FORWARD datagrams a second to all clients together", least=1)
+    destination_rate: int = option(64 << 20, size, "bytes a second to one address", least=1)
     receive_buffer: int = option(4 << 20, size, "the socket's receive buffer, in bytes")
     batching: bool = option(True, boolean, "send and receive many datagrams a call where the kernel can")
     total_length: bool = option(False, boolean, "take PUSH datagrams whose LENGTH counts the header, too")
-
-    def __attrs_post_init__(self) -> None:
-        limits: dict[str, Any] = {
-            key: getattr(self, key)
-            for key in ("subscribers", "push_rate", "request_rate", "forward_rate", "destination_rate")
-        }
-        for key, limit in limits.items():
-            if limit < 1:
-                raise ValueError(f"{key} has to be 1 at the least, not {limit}")

@@ -54,14 +54,12 @@ class Settings(TLSSettings):
     topic_search: int = option(4 << 10, size, "how many bytes of an event the topic is looked for in")
     idle_timeout: float = option(60.0, duration, "time without a whole frame after which a writer is closed")
     max_frame: int = option(MAX_FRAME, size, "largest event, and largest compressed frame, in bytes")
-    max_inflated: int = option(POOL, size, "what one compressed frame may come to, in bytes")
-    max_ratio: int = option(200, count, "and how many times its own size, beyond the first MiB")
+    max_inflated: int = option(POOL, size, "what one compressed frame may come to, in bytes", least=1)
+    max_ratio: int = option(200, count, "and how many times its own size, beyond the first MiB", least=1)
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_frame <= MAX_FRAME:
             raise ValueError(f"max_frame is 1 to {MAX_FRAME} bytes")
-        if self.max_inflated < 1 or self.max_ratio < 1:
-            raise ValueError("max_inflated and max_ratio are 1 at the least")
         if self.idle_timeout <= 2 * KEEP_ALIVE:
             raise ValueError(f"idle_timeout is more than {2 * KEEP_ALIVE:g} s")
 

@@ -15,7 +15,7 @@ from fyrehose.tls import TLSSettings
 class Settings(TLSSettings):
     """What the kit takes as ``--option relink.NAME=VALUE``."""
 
-    max_links: int = option(10_000, count, "links that are kept, connected or not")
+    max_links: int = option(10_000, count, "links that are kept, connected or not", least=1)
     max_detached_per_host: int = option(16, count, "links without a connection that are kept for one address")
     retention: float = option(300.0, duration, "how long a link without a connection is kept")
     unused_retention: float = option(10.0, duration, "the same, where no packet ever came")
@@ -23,9 +23,11 @@ class Settings(TLSSettings):
     ping_after: float = option(15.0, duration, "silence after which a ping is sent")
     drop_after: float = option(45.0, duration, "silence after which the connection is given up; its link is kept")
     max_message: int = option(MAX_PAYLOAD, size, "largest message taken, in bytes, padding included")
-    max_channels: int = option(4_096, count, "channels that a peer may have open on one link")
-    backlog: int = option(1_024, count, "messages of a channel that wait to be durable; twice as many to be decided")
-    backlog_size: int = option(16 << 20, size, "bytes of all messages of a link that wait")
+    max_channels: int = option(4_096, count, "channels that a peer may have open on one link", least=1)
+    backlog: int = option(
+        1_024, count, "messages of a channel that wait to be durable; twice as many to be decided", least=1
+    )
+    backlog_size: int = option(16 << 20, size, "bytes of all messages of a link that wait", least=1)
     window: int = option(1_024, count, "messages sent to a subscriber that it has not consumed")
 
     def __attrs_post_init__(self) -> None:
@@ -33,8 +35,6 @@ class Settings(TLSSettings):
             raise ValueError(f"max_message is 1 to {MAX_PAYLOAD} bytes")
         if not 0 < self.window <= MAX_WINDOW:
             raise ValueError(f"window is 1 to {MAX_WINDOW} messages")
-        if not (self.backlog and self.backlog_size and self.max_links and self.max_channels):
-            raise ValueError("backlog, backlog_size, max_links and max_channels are 1 at the least")
 
     @property
     def limits(self) -> Limits:
