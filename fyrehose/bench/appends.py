@@ -1,4 +1,4 @@
-"""The journal by itself: batches appended one behind the other, of which the next waits while one is written."""
+"""The journal by itself: batches appended one behind the other, of which the next wait while one is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD = 128
 
 @implementer(IJournalObserver)
 class Appends:
-    """A load without a server: every batch becomes a commit of its own."""
+    """A load without a server: what waits together becomes one commit."""
 
     def __init__(self, plan: Plan) -> None:
         self._count, self._window = sum(plan.publishers), plan.window
@@ -87,8 +87,9 @@ class Appends:
         self._stop()
 
     def _failed(self, failure: Failure) -> None:
-        self._trouble = failure.getErrorMessage()
-        self._stop()
+        if not self._trouble:  # all that are under way fail, and for one reason
+            self._trouble = failure.getErrorMessage()
+            self._stop()
 
     def _stop(self) -> None:
         self._journal.close().addBoth(lambda _: self._reactor.stop())

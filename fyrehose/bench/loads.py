@@ -92,26 +92,27 @@ class Bout:
             spent = usage.cpu(self.running.pid).since(before)
         if any(plan.publishers for plan in plans) and self.wire in ONE_STREAM:
             self.held += self.case.messages - max(outcome.lost for outcome in outcomes)
+        if not self.running.serves:
+            return figures(self.case, outcomes)
         peak = usage.memory(self.running.pid)[1]
         return {**figures(self.case, outcomes, spent), "peak": peak, "grown": max(0, peak - resident)}
 
 
-def figures(case: Case, outcomes: Sequence[Outcome], spent: usage.Cpu) -> dict[str, float]:
-    """What one round came to."""
+def figures(case: Case, outcomes: Sequence[Outcome], spent: usage.Cpu | None = None) -> dict[str, float]:
+    """What one round came to; without the server's CPU where there is none."""
     each = 1e6 / case.messages
     seconds = max(outcome.ended for outcome in outcomes) - min(outcome.began for outcome in outcomes)
     maker = max(outcome.cpu for outcome in outcomes)
     found: dict[str, float] = {
         "rate": case.messages / seconds,
-        "micros": spent.total * each,
-        "user": spent.user * each,
-        "system": spent.system * each,
         "maker": maker * each,
         "busy": maker / seconds,
         "sent": case.messages * case.subscribers,
         "received": sum(outcome.received for outcome in outcomes),
         "lost": sum(outcome.lost for outcome in outcomes),
     }
+    if spent is not None:
+        found |= {"micros": spent.total * each, "user": spent.user * each, "system": spent.system * each}
     for outcome in outcomes:
         for name, values in outcome.latency.items():
             found |= latency(name, values)

@@ -44,6 +44,8 @@ class Running:
     extra: dict[str, Any] = attrs.field(factory=dict)
     #: where its metrics are scraped; 0: nowhere
     metrics_port: int = 0
+    #: whether there is a server whose CPU and memory mean something
+    serves: bool = True
 
     @property
     def pid(self) -> int:
@@ -174,9 +176,9 @@ def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) 
 
 
 def start_nothing(directory: Path, protocol: str, durability: str) -> Running:
-    """There is no server, and load makers write into ``directory``; something has to be there whose CPU is none."""
+    """There is no server, and load makers write into ``directory``."""
     spawned = spawn(directory, ["sleep", "86400"])
-    return Running(spawned.process, 0, 0, 0, extra={"directory": str(directory)})
+    return Running(spawned.process, 0, 0, 0, extra={"directory": str(directory)}, serves=False)
 
 
 def start_fyrehose(directory: Path, protocol: str, durability: str, metrics: bool = False) -> Running:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from fyrehose.bench.cases import CASES, Work
 from fyrehose.bench.results import PERCENTILES, Measured, Results, Spread
 from fyrehose.bench.servers import OURS, Durable
 from fyrehose.bench.targets import TARGETS
@@ -75,10 +74,7 @@ def _loads(results: Results, durable: dict[str, Durable]) -> Table:
         "case", "server", "messages/s", "CPU us/message", "user+system", "of ours", "peak MiB", "maker us", "busy",
         "lost",
     )  # fmt: skip
-    load = {case.name for case in CASES if case.work is Work.LOAD}
     for name, one in _rows(results, "micros"):
-        if one.contestant == "disk" or one.case.startswith("journal/") or (load and one.case not in load):
-            continue
         mine = ours_like(one.contestant, durable)
         times = None if one.contestant in OURS else results.times(one, mine)
         found.add_row(
@@ -115,8 +111,8 @@ def _others(results: Results) -> Table:
     for name, one in _rows(results, "seconds"):
         found.add_row(name, "s to the first accepted message", spread(one.spread("seconds")))
     for name, one in _rows(results, "rate"):
-        if one.case.startswith("journal/"):
-            found.add_row(name, f"batches a second, {one.contestant}", spread(one.spread("rate")))
+        if "micros" not in one.figures:
+            found.add_row(name, f"messages a second, {one.contestant}", spread(one.spread("rate")))
     for name, one in _rows(results, "each"):
         values = one.spread("each")
         kib = Spread(values.median / 1024, values.least / 1024, values.most / 1024)
