@@ -49,7 +49,7 @@ class Contacts:
     _lasted: bool = attrs.field(default=False, init=False)
     _unmade: str = attrs.field(default="", init=False)
     _open: int = attrs.field(default=0, init=False)
-    _looked_up: bool = attrs.field(default=False, init=False)
+    _unknown: bool = attrs.field(default=False, init=False)
 
     def __str__(self) -> str:
         return self.name
@@ -69,13 +69,13 @@ class Contacts:
             return f"the last try ended with: {self._unmade}; is the server running, and listening there?"
         if self._short:
             return f"it closed {self._short} connection{'s' * (self._short > 1)} at once; its log says why"
-        if self._looked_up:
+        if self._unknown:
             return "no address was found for that name"
         return "is it there and reachable, and does its policy let us in?"
 
     def looked_up(self, found: bool) -> None:
         """The name is looked up, or an address was found for it."""
-        self._looked_up = not found
+        self._unknown = not found
 
     def unmade(self, reason: Failure) -> None:
         """A connection could not be made."""

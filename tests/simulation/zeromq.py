@@ -103,7 +103,33 @@ class Channel:
             self.world.links.remove(self)
 
 
-class ServerPort:
+class Port:
+    """What is read in turns of the reactor, unless it is paused.
+
+    :ivar later: the reactor's callLater
+    """
+
+    def __init__(self, later: Callable[..., object]) -> None:
+        self.later = later
+        self.reading = self.turning = False
+
+    def start(self) -> None:
+        self.reading = True
+        self.poke()
+
+    def pause(self) -> None:
+        self.reading = False
+
+    def poke(self) -> None:
+        if self.reading and not self.turning:
+            self.turning = True
+            self.later(0, self._turn)
+
+    def _turn(self) -> None:
+        raise NotImplementedError
+
+
+class ServerPort(Port):
     """A ROUTER, or with ``subscribers`` a PUB: what :class:`fyrehose.protocols.eventbus.server.Port` describes.
 
     :ivar receive: and ``turn_over``, as those of :class:`fyrehose.protocols.eventbus.zmqport.ZMQPort`
@@ -119,26 +145,14 @@ class ServerPort:
         receive: Callable[[Message, int], None] | None = None,
         turn_over: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(host.callLater)
         self.host, self.waiting, self.wrote = host, waiting, wrote
         self.receive, self.turn_over = receive, turn_over
         self.peers: dict[bytes, Channel] = {}
         self.subscribed: dict[bytes, list[bytes]] = {}
         self.heard: deque[tuple[bytes, Message]] = deque()
-        self.reading = self.turning = False
 
     # What the server calls.
-
-    def start(self) -> None:
-        self.reading = True
-        self.poke()
-
-    def pause(self) -> None:
-        self.reading = False
-
-    def poke(self) -> None:
-        if self.reading and not self.turning:
-            self.turning = True
-            self.host.callLater(0, self._turn)
 
     def take_in(self) -> None:
         """A PUB hears who subscribed."""
@@ -222,7 +236,7 @@ class ServerPort:
         self.subscribed.pop(channel.identity, None)
 
 
-class ClientPort:
+class ClientPort(Port):
     """A DEALER, or with ``subscribes`` a SUB: what a client asks of a ZMQPort.
 
     :ivar listener: the server's port, where there is one
@@ -242,13 +256,14 @@ class ClientPort:
         turn_over: Callable[[], None],
         happened: Callable[[int, int], None],
     ) -> None:
+        super().__init__(world.clock.callLater)
         self.world, self.host, self.listener, self.room = world, host, listener, room
         self.subscribes, self.receive, self.turn_over, self.happened = subscribes, receive, turn_over, happened
         self.socket = self  #: its only option is what is subscribed to
         self.prefixes: list[bytes] = []
         self.channel: Channel | None = None
         self.unread: deque[Message] = deque()
-        self.reading = self.turning = self.closed = False
+        self.closed = False
         self._reach_soon()
 
     # What the client calls.
@@ -257,18 +272,6 @@ class ClientPort:
         self.prefixes.append(prefix)
         if self.channel is not None and self.channel.up:
             self.channel.to_server.put(Parcel([prefix]))
-
-    def start(self) -> None:
-        self.reading = True
-        self.poke()
-
-    def pause(self) -> None:
-        self.reading = False
-
-    def poke(self) -> None:
-        if self.reading and not self.turning:
-            self.turning = True
-            self.world.clock.callLater(0, self._turn)
 
     def send(self, frames: Sequence[Any]) -> None:
         channel = self.channel

@@ -30,13 +30,18 @@ def test_it_writes_its_links_before_it_listens() -> None:
     assert not reactor.getDelayedCalls()
 
 
-def test_a_full_disk_keeps_its_door_shut_and_does_not_keep_the_server_from_starting(log_lines: list[str]) -> None:
-    journal = MemoryJournal()
+def full(auto: bool = True) -> tuple[MemoryJournal, MemoryReactorClock, Any]:
+    """A journal whose disk has no room, and a door that is to be opened."""
+    journal = MemoryJournal(auto=auto)
     broker = Broker(Clock(), journal, Sequencer())
     broker.open()
     journal.enter(JournalState.READ_ONLY, "full")
     reactor = MemoryReactorClock()
-    service = kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
+    return journal, reactor, kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
+
+
+def test_a_full_disk_keeps_its_door_shut_and_does_not_keep_the_server_from_starting(log_lines: list[str]) -> None:
+    journal, reactor, service = full()
     assert service.startService().called, "whoever starts the server goes on with the next door"
     reactor.advance(FULL_WAIT)
     assert not reactor.tcpServers
@@ -49,12 +54,7 @@ def test_a_full_disk_keeps_its_door_shut_and_does_not_keep_the_server_from_start
 
 
 def test_it_is_stopped_while_it_waits_for_room() -> None:
-    journal = MemoryJournal(auto=False)
-    broker = Broker(Clock(), journal, Sequencer())
-    broker.open()
-    journal.enter(JournalState.READ_ONLY, "full")
-    reactor = MemoryReactorClock()
-    service = kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
+    journal, reactor, service = full(auto=False)
     service.startService()
     service.stopService()
     assert not reactor.getDelayedCalls()
@@ -68,12 +68,7 @@ def test_it_is_stopped_while_it_waits_for_room() -> None:
 
 
 def test_it_waits_for_room_and_the_journal_ends_instead(logged_errors: Any) -> None:
-    journal = MemoryJournal()
-    broker = Broker(Clock(), journal, Sequencer())
-    broker.open()
-    journal.enter(JournalState.READ_ONLY, "full")
-    reactor = MemoryReactorClock()
-    service = kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
+    journal, reactor, service = full()
     service.startService()
     journal.enter(JournalState.FAILED, "broken")
     reactor.advance(FULL_WAIT)
