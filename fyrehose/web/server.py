@@ -106,7 +106,8 @@ class WebProtocol(SessionProtocol):
 
     def drop(self, error: RemoteProtocolError) -> None:
         if self.session.answering and not self.session.streaming:
-            self.session.refuse(408 if error.cause == "frame-timeout" else 400, error.cause, str(error))
+            status = 408 if error.cause == "frame-timeout" else 400
+            self.break_off(Refused(status=status, cause=error.cause, detail=str(error)))
         super().drop(error)
 
     def forbid(self, error: Forbidden) -> None:
@@ -116,6 +117,10 @@ class WebProtocol(SessionProtocol):
             self.refused(*self.session.refuse(status, type(error).__name__, str(error), headers))
         else:
             super().forbid(error)
+
+    def break_off(self, why: Refused) -> None:
+        """Answer a request that comes to nothing."""
+        self.session.refuse(why.status, why.cause, why.detail)
 
     # What a handler needs.
 

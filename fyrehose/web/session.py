@@ -110,6 +110,11 @@ class WebSession:
         """The size of what is being collected of a body, in bytes."""
         return 0
 
+    @property
+    def begun(self) -> bool:
+        """Whether something was made of a body that is not over: who knows what became of it answers what is wrong."""
+        return False
+
     # What comes in.
 
     def receive_data(self, data: bytes) -> list[object]:
@@ -292,7 +297,7 @@ class WebSession:
 
     def _offended(self, error: h11.RemoteProtocolError) -> list[object]:
         status = error.error_status_hint if error.error_status_hint in (400, 413, 431, 501) else 400
-        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.begun:
             body = json.dumps({"error": str(error)}).encode() + b"\n"
             self.respond(status, body, headers={"Connection": "close"})
         self._broken = True

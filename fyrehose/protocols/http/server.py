@@ -20,13 +20,24 @@ from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IBroker
 from fyrehose.policy import digest
 from fyrehose.protocols.http.answers import Listening, Reading
-from fyrehose.protocols.http.session import EVENTS, KIT, NDJSON, HttpSession, Limits, Live, Publish, Published, Read
+from fyrehose.protocols.http.session import (
+    EVENTS,
+    KIT,
+    NDJSON,
+    HttpSession,
+    Limits,
+    Live,
+    Publish,
+    Published,
+    Read,
+    Spoiled,
+)
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.settings import option, size
 from fyrehose.tcp import SessionFactory
 from fyrehose.web.places import hosts_of
 from fyrehose.web.server import WebProtocol, WebSettings, token_of
-from fyrehose.web.session import Asked
+from fyrehose.web.session import Asked, Refused
 
 #: How long whoever is refused for now should wait, in seconds.
 RETRY = "5"
@@ -41,6 +52,10 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.TooManyStreams: 507,
     errors.StreamFull: 507,
 }
+
+
+#: What goes with a refusal, by its status.
+_HEADERS = {503: {"Retry-After": RETRY}, 401: {"WWW-Authenticate": "Bearer"}}
 
 
 @attrs.frozen(kw_only=True)
@@ -59,11 +74,13 @@ class Settings(WebSettings):
 class Upload:
     """A POST under way: what of it is durable, and what is still to be.
 
+    :ivar spoiled: why what follows is not taken
     :ivar ranges: (first, last) of what is durable
     """
 
     stream: str
     whole: bool = False
+    spoiled: Refused | None = None
     waiting: int = 0
     count: int = 0
     ranges: list[tuple[int, int]] = attrs.field(factory=list)
@@ -98,6 +115,7 @@ class HttpProtocol(WebProtocol):
         **WebProtocol.handlers,
         Publish: "published",
         Published: "all_published",
+        Spoiled: "spoiled",
         Read: "read",
         Live: "listened",
     }
@@ -114,8 +132,8 @@ class HttpProtocol(WebProtocol):
 
     def published(self, event: Publish) -> None:
         """Publish, and answer when everything is durable: then and not before."""
-        if not self.session.answering:  # what came before it was refused
-            return
+        if not self.session.answering or (self._upload is not None and self._upload.spoiled is not None):
+            return  # what came before it was refused
         if self._upload is None:
             self._upload = Upload(event.stream)
             self._show(event.asked)
@@ -142,16 +160,25 @@ class HttpProtocol(WebProtocol):
             self._upload.whole = True
             self.settled()
 
+    def spoiled(self, event: Spoiled) -> None:
+        """The rest of the body is not taken."""
+        if self._upload is not None and self._upload.spoiled is None:
+            self.refused(event.why)
+            self.break_off(event.why)
+            self.settled()
+
     def settled(self) -> None:
         upload = self._upload
         if upload is None or upload.waiting or not self.session.answering:
             return
-        if upload.whole:
+        if upload.spoiled is not None:
+            self._excuse(upload.spoiled)
+        elif upload.whole:
             self._upload = None
             self.session.respond(200, json.dumps(upload.said()).encode() + b"\n")
-            self.go_on()
-        elif self._closing:
-            self._break_off(503, "closing", "the server is closing")
+        else:
+            return
+        self.go_on()
 
     def read(self, event: Read) -> None:
         """Send what is there."""
@@ -205,6 +232,22 @@ class HttpProtocol(WebProtocol):
             self.session.end()
         super().finish()
 
+    def break_off(self, why: Refused) -> None:
+        """Answer it, as soon as it is known how much of the body was taken before."""
+        if self._upload is None:
+            self._excuse(why)
+        elif self._upload.spoiled is None:
+            self._upload.spoiled = why
+
+    def _hang_up(self) -> None:
+        if self.session.answering and not self.session.streaming:
+            spoiled = self._upload.spoiled if self._upload is not None else None
+            if spoiled is None:
+                spoiled = Refused(status=503, cause="closing", detail="the server is closing")
+                self.refused(spoiled)
+            self._excuse(spoiled)
+        super()._hang_up()
+
     def connectionLost(self, reason: Any = None) -> None:
         if self._reading is not None:
             self._reading.stop()
@@ -213,23 +256,23 @@ class HttpProtocol(WebProtocol):
     def _refused(self, failure: Failure) -> None:
         """A publish was: the answer says so, and how much of the body was taken before."""
         failure.trap(FyrehoseError)
-        error = failure.value
-        if self._disconnected() or not self.session.answering:  # the rest of a body whose beginning was refused
+        error, upload = failure.value, self._upload
+        assert upload is not None, "it is there until everything is settled"
+        upload.waiting -= 1
+        if self._disconnected() or upload.spoiled is not None:  # the rest of a body whose beginning was refused
             self.broker.counters.add(KIT, "refused-behind-a-refusal")
             return
-        if isinstance(error, errors.Forbidden):
-            self._upload = None
-            self.forbid(error)
-        else:
-            status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
-            self._break_off(status, type(error).__name__, str(error))
-        self.go_on()
+        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
+        if isinstance(error, errors.Forbidden) and not self.identity.token:
+            status = 401
+        upload.spoiled = Refused(status=status, cause=type(error).__name__, detail=str(error))
+        self.refused(upload.spoiled)
 
-    def _break_off(self, status: int, cause: str, detail: str) -> None:
+    def _excuse(self, why: Refused) -> None:
+        """Answer that it came to nothing, or to how much."""
         upload, self._upload = self._upload, None
-        headers = {"Retry-After": RETRY} if status == 503 else {}
         published = 0 if upload is None else upload.count
-        self.refused(*self.session.refuse(status, cause, detail, headers, published=published))
+        self.session.refuse(why.status, why.cause, why.detail, _HEADERS.get(why.status), published=published)
 
     def _show(self, asked: Asked) -> None:
         """Be who the request says that it is, with its token."""

@@ -17,7 +17,7 @@ import attrs
 
 from fyrehose.protocols.http.bodies import Body, Lines, TooLarge, Whole
 from fyrehose.records import LAST_SEQ, MAX_NAME
-from fyrehose.web.session import JSON, Asked, WebSession
+from fyrehose.web.session import JSON, Asked, Refused, WebSession
 
 KIT = "http"
 #: Lines of JSON, by their names.
@@ -45,6 +45,13 @@ class Publish:
     stream: str
     content_type: str | None
     payloads: list[bytes]
+
+
+@attrs.frozen(slots=True)
+class Spoiled:
+    """The rest of a body is not taken: to be answered when what came before it is durable."""
+
+    why: Refused
 
 
 @attrs.frozen(slots=True)
@@ -92,9 +99,11 @@ class HttpSession(WebSession):
     _stream: str = attrs.field(default="", init=False)
     _content_type: str | None = attrs.field(default=None, init=False)
     _body: Body | None = attrs.field(default=None, init=False)
+    #: whether some of the body was published
+    _begun: bool = attrs.field(default=False, init=False)
 
     def asked(self, asked: Asked) -> Iterable[object]:
-        self._asked, self._body = asked, None
+        self._asked, self._body, self._begun = asked, None, False
         if asked.path == ("",):
             return self._usage(asked)
         if asked.path[0] != "streams" or len(asked.path) not in (2, 3) or asked.path[2:] not in ((), ("live",)):
@@ -132,10 +141,18 @@ class HttpSession(WebSession):
     def body_expected(self) -> int:
         return 0 if self._body is None else self._body.expected
 
+    @property
+    def begun(self) -> bool:
+        return self._begun
+
     def too_large(self) -> list[object]:
         """A message is."""
         self._body = None
-        return self.refuse(413, "too-large", f"a message of more than {self.limits.message} bytes is not taken")
+        detail = f"a message of more than {self.limits.message} bytes is not taken"
+        if not self._begun:
+            return self.refuse(413, "too-large", detail)
+        self._refused = Refused(status=413, cause="too-large", detail=detail)  # what still comes is for nothing
+        return [Spoiled(self._refused)]
 
     # Inside.
 
@@ -189,4 +206,5 @@ class HttpSession(WebSession):
         if not payloads:
             return ()
         assert self._asked is not None
+        self._begun = True
         return (Publish(asked=self._asked, stream=self._stream, content_type=self._content_type, payloads=payloads),)

@@ -406,6 +406,69 @@ def test_what_was_taken_before_the_disk_was_full_is_said(server: Server) -> None
     assert server.journal.ends() == {"s": 2}
 
 
+def _nothing(peer: Peer) -> None:
+    pass
+
+
+def _end(peer: Peer) -> None:
+    peer.protocol.readConnectionLost()
+
+
+def _wait(peer: Peer) -> None:
+    peer.server.clock.advance(31)
+
+
+def _stop(peer: Peer) -> None:
+    peer.server.factory.drain()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize(
+    ("rest", "then", "status"),
+    [
+        (b"zz\r\n", _nothing, 400),
+        (b"3\r\nthr\r\n", _end, 400),
+        (b"3\r\nthr\r\n", _wait, 408),
+        (b"3\r\nthr\r\n", _stop, 503),
+        (b"c\r\n" + b"x" * 11 + b"\n\r\n2\r\nz\n\r\n0\r\n\r\n", _nothing, 413),
+    ],
+)
+def test_what_goes_wrong_on_the_way_says_what_was_taken_before(
+    make: Make, rest: bytes, then: Callable[[Peer], None], status: int, settled: bool, at_once: bool
+) -> None:
+    server = make(auto=False, max_payload=10)
+    peer = server.connect()
+    peer.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
+    lines = b"8\r\none\ntwo\n\r\n"
+    for piece in (lines + rest,) if at_once else (lines, rest):
+        peer.protocol.dataReceived(piece)
+        if settled:
+            server.journal.commit()
+    then(peer)
+    if not settled:
+        assert peer.hear() == b"", "it is not known yet how much of it is durable"
+        server.journal.commit()
+    answer = peer.answer()
+    assert (answer.status, answer.json["published"]) == (status, 2)
+    assert answer.json["error"]
+    assert server.journal.ends() == {"s": 2}
+
+
+def test_a_refusal_waits_for_what_came_before_it(make: Make) -> None:
+    server = make(auto=False)
+    server.broker.restrict("s", 5)
+    peer = server.connect()
+    peer.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
+    for body in (b"4\r\na\nb\n\r\n", b"7\r\n" + b"x" * 6 + b"\n\r\n", b"2\r\nc\n\r\n"):
+        peer.protocol.dataReceived(body)
+    assert peer.hear() == b""
+    server.journal.commit()
+    answer = peer.answer()
+    assert (answer.status, answer.json["published"]) == (413, 2)
+    assert server.journal.ends() == {"s": 2}, "nothing that came behind it is taken"
+
+
 @pytest.mark.parametrize(
     ("name", "status"),
     [("s", 413), ("other", 507)],
