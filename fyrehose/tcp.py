@@ -220,8 +220,9 @@ class SessionProtocol(TwistedProtocol):
         def settle(result: object) -> None:
             self._in_flight -= 1
             account.release(size)
+            closing = self._closing  # else who is told that it is settled may close, and that is enough
             self.settled()
-            if self._closing and not self._in_flight and self._grace_timer is None and not self._disconnected():
+            if closing and not self._in_flight and self._grace_timer is None and not self._disconnected():
                 self._hang_up()
 
         self.broker.publish(runs).addCallback(durable).addErrback(self._refused).addErrback(self._failed).addBoth(
