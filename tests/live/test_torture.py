@@ -25,9 +25,9 @@ def run(name: str, *words: str, status: int | None = 0) -> str:
 
 @pytest.mark.parametrize("durability", ["batch", "never"])
 def test_kills_lose_nothing(durability: str, tmp_path: Path) -> None:
-    words = ("--count", "4", "--seed", "11", "--durability", durability, "--directory", str(tmp_path))
+    words = ("--count", "4", "--seed", "11", "--durability", durability, "--directory", str(tmp_path / "made"))
     assert " 0 violations" in run("kill9.py", *words)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.joinpath("made").iterdir())
 
 
 def test_it_would_be_noticed_if_they_did(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def main() -> int:
         "--busy", type=float, default=200.0, help="the longest time between the load and the kill, in ms"
     )
     parser.add_argument("--sabotage", action="store_true")
-    parser.add_argument("--directory", type=Path, help="where journals are made; a temporary one by default")
+    parser.add_argument("--directory", type=servers.directory, help="for journals; a temporary one by default")
     arguments = parser.parse_args()
 
     dice = random.Random(arguments.seed)

@@ -44,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import disks
 import power_model
 import power_writer
+import servers
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.settings import JournalSettings, durability
@@ -226,7 +227,7 @@ def main() -> int:
     parser.add_argument("--fs", choices=disks.SIZES, default="ext4")
     parser.add_argument("--options", default="", help="of the mount, such as data=writeback")
     parser.add_argument("--durability", default="batch")
-    parser.add_argument("--directory", type=Path, help="where the disk's image is made; in memory by default")
+    parser.add_argument("--directory", type=servers.directory, help="for the disk's image; in memory by default")
     parser.add_argument("--sabotage", action="store_true")
     arguments = parser.parse_args()
     base = arguments.directory or (Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None)

@@ -16,6 +16,13 @@ LOOPBACK = "interface=127.0.0.1"
 DOORS = {"figg": "tcp", "backbone": "udp", "lumberjack": "tcp", "relink": "tcp", "eventbus": "tcp"}
 
 
+def directory(name: str) -> Path:
+    """An option's value: a directory that is made where it is none yet."""
+    made = Path(name)
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
 class ServerEnded(Exception):
     """It ended before it served."""
 

@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", action="store_true")
     parser.add_argument("--slope", type=float, default=1.0, help="MiB an hour that the memory may grow")
-    parser.add_argument("--directory", type=Path, help="where the journal is made; a temporary one by default")
+    parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
     arguments = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="fyrehose-soak-", dir=arguments.directory))
     soak = Soak(root, arguments)
