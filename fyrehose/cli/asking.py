@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -39,12 +41,15 @@ class Asker:
         try:
             parts = urlsplit(url)
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            usable = usable and parts.username is None and url.isascii() and not re.search(r"[\s\0-\x20\x7f?#]", url)
         except ValueError:
             usable = False
         if not usable:
             raise ConfigError(f"--url is {url!r}, and should be such as {DEFAULT_URL}")
         try:
             token = None if token_file is None else token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
+            if token is not None and not (token.isascii() and token.isprintable()):
+                raise ConfigError(f"the token in {token_file} has letters that no request can carry")
             context = None
             if parts.scheme == "https":
                 context = ssl.create_default_context(cafile=None if authorities is None else str(authorities))
@@ -69,7 +74,7 @@ class Asker:
             raise FyrehoseError(self._silent(error.reason)) from error
         except OSError as error:
             raise FyrehoseError(self._silent(error)) from error
-        except ValueError as error:
+        except (HTTPException, ValueError, RecursionError) as error:
             raise FyrehoseError(f"what answers at {self.url} is no admin door of Fyrehose's") from error
         if not isinstance(said, dict) or "journal" not in said:
             raise FyrehoseError(f"what answers at {self.url} is no admin door of Fyrehose's")
@@ -81,7 +86,7 @@ class Asker:
             return f"the server at {self.url} wants a token: {hint}"
         try:
             detail = "" if error.code == 404 else str(json.loads(error.read(LARGEST))["error"])
-        except (ValueError, KeyError, TypeError):
+        except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
             detail = ""
         if not detail:
             return f"what answers at {self.url} is no admin door of Fyrehose's (it says {error.code})"

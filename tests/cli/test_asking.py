@@ -8,6 +8,7 @@ import ssl
 import urllib.error
 import urllib.request
 from email.message import Message
+from http.client import BadStatusLine, IncompleteRead
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,32 @@ def test_a_token(answer: Any, tmp_path: Path) -> None:
         (b"<html>", "no admin door"),
         (b"[]", "no admin door"),
         (b"\xff", "no admin door"),
+        (b"[" * 100_000, "no admin door"),
+        (BadStatusLine("\x08\x00"), "no admin door"),
+        (IncompleteRead(b"{"), "no admin door"),
     ],
 )
 def test_trouble_is_said_so_that_one_can_act(answer: Any, said: Any, words: str) -> None:
     answer(said)
     with pytest.raises(FyrehoseError, match=words):
         Asker.of("http://x:1").status()
+
+
+def test_a_token_that_no_request_can_carry(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("tökén", encoding="utf-8")
+    with pytest.raises(ConfigError, match="letters that no request can carry"):
+        Asker.of("http://x:1", token)
+
+
+def test_a_refusal_that_breaks_off(answer: Any) -> None:
+    class Cut(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise IncompleteRead(b"")
+
+    answer(urllib.error.HTTPError("http://x", 500, "no", Message(), Cut()))
+    with pytest.raises(FyrehoseError, match="no admin door"):
+        Asker("http://x:1").status()
 
 
 def test_a_wrong_token_is_told_from_none(answer: Any) -> None:
@@ -92,7 +113,19 @@ def test_a_wrong_token_is_told_from_none(answer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "x", "localhost:8118", "ftp://x", "file:///etc/passwd", "http://", "http://[::1", "http://x:99999"]
+    "url",
+    [
+        *("", "x", "localhost:8118", "ftp://x", "file:///etc/passwd", "http://", "http://[::1", "http://x:99999"),
+        *(
+            "http://exa mple",
+            "http://x/y z",
+            "http://x\n",
+            "http://me:secret@x",
+            "http://x?y",
+            "http://x#y",
+            "http://ö",
+        ),
+    ],
 )
 def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError, match="--url"):
