@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,11 @@ from fyrehose.protocols.backbone.kit import kit
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
-from fyrehose.testing import MemoryJournal
+from fyrehose.testing import MemoryJournal, until
 
 pytestmark = pytest.mark.live
 
-#: How long anything may take on a busy machine before the test gives up, in seconds.
-PATIENCE = 30.0
 SOL_UDP, UDP_SEGMENT = 17, 103
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Waits until ``condition`` holds."""
-    deadline = reactor.seconds() + PATIENCE  # type: ignore[attr-defined]
-    while not condition():
-        assert reactor.seconds() < deadline, "it took too long"  # type: ignore[attr-defined]
-        await deferLater(reactor, 0.005)  # type: ignore[arg-type]
 
 
 @attrs.define(eq=False)
@@ -100,7 +89,7 @@ class Peer:
     async def join(self, flags: int = 0) -> None:
         """Until the KEEPALIVE is acknowledged."""
         self.keep_alive(flags)
-        await until(lambda: b"\x20" + b"T" * 16 in self.read())
+        await until(reactor, lambda: b"\x20" + b"T" * 16 in self.read())
 
 
 @attrs.define(eq=False)
@@ -152,7 +141,7 @@ async def test_push_deliver_and_request_by_hand() -> None:
     await journal.join(flags=1)
     publisher.push(b"one", b"", b"\x00\xff" * 700, b"four")  # from one who never sent a KEEPALIVE
     expected = [(1, b"one"), (2, b""), (3, b"\x00\xff" * 700), (4, b"four")]
-    await until(lambda: len(subscriber.delivers()) == 4)
+    await until(reactor, lambda: len(subscriber.delivers()) == 4)
     assert subscriber.delivers() == expected
     assert journal.delivers() == []
     # Two requests: one is the server's own journal's, one the peer's.
@@ -162,7 +151,7 @@ async def test_push_deliver_and_request_by_hand() -> None:
     def answered() -> bool:
         return len([d for d in journal.read() if d[0] == 8]) == 1 and len(publisher.delivers()) >= 1
 
-    await until(answered)
+    await until(reactor, answered)
     [forward] = [datagram for datagram in journal.read() if datagram[0] == 8]
     assert forward[:7] == struct.pack(">B4sH", 8, socket.inet_aton("127.0.0.1"), publisher.port)
     assert forward[7:] in (bytes(5) + b"\x02" + bytes(5) + b"\x03", bytes(5) + b"\x02" + bytes(5) + b"\x02")
@@ -184,9 +173,9 @@ async def test_batched_or_one_by_one_the_records_are_the_same() -> None:
             publisher.push(*payloads[at : at + 40])
             await deferLater(reactor, 0)  # type: ignore[arg-type]
         publisher.push_batch([*[b"same"] * 9, b"end"])
-        await until(lambda server=server: server.broker.bounds("backbone")[1] == 650)
+        await until(reactor, lambda server=server: server.broker.bounds("backbone")[1] == 650)
         assert server.records() == [*payloads, *[b"same"] * 9, b"end"]
-        await until(lambda subscriber=subscriber: len(subscriber.delivers()) == 650)
+        await until(reactor, lambda subscriber=subscriber: len(subscriber.delivers()) == 650)
         seen.append(subscriber.delivers())
         await server.stop()
     assert seen[0] == seen[1] == list(enumerate([*payloads, *[b"same"] * 9, b"end"], 1))
@@ -200,9 +189,9 @@ async def test_threat_forged_and_own_addresses() -> None:
     peer.keep_alive(host="127.0.0.2")
     peer.keep_alive(host="127.0.0.1", port=server.address[1])
     peer.keep_alive(port=server.address[1])
-    await until(lambda: server.count("foreign-address") == 1 and server.count("own-address") == 2)
+    await until(reactor, lambda: server.count("foreign-address") == 1 and server.count("own-address") == 2)
     peer.push(b"one")
-    await until(lambda: server.broker.bounds("backbone")[1] >= 1)
+    await until(reactor, lambda: server.broker.bounds("backbone")[1] >= 1)
     await deferLater(reactor, 0.1)  # type: ignore[arg-type]
     assert server.broker.bounds("backbone") == (1, 1)
     assert peer.read() == []
@@ -218,7 +207,7 @@ async def test_threat_a_subscriber_that_closes_its_port_disturbs_nobody() -> Non
     gone.socket.close()
     for i in range(100):
         stays.push(b"%d" % i)
-        await until(lambda i=i: len(stays.delivers()) == i + 1)
+        await until(reactor, lambda i=i: len(stays.delivers()) == i + 1)
     assert stays.delivers() == [(i + 1, b"%d" % i) for i in range(100)]
     await server.stop()
 
@@ -233,7 +222,7 @@ async def test_threat_rubbish_of_every_kind() -> None:
             peer.send((bytes([kind]) + b"\xff" * 65_506)[:size])
         await deferLater(reactor, 0)  # type: ignore[arg-type]
     peer.push(b"still there")
-    await until(lambda: server.broker.bounds("backbone")[1] == 1)
+    await until(reactor, lambda: server.broker.bounds("backbone")[1] == 1)
     assert peer.read() == []
     await server.stop()
 
@@ -248,7 +237,7 @@ async def test_threat_a_burst_that_may_not_fit() -> None:
         if at % 5_000 == 0:
             await deferLater(reactor, 0)  # type: ignore[arg-type]
     peer.push(b"the end!")
-    await until(lambda: (server.records() or [b""])[-1] == b"the end!" or peer.push(b"the end!"))
+    await until(reactor, lambda: (server.records() or [b""])[-1] == b"the end!" or peer.push(b"the end!"))
     records = server.records()
     pushed = [int(record) for record in records if record != b"the end!"]
     assert pushed == sorted(set(pushed))
@@ -282,7 +271,7 @@ async def test_the_client_publishes_and_subscribes_and_a_late_one_catches_up(tmp
         options=Options(after=0),
     )
     await reader.connect()
-    await until(lambda: reader.position == 3_000)
+    await until(reactor, lambda: reader.position == 3_000)
     records = server.records()
     assert [bytes(payload) for run in late for payload in run.payloads()] == records
     assert [bytes(payload) for run in live for payload in run.payloads()] == records
@@ -299,9 +288,9 @@ async def test_stopping_keeps_and_delivers_what_was_read(tmp_path: Path) -> None
     peer = server.peer()
     await peer.join()
     peer.push(*(b"%d" % i for i in range(50)))
-    await until(lambda: server.count("pushes") == 50)
+    await until(reactor, lambda: server.count("pushes") == 50)
     await server.service.stopService()
-    await until(lambda: len(peer.delivers()) == 50)
+    await until(reactor, lambda: len(peer.delivers()) == 50)
     assert peer.delivers() == [(i + 1, b"%d" % i) for i in range(50)]
     assert len(server.records()) == 50
     await server.stop()

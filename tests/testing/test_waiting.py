@@ -1,0 +1,31 @@
+"""Waiting for something to happen."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.task import Clock
+
+from fyrehose.testing import until
+
+
+def test_it_returns_when_the_condition_holds() -> None:
+    clock, held = Clock(), [False, False]
+    waiting = ensureDeferred(until(clock, held.pop))
+    clock.advance(0.01)
+    assert not waiting.called
+    held.append(True)
+    clock.advance(0.01)
+    assert waiting.called
+    assert waiting.result is None
+
+
+def test_it_gives_up() -> None:
+    clock = Clock()
+    waiting = ensureDeferred(until(clock, lambda: False, patience=2))
+    clock.pump([1.0, 0.9])
+    assert not waiting.called
+    clock.advance(0.2)
+    with pytest.raises(AssertionError, match="not within 2 s"):
+        raise waiting.result.value  # type: ignore[union-attr]
+    waiting.addErrback(lambda failure: None)
