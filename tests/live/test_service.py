@@ -145,6 +145,8 @@ def test_many_that_come_at_once_find_room_to_wait(start: Any) -> None:
     server = start("--listen", "figg=tcp:0:interface=127.0.0.1")
     port = server.port("figg")
     server.process.send_signal(signal.SIGSTOP)
+    while Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
     peers = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(180)]
     waiting = Path("/proc/net/tcp").read_text()
     server.process.send_signal(signal.SIGCONT)
