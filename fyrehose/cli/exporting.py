@@ -42,6 +42,9 @@ def selected(streams: tuple[str, ...], start: str | None, end: str | None) -> Se
 
     :raises ConfigError: neither a number nor a time
     """
+    for option, text in (("--from", start), ("--to", end)):
+        if text in ("earliest", "latest"):
+            raise ConfigError(f"{option} is {text!r}, and should be a number or a time; leave it out for no bound")
     begin, stop = bounds(start, "--from"), bounds(end, "--to")
     if stop.time is not None:  # a time is the first moment that is not asked for
         stop = attrs.evolve(stop, time=stop.time - 1)

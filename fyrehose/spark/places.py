@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -111,8 +111,11 @@ class Server:
         return self.url
 
     def view(self) -> View:
-        said = json.loads(_ask(self.url, "GET", "/journal"))
-        return View(said["mark"], tuple(Extent(base, end) for base, end in said["segments"]))
+        try:
+            said = json.loads(_ask(self.url, "GET", "/journal"))
+            return View(int(said["mark"]), tuple(Extent(int(base), int(end)) for base, end in said["segments"]))
+        except (Missing, ValueError, KeyError, TypeError) as error:
+            raise JournalError(f"what answers at {self.url} is no `fyrehose journal serve`") from error
 
     def name(self, base: int) -> str:
         return f"{self.url}/segments/{base:016x}"
@@ -199,11 +202,14 @@ class _Connection:
         raise AssertionError("the last try raised or returned")
 
     def _connect(self) -> HTTPConnection:
-        parts = urlsplit(self.url)
-        if not parts.hostname:
-            raise ConfigError(f"{self.url!r} should be http://HOST:PORT")
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        return kind(parts.hostname, parts.port, timeout=TIMEOUT)
+        kind = HTTPSConnection if self.url.startswith("https:") else HTTPConnection
+        try:
+            parts = urlsplit(self.url)
+            if not parts.hostname:
+                raise ValueError("no host")
+            return kind(parts.hostname, parts.port, timeout=TIMEOUT)
+        except (ValueError, InvalidURL) as error:
+            raise ConfigError(f"{self.url!r} should be http://HOST:PORT") from error
 
     def _taken(self, path: str, status: int, data: bytes) -> bytes:
         if status == 404:

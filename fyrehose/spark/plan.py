@@ -81,7 +81,7 @@ class Planner:
         view = self.place.view()
         begin = view.start if start is None else start
         end = view.mark if stop is None else stop
-        if begin >= end:
+        if begin >= end and begin <= view.mark:
             return []
         check(self.place, view, begin, end)
         self._last.clear()
@@ -221,7 +221,7 @@ def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHead
 def admitted(place: Place, start: int, stop: int, max_rows: int, max_bytes: int) -> int:
     """The position up to which no more than so many records and bytes are behind ``start``; at least one batch.
 
-    :raises JournalCorrupt: a header on the way is damaged
+    :raises JournalCorrupt: a header on the way is damaged, or a segment was deleted
     """
     view = place.view()
     check(place, view, start, min(stop, view.mark))
@@ -230,11 +230,14 @@ def admitted(place: Place, start: int, stop: int, max_rows: int, max_bytes: int)
         if not extent.base < stop or extent.end <= start:
             continue
         first = max(start, extent.base + fmt.SEGMENT_HEADER.size)
-        for header in headers(place, extent, first, min(extent.end, stop)):
-            rows += header.records
-            if position > start and (rows > max_rows or header.end - start > max_bytes):
-                return position
-            position = header.end
+        try:
+            for header in headers(place, extent, first, min(extent.end, stop)):
+                rows += header.records
+                if position > start and (rows > max_rows or header.end - start > max_bytes):
+                    return position
+                position = header.end
+        except Missing as error:
+            raise missing(place, view, first, f"{error} was deleted before it was read") from None
     return position
 
 
@@ -266,10 +269,10 @@ def check(place: Place, view: View, begin: int, end: int) -> None:
     """
     if begin < view.start:
         raise missing(place, view, begin, f"{place} begins at position {view.start}: retention deleted what was before")
-    if end > view.mark:
+    if (read := max(begin, end)) > view.mark:
         raise JournalCorrupt(
-            f"{place} ends at position {view.mark}, and was read up to {end} before: it is another journal, or was put "
-            "back from an older copy; begin anew, with another lake or checkpoint"
+            f"{place} ends at position {view.mark}, and was read up to {read} before: it is another journal, or was "
+            "put back from an older copy; begin anew, with another lake or checkpoint"
         )
     position = view.start
     for extent in (*view.segments, Extent(view.mark, view.mark)):

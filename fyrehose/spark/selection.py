@@ -20,6 +20,8 @@ from fyrehose.errors import ConfigError
 from fyrehose.records import LAST_SEQ
 
 EVERY = "*"
+#: More digits no number has that anybody means.
+_DIGITS = 20
 
 
 @attrs.frozen(slots=True)
@@ -79,6 +81,8 @@ def selection(streams: str | None, start: str | None, end: str | None) -> Select
 
     :raises ConfigError: one of them cannot be understood
     """
+    if end == "earliest":
+        raise ConfigError("end is 'earliest', and nothing is before that; leave it out for all that there is")
     after = bounds(end, "end")
     if after.time is not None:
         after = attrs.evolve(after, time=after.time - 1)
@@ -111,13 +115,15 @@ def bounds(text: str | None, option: str) -> Bounds:
     wanted = f'{option} is {text!r}, and should be a number, {{"stream": number}}, or a time such as 2026-01-31T12:00'
     if text is None or text in ("earliest", "latest"):
         return Bounds()  # "latest" is a position, which the planner knows
-    if text.isdecimal():
+    if text.isdecimal() and len(text) <= _DIGITS:
         return Bounds({EVERY: int(text)})
     if text.startswith("{"):
         try:
-            seqs = {str(stream): int(seq) for stream, seq in json.loads(text).items()}
-        except (ValueError, TypeError) as error:
+            seqs = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise ConfigError(wanted) from error
+        if not all(type(seq) is int for seq in seqs.values()):
+            raise ConfigError(wanted)
         return Bounds(seqs)
     try:
         return Bounds(time=microseconds(datetime.fromisoformat(text)))

@@ -96,9 +96,9 @@ class Options:
             end_position=_number(options, "endPosition"),
             skip_gaps=_one_of(options, "gaps", ("error", "skip")) == "skip",
             table=_one_of(options, "table", ("records", "gaps")),
-            piece=_number(options, "partitionBytes") or PIECE,
-            max_rows=_number(options, "maxRowsPerBatch"),
-            max_bytes=_number(options, "maxBytesPerBatch"),
+            piece=_number(options, "partitionBytes", least=1) or PIECE,
+            max_rows=_number(options, "maxRowsPerBatch", least=1),
+            max_bytes=_number(options, "maxBytesPerBatch", least=1),
         )
 
 
@@ -213,6 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.end_position is not None:
             stop = min(stop, self.options.end_position)
         if position >= stop:
+            check(self.options.place, view, position, position)  # a checkpoint may be of another journal
             return start
         # A limit of rows may come together with one of bytes, and Spark passes only one of them.
         all_available = isinstance(limit, ReadAllAvailable)
@@ -273,14 +274,17 @@ def _refuse_overwrite(overwrite: bool) -> None:
         raise ConfigError("a stream is only ever appended to: .mode('append')")
 
 
-def _number(options: Mapping[str, str], name: str) -> int | None:
+def _number(options: Mapping[str, str], name: str, least: int = 0) -> int | None:
     text = options.get(name)
     if text is None:
         return None
     try:
-        return size_of(text)
+        found = size_of(text)
     except ValueError:
-        raise ConfigError(f"option {name} is {text!r}, and should be a number") from None
+        found = -1
+    if found < least:
+        raise ConfigError(f"option {name} is {text!r}, and should be a number, {least} at the least")
+    return found
 
 
 def _one_of(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

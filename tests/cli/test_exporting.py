@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from fyrehose.cli import exporting, main
-from fyrehose.errors import JournalGap
+from fyrehose.errors import ConfigError, JournalGap
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.journal import FileJournal
@@ -236,3 +236,9 @@ def test_what_a_link_leads_to_is_written_and_not_the_link(data: Path, tmp_path: 
     assert export(data, tmp_path / "link.ndjson").exit_code == 0
     assert (tmp_path / "link.ndjson").is_symlink()
     assert len(lines(tmp_path / "file.ndjson")) == 81
+
+
+@pytest.mark.parametrize("words", [("latest", None), ("earliest", None), (None, "latest"), (None, "earliest")])
+def test_words_of_the_data_source_are_no_numbers_here(words: tuple[str | None, str | None]) -> None:
+    with pytest.raises(ConfigError, match="should be a number or a time"):
+        exporting.selected((), *words)

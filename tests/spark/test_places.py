@@ -73,8 +73,9 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(JournalError, match=r"does not answer.*`fyrehose journal serve` running"):
             Server(f"http://127.0.0.1:{taken.getsockname()[1]}").view()
-    with pytest.raises(ConfigError, match="http://HOST:PORT"):
-        Server("http://").view()
+    for wrong in ("http://", "http://h:99999", "http://h:x", "http://[h"):
+        with pytest.raises(ConfigError, match="http://HOST:PORT"):
+            Server(wrong).view()
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,9 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n" + b"cut off"] * 4, "does not answer"),
         ([b"HTTP/1.1 503 Not Now\r\nContent-Length: 9\r\n\r\nno\nreason"], "503 no"),
         ([b"rubbish\r\n\r\n"] * 4, "does not answer"),
+        ([b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"], "is no `fyrehose journal serve`"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"], "is no `fyrehose journal serve`"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"], "is no `fyrehose journal serve`"),
     ],
 )
 def test_a_server_that_is_not_well(answers: list[bytes], outcome: str | None, monkeypatch: pytest.MonkeyPatch) -> None:

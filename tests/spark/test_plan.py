@@ -75,6 +75,22 @@ def test_a_journal_that_is_not_the_one_that_was_read(written: Opener) -> None:
     journal.fill(3)
     with pytest.raises(JournalCorrupt, match=r"ends at position .* another journal"):
         Planner(journal.place).parts(0, 1 << 40)
+    mark = journal.place.view().mark
+    with pytest.raises(JournalCorrupt, match=r"was read up to .* another journal"):
+        Planner(journal.place).parts(mark + 8)
+    assert Planner(journal.place).parts(mark) == []
+
+
+def test_a_segment_that_goes_while_it_is_measured(written: Opener) -> None:
+    journal = written()
+    journal.fill(300)
+    view = journal.place.view()
+    place = journal.place
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(place), "view", lambda self: view)
+        journal.segments[0].path.unlink()
+        with pytest.raises(JournalCorrupt, match="was deleted before it was read"):
+            admitted(place, view.start, view.mark, 1 << 40, 1 << 40)
 
 
 def test_what_retention_deleted_before_it_was_read(written: Opener) -> None:

@@ -46,7 +46,9 @@ def test_bounds(text: str | None, expected: Bounds) -> None:
     assert bounds(text, "start") == expected
 
 
-@pytest.mark.parametrize("text", ["yesterday", "-3", "{", '{"a": "x"}', "{1}"])
+@pytest.mark.parametrize(
+    "text", ["yesterday", "-3", "{", '{"a": "x"}', "{1}", "9" * 5000, '{"a": 1e400}', '{"a": 1.5}', '{"a": ' * 9999]
+)
 def test_bounds_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="start is"):
         bounds(text, "start")

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from fyrehose.errors import ConfigError
+from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.showing import own_error
@@ -38,6 +38,10 @@ def test_options() -> None:
         {"path": "/j", "gaps": "ignore"},
         {"path": "/j", "table": "x"},
         {"path": "/j", "endPosition": "x"},
+        {"path": "/j", "maxRowsPerBatch": "0"},
+        {"path": "/j", "maxBytesPerBatch": "0"},
+        {"path": "/j", "partitionBytes": "0"},
+        {"path": "/j", "end": "earliest"},
     ):
         with pytest.raises(ConfigError):
             Options.of(wrong)
@@ -61,6 +65,17 @@ def test_micro_batches_follow_on_each_other(written: Opener) -> None:
     assert offset == reader.reportLatestOffset()
     assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == offset
     assert reader.latestOffset(reader.initialOffset(), ReadMaxBytes(1))["position"] < offset["position"]
+
+
+def test_a_checkpoint_of_another_journal_is_no_silence(written: Opener) -> None:
+    journal = written()
+    journal.fill(5)
+    options = Options.of({"path": str(journal.directory)})
+    beyond = {"position": options.place.view().mark + 8}
+    with pytest.raises(JournalCorrupt, match="it is another journal"):
+        StreamReader(options, SEQ).latestOffset(beyond, ReadAllAvailable())
+    latest = {"position": options.place.view().mark}
+    assert StreamReader(options, SEQ).latestOffset(latest, ReadAllAvailable()) == latest
 
 
 def test_what_comes_after_the_target_is_for_the_next_run(written: Opener) -> None:

@@ -23,7 +23,7 @@ from fyrehose.journal.view import View
 from fyrehose.spark import tables
 from fyrehose.spark.lake import Commit, File, Lake, round_files
 from fyrehose.spark.places import CHUNK, Missing, Place, place
-from fyrehose.spark.plan import admitted, missing, walk
+from fyrehose.spark.plan import admitted, check, missing, walk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,6 +135,8 @@ class _Run:
                 began = time.monotonic()
                 self.round(view)
                 progress(self.done, view)
+            elif behind < 0:
+                check(self.source, view, self.done.position, self.done.position)  # says that it is another journal
             elif follow:
                 self.report(HEARTBEAT)
                 time.sleep(min(1.0, max(0.05, every - waited)) if behind else 0.5)

@@ -156,6 +156,11 @@ def test_a_lake_is_of_one_journal(spark: Any, written: Opener, tmp_path: Path) -
         other.append(Run.of("s", [b"%3d" % (i + 100)], source="test"))
     with pytest.raises(JournalCorrupt, match="it is another journal"):
         archive(spark, str(other.directory), lake)
+    shorter = written("shorter")
+    shorter.append(Run.of("s", [b"x"], source="test"))
+    with pytest.raises(JournalCorrupt, match="it is another journal"):
+        archive(spark, str(shorter.directory), lake, reader="lake")
+    assert readers.positions(shorter.directory) == []
     holder = Lake.at(lake)
     holder.lock()
     with pytest.raises(JournalLocked):
