@@ -23,6 +23,8 @@ from fyrehose.journal.files import Files
 FOLDER = "readers"
 #: How many there may be: each is a file that retention looks at.
 MAX_READERS = 64
+#: No position is beyond the first, and no reader is heard of after the second, in us since 1970 UTC (the year 9999).
+MOST_POSITION, MOST_TIME = (1 << 63) - 1, 253_402_300_799_999_999
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -55,8 +57,10 @@ def report(directory: Path, name: str, position: int, now: int | None = None) ->
     """Say durably how far the reader ``name`` has come.
 
     :param now: us since 1970 UTC; the clock's time if None
-    :raises ConfigError: it may not be named so, or there are too many
+    :raises ConfigError: it may not be named so, there are too many, or it can have come to no such position
     """
+    if not 0 <= position <= MOST_POSITION:
+        raise ConfigError(f"a position is 0 to {MOST_POSITION}, not {position}")
     path = _path(directory, name)
     if not path.exists() and len(positions(directory)) >= MAX_READERS:
         raise ConfigError(f"{directory} has {MAX_READERS} readers already; `fyrehose journal readers --forget NAME`")
@@ -84,7 +88,10 @@ def positions(directory: Path) -> list[Reader]:
             continue
         try:
             said = json.loads(path.read_bytes())
-            found.append(Reader(path.name, int(said["position"]), int(said["time"])))
+            reader = Reader(path.name, int(said["position"]), int(said["time"]))
+            if not (0 <= reader.position <= MOST_POSITION and 0 <= reader.time <= MOST_TIME):
+                raise ValueError("no reader was ever there, or then")
+            found.append(reader)
         except FileNotFoundError:
             continue  # forgotten at this moment
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

@@ -37,13 +37,25 @@ log = Logger()
 PIECE = 1 << 20
 #: How long a connection may be silent, in seconds.
 IDLE = 90.0
+#: The most digits that a position has.
+_LONGEST = 19
 _BASE = re.compile(rb"[0-9a-f]{16}")
 _RANGE = re.compile(rb"bytes=(\d{1,19})-(\d{0,19})")
 
 
 def site(directory: Path) -> Site:
     """What listens."""
-    return Site(Root(directory), timeout=IDLE)
+    made = Site(Root(directory), timeout=IDLE)
+    made.requestFactory = _Asked
+    return made
+
+
+class _Asked(Request):
+    """One of whose body no more is kept than anybody looks at: a position."""
+
+    def handleContentChunk(self, data: bytes) -> None:
+        if self.content is not None and self.content.tell() <= _LONGEST:
+            super().handleContentChunk(data[: _LONGEST + 1])  # type: ignore[no-untyped-call]
 
 
 class _Resource(Resource):
@@ -90,8 +102,7 @@ class View(_Of):
         try:
             view = look(self.directory)
         except (FyrehoseError, OSError) as error:
-            log.warn("{error}", error=error)
-            return _refused(request, 503, str(error))
+            return _trouble(request, error)
         return _json(request, {"mark": view.mark, "segments": [[extent.base, extent.end] for extent in view.segments]})
 
 
@@ -102,10 +113,26 @@ class Segments(_Of):
         if not _BASE.fullmatch(path):
             return notFound()
         base = int(path, 16)
-        end = next((extent.end for extent in look(self.directory).segments if extent.base == base), 0)
+        try:
+            end = next((extent.end for extent in look(self.directory).segments if extent.base == base), 0)
+        except (FyrehoseError, OSError) as error:
+            return Trouble(error)
         if not end:
             return notFound()
         return Bytes(scan.path_of(self.directory, base), end - base)
+
+
+class Trouble(_Resource):
+    """What is asked for cannot be told of now."""
+
+    isLeaf = True
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def render(self, request: Request) -> bytes:
+        return _trouble(request, self.error)
 
 
 class Indexes(_Of):
@@ -132,6 +159,8 @@ class Bytes(_Resource):
             file = self.path.open("rb")
         except FileNotFoundError:
             return notFound().render(request)  # type: ignore[no-any-return]
+        except OSError as error:
+            return _trouble(request, error)
         size = os.fstat(file.fileno()).st_size if self.limit is None else self.limit
         request.setHeader(b"content-type", b"application/octet-stream")
         request.setHeader(b"accept-ranges", b"bytes")
@@ -167,8 +196,12 @@ class _Sending:
     def resumeProducing(self) -> None:
         self.paused = False
         while self.left and not self.paused:
-            data = self.file.read(min(PIECE, self.left))
-            if not data:  # the file was made shorter, and what was promised cannot be kept
+            try:
+                data = self.file.read(min(PIECE, self.left))
+            except OSError as error:
+                log.warn("an answer was cut off: {error}", error=error)
+                data = b""
+            if not data:  # the file was made shorter, or its disk failed: what was promised cannot be kept
                 self.request.loseConnection()
                 return
             self.left -= len(data)
@@ -203,7 +236,10 @@ class Readers(_Of):
         return OneReader(self.directory, path.decode("latin-1")) if path else self
 
     def render_GET(self, request: Request) -> bytes:
-        found = readers.positions(self.directory)
+        try:
+            found = readers.positions(self.directory)
+        except OSError as error:
+            return _trouble(request, error)
         return _json(request, {r.name: {"position": r.position, "time": r.time} for r in found})
 
 
@@ -218,9 +254,9 @@ class OneReader(_Of):
 
     def render_PUT(self, request: Request) -> bytes:
         assert request.content is not None
-        said = request.content.read(20)
+        said = request.content.read(_LONGEST + 1)
         try:
-            if not said.isdigit():
+            if not said.isdigit() or len(said) > _LONGEST:
                 raise ConfigError("a position is a decimal number")
             readers.report(self.directory, self.name, int(said))
         except ConfigError as error:
@@ -235,6 +271,12 @@ class OneReader(_Of):
 def _json(request: Request, value: object) -> bytes:
     request.setHeader(b"content-type", b"application/json")
     return json.dumps(value).encode() + b"\n"
+
+
+def _trouble(request: Request, error: Exception) -> bytes:
+    """It may be there again later."""
+    log.warn("what was asked for cannot be told: {why}", why=str(error))
+    return _refused(request, 503, str(error))
 
 
 def _refused(request: Request, status: int, reason: str) -> bytes:

@@ -40,7 +40,11 @@ def test_names_that_are_no_names_of_files(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", '{"position": "x", "time": 1}', '{"position": Infinity, "time": 1}', "[" * 5000, "\xff"],
+    [
+        *("", "{}", "[]", '{"position": "x", "time": 1}', '{"position": Infinity, "time": 1}', "[" * 5000, "\xff"),
+        *('{"position": 1, "time": 1e30}', '{"position": 1, "time": -1}', '{"position": -1, "time": 1}'),
+        '{"position": 1e30, "time": 1}',
+    ],
     ids=lambda text: text[:24],
 )
 def test_one_that_cannot_be_understood_needs_everything(tmp_path: Path, text: str) -> None:
@@ -48,6 +52,13 @@ def test_one_that_cannot_be_understood_needs_everything(tmp_path: Path, text: st
     (tmp_path / "readers" / "lake").write_bytes(text.encode("latin-1"))
     (tmp_path / "readers" / "other.new").write_text("left over")
     assert [(reader.name, reader.position) for reader in readers.positions(tmp_path)] == [("lake", 0)]
+
+
+def test_a_position_that_can_be_none(tmp_path: Path) -> None:
+    for position in (-1, 1 << 63):
+        with pytest.raises(ConfigError, match="a position is 0 to"):
+            readers.report(tmp_path, "lake", position)
+    assert readers.positions(tmp_path) == []
 
 
 def test_there_are_not_too_many(tmp_path: Path) -> None:

@@ -92,7 +92,17 @@ def test_readers_say_how_far_they_have_come(bench: Any) -> None:
     assert ask(bench, "PUT", "/readers/lake", body=b"4096")[0] == 204
     assert [(r.name, r.position) for r in readers.positions(bench.directory)] == [("lake", 4096)]
     assert json.loads(ask(bench, "GET", "/readers")[2])["lake"]["position"] == 4096
-    for name, body in (("lake", b"x"), ("lake", b""), ("lake", b"-1"), ("..%2fMARK", b"1"), ("a%00", b"1")):
+    far = b"12345678901234567890"
+    for name, body in (
+        ("far", far),
+        ("far", far * 100_000),
+        ("far", b"%d" % (1 << 63)),
+        ("lake", b"x"),
+        ("lake", b""),
+        ("lake", b"-1"),
+        ("..%2fMARK", b"1"),
+        ("a%00", b"1"),
+    ):
         assert ask(bench, "PUT", f"/readers/{name}", body=body)[0] == 400
     assert ask(bench, "POST", "/journal")[0] == 405
     assert ask(bench, "GET", "/readers/lake")[0] == 405
@@ -100,8 +110,34 @@ def test_readers_say_how_far_they_have_come(bench: Any) -> None:
 
 def test_a_journal_that_is_gone(bench: Any, tmp_path: Any) -> None:
     bench.directory.rename(tmp_path / "elsewhere")
-    assert ask(bench, "GET", "/journal")[0] == 503
+    for path in ("/journal", "/segments/0000000000000000"):
+        status, _, body = ask(bench, "GET", path)
+        assert (status, b"no such directory" in body) == (503, True)
     (tmp_path / "elsewhere").rename(bench.directory)
+
+
+def test_what_cannot_be_read_is_said(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(type(bench.directory), "open", fail)
+    monkeypatch.setattr(readers, "positions", fail)
+    for path in ("/segments/0000000000000000", "/indexes/0000000000000000", "/readers"):
+        status, _, body = ask(bench, "GET", path)
+        assert (status, b"Too many open files" in body) == (503, True)
+
+
+def test_no_more_is_kept_of_a_body_than_is_looked_at(bench: Any) -> None:
+    channel = site(bench.directory).buildProtocol(None)
+    channel.callLater = bench.clock.callLater
+    channel.makeConnection(StringTransport())
+    channel.dataReceived(b"PUT /readers/lake HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+    for _ in range(100):
+        channel.dataReceived(b"0" * 10_000)
+    content = channel._channel.requests[0].content
+    content.seek(0, 2)
+    assert content.tell() < 100
+    channel.connectionLost(Failure(ConnectionDone()))
 
 
 def test_a_reader_that_cannot_be_kept(bench: Any) -> None:
