@@ -21,6 +21,7 @@ A listener is called KIT or KIT/LABEL.  Its options are those of KIT, and over t
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -177,9 +178,19 @@ def resolve(
     :raises ConfigError: says what is wrong, and what would be right
     """
     wanted = list(listen)
+    names = {name for name, _ in wanted}
     for scope in options:
         if scope not in SCOPES:
             _settings(scope, options)
+        if "/" in scope and scope not in names:  # it would be left out in silence
+            raise ConfigError(
+                f"options are given for {scope}, and no --listen {scope}=ENDPOINT says where that listens"
+            )
+    twice = next((which for which, times in Counter(wanted).items() if times > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"--listen {'='.join(twice)} is said twice; a door of its own has a name of its own, KIT/LABEL"
+        )
     listeners = [_listener(name, endpoint, options) for name, endpoint in wanted]
     if log_format not in FORMATS:
         raise ConfigError(f"--log-format is {log_format!r}, and should be {' or '.join(FORMATS)}")

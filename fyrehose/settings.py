@@ -23,6 +23,8 @@ Network = IPv4Network | IPv6Network
 _SIZE = re.compile(r"(\d+)\s*(?:([KMGT])i?B?|B)?", re.IGNORECASE)
 #: The largest size, in bytes: more is more than a file or a disk can have.
 LARGEST = 1 << 60
+#: The longest duration, in seconds: a century is more than anybody waits, and less than a clock can count.
+LONGEST = 36_500 * 86400
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -55,7 +57,10 @@ def duration(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     if not match:
         raise ValueError("a duration, such as 30s, 250ms, 5m, 12h or 7d")
-    return float(match[1]) * _SECONDS[match[2]]
+    found = float(match[1]) * _SECONDS[match[2]]
+    if found > LONGEST:
+        raise ValueError(f"a duration of {LONGEST // 86400} days at the most")
+    return found
 
 
 def count(text: str) -> int:

@@ -9,7 +9,12 @@ writes 128 KiB, and asks again.  For a subscriber who keeps up that is three sys
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 from twisted.internet.interfaces import IListeningPort, IPushProducer
@@ -51,6 +56,25 @@ class PromptServer(Server):
         if self.producer is not None and self.streamingProducer:
             self.producerPaused = True
             cast("IPushProducer", self.producer).pauseProducing()
+
+
+def clear(path: str) -> None:
+    """Take away a Unix socket that nobody listens at any more, and its lock: whoever made them was killed.
+
+    Twisted goes by the number of the process in the lock; in a container that is ours, or that of another by now.
+    """
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            probe.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        for left in (path, f"{path}.lock"):
+            with suppress(OSError):  # listening will say what is wrong
+                Path(left).unlink()
+    except (OSError, ValueError):
+        return  # somebody listens, or it cannot be told
 
 
 def deepen(port: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, cast
 import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.endpoints import serverFromString
+from twisted.internet.endpoints import UNIXServerEndpoint, serverFromString
 from twisted.internet.interfaces import (
     IAddress,
     IDelayedCall,
@@ -41,7 +41,7 @@ from fyrehose.peers import host_of, identify
 from fyrehose.policy import Identity
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
-from fyrehose.sockets import deepen, prompt
+from fyrehose.sockets import clear, deepen, prompt
 
 #: A slow link may still send a large frame, or take a large delivery: this many bytes a second are enough.
 SLOWEST = 64 << 10
@@ -460,6 +460,8 @@ class TCPService(Service):
     def startService(self) -> Deferred[IListeningPort]:
         """Listen; fires with the port, or fails with what keeps it from listening."""
         Service.startService(self)
+        if isinstance(self._endpoint, UNIXServerEndpoint):
+            clear(self._endpoint._address)
         listening = self._endpoint.listen(self.factory if self._around is None else self._around)
         return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)
 

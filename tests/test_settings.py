@@ -73,6 +73,7 @@ def test_what_people_write(convert: Callable[[str], object], text: str, value: o
         (duration, "soon", "a duration"),
         (duration, "-1s", "a duration"),
         (duration, "1w", "a duration"),
+        (duration, "9" * 400 + "d", "36500 days at the most"),
         (count, "-1", "a whole number"),
         (count, "1e3", "a whole number"),
         (boolean, "maybe", "yes or no"),

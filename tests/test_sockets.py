@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -12,7 +14,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Port, Server
 
-from fyrehose.sockets import READ, PromptServer, prompt
+from fyrehose.sockets import READ, PromptServer, clear, prompt
 
 #: More than any kernel takes at once from a socket whose buffers were made small.
 MUCH = 3 << 20
@@ -180,3 +182,27 @@ def test_a_tcp_port_makes_such_connections_and_another_is_left_alone() -> None:
     prompt(port)
     assert port.transport is Special
     assert prompt("something else") == "something else"
+
+
+def test_a_unix_socket_that_nobody_listens_at_is_taken_away(tmp_path: Path) -> None:
+    path, lock = tmp_path / "figg", tmp_path / "figg.lock"
+    lock.symlink_to(str(os.getpid()))  # in a container whoever was killed had our number
+    clear(str(path))
+    assert not lock.is_symlink()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        lock.symlink_to(str(os.getpid()))
+        clear(str(path))
+        assert path.exists()
+        assert lock.is_symlink(), "somebody listens"
+    clear(str(path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_unix_socket_stays(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("x")
+    clear(str(path))
+    clear("\0abstract")
+    assert path.read_text() == "x"

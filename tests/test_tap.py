@@ -105,6 +105,8 @@ def test_a_file_under_the_command_line(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--listen", "8119"], "--listen is '8119', and should be KIT=ENDPOINT"),
+        (["--listen", "figg=tcp:1", "--listen", "figg=tcp:1"], "--listen figg=tcp:1 is said twice"),
+        (["--listen", "figg=tcp:1", "-o", "figg/x.max-payload=1"], "no --listen figg/x=ENDPOINT says where"),
         (["--listen", "fig=tcp:1"], "no protocol is called 'fig'"),
         (["--option", "x"], "--option is 'x', and should be KIT.NAME=VALUE"),
         (["--option", "journal.x=1"], "journal has no option 'x'; it has: durability, "),
