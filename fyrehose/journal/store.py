@@ -30,6 +30,8 @@ INDEXES = 64 << 20
 OPEN = 32
 #: What one read looks through before it is content with what it has found, in bytes.
 ENOUGH = 4 * scan.AHEAD
+#: How many places are remembered where somebody has stopped reading.
+PLACES = 1_024
 
 
 @attrs.frozen(slots=True)
@@ -39,6 +41,7 @@ class Batch:
     :ivar size: what it takes there, in bytes
     """
 
+    position: int
     end: int
     streams: dict[str, list[Run]]
     size: int
@@ -48,7 +51,7 @@ class Batch:
         streams: dict[str, list[Run]] = {}
         for run in runs:
             streams.setdefault(run.stream, []).append(run)
-        return cls(header.end, streams, header.length + RUN_COST * (1 + len(runs)))
+        return cls(header.position, header.end, streams, header.length + RUN_COST * (1 + len(runs)))
 
 
 @attrs.define(eq=False)
@@ -71,6 +74,8 @@ class Store:
     _readers: OrderedDict[int, scan.SegmentReader] = attrs.field(factory=OrderedDict, init=False)
     _cache: OrderedDict[int, Batch] = attrs.field(factory=OrderedDict, init=False)
     _cached: int = attrs.field(default=0, init=False)
+    #: (stream, number) -> the position from which to look for it: where reading stopped, which is mostly to go on there
+    _places: OrderedDict[tuple[str, int], int] = attrs.field(factory=OrderedDict, init=False)
 
     @property
     def active(self) -> SegmentIndex:
@@ -92,7 +97,7 @@ class Store:
         """Let go of everything; nothing is found any more."""
         for reader in self._readers.values():
             reader.close()
-        for kept in (self._readers, self._indexes, self._fresh, self._cache, self._sealed_ends):
+        for kept in (self._readers, self._indexes, self._fresh, self._cache, self._sealed_ends, self._places):
             kept.clear()
         self._bases, self._active = [], SegmentIndex(0)
         self._cached = self._indexed = 0
@@ -191,27 +196,27 @@ class Store:
     def _read(self, base: int, stream: str, start: int, max_bytes: int) -> list[Run]:
         found: list[Run] = []
         scanned = 0
-        for batch in self._batches(base, stream, start):
-            for run in batch.streams.get(stream, ()):
-                if run.last_seq < start:
-                    continue
-                part = run.slice(max(0, start - run.first_seq), len(run))
-                count = part.fitting(max_bytes)
-                if found and part.sizes[0] > max_bytes:
-                    return found
-                found.append(part.slice(0, count))
-                max_bytes -= len(found[-1].payload)
-                if count < len(part):
-                    return found
+        for batch in self._batches(base, stream, start, self._places.pop((stream, start), -1)):
+            runs = batch.streams.get(stream, ())
+            max_bytes = _take(runs, start, max_bytes, found)
             scanned += batch.size
             if found and (max_bytes <= 0 or scanned > ENOUGH):
                 break
+        if found:
+            last = found[-1].last_seq
+            self._places[stream, last + 1] = batch.position if runs and runs[-1].last_seq > last else batch.end
+            if len(self._places) > PLACES:
+                self._places.popitem(last=False)
         return found
 
-    def _batches(self, base: int, stream: str, start: int) -> Iterator[Batch]:
-        """Batches of a segment, from the one that may have ``start`` to the last that has anything of the stream."""
+    def _batches(self, base: int, stream: str, start: int, place: int) -> Iterator[Batch]:
+        """Batches of a segment, from the one that may have ``start`` to the last that has anything of the stream.
+
+        :param place: nothing that is wanted lies before it
+        """
         index = self._index(base)
-        position, last = index.find(stream, start), index.last(stream)
+        last = index.last(stream)
+        position = place if base < place and start <= last else index.find(stream, start)
         while position is not None and position < index.end:
             batch = self._batch(base, position)
             yield batch
@@ -287,3 +292,23 @@ class Store:
             raise damaged(scan.path_of(self.directory, base), base, base, damage) from damage
         self.remade(path, packed)
         return PackedIndex.unpack(packed, base, end)
+
+
+def _take(runs: Sequence[Run], start: int, max_bytes: int, found: list[Run]) -> int:
+    """Add what there is from ``start`` on to ``found``; the bytes that there is still room for, 0 when not all fitted."""
+    for run in runs:
+        if run.last_seq < start:
+            continue
+        if run.first_seq >= start and len(run.payload) <= max_bytes:
+            found.append(run)
+            max_bytes -= len(run.payload)
+            continue
+        part = run.slice(max(0, start - run.first_seq), len(run))
+        if found and part.sizes[0] > max_bytes:
+            return 0
+        count = part.fitting(max_bytes)
+        found.append(part.slice(0, count))
+        max_bytes -= len(found[-1].payload)
+        if count < len(part):
+            return 0
+    return max_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -147,3 +148,38 @@ def test_one_read_stays_within_a_segment_and_the_next_goes_on(open_journal) -> N
     first: tuple[Run, ...] = bench.journal.read("busy", 1, 1 << 20)
     assert 1 < first[-1].last_seq < 20
     assert bench.payloads("busy") == [b"%06d" % i + b"." * 500 for i in range(20)]
+
+
+def test_who_reads_what_was_just_written_looks_at_that_and_at_nothing_before_it(open_journal, monkeypatch) -> None:
+    """Small commits, of which the index has one in a hundred: reading the last of them is not looking for it."""
+    bench = open_journal()
+    looked = []
+    batch = stores.Store._batch
+    monkeypatch.setattr(stores.Store, "_batch", lambda self, *at: looked.append(at) or batch(self, *at))
+    for seq in range(1, 200):
+        bench.append(b"x", stream="other")
+        bench.append(b"%d" % seq)
+        assert [record.payload for record in bench.records(start=seq)] == [b"%d" % seq]
+    assert len(looked) < 450
+
+
+def test_places_where_readers_stopped_are_bounded_and_change_nothing_of_what_is_read(open_journal, monkeypatch) -> None:
+    monkeypatch.setattr(stores, "PLACES", 5)
+    bench = open_journal(segment_size=16 << 10)
+    random = Random(7)
+    expected: dict[str, list[bytes]] = {"a": [], "b": [], "c": []}
+    readers = [(stream, []) for stream in expected for _ in range(4)]
+    for turn in range(600):
+        stream = random.choice("aaabc")
+        payloads = [b"%d." % turn * random.randrange(60) for _ in range(random.choice((1, 1, 1, 20)))]
+        bench.append(*payloads, stream=stream)
+        expected[stream] += payloads
+        stream, found = random.choice(readers)
+        for run in bench.journal.read(stream, len(found) + 1, random.choice((1, 100, 1 << 20))):
+            found += map(bytes, run.payloads())
+        assert found == expected[stream][: len(found)]
+        assert len(bench.journal._store._places) <= 5
+    for stream, found in readers:
+        while runs := bench.journal.read(stream, len(found) + 1, 1 << 20):
+            found += [bytes(payload) for run in runs for payload in run.payloads()]
+        assert found == expected[stream]
