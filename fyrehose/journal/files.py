@@ -128,3 +128,17 @@ def lock(directory: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def holds(directory: Path, held: int) -> bool:
+    """Whether the lock in ``directory`` is still the one that :func:`lock` gave us: else what is written is not kept
+    there, or another process writes, too.
+
+    :raises OSError: that cannot be told
+    """
+    ours = os.fstat(held)
+    try:
+        there = (directory / "LOCK").stat()
+    except FileNotFoundError:
+        return False
+    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)

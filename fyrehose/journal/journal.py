@@ -2,12 +2,14 @@
 
     append -> pending -> a commit (one at a time, in a thread) -> durable -> the observer, then the Deferreds
 
-While a commit is under way the next one fills: batches grow with the load, and without load an append waits for nobody.
+While a commit is under way the next one fills, and the thread takes it when it is through with the one before: batches
+grow with the load, without load an append waits for nobody, and the disk never waits for the reactor.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +26,7 @@ from fyrehose.errors import Closed, JournalError, JournalFailed, JournalFull, Jo
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.files import NO_ROOM, Files, lock
+from fyrehose.journal.files import NO_ROOM, Files, holds, lock
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.readers import positions
@@ -61,6 +63,19 @@ class _Append:
     done: Deferred[None] = attrs.field(factory=Deferred)
 
 
+@attrs.frozen(slots=True)
+class _Commit:
+    """What the thread has to tell of one commit.
+
+    :ivar began: when it was taken, by the monotonic clock
+    :ivar result: None where it was not tried, because one before it had failed
+    """
+
+    appends: list[_Append]
+    began: float
+    result: Committed | Failure | None
+
+
 @implementer(IJournal)
 @attrs.define(eq=False)
 class FileJournal:
@@ -86,8 +101,6 @@ class FileJournal:
     overtaken: int = attrs.field(default=0, init=False)
     report: Recovered = attrs.field(factory=Recovered, init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
-    #: when the commit under way was handed to the thread
-    _began: float = attrs.field(default=0.0, init=False)
     #: what the disk had left when it was looked at last; None where that could not be told
     _free: int | None = attrs.field(default=None, init=False)
     _store: Store = attrs.field(init=False)
@@ -95,16 +108,22 @@ class FileJournal:
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
-    _pending: list[_Append] = attrs.field(factory=list, init=False)
-    _committing: list[_Append] = attrs.field(factory=list, init=False)
-    _time: int = attrs.field(default=0, init=False)
+    #: what was appended and not taken; the reactor's thread appends, the other takes
+    _pending: deque[_Append] = attrs.field(factory=deque, init=False)
+    #: whether the thread was asked for a commit and has not begun to take what is pending
+    _asked: bool = attrs.field(default=False, init=False)
+    #: whether a commit has failed: what was appended behind it has to fail, too
+    _stopped: bool = attrs.field(default=False, init=False)
+    #: how many appends are not settled
+    _unsettled: int = attrs.field(default=0, init=False)
     _lock: int = attrs.field(default=-1, init=False)
     _looking: LoopingCall | None = attrs.field(default=None, init=False)
     _sync_later: IDelayedCall | None = attrs.field(default=None, init=False)
     _worker: Worker | None = attrs.field(default=None, init=False)
     _opening: bool = attrs.field(default=False, init=False)
     _closers: list[Deferred[None]] = attrs.field(factory=list, init=False)
-    #: what was said last about retention that does not work
+    #: what was said last about a disk that cannot be looked at, and about retention that does not work
+    _disk_trouble: str = attrs.field(default="", init=False)
     _retention_trouble: str = attrs.field(default="", init=False)
     #: a change of state that the observer is told when everything that was accepted is settled
     _announcement: str | None = attrs.field(default=None, init=False)
@@ -170,7 +189,7 @@ class FileJournal:
 
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         self._writer = writer
-        self._ends, self.floor, self._time = dict(writer.ends), writer.floor, writer.time
+        self._ends, self.floor = dict(writer.ends), writer.floor
         index = self.report.index or SegmentIndex(writer.base)
         index.end = writer.position
         self._store.open(self.report.sealed, index)
@@ -191,44 +210,60 @@ class FileJournal:
             return fail(self._refusal())
         append = _Append(runs, first_seqs, sum(run.room for run in runs))
         self._pending.append(append)
-        if not self._committing:
-            self._commit()
+        self._unsettled += 1
+        if not self._asked:
+            self._ask()
         return append.done
 
-    def _commit(self) -> None:
-        """Hand what is pending to the thread."""
-        taken = size = 0
-        while taken < len(self._pending) and size < COMMIT:
-            size += self._pending[taken].size
-            taken += 1
-        self._committing, self._pending = self._pending[:taken], self._pending[taken:]
-        clock = self.now()
-        self._time = max(self._time, clock)
-        batches: list[list[Run]] = []
-        filled = fmt.BATCH
-        for append in self._committing:
-            if filled + append.size > fmt.BATCH:
-                batches.append([])
-                filled = 0
-            batches[-1] += map(self._number, append.runs, append.first_seqs)
-            filled += append.size
-        accepted = self._time
-        self._began = time.monotonic()
-        written = self._call(lambda: self._writer.commit(batches, accepted, clock))
-        written.addCallbacks(self._committed, self._broke)
-        written.addErrback(lambda f: log.failure("an observer of the journal failed", f))
+    def _ask(self) -> None:
+        """Have the thread commit what will be pending when it comes to it."""
+        self._asked = True
+        told = self._call(self._commit).addCallback(self._settle_commit)
+        told.addErrback(lambda f: log.failure("an observer of the journal failed", f))
 
-    def _number(self, run: Run, first_seq: int) -> Run:
-        return run.numbered(first_seq, self._time)
+    def _commit(self) -> _Commit:
+        """In the thread: write what is pending."""
+        # In this order: what is appended from now on is taken, or asks again.
+        self._asked = False
+        taken: list[_Append] = []
+        size = 0
+        while self._pending and size < COMMIT:
+            taken.append(self._pending.popleft())
+            size += taken[-1].size
+        began = time.monotonic()
+        if self._stopped or not taken:
+            return _Commit(taken, began, None)
+        clock = self.now()
+        accepted = max(self._writer.time, clock)
+        try:
+            return _Commit(taken, began, self._writer.commit(_batches(taken, accepted), accepted, clock))
+        except Exception:
+            self._stopped = True
+            return _Commit(taken, began, Failure())
 
     def _call(self, job: Callable[[], T]) -> Deferred[T]:
         assert self._worker is not None, "the journal is open"
         return self._worker.call(job)
 
+    def _settle_commit(self, commit: _Commit) -> None:
+        """What the thread has told: let everybody know who waits for it."""
+        result = commit.result
+        if self._pending and not self._asked:
+            self._ask()  # there was more than one commit takes
+        self._unsettled -= len(commit.appends)
+        if isinstance(result, Committed) and self.state is not JournalState.FAILED:
+            self.meters.commit_seconds.observe(time.monotonic() - commit.began)
+            self._committed(result)
+            for append in commit.appends:
+                append.done.callback(None)
+        else:
+            if isinstance(result, Failure):
+                self._broke(result)
+            for append in commit.appends:
+                append.done.errback(self._refusal())
+        self._settle()
+
     def _committed(self, committed: Committed) -> None:
-        if self.state is JournalState.FAILED:
-            return
-        self.meters.commit_seconds.observe(time.monotonic() - self._began)
         self.meters.commit_bytes.observe(sum(header.length for header, _ in committed.batches))
         if committed.rolled is not None:
             self._rolled(committed.rolled)
@@ -237,17 +272,11 @@ class FileJournal:
             self._store.wrote(header, runs)
             ends.update((run.stream, run.last_seq) for run in runs)
         self._ends.update(ends)
-        done, self._committing = self._committing, []
         if self.settings.durability.mode == "interval" and self._sync_later is None:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
         if committed.bare:
             self._call(self._writer.prepare).addErrback(self._broke)
-        if self._pending:
-            self._commit()  # the disk goes on while we tell what it did
         self._observer.durable(ends)
-        for append in done:
-            append.done.callback(None)
-        self._settle()
 
     def _rolled(self, rolled: Rolled) -> None:
         sealed = self._store.roll(rolled.sealed, SegmentIndex(rolled.base, rolled.base, self.floor, rolled.before))
@@ -279,15 +308,14 @@ class FileJournal:
         if self.state is JournalState.FAILED:
             self._cancel_sync()
             log.critical("the journal failed", log_failure=failure)
-        self._announcement = f"the disk of {self.directory} says: {failure.getErrorMessage()}"
-        dead, self._committing, self._pending = [*self._committing, *self._pending], [], []
-        for append in dead:
-            append.done.errback(self._refusal())
+        whose = "the journal" if failure.check(JournalFailed) else "the disk of"
+        self._announcement = f"{whose} {self.directory} says: {failure.getErrorMessage()}"
+        self._stopped = True  # what the thread has not begun fails as it comes to it, and what it has is not told
         self._settle()
 
     def _settle(self) -> None:
         """Say what has to wait until nothing is under way."""
-        if self._committing or self._pending:
+        if self._unsettled:
             return
         if self._announcement is not None:
             reason, self._announcement = self._announcement, None
@@ -302,12 +330,19 @@ class FileJournal:
         return Closed(f"the journal is {self.state.value}")
 
     def _look(self) -> None:
-        """Once a second: is there room, and is everything still to be kept?"""
+        """Once a second: is it still ours, is there room, and is everything still to be kept?"""
         least = self.settings.min_free
         try:
             free = self._free = self.files.free(self.directory)
+            if not holds(self.directory, self._lock):
+                self._broke(Failure(JournalFailed("its LOCK is gone or another: it was emptied, or put in its place")))
+                return
+            self._disk_trouble = ""
         except OSError as error:
-            log.warn("how much room the disk has cannot be told, so none is assumed: {why}", why=error.strerror)
+            why = error.strerror or str(error)
+            if why != self._disk_trouble:
+                log.warn("how much room the disk has cannot be told, so none is assumed: {why}", why=why)
+            self._disk_trouble = why
             free, self._free = -1, None
         if self.state is JournalState.WRITABLE and free < least:
             # What was accepted is still committed: that is what the room is kept for.
@@ -321,8 +356,9 @@ class FileJournal:
         self._retain()
 
     def _writable(self, _: None) -> None:
-        if self.state is JournalState.READ_ONLY and not self._committing and not self._pending:
+        if self.state is JournalState.READ_ONLY and not self._unsettled:
             self.state = JournalState.WRITABLE
+            self._stopped = False
             self._announcement = f"the disk of {self.directory} has room again"
             self._settle()
 
@@ -454,3 +490,16 @@ class FileJournal:
         if self._lock >= 0:
             self.files.close(self._lock)
             self._lock = -1
+
+
+def _batches(appends: Sequence[_Append], time: int) -> list[list[Run]]:
+    """The runs of ``appends``, accepted at ``time``, in batches that are no larger than they may be."""
+    batches: list[list[Run]] = []
+    filled = fmt.BATCH
+    for append in appends:
+        if filled + append.size > fmt.BATCH:
+            batches.append([])
+            filled = 0
+        batches[-1] += [run.numbered(first, time) for run, first in zip(append.runs, append.first_seqs, strict=True)]
+        filled += append.size
+    return batches

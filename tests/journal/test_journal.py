@@ -54,7 +54,7 @@ def test_everything_that_waits_shares_the_next_commit(open_journal) -> None:
     for i in range(5):
         bench.append(b"%d" % i)
     assert len(calls) == 1
-    assert [len(append.runs) for append in bench.journal._pending] == [1] * 4
+    assert [len(append.runs) for append in bench.journal._pending] == [1] * 5
     bench.crash()
 
 
@@ -195,6 +195,32 @@ class TestNoRoom:
         bench.clock.advance(1)
         assert [state for state, _ in bench.observer.states] == [JournalState.READ_ONLY, JournalState.WRITABLE]
         bench.next["s"] = 2
+        assert bench.append(b"b").called
+
+    @pytest.mark.parametrize("another", [False, True])
+    def test_a_directory_that_was_emptied_under_it_ends_it(self, open_journal, logged_errors, another: bool) -> None:
+        bench = open_journal()
+        bench.append(b"a")
+        (bench.directory / "LOCK").rename(bench.directory / "elsewhere")
+        if another:
+            (bench.directory / "LOCK").write_text("1\n")
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.FAILED
+        logged_errors.take()
+        ((state, reason),) = bench.observer.states
+        assert (state, "its LOCK is gone or another" in reason) == (JournalState.FAILED, True)
+        assert isinstance(failed(bench.append(b"b")), Closed), "it would be acknowledged and lost"
+
+    def test_a_directory_that_is_away_for_a_while_is_waited_for(self, open_journal, tmp_path) -> None:
+        bench = open_journal()
+        bench.append(b"a")
+        bench.directory.rename(tmp_path / "away")
+        for _ in range(3):
+            bench.clock.advance(1)
+        assert isinstance(failed(bench.append(b"b")), ReadOnly)
+        (tmp_path / "away").rename(bench.directory)
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.WRITABLE
         assert bench.append(b"b").called
 
     def test_no_room_for_the_first_segment(self, open_journal) -> None:
