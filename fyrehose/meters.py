@@ -60,7 +60,7 @@ class JournalMeters:
     """What a journal measures while it works.
 
     :ivar commit_bytes: the size of each group commit, in bytes
-    :ivar commit_seconds: from handing a commit to the thread until it is durable and told of, in seconds
+    :ivar commit_seconds: from when the thread takes a commit until the reactor hears that it is durable, in seconds
     :ivar sync_seconds: each sync of a segment, in seconds
     """
 

@@ -9,7 +9,6 @@ grow with the load, without load an append waits for nobody, and the disk never 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,10 +23,10 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, JournalError, JournalFailed, JournalFull, JournalLocked, PublishError, ReadOnly
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
-from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import NO_ROOM, Files, holds, lock
 from fyrehose.journal.index import SegmentIndex
+from fyrehose.journal.pending import Append, Commit, Pending
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.readers import positions
 from fyrehose.journal.recovery import Recovered, recover
@@ -42,8 +41,6 @@ from fyrehose.records import Run
 log = Logger()
 T = TypeVar("T")
 
-#: What one commit takes of what is pending, in bytes: so that a sync never has too much to do.
-COMMIT = 16 << 20
 #: How often the room on the disk and the age of segments are looked at, in seconds.
 LOOK = 1.0
 
@@ -51,29 +48,6 @@ LOOK = 1.0
 def wall_clock() -> int:
     """Microseconds since 1970 UTC."""
     return time.time_ns() // 1000
-
-
-@attrs.define(eq=False)
-class _Append:
-    """One call of append, until it is durable."""
-
-    runs: Sequence[Run]
-    first_seqs: Sequence[int]
-    size: int
-    done: Deferred[None] = attrs.field(factory=Deferred)
-
-
-@attrs.frozen(slots=True)
-class _Commit:
-    """What the thread has to tell of one commit.
-
-    :ivar began: when it was taken, by the monotonic clock
-    :ivar result: None where it was not tried, because one before it had failed
-    """
-
-    appends: list[_Append]
-    began: float
-    result: Committed | Failure | None
 
 
 @implementer(IJournal)
@@ -108,12 +82,7 @@ class FileJournal:
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
-    #: what was appended and not taken; the reactor's thread appends, the other takes
-    _pending: deque[_Append] = attrs.field(factory=deque, init=False)
-    #: whether the thread was asked for a commit and has not begun to take what is pending
-    _asked: bool = attrs.field(default=False, init=False)
-    #: whether a commit has failed: what was appended behind it has to fail, too
-    _stopped: bool = attrs.field(default=False, init=False)
+    _pending: Pending = attrs.field(init=False)
     #: how many appends are not settled
     _unsettled: int = attrs.field(default=0, init=False)
     _lock: int = attrs.field(default=-1, init=False)
@@ -188,7 +157,7 @@ class FileJournal:
         return writer
 
     def _opened(self, writer: Writer) -> Mapping[str, int]:
-        self._writer = writer
+        self._writer, self._pending = writer, Pending(self.now)
         self._ends, self.floor = dict(writer.ends), writer.floor
         index = self.report.index or SegmentIndex(writer.base)
         index.end = writer.position
@@ -208,59 +177,35 @@ class FileJournal:
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         if self.state is not JournalState.WRITABLE:
             return fail(self._refusal())
-        append = _Append(runs, first_seqs, sum(run.room for run in runs))
-        self._pending.append(append)
+        append = Append(runs, first_seqs, sum(run.room for run in runs))
+        self._pending.add(append)
         self._unsettled += 1
-        if not self._asked:
-            self._ask()
+        self._ask()
         return append.done
 
     def _ask(self) -> None:
-        """Have the thread commit what will be pending when it comes to it."""
-        self._asked = True
-        told = self._call(self._commit).addCallback(self._settle_commit)
-        told.addErrback(lambda f: log.failure("an observer of the journal failed", f))
-
-    def _commit(self) -> _Commit:
-        """In the thread: write what is pending."""
-        # In this order: what is appended from now on is taken, or asks again.
-        self._asked = False
-        taken: list[_Append] = []
-        size = 0
-        while self._pending and size < COMMIT:
-            taken.append(self._pending.popleft())
-            size += taken[-1].size
-        began = time.monotonic()
-        if self._stopped or not taken:
-            return _Commit(taken, began, None)
-        clock = self.now()
-        accepted = max(self._writer.time, clock)
-        try:
-            return _Commit(taken, began, self._writer.commit(_batches(taken, accepted), accepted, clock))
-        except Exception:
-            self._stopped = True
-            return _Commit(taken, began, Failure())
+        if self._pending.ask():
+            told = self._call(lambda: self._pending.commit(self._writer)).addCallback(self._settle_commit)
+            told.addErrback(lambda f: log.failure("an observer of the journal failed", f))
 
     def _call(self, job: Callable[[], T]) -> Deferred[T]:
         assert self._worker is not None, "the journal is open"
         return self._worker.call(job)
 
-    def _settle_commit(self, commit: _Commit) -> None:
+    def _settle_commit(self, commit: Commit) -> None:
         """What the thread has told: let everybody know who waits for it."""
-        result = commit.result
-        if self._pending and not self._asked:
-            self._ask()  # there was more than one commit takes
         self._unsettled -= len(commit.appends)
-        if isinstance(result, Committed) and self.state is not JournalState.FAILED:
+        if isinstance(commit.result, Committed) and self.state is not JournalState.FAILED:
             self.meters.commit_seconds.observe(time.monotonic() - commit.began)
-            self._committed(result)
+            self._committed(commit.result)
             for append in commit.appends:
                 append.done.callback(None)
         else:
-            if isinstance(result, Failure):
-                self._broke(result)
+            if isinstance(commit.result, Failure):
+                self._break(commit.result)
             for append in commit.appends:
                 append.done.errback(self._refusal())
+        self._ask()  # there may have been more than one commit takes
         self._settle()
 
     def _committed(self, committed: Committed) -> None:
@@ -301,17 +246,21 @@ class FileJournal:
     # Trouble.
 
     def _broke(self, failure: Failure) -> None:
+        """Something other than a commit has failed."""
+        self._break(failure)
+        self._settle()
+
+    def _break(self, failure: Failure) -> None:
         """A commit was not written, or a sync failed: nothing that is not durable will be."""
         if self.state is JournalState.FAILED:
             return
         self.state = JournalState.READ_ONLY if failure.check(NoRoom) else JournalState.FAILED
+        self._pending.stopped = True  # what the thread has not come to fails when it does
         if self.state is JournalState.FAILED:
             self._cancel_sync()
             log.critical("the journal failed", log_failure=failure)
         whose = "the journal" if failure.check(JournalFailed) else "the disk of"
         self._announcement = f"{whose} {self.directory} says: {failure.getErrorMessage()}"
-        self._stopped = True  # what the thread has not begun fails as it comes to it, and what it has is not told
-        self._settle()
 
     def _settle(self) -> None:
         """Say what has to wait until nothing is under way."""
@@ -358,7 +307,7 @@ class FileJournal:
     def _writable(self, _: None) -> None:
         if self.state is JournalState.READ_ONLY and not self._unsettled:
             self.state = JournalState.WRITABLE
-            self._stopped = False
+            self._pending.stopped = False
             self._announcement = f"the disk of {self.directory} has room again"
             self._settle()
 
@@ -490,16 +439,3 @@ class FileJournal:
         if self._lock >= 0:
             self.files.close(self._lock)
             self._lock = -1
-
-
-def _batches(appends: Sequence[_Append], time: int) -> list[list[Run]]:
-    """The runs of ``appends``, accepted at ``time``, in batches that are no larger than they may be."""
-    batches: list[list[Run]] = []
-    filled = fmt.BATCH
-    for append in appends:
-        if filled + append.size > fmt.BATCH:
-            batches.append([])
-            filled = 0
-        batches[-1] += [run.numbered(first, time) for run, first in zip(append.runs, append.first_seqs, strict=True)]
-        filled += append.size
-    return batches

@@ -295,7 +295,7 @@ class Store:
 
 
 def _take(runs: Sequence[Run], start: int, max_bytes: int, found: list[Run]) -> int:
-    """Add what there is from ``start`` on to ``found``; the bytes that there is still room for, 0 when not all fitted."""
+    """Add what there is from ``start`` on to ``found``; the bytes that there is room for still, 0 if not all fitted."""
     for run in runs:
         if run.last_seq < start:
             continue

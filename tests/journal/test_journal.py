@@ -15,7 +15,8 @@ from fyrehose.errors import Closed, JournalError, JournalFailed, JournalFull, Jo
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.journal import COMMIT, FileJournal
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.pending import COMMIT
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.settings import durability as parse_durability
 from fyrehose.records import Run
@@ -54,7 +55,7 @@ def test_everything_that_waits_shares_the_next_commit(open_journal) -> None:
     for i in range(5):
         bench.append(b"%d" % i)
     assert len(calls) == 1
-    assert [len(append.runs) for append in bench.journal._pending] == [1] * 5
+    assert [len(append.runs) for append in bench.journal._pending._appends] == [1] * 5
     bench.crash()
 
 
@@ -166,6 +167,32 @@ class TestNoRoom:
         bench.crash()
         assert open_journal().payloads() == [b"kept", b"again"]
 
+    def test_what_was_appended_behind_it_is_not_written_without_it(self, open_journal, monkeypatch) -> None:
+        """It would fit, but its numbers follow on those of what did not."""
+        files, worker = FaultyFiles(), Held()
+        bench = open_journal(files=files, worker=worker)
+        bench.append(b"kept")
+        worker.hold = True
+        first = bench.append(b"lost" * 100)
+        behind = []
+
+        def fail_once(fd: int, data: bytes, offset: int) -> None:
+            monkeypatch.undo()
+            behind.append(bench.append(b"behind"))  # as the reactor may, while the thread writes
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(files, "write", fail_once)
+        worker.do()
+        assert isinstance(failed(first), ReadOnly)
+        assert isinstance(failed(behind[0]), ReadOnly)
+        assert [state for state, _ in bench.observer.states] == [JournalState.READ_ONLY]
+        worker.hold = False
+        bench.clock.advance(1)
+        bench.next["s"] = 2
+        assert bench.append(b"again").called
+        bench.crash()
+        assert open_journal().payloads() == [b"kept", b"again"]
+
     def test_rolling_without_room_changes_nothing(self, open_journal) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, segment_size=4096)
@@ -258,6 +285,26 @@ class TestFailStop:
         bench = open_journal()
         assert bench.payloads() in ([b"kept"], [b"kept", b"not confirmed"])
         assert JournalFailed.exit_status == 4
+
+    def test_what_is_told_of_a_commit_when_it_has_failed_meanwhile_is_not_told_on(
+        self, open_journal, logged_errors
+    ) -> None:
+        worker = Held()
+        bench = open_journal(worker=worker)
+        worker.hold = True
+        appended = bench.append(b"into a file that nobody will find")
+        job, done = worker.jobs.pop()
+        written = job()
+        (bench.directory / "LOCK").unlink()
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.FAILED
+        assert not bench.observer.states, "something is not settled"
+        done.callback(written)
+        assert isinstance(failed(appended), Closed)
+        assert bench.observer.ends == {}
+        assert [state for state, _ in bench.observer.states] == [JournalState.FAILED]
+        worker.hold = False
+        assert logged_errors.take()
 
     def test_what_was_recovered_is_written_again_before_it_is_served(self, open_journal, logged_errors) -> None:
         """A failed sync leaves pages marked clean: the next process must not take the page cache's word."""
@@ -501,7 +548,7 @@ class TestOverload:
         worker.hold = True
         for _ in range(30):
             bench.append(*[b""] * 10_000, event_ids=bytes(160_000), event_times=bytes(80_000))
-        sent = bench.journal._pending[0].size
+        sent = bench.journal._pending._appends[0].size
         assert sent > 10_000 * (4 + 16 + 8)
         worker.hold = False
         worker.do()
