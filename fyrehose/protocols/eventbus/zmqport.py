@@ -1,6 +1,6 @@
 """ZeroMQ sockets on Twisted's reactor: our own small descriptor over the socket's FD.
 
-    doRead   recv until nothing is left or the turn is over -> receive(frames) ... -> turn_over()
+    doRead   messages until nothing is left or the turn is over -> receive(frames) ... -> turn_over()
     send     frames -> the socket; raises Full or Gone; nothing waits here
 
 The FD does not say "there is a message": it becomes readable when the socket has been told something, and *any* call on
@@ -19,9 +19,9 @@ import zmq
 from twisted.internet.interfaces import IDelayedCall, IReadDescriptor
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from zmq.backend import Socket as Backend
 from zope.interface import implementer
 
+from fyrehose.kernels.zeromq import Messages
 from fyrehose.protocols.eventbus.lent import LEAST, Lent
 from fyrehose.records import Buffer
 
@@ -37,12 +37,6 @@ MOST_FRAMES = 16
 CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 DISCONNECTED = zmq.Event.DISCONNECTED
 ACCEPTED = zmq.Event.ACCEPTED
-
-_LAST = int(zmq.NOBLOCK)
-_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-# The library's own calls: what pyzmq puts around them costs as much again.
-_recv: Any = Backend.recv
-_send: Any = Backend.send
 
 Message = list[bytes]
 
@@ -84,8 +78,7 @@ class ZMQPort:
         self._again: IDelayedCall | None = None
         self._reading = False
         self._closed = False
-        self._frames: Message = []
-        self._count = 0
+        self._messages = Messages(socket, MOST_FRAMES)
 
     def start(self) -> None:
         """Read from now on."""
@@ -95,7 +88,7 @@ class ZMQPort:
             self.poke()
 
     def pause(self) -> None:
-        """Read nothing: what comes waits in the socket, then with those who send it."""
+        """Read nothing more: what comes waits in the socket, then with those who send it."""
         if self._reading:
             self._reading = False
             self._reactor.removeReader(self)
@@ -113,20 +106,19 @@ class ZMQPort:
         :raises Full: a ROUTER's peer, or everybody of a DEALER, has as much as may wait; or as much is lent as may be
         :raises Gone: a ROUTER knows no such peer
         """
-        socket, data = self.socket, frames[-1]
+        data = frames[-1]
         size = len(data)
         if lent is not None and size < LEAST:
             lent = None
         if lent is not None and not lent.fits(size):
             raise Full
         try:
-            for frame in frames[:-1]:
-                _send(socket, frame, _MORE)
             if lent is None:
-                _send(socket, data, _LAST)
+                self._messages.send(frames)
             else:
+                self._messages.send(frames[:-1], True)
                 # Its own bytes: a view would keep the whole piece of the journal that it is a part of.
-                lent.add(_send(socket, bytes(data), _LAST, False, True), size)
+                lent.add(self.socket.send(bytes(data), zmq.NOBLOCK, copy=False, track=True), size)
         except zmq.Again:
             raise Full from None
         except zmq.ZMQError as error:
@@ -150,7 +142,6 @@ class ZMQPort:
         if not self._closed:
             self.pause()
             self._closed = True
-            self._frames = []
             self.socket.close(linger)
 
     # What the reactor calls.
@@ -188,26 +179,21 @@ class ZMQPort:
             self._again = None
 
     def _read(self) -> None:
-        socket = self.socket
-        size = 0
-        for _ in range(FRAMES_TURN):
-            try:
-                frame: zmq.Frame = _recv(socket, _LAST, False)
-            except zmq.Again:
+        frames, size = FRAMES_TURN, BYTES_TURN
+        while self._reading:
+            messages, frames, size = self._messages.receive(frames, size)
+            for message, count in messages:
+                self._hand_out(message, count)
+            if frames <= 0 or size <= 0:
+                self.poke()
                 return
-            if self._count < MOST_FRAMES:
-                self._frames.append(frame.bytes)
-                size += len(self._frames[-1])
-            self._count += 1
-            if not frame.more:
-                frames, count = self._frames, self._count
-                self._frames, self._count = [], 0
-                self._hand_out(frames, count)
-                if not self._reading or size > BYTES_TURN:
-                    break
-        self.poke()
+            if not messages:
+                return
+            # While those were handed out more may have come, and belongs to the same turn.
 
     def _hand_out(self, frames: Message, count: int) -> None:
+        if self._closed:  # by what came before, and was read at the same time
+            return
         try:
             self.receive(frames, count)
         except Exception:

@@ -1,0 +1,71 @@
+"""Messages out of ZeroMQ's sockets and into them, by pyzmq's calls, a frame at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.backend import Socket as Backend
+
+Buffer = bytes | bytearray | memoryview
+#: The frames of one, and how many it had.
+Message = tuple[list[bytes], int]
+
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+# The library's own calls: what pyzmq puts around them costs as much again.
+_recv: Any = Backend.recv
+_send: Any = Backend.send
+
+
+class Messages:
+    """The messages of one socket.  Nothing waits here, and only one thread may call.
+
+    :param kept: so many frames of a message are kept; of those behind them only the number
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], kept: int) -> None:
+        self._socket = socket
+        self._kept = kept
+        self._frames: list[bytes] = []
+        self._count = 0
+
+    def receive(self, frames: int, size: int) -> tuple[list[Message], int, int]:
+        """What has come, until that was so many frames or so many bytes that are kept.
+
+        A message that is not read to its end by then is gone on with by the next call.
+
+        :return: messages, and how many frames and bytes are left, 0 or less where it ended by that; without messages
+            and with both left, the socket is empty
+        :raises zmq.ZMQError: the socket cannot be read; not before what was read is handed out
+        """
+        messages: list[Message] = []
+        while frames > 0 and size > 0:
+            try:
+                frame: zmq.Frame = _recv(self._socket, _LAST, False)
+            except zmq.Again:
+                break
+            except zmq.ZMQError:
+                if messages:  # a REP is read again when it has answered; all else is said again by the next call
+                    break
+                raise
+            if self._count < self._kept:
+                self._frames.append(frame.bytes)
+                size -= len(self._frames[-1])
+            self._count += 1
+            frames -= 1
+            if not frame.more:
+                messages.append((self._frames, self._count))
+                self._frames, self._count = [], 0
+        return messages, frames, size
+
+    def send(self, frames: Sequence[Buffer], more: bool = False) -> None:
+        """Send ``frames``, which are copied: a message, or with ``more`` what is in front of its last frame.
+
+        :raises zmq.Again: there is no room; if it is the beginning of a message, nothing of it was taken
+        :raises zmq.ZMQError: the socket does not take it
+        """
+        last = len(frames) - 1
+        for at, frame in enumerate(frames):
+            _send(self._socket, frame, _MORE if more or at < last else _LAST)

@@ -1,0 +1,166 @@
+"""The kernel of ZeroMQ's messages, over sockets that stay within the process: native and pure, on the same frames."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import zmq
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fyrehose import kernels
+from fyrehose.kernels.pure import zeromq as pure
+from fyrehose.kernels.zeromq import Messages
+
+try:
+    from fyrehose.kernels.native import zeromq as native
+except ImportError:
+    native = None
+
+KERNELS = [
+    pytest.param(pure, id="pure"),
+    pytest.param(
+        native, id="native", marks=pytest.mark.skipif(native is None, reason="the native kernels are not built")
+    ),
+]
+both = pytest.mark.parametrize("kernel", KERNELS)
+
+#: More than anybody reads here.
+MUCH = 1 << 20
+MESSAGES = st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=8), max_size=12)
+
+
+class Pair:
+    """Two sockets, one connected to the other; whatever is sent is there at once."""
+
+    def __init__(self, kind: int = zmq.PAIR, other: int = zmq.PAIR, **options: int) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket, self.other = self._context.socket(kind), self._context.socket(other)
+        for option, value in {"SNDHWM": 0, "RCVHWM": 0, **options}.items():
+            for socket in (self.socket, self.other):
+                socket.setsockopt(getattr(zmq, option), value)
+        self.socket.bind("inproc://test")
+        self.other.connect("inproc://test")
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(0)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with Pair() as pair:
+        yield pair
+
+
+def test_the_native_one_serves_where_kernels_are_native() -> None:
+    """It finds its functions in the library of the pyzmq that we test with."""
+    assert Messages.__module__ == f"fyrehose.kernels.{'native' if kernels.NATIVE else 'pure'}.zeromq"
+
+
+@both
+def test_messages_come_whole(kernel: ModuleType, pair: Pair) -> None:
+    messages = kernel.Messages(pair.socket, 3)
+    assert messages.receive(MUCH, MUCH) == ([], MUCH, MUCH)
+    for frames in ([b"a", b"", b"\0\xff" * 50_000], [b""], [b"1", b"2", b"3", b"4", b"5"]):
+        pair.other.send_multipart(frames)
+    found, frames_left, bytes_left = messages.receive(MUCH, MUCH)
+    assert found == [([b"a", b"", b"\0\xff" * 50_000], 3), ([b""], 1), ([b"1", b"2", b"3"], 5)]
+    assert (MUCH - frames_left, MUCH - bytes_left) == (9, 100_004), "of frames that are not kept, no bytes"
+    assert messages.receive(MUCH, MUCH) == ([], MUCH, MUCH)
+
+
+@both
+def test_a_message_may_take_several_calls(kernel: ModuleType, pair: Pair) -> None:
+    messages = kernel.Messages(pair.socket, 16)
+    pair.other.send_multipart([b"ab", b"cd", b"ef"])
+    assert messages.receive(1, 100) == ([], 0, 98)
+    assert messages.receive(100, 1) == ([], 99, -1)
+    assert messages.receive(0, 100) == ([], 0, 100)
+    assert messages.receive(100, 0) == ([], 100, 0)
+    assert messages.receive(100, 100) == ([([b"ab", b"cd", b"ef"], 3)], 99, 98)
+
+
+@both
+def test_what_was_read_is_handed_out_before_an_error(kernel: ModuleType) -> None:
+    """A REP does not read on before it has answered."""
+    with Pair(zmq.REP, zmq.DEALER) as pair:
+        messages = kernel.Messages(pair.socket, 16)
+        for question in (b"1", b"2"):
+            pair.other.send_multipart([b"", question])
+        assert messages.receive(MUCH, MUCH)[0] == [([b"1"], 1)]
+        with pytest.raises(zmq.ZMQError) as raised:
+            messages.receive(MUCH, MUCH)
+        assert raised.value.errno == zmq.EFSM
+        messages.send([b"answer"])
+        assert messages.receive(MUCH, MUCH)[0] == [([b"2"], 1)]
+        assert pair.other.recv_multipart() == [b"", b"answer"]
+
+
+@both
+def test_a_closed_socket(kernel: ModuleType, pair: Pair) -> None:
+    messages = kernel.Messages(pair.socket, 16)
+    pair.socket.close()
+    for call in (lambda: messages.receive(MUCH, MUCH), lambda: messages.send([b"x"])):
+        with pytest.raises(zmq.ZMQError) as raised:
+            call()
+        assert raised.value.errno == errno.ENOTSOCK
+
+
+@both
+def test_any_bytes_are_sent(kernel: ModuleType, pair: Pair) -> None:
+    messages = kernel.Messages(pair.socket, 16)
+    messages.send((bytearray(b"a"), memoryview(b"-bc-")[1:3], b""))
+    messages.send([b"d"], True)
+    messages.send([], True)
+    messages.send([b"e"])
+    assert pair.other.recv_multipart() == [b"a", b"bc", b""]
+    assert pair.other.recv_multipart() == [b"d", b"e"]
+    with pytest.raises(TypeError):
+        messages.send(["text"])
+
+
+@both
+def test_no_room_and_nobody_there(kernel: ModuleType) -> None:
+    with Pair(zmq.PUSH, zmq.PULL, SNDHWM=1, RCVHWM=1) as pair:
+        messages = kernel.Messages(pair.socket, 16)
+        for n in range(2):
+            messages.send([b"%d" % n, b"."])
+        with pytest.raises(zmq.Again):
+            messages.send([b"2", b"."])
+        assert [pair.other.recv_multipart() for _ in range(2)] == [[b"0", b"."], [b"1", b"."]]
+        assert pair.socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT  # asking has it take in that there is room
+        messages.send([b"3"])
+        assert pair.other.recv_multipart() == [b"3"], "nothing was left of what did not go"
+    with Pair(zmq.ROUTER, zmq.DEALER) as pair:
+        pair.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        with pytest.raises(zmq.ZMQError) as raised:
+            kernel.Messages(pair.socket, 16).send([b"nobody", b"x"])
+        assert raised.value.errno == errno.EHOSTUNREACH
+
+
+@pytest.mark.skipif(native is None, reason="the native kernels are not built")
+@given(MESSAGES, st.integers(0, 5), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=10))
+@example([[b"1", b"2", b"3"]], 2, [(1, 100), (100, 1)])
+def test_native_as_pure(sent: list[list[bytes]], kept: int, calls: list[tuple[int, int]]) -> None:
+    """Sent by one and read by the other, with the same limits: every call gives the same."""
+
+    def run(writer: Any, reader: Any) -> list[object]:
+        with Pair() as pair:
+            write, read = writer.Messages(pair.other, kept), reader.Messages(pair.socket, kept)
+            for frames in sent:
+                write.send(frames)
+            return [read.receive(*limits) for limits in (*calls, (MUCH, MUCH), (MUCH, MUCH))]
+
+    found = run(pure, native)
+    assert found == run(native, pure)
+    last: Any = found[-1]
+    assert last == ([], MUCH, MUCH)
+    messages = [message for each in found for message in each[0]]  # type: ignore[index]
+    assert messages == [(frames[:kept], len(frames)) for frames in sent]
