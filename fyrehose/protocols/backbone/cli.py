@@ -8,11 +8,12 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer, moduleProvides
 
-from fyrehose.errors import ConfigError
+from fyrehose.errors import Closed, ConfigError
 from fyrehose.interfaces import IClients, ITailer
-from fyrehose.protocols.backbone.client import BackboneClient
+from fyrehose.protocols.backbone.client import BackboneClient, BackboneUnreachable
 from fyrehose.protocols.backbone.client_session import Options
 from fyrehose.records import Run
 
@@ -74,7 +75,16 @@ class BackboneTailer:
             self._client = None
 
     def resume(self) -> None:
-        self.connect().addErrback(lambda failure: log.error("{why}", why=failure.getErrorMessage()))
+        self.connect().addErrback(self._try_again)
+
+    def _try_again(self, failure: Failure) -> None:
+        """A client that comes back is no new one: the server may come back, too."""
+        if failure.check(Closed):
+            return
+        log.error("{why}", why=failure.getErrorMessage())
+        if failure.check(BackboneUnreachable) and self._client is not None:
+            self._client.close()
+            self.resume()
 
     def close(self) -> Deferred[None]:
         client, self._client = self._client, None

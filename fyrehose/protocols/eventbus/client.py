@@ -128,16 +128,18 @@ class EventBusClient:
     def connect(self) -> Deferred[None]:
         """Fires when the server has answered, and what it had has been handed out.
 
-        :raises LocalProtocolError: ``options.subtrees`` is not what a server takes
+        :raises LocalProtocolError: ``options.subtrees`` is not what a server takes, ``host`` is none, or it was called
+            before, or after :meth:`close`
         """
+        if self._context is not None or self._closed:
+            raise LocalProtocolError("a client connects once")
         now = self.reactor.seconds()
         self._session = ClientSession(self.options, self.random, now)
-        connected: Deferred[None] = Deferred()
-        self._connected = connected
         self._context = zmq.Context()
         self._open("publisher", zmq.SUB, 1)
         self._open("snapshot", zmq.DEALER, 0)
         self._open("collector", zmq.DEALER, 2)
+        connected = self._connected = Deferred()
         if self.options.subscribe:
             for prefix in self.options.subtrees or ("",):
                 self._listen_to(prefix)
@@ -258,7 +260,10 @@ class EventBusClient:
         self._ports[name] = port
         if not self._paused:
             port.start()
-        opened.connect(address(self.host, self.port + offset))
+        try:
+            opened.connect(address(self.host, self.port + offset))
+        except zmq.ZMQError as error:
+            raise LocalProtocolError(f"{self.host!r} and port {self.port} are no address: {error}") from error
 
     def _renew(self) -> None:
         """A new connection to SNAPSHOT, and nothing of what the old one still has."""

@@ -57,7 +57,7 @@ def document(payload: bytes) -> bytes:
     try:
         if isinstance(json.loads(text), dict):
             return payload
-    except ValueError:
+    except (ValueError, RecursionError):
         pass  # text, then
     return json.dumps({"message": text}, ensure_ascii=False).encode()
 

@@ -183,6 +183,8 @@ class LumberjackClient:
         self._send_soon()
 
     def _acknowledged(self, connection: _Connection, count: int) -> None:
+        if self._closed:  # by what the acknowledgement before it had a program do; the rest has failed already
+            return
         done = []
         while count and connection.sent:
             part = connection.sent[0]

@@ -182,6 +182,8 @@ class RelinkClient:
         """
         self._closing = True
         link = self.link
+        if self._ended is not None:  # it was called before
+            return self._when_ended()
         if self._service is None or link is None or link.over:
             return self._stop()
         self._transactions.abandon()
@@ -191,9 +193,22 @@ class RelinkClient:
         ended = self._ended = Deferred()
         patience = self.clock.callLater(FAREWELL, self._end)
         ended.addCallback(lambda _: patience.cancel() if patience.active() else None)
+        ended.addCallback(lambda _: self._stop())
+        done = self._when_ended()
         self.handle(link.shutdown())
         self.flush_soon()
-        return ended.addCallback(lambda _: self._stop())
+        return done
+
+    def _when_ended(self) -> Deferred[None]:
+        """Fires when :meth:`close` has come to its end."""
+        done: Deferred[None] = Deferred()
+        assert self._ended is not None
+
+        def tell(result: Any) -> None:
+            done.callback(result)
+
+        self._ended.addBoth(tell)
+        return done
 
     # Inside.
 

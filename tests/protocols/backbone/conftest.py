@@ -142,6 +142,10 @@ class World:
         self.broker.open()
         self.broker.counters.seconds = self.clock.seconds
         self.broker.restrict(self.settings.stream, MAX_DATA)
+        self.serve()
+
+    def serve(self) -> None:
+        """A server, also after one that has stopped."""
         self.server = BackboneServer(self.clock, self.broker, self.settings, Random(3), lambda host: False)
         self.port = SimPort(self.network, self.server, self.address)
         self.port.listen()

@@ -105,6 +105,13 @@ def test_a_server_that_has_gone_while_the_tail_paused(world: Any, logged_errors:
     reader.tailer.resume()
     world.run(6)
     assert "no backbone" in logged_errors.take()[0]["why"]
+    world.serve()
+    world.run(6)
+    world.send(Push(data=b"1"))
+    world.run(1)
+    assert reader.payloads == [b"1"], "it goes on when the server does"
+    reader.tailer.close()
+    logged_errors.take()
 
 
 @pytest.mark.parametrize("make", [cli.publisher, partial(cli.tailer, after=0, take=print, lost=print)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -194,6 +195,8 @@ class FakeSocket:
         self.bound.remove(address)
 
     def connect(self, address: str) -> None:
+        if " " in address:
+            raise zmq.ZMQError(errno.EINVAL)
         self.connected.append(address)
 
     def close(self, linger: int | None = None) -> None:

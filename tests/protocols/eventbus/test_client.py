@@ -310,6 +310,24 @@ def test_closing(make_bus: Any) -> None:
     bus.client.resume()
 
 
+def test_a_client_connects_once(make_bus: Any, fake_zmq: Any) -> None:
+    bus = make_bus()
+    with pytest.raises(LocalProtocolError, match="connects once"):
+        bus.client.connect()
+    closed = EventBusClient(Reactor(), "127.0.0.1", 5556)
+    closed.close()
+    with pytest.raises(LocalProtocolError, match="connects once"):
+        closed.connect()
+
+
+def test_a_host_that_is_none(fake_zmq: Any) -> None:
+    fake_zmq("client")
+    client = EventBusClient(Reactor(), "a b", 5556)
+    with pytest.raises(LocalProtocolError, match="'a b' and port 5556 are no address"):
+        client.connect()
+    assert client.close().called
+
+
 def test_closing_what_was_never_connected(fake_zmq: Any) -> None:
     client = EventBusClient(Reactor(), "127.0.0.1", 5556)
     assert client.position is None

@@ -40,7 +40,7 @@ def test_there_is_nothing_to_tail() -> None:
 def test_an_object_goes_as_it_is_and_text_as_a_message() -> None:
     for payload in (b"{}", b'{ "a": 1 }', '{"ü":"ü"}'.encode()):
         assert cli.document(payload) == payload
-    for text in ("plain", "", "[1]", "7", '"s"', "{cut", "ü \n\\ \x00"):
+    for text in ("plain", "", "[1]", "7", '"s"', "{cut", "ü \n\\ \x00", "[" * 100_000):
         assert json.loads(cli.document(text.encode())) == {"message": text}
     with pytest.raises(LocalProtocolError, match="not even text"):
         cli.document(b"\xff")

@@ -301,6 +301,21 @@ def test_closing_fails_what_was_not_acknowledged() -> None:
     assert not [call for call in clock.getDelayedCalls() if call.active()]
 
 
+def test_closing_when_the_first_of_two_is_acknowledged(logged_errors: list[Any]) -> None:
+    endpoint = Endpoint()
+    client, clock = connected(endpoint, window=1)
+    done = [client.publish(docs(1)), client.publish(docs(1))]
+    clock.advance(0)
+    failures: list[Any] = []
+    done[1].addErrback(failures.append)
+    done[0].addCallback(lambda _: client.close())
+    both = Ack(number=1).serialize() * 2
+    endpoint.protocols[-1].dataReceived(both)  # in one read, and a program may close at the first of them
+    endpoint.protocols[-1].dataReceived(b"")
+    assert [failure.type for failure in failures] == [Closed]
+    assert not logged_errors
+
+
 def test_closing_before_anybody_answered() -> None:
     client, _ = make(Endpoint(refuses=True))
     failures: list[type] = []

@@ -128,6 +128,16 @@ def test_closing_settles_and_ends_the_link(make_client: Any) -> None:
         client.ready()
 
 
+def test_closing_twice_is_closing_once(make_client: Any) -> None:
+    client, wire = make_client()
+    done = outcome(client.send(b"0"))
+    closed = [outcome(client.close()), outcome(client.close())]
+    assert closed == [[], []]
+    wire.pump()
+    closed.append(outcome(client.close()))
+    assert (done, closed) == (["done"], [["done"]] * 3)
+
+
 def test_closing_does_not_wait_for_ever(make_client: Any) -> None:
     client, wire = make_client()
     done = outcome(client.send(b"0"))
