@@ -2,6 +2,9 @@
 
 ``kernels.native/NAME.pyx`` and ``kernels.pure/NAME.py`` have the same functions with the same signatures; the pure
 one is the readable specification and what the native one is tested against.  ``FYREHOSE_PURE=1`` forces the pure ones.
+
+One is apart, ``native/zeromq.pyx``: it reads sockets, which nothing else here knows of, so its twin is where they are,
+``fyrehose.protocols.eventbus.messages``.
 """
 
 from __future__ import annotations

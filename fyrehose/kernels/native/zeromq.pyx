@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Messages out of ZeroMQ's sockets and into them, natively; ``fyrehose.kernels.pure.zeromq`` says what they do, and is
-what they are tested against.
+"""Messages out of ZeroMQ's sockets and into them, natively; ``fyrehose.protocols.eventbus.messages`` says what they
+do, and is what they are tested against.
 
 A frame by pyzmq is an object of a class of Python's with a dictionary, and costs four times what the library takes for
 it.  So the library's functions are called here, those of the library that pyzmq has loaded and whose sockets these are:

@@ -21,8 +21,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.kernels.zeromq import Messages
 from fyrehose.protocols.eventbus.lent import LEAST, Lent
+from fyrehose.protocols.eventbus.messages import Fastest
 from fyrehose.records import Buffer
 
 log = Logger()
@@ -78,7 +78,7 @@ class ZMQPort:
         self._again: IDelayedCall | None = None
         self._reading = False
         self._closed = False
-        self._messages = Messages(socket, MOST_FRAMES)
+        self._messages = Fastest(socket, MOST_FRAMES)
 
     def start(self) -> None:
         """Read from now on."""

@@ -1,4 +1,4 @@
-"""The kernel of ZeroMQ's messages, over sockets that stay within the process: native and pure, on the same frames."""
+"""Messages over sockets that stay within the process: by the native kernel and by pyzmq, on the same frames."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fyrehose import kernels
-from fyrehose.kernels.pure import zeromq as pure
-from fyrehose.kernels.zeromq import Messages
+from fyrehose.protocols.eventbus import messages as pure
+from fyrehose.protocols.eventbus.messages import Fastest
 
 try:
     from fyrehose.kernels.native import zeromq as native
@@ -61,7 +61,7 @@ def pair() -> Iterator[Pair]:
 
 def test_the_native_one_serves_where_kernels_are_native() -> None:
     """It finds its functions in the library of the pyzmq that we test with."""
-    assert Messages.__module__ == f"fyrehose.kernels.{'native' if kernels.NATIVE else 'pure'}.zeromq"
+    assert Fastest is (native if kernels.NATIVE else pure).Messages
 
 
 @both

@@ -1,4 +1,10 @@
-"""Messages out of ZeroMQ's sockets and into them, by pyzmq's calls, a frame at a time."""
+"""Messages out of ZeroMQ's sockets and into them.
+
+:class:`Messages` does it by pyzmq's calls, a frame at a time, and is the specification of ``kernels.native.zeromq``,
+which calls the library under pyzmq.  It is not among the pure kernels, because they know nothing of sockets.
+
+in: a socket      out: lists of frames; nothing waits here
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,9 @@ from typing import Any
 import zmq
 from zmq.backend import Socket as Backend
 
-Buffer = bytes | bytearray | memoryview
+from fyrehose import kernels
+from fyrehose.records import Buffer
+
 #: The frames of one, and how many it had.
 Message = tuple[list[bytes], int]
 
@@ -20,7 +28,7 @@ _send: Any = Backend.send
 
 
 class Messages:
-    """The messages of one socket.  Nothing waits here, and only one thread may call.
+    """The messages of one socket, by pyzmq; only one thread may call.
 
     :param kept: so many frames of a message are kept; of those behind them only the number
     """
@@ -69,3 +77,18 @@ class Messages:
         last = len(frames) - 1
         for at, frame in enumerate(frames):
             _send(self._socket, frame, _MORE if more or at < last else _LAST)
+
+
+def _fastest() -> type[Messages]:
+    if kernels.NATIVE:
+        try:
+            from fyrehose.kernels.native.zeromq import Messages as Native
+        except ImportError:  # pyzmq hides its library, or is built without Cython
+            return Messages
+        native: type[Messages] = Native
+        return native
+    return Messages
+
+
+#: What serves.
+Fastest = _fastest()
