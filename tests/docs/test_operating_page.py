@@ -12,7 +12,8 @@ import attrs
 import pytest
 
 from fyrehose import kits
-from fyrehose.config import read_file, resolve
+from fyrehose.config import ServerSettings, read_file, resolve
+from fyrehose.journal.settings import JournalSettings
 from fyrehose.policy import Action, Identity, load
 from fyrehose.tap import Options
 from fyrehose.tls import TLSSettings
@@ -27,6 +28,13 @@ def test_every_option_of_the_server_is_in_both_tables() -> None:
     for page in (PAGE, README):
         rows = "\n".join(line for line in page.splitlines() if line.startswith("| `"))
         assert [flag for flag in flags if f"--{flag}" not in rows] == []
+
+
+def test_every_option_of_the_journal_and_of_the_server_is_in_the_table() -> None:
+    rows = "\n".join(line for line in PAGE.splitlines() if line.startswith("| `"))
+    for scope, settings in (("journal", JournalSettings), ("server", ServerSettings)):
+        names = {f"{scope}.{field.name.replace('_', '-')}" for field in attrs.fields(settings)}
+        assert {name for name in names if f"`{name}`" not in rows} == set()
 
 
 def test_every_option_of_tls_is_in_the_table() -> None:

@@ -61,6 +61,9 @@ def tailer(
 ) -> RelinkTailer:
     """A reader of one stream."""
     named = _named(stream)
+    _, at, number = named.rpartition("@")
+    if after is None and at and number.isascii() and number.isdecimal():
+        raise ConfigError(f"relink would take {named!r} for a stream and a number: say --since, too")
     tailer = RelinkTailer(named, take)
     name = f"subscribe:{named}" if after is None else f"subscribe:{named}@{after}"
     tailer.client = RelinkClient(reactor, HostnameEndpoint(reactor, host, port), name, on_message=tailer.message)

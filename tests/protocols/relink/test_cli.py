@@ -36,6 +36,7 @@ def test_what_is_made() -> None:
     [
         lambda: cli.publisher(MemoryReactorClock(), "h", 1, None, 7),
         lambda: cli.tailer(MemoryReactorClock(), "h", 1, None, 5, print, print),
+        lambda: cli.tailer(MemoryReactorClock(), "h", 1, "log@5", None, print, print),
         lambda: cli.transactional_publisher(MemoryReactorClock(), "h", 1, "s", 7, 5_000),
     ],
 )
