@@ -48,7 +48,7 @@ class Asker:
             raise ConfigError(f"--url is {url!r}, and should be such as {DEFAULT_URL}")
         try:
             token = None if token_file is None else token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
-            if token is not None and not (token.isascii() and token.isprintable()):
+            if token is not None and not token.isprintable():
                 raise ConfigError(f"the token in {token_file} has letters that no request can carry")
             context = None
             if parts.scheme == "https":
@@ -64,7 +64,7 @@ class Asker:
         """
         request = urllib.request.Request(f"{self.url}/api/status?{urlencode({'match': match, 'limit': limit})}")
         if self.token is not None:
-            request.add_header("Authorization", f"Bearer {self.token}")
+            request.add_header("Authorization", f"Bearer {self.token}".encode().decode("latin-1"))
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE, context=self.context) as answer:
                 said = json.loads(answer.read(LARGEST))

@@ -172,7 +172,8 @@ def token_of(asked: Asked) -> str | None:
     """The token that a request carries: ``Bearer TOKEN``, or as the password of whoever, for browsers."""
     kind, _, value = asked.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
-        return value.strip() or None
+        # What is sent is bytes, and a token in a file is UTF-8.
+        return value.strip().encode("latin-1", "replace").decode(errors="surrogateescape") or None
     if kind.lower() == "basic":
         try:
             return b64decode(value, validate=True).decode().partition(":")[2] or None
@@ -183,5 +184,5 @@ def token_of(asked: Asked) -> str | None:
 
 def same(token: str | None, secret: str) -> bool:
     """Whether they are, in a time that says nothing of how much of it."""
-    digests = [hashlib.sha256(text.encode(errors="replace")).digest() for text in (token or "", secret)]
+    digests = [hashlib.sha256(text.encode(errors="surrogateescape")).digest() for text in (token or "", secret)]
     return token is not None and hmac.compare_digest(*digests)

@@ -59,6 +59,12 @@ def test_a_token(answer: Any, tmp_path: Path) -> None:
     asker.status()
     assert asked[0].get_header("Authorization") == "Bearer secret"
     assert "secret" not in repr(asker)
+    token.write_text("tökén", encoding="utf-8")
+    asked = answer(b'{"journal": {}}')
+    Asker.of("http://x:1", token).status()
+    assert str(asked[1].get_header("Authorization")).encode("latin-1") == "Bearer tökén".encode(), (
+        "as a server reads it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +97,7 @@ def test_trouble_is_said_so_that_one_can_act(answer: Any, said: Any, words: str)
 
 def test_a_token_that_no_request_can_carry(tmp_path: Path) -> None:
     token = tmp_path / "token"
-    token.write_text("tökén", encoding="utf-8")
+    token.write_text("a\0b", encoding="utf-8")
     with pytest.raises(ConfigError, match="letters that no request can carry"):
         Asker.of("http://x:1", token)
 

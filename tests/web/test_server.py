@@ -175,6 +175,8 @@ def asked(value: str | None) -> Asked:
         ("Bearer abc", "abc"),
         ("bearer  abc ", "abc"),
         ("Bearer ", None),
+        ("Bearer " + "tökén".encode().decode("latin-1"), "tökén"),
+        ("Bearer \xff", "\udcff"),
         ("Basic " + b64encode(b"anybody:s:cret").decode(), "s:cret"),
         ("Basic " + b64encode(b"anybody").decode(), None),
         ("Basic " + b64encode(b"\xff:\xff").decode(), None),
@@ -192,6 +194,7 @@ def test_comparing_tokens() -> None:
     assert not same("", "secret")
     assert not same(None, "secret")
     assert not same(None, "")
+    assert not same("\udcff", "?")
 
 
 def test_names_of_hosts() -> None:
