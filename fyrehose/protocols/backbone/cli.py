@@ -13,7 +13,7 @@ from zope.interface import implementer, moduleProvides
 
 from fyrehose.errors import Closed, ConfigError
 from fyrehose.interfaces import IClients, ITailer
-from fyrehose.protocols.backbone.client import BackboneClient, BackboneUnreachable
+from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import Options
 from fyrehose.records import Run
 
@@ -30,7 +30,7 @@ RETRIES = 5
 def publisher(reactor: Any, host: str, port: int, stream: str | None, window: int) -> BackboneClient:
     """A client that confirms each push by its coming back."""
     _only(stream)
-    return BackboneClient(reactor, host, port, options=Options(window=window, retries=RETRIES))
+    return _client(reactor, host, port, Options(window=window, retries=RETRIES))
 
 
 def tailer(
@@ -45,9 +45,14 @@ def tailer(
     """A subscriber that repairs what it missed."""
     _only(stream)
     return BackboneTailer(
-        lambda after: BackboneClient(reactor, host, port, options=Options(after=after), on_records=take, on_gap=lost),
+        lambda after: _client(reactor, host, port, Options(after=after), on_records=take, on_gap=lost),
         after,
     )
+
+
+def _client(reactor: Any, host: str, port: int, options: Options, **told: Any) -> BackboneClient:
+    """One that waits for its server, as those of other protocols do: whoever made it has patience, or none."""
+    return BackboneClient(reactor, host, port, options=options, persistent=True, **told)
 
 
 @implementer(ITailer)
@@ -75,16 +80,7 @@ class BackboneTailer:
             self._client = None
 
     def resume(self) -> None:
-        self.connect().addErrback(self._try_again)
-
-    def _try_again(self, failure: Failure) -> None:
-        """A client that comes back is no new one: the server may come back, too."""
-        if failure.check(Closed):
-            return
-        log.error("{why}", why=failure.getErrorMessage())
-        if failure.check(BackboneUnreachable) and self._client is not None:
-            self._client.close()
-            self.resume()
+        self.connect().addErrback(_say)
 
     def close(self) -> Deferred[None]:
         client, self._client = self._client, None
@@ -93,6 +89,11 @@ class BackboneTailer:
             return client.close()
         closed.callback(None)
         return closed
+
+
+def _say(failure: Failure) -> None:
+    if not failure.check(Closed):
+        log.error("{why}", why=failure.getErrorMessage())
 
 
 def _only(stream: str | None) -> None:

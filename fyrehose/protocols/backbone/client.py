@@ -96,6 +96,7 @@ class BackboneClient:
     :ivar on_gap: is called with the first and the last number of a range that nobody has any more
     :ivar on_alive: is called with True when the backbone answers (again), with False when it has not for 5 s
     :ivar options: subscriber, publisher, journal peer: see :class:`~.client_session.Options`
+    :ivar persistent: whether to wait for a backbone that does not answer at first, as for one that is lost later
     :ivar bind: where to listen; None: at the address that looks towards the server, at any free port
     """
 
@@ -106,6 +107,7 @@ class BackboneClient:
     on_records: Callable[[Run], object] = attrs.field(default=_ignore, kw_only=True)
     on_gap: Callable[[int, int], object] = attrs.field(default=_ignore, kw_only=True)
     on_alive: Callable[[bool], object] = attrs.field(default=_ignore, kw_only=True)
+    persistent: bool = attrs.field(default=False, kw_only=True)
     bind: Address | None = attrs.field(default=None, kw_only=True)
     random: Random = attrs.field(factory=SystemRandom, kw_only=True)
     open_port: Callable[[Any, Owner, Address], Port] = attrs.field(default=open_port, kw_only=True)
@@ -124,7 +126,8 @@ class BackboneClient:
     def connect(self) -> Deferred[None]:
         """Fires when the backbone has acknowledged us; from then on everything that it delivers comes.
 
-        :raises BackboneUnreachable: through the Deferred, after 5 s without an answer; the client is closed then
+        :raises BackboneUnreachable: through the Deferred, after 5 s without an answer; the client is closed then. One
+            that is ``persistent`` goes on asking until :meth:`close`
         :raises CannotListenError: through the Deferred: ``bind`` is taken
         """
         if self._connected is not None:
@@ -312,7 +315,7 @@ class BackboneClient:
 
     def _gone(self) -> None:
         self.on_alive(False)
-        if self._connected is not None and not self._connected.called:
+        if self._connected is not None and not self._connected.called and not self.persistent:
             where = f"{self.host}:{self.port}"
             self._connected.errback(BackboneUnreachable(f"no backbone at {where} answers: is it up, and allows us?"))
             self.close()
