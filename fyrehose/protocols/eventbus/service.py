@@ -35,8 +35,12 @@ log = Logger()
 BROADCASTS_WAITING = 10_000
 #: SYNCs that may wait for one client; beyond that its snapshot waits.
 SYNCS_WAITING = 1_000
-#: PUBs that may wait to be read of one publisher; beyond that it waits.  Few, because each may be large.
-PUBS_WAITING = 16
+#: PUBs that may wait to be read of one publisher; beyond that it waits.  ZeroMQ counts them and not their bytes, so
+#: they are as many of the largest as this memory holds, and within these bounds.  With more of them ZeroMQ's thread and
+#: ours wake each other less often.  They cannot be raised later: ZeroMQ then forgets to wake who waits already.
+PUBS_MEMORY = 256 << 20
+PUBS_WAITING_LEAST = 16
+PUBS_WAITING_MOST = 1_000
 #: Requests that may wait to be read of one client, and the largest: 64 subtrees of 255 bytes and their separators.
 REQUESTS_WAITING = 16
 REQUEST_SIZE = 32 << 10
@@ -152,7 +156,8 @@ class EventBusService(Service):
         publisher = make_socket(
             context, zmq.PUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING
         )
-        collector = make_socket(context, zmq.ROUTER, largest=payload, received=PUBS_WAITING, sent=1)
+        waiting = min(max(PUBS_MEMORY // payload, PUBS_WAITING_LEAST), PUBS_WAITING_MOST)
+        collector = make_socket(context, zmq.ROUTER, largest=payload, received=waiting, sent=1)
         for socket in (snapshot, publisher, collector):
             action = Action.PUBLISH if socket is collector else Action.SUBSCRIBE
             socket.setsockopt(zmq.ZAP_DOMAIN, DOMAINS[action])

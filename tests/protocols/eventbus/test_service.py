@@ -93,6 +93,14 @@ def test_three_ports_in_a_row_and_a_door(make_house: Any) -> None:
     assert house.service.stopService().called
 
 
+@pytest.mark.parametrize(("payload", "waiting"), [(16 << 20, 16), (1 << 20, 256), (256 << 10, 1_000), (1, 1_000)])
+def test_as_many_pubs_wait_as_memory_holds(make_house: Any, payload: int, waiting: int) -> None:
+    """Threat: huge messages."""
+    house = make_house(max_payload=payload)
+    house.start()
+    assert house.fake.contexts[0].sockets[3].options[zmq.RCVHWM] == waiting
+
+
 def test_it_starts_again(make_house: Any) -> None:
     house = make_house()
     house.start()
