@@ -9,6 +9,8 @@ A file is written beside its place and gets its name when all of it is on the di
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -80,7 +82,10 @@ def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps:
             records = write(directory, out, form, wanted, skip_gaps, progress)
         return Exported(records, path.stat().st_size if path.is_file() else None)
     except OSError as error:
-        raise FyrehoseError(f"{path} cannot be written: {error.strerror or error}") from error
+        said = error.strerror or error
+        if error.filename is not None and directory in Path(os.fsdecode(error.filename)).parents:
+            raise FyrehoseError(f"{error.filename} cannot be read: {said}") from error
+        raise FyrehoseError(f"{path} cannot be written: {said}") from error
 
 
 @contextmanager
@@ -96,7 +101,7 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
     path = path.resolve()  # else the name that is a link would be replaced, and not the file
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as out:
+        with _terminated(), temporary.open("wb") as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
@@ -108,6 +113,23 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
             os.close(directory)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM ends us as Ctrl-C does, by way of whoever has to tidy up."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say so
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _ndjson(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_gaps: bool, progress: Progress) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 
 import attrs
 import pyarrow as pa
@@ -52,7 +53,9 @@ class Target:
         try:
             rate = float(options.get("rate", "0"))
         except ValueError:
-            raise ConfigError(f"rate is {options['rate']!r}, and should be rows a second") from None
+            rate = -1.0
+        if not 0 <= rate < inf:
+            raise ConfigError(f"rate is {options['rate']!r}, and should be rows a second; 0: as fast as they are taken")
         return cls(host, port, stream, rate)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fyrehose.cli import exporting, main
 from fyrehose.errors import ConfigError, JournalGap
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
@@ -242,3 +244,30 @@ def test_what_a_link_leads_to_is_written_and_not_the_link(data: Path, tmp_path: 
 def test_words_of_the_data_source_are_no_numbers_here(words: tuple[str | None, str | None]) -> None:
     with pytest.raises(ConfigError, match="should be a number or a time"):
         exporting.selected((), *words)
+
+
+def test_a_command_that_is_ended_leaves_nothing_behind(data: Path, tmp_path: Path) -> None:
+    def end(done: int, total: int) -> None:
+        assert list(tmp_path.glob(".*.tmp")), "it is under way"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        exporting.export(data, tmp_path / "a.ndjson", "ndjson", exporting.selected((), None, None), False, end)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert list(tmp_path.glob(".*.tmp")) == []
+    assert not (tmp_path / "a.ndjson").exists()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.parquet"])
+def test_a_segment_that_may_not_be_read_is_named(
+    data: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Files, path: Path, flags: int) -> int:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Files, "open", refuse)
+    result = export(data, tmp_path / name)
+    assert result.exit_code == 1
+    assert f"{scan.segments(data)[0].path} cannot be read: Permission denied" in result.stderr

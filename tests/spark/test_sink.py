@@ -33,6 +33,8 @@ def test_options() -> None:
         ({"to": "h:1", "stream": "s"}, "value binary"),
         ({"to": "h:1", "stream": "s"}, "payload integer"),
         ({"to": "h:1", "stream": "s", "rate": "fast"}, "payload binary"),
+        ({"to": "h:1", "stream": "s", "rate": "-1"}, "payload binary"),
+        ({"to": "h:1", "stream": "s", "rate": "nan"}, "payload binary"),
     ):
         with pytest.raises(ConfigError):
             Target.of(options, schema(columns))
