@@ -169,26 +169,33 @@ class Fanout:
 
     def _turn(self, cursor: Cursor) -> int:
         cursor.placed = False
-        if cursor.paused or cursor.stopped:
+        delivery = self._next(cursor)
+        if delivery is None:
             return 0
+        self._deliver(cursor, delivery)
+        # After a small one nearly everybody stands at the end of the stream: that is seen now, not by another round.
+        if (delivery.size > TURN // 2 or self._next(cursor) is not None) and not cursor.paused:
+            self.ready(cursor)
+        return delivery.size
+
+    def _next(self, cursor: Cursor) -> Delivery | None:
+        """What ``cursor`` is to be given; None if it takes nothing now, or waits for more from now on, or has ended."""
+        if cursor.paused or cursor.stopped or cursor.placed:
+            return None
         try:
             delivery = self._delivery(cursor.stream, cursor.position + 1)
         except JournalCorrupt as damage:
             log.error("subscriber of stream {stream!r} ended: {damage}", stream=cursor.stream, damage=str(damage))
             self._end(cursor, damage)
-            return 0
+            return None
         except Exception as failure:  # whatever it is, it is this cursor's alone
             log.failure("reading stream {stream!r} failed; a subscription to it ends", stream=cursor.stream)
             self._end(cursor, failure)
-            return 0
+            return None
         if delivery is None:
             cursor.placed = True
             self._waiting.setdefault(cursor.stream, {})[cursor] = None
-            return 0
-        self._deliver(cursor, delivery)
-        if not cursor.paused:
-            self.ready(cursor)
-        return delivery.size
+        return delivery
 
     def _deliver(self, cursor: Cursor, delivery: Delivery) -> None:
         expected = cursor.position + 1

@@ -411,3 +411,12 @@ def test_what_was_delivered_is_counted_by_kit_also_of_those_that_have_left(serve
     server.broker.close()
     assert not server.broker.cursors()
     assert server.broker.delivered()["kit", "messages"] == 4
+
+
+def test_who_stands_at_the_end_waits_there_without_another_round(server: Server) -> None:
+    sink, _ = server.subscribe()
+    server.settle()
+    for n in range(3):
+        server.publish(b"%d" % n)
+        assert sink.payloads == [b"%d" % i for i in range(n + 1)]
+        assert not server.clock.getDelayedCalls(), "nothing is left to be done"

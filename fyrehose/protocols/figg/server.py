@@ -132,13 +132,14 @@ class FiggProtocol(SessionProtocol):
     def _durable(self, last: int, firsts: tuple[int, ...]) -> None:
         self.session.send_ack(last)
         # One commit settles many publishes of a connection, one after the other: the last one's ACK covers them all.
-        if self._ack_due is None:
+        if self._ack_due is None and self._in_flight > 1:
             self._ack_due = self.clock.callLater(0, self._send_ack)
 
     def settled(self) -> None:
         # Nothing more of it is under way: the last one's ACK need not wait.
-        if self._ack_due is not None and not self._in_flight:
-            self._ack_due.cancel()
+        if not self._in_flight:
+            if self._ack_due is not None:
+                self._ack_due.cancel()
             self._send_ack()
 
     def _send_ack(self) -> None:
