@@ -9,6 +9,7 @@ writes 128 KiB, and asks again.  For a subscriber who keeps up that is three sys
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -75,6 +76,32 @@ def clear(path: str) -> None:
                 Path(left).unlink()
     except (OSError, ValueError):
         return  # somebody listens, or it cannot be told
+
+
+def check_adopted(descriptor: int, family: int) -> None:
+    """See that a descriptor that somebody has handed over is what an endpoint says of it.
+
+    Else addresses of peers would be read as what they are not, and policies go by them.
+
+    :raises OSError: it is something else, or nobody listens at it
+    """
+    copy = os.dup(descriptor)
+    try:
+        found = socket.socket(fileno=copy)
+    except OSError as error:
+        os.close(copy)
+        raise OSError(error.errno, f"descriptor {descriptor} is no socket: {error.strerror}") from error
+    with found:
+        if found.type != socket.SOCK_STREAM:
+            why = "is a socket of another kind: a unit says ListenStream= for TCP"
+        elif found.family != family:
+            name = socket.AddressFamily(found.family).name.removeprefix("AF_")
+            why = f"is a socket of the domain {name}: say domain={name}"
+        elif not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            why = "is a socket that nobody listens at"
+        else:
+            return
+    raise OSError(errno.EINVAL, f"descriptor {descriptor} {why}")
 
 
 def deepen(port: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, cast
 import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.endpoints import UNIXServerEndpoint, serverFromString
+from twisted.internet.endpoints import AdoptedStreamServerEndpoint, UNIXServerEndpoint, serverFromString
 from twisted.internet.interfaces import (
     IAddress,
     IDelayedCall,
@@ -41,7 +41,7 @@ from fyrehose.peers import host_of, identify
 from fyrehose.policy import Identity
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
-from fyrehose.sockets import clear, deepen, prompt
+from fyrehose.sockets import check_adopted, clear, deepen, prompt
 
 #: A slow link may still send a large frame, or take a large delivery: this many bytes a second are enough.
 SLOWEST = 64 << 10
@@ -455,6 +455,8 @@ class TCPService(Service):
         try:
             self._endpoint = serverFromString(reactor, endpoint)
         except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
+            if endpoint.startswith("systemd:") and isinstance(error, LookupError):
+                raise ConfigError(f"--listen {kit}={endpoint}: systemd has handed over no such socket") from error
             raise ConfigError(f"--listen {kit}={endpoint} is not an endpoint that Twisted knows: {error}") from error
 
     def startService(self) -> Deferred[IListeningPort]:
@@ -462,6 +464,8 @@ class TCPService(Service):
         Service.startService(self)
         if isinstance(self._endpoint, UNIXServerEndpoint):
             clear(self._endpoint._address)
+        elif isinstance(self._endpoint, AdoptedStreamServerEndpoint):
+            check_adopted(self._endpoint.fileno, self._endpoint.addressFamily)
         listening = self._endpoint.listen(self.factory if self._around is None else self._around)
         return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)
 

@@ -14,7 +14,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Port, Server
 
-from fyrehose.sockets import READ, PromptServer, clear, prompt
+from fyrehose.sockets import READ, PromptServer, check_adopted, clear, prompt
 
 #: More than any kernel takes at once from a socket whose buffers were made small.
 MUCH = 3 << 20
@@ -206,3 +206,23 @@ def test_what_is_no_unix_socket_stays(tmp_path: Path) -> None:
     clear(str(path))
     clear("\0abstract")
     assert path.read_text() == "x"
+
+
+def test_a_descriptor_that_was_handed_over_is_what_it_is_said_to_be(tmp_path: Path) -> None:
+    inet, unix = socket.AF_INET, socket.AF_UNIX
+    with socket.create_server(("127.0.0.1", 0)) as good, socket.socket() as idle, (tmp_path / "f").open("w") as file:
+        check_adopted(good.fileno(), inet)
+        assert good.fileno() >= 0, "it was looked at, and stays open"
+        for descriptor, family, said in (
+            (good.fileno(), unix, "say domain=INET"),
+            (idle.fileno(), inet, "nobody listens at"),
+            (file.fileno(), inet, "is no socket"),
+        ):
+            with pytest.raises(OSError, match=said):
+                check_adopted(descriptor, family)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+        with pytest.raises(OSError, match="say domain=UNIX"):
+            check_adopted(ours.fileno(), inet)
+        with pytest.raises(OSError, match="ListenStream="):
+            check_adopted(datagrams.fileno(), inet)
