@@ -90,7 +90,8 @@ def server(protocol: str, place: tuple[str, int | None], tls: str | None = None)
     clients = kits.load_clients(protocol)
     if clients is None:
         raise ConfigError(f"{protocol} has no client that this command could use")
+    if tls is not None and not all(tls.split(",")):  # else nothing would be encrypted, in silence
+        raise ConfigError(f"--tls is {tls!r}, and should be files: CA[,CERT[,KEY]]")
     host, port = place
-    return Server(
-        protocol, host, clients.default_port if port is None else port, clients, tuple(tls.split(",")) if tls else ()
-    )
+    words = () if tls is None else tuple(tls.split(","))
+    return Server(protocol, host, clients.default_port if port is None else port, clients, words)

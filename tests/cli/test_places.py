@@ -24,6 +24,12 @@ def test_a_port_that_nobody_says_is_the_protocols_own() -> None:
     assert str(server("figg", ("::1", 5)).contacts) == "figg at [::1]:5"
 
 
+@pytest.mark.parametrize("tls", ["", ",", "ca.pem,", "ca.pem,,key.pem"])
+def test_nothing_goes_in_the_clear_because_a_name_is_empty(tls: str) -> None:
+    with pytest.raises(ConfigError, match="--tls is"):
+        server("figg", ("127.0.0.1", None), tls)
+
+
 def test_what_a_protocol_does_not_have_is_said() -> None:
     nothing = Server("lumberjack", "h", 1, clients())
     with pytest.raises(ConfigError, match="nothing can be published by lumberjack"):
