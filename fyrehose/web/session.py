@@ -315,7 +315,11 @@ def _asked(request: h11.Request) -> Asked:
     chunked = "transfer-encoding" in headers
     if chunked and "content-length" in headers:
         raise ValueError("a body has a length or comes in chunks, and not both")
-    path, _, query = request.target.decode("latin-1").partition("?")
+    target = request.target.decode("latin-1")
+    if target.lower().startswith(("http://", "https://")):  # as proxies are asked; the host is in it (RFC 9112, 3.2.2)
+        headers["host"], _, rest = target.partition("://")[2].partition("/")
+        target = f"/{rest}"
+    path, _, query = target.partition("?")
     if not path.startswith("/"):
         raise ValueError("the target of a request is a path that begins with a slash")
     try:

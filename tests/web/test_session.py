@@ -217,6 +217,18 @@ def test_who_waits_before_sending_a_body_is_told_to_go_on() -> None:
     assert answer(refusing)[0] == 413
 
 
+@pytest.mark.parametrize("target", ["http://localhost:80/a%2Fb/c?x=1", "HTTPS://LOCALHOST/a%2Fb/c?x=1"])
+def test_a_request_as_proxies_are_asked(target: str) -> None:
+    session = WebSession(frozenset({"localhost"}))
+    (asked,) = session.receive_data(f"GET {target} HTTP/1.1\r\nHost: another.example\r\n\r\n".encode())
+    assert isinstance(asked, Asked)
+    assert (asked.path, asked.query) == (("a/b", "c"), {"x": "1"})
+    foreign = WebSession(frozenset({"localhost"}))
+    (event,) = foreign.receive_data(b"GET http://rebound.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert isinstance(event, Refused)
+    assert event.status == 421
+
+
 @pytest.mark.parametrize(
     ("head", "status"),
     [
