@@ -155,6 +155,7 @@ def _log_observer(form: str, twistd: Any) -> FileLogObserver:
     if name == "-" or (twistd.get("nodaemon") and not name):
         if not twistd.get("nodaemon"):
             sys.exit("twistd fyrehose: a daemon has no standard output to log to: give it a --logfile, or use -n")
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is no file to begin anew, and it would end us
         return logs.observer(form, sys.stdout)
     file = LogFile.fromFullPath(name or "twistd.log")
     signal.signal(signal.SIGUSR1, lambda number, frame: reactor.callFromThread(file.rotate))  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import time
@@ -397,9 +398,14 @@ class TestLog:
         return options.log_observer
 
     def test_to_standard_output(self, capsys: pytest.CaptureFixture[str]) -> None:
-        make = self.under("--log-format", "json", nodaemon=True, logfile=None)
-        make()({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0})
-        assert json.loads(capsys.readouterr().out)["message"] == "hello"
+        kept = signal.getsignal(signal.SIGUSR1)
+        try:
+            make = self.under("--log-format", "json", nodaemon=True, logfile=None)
+            make()({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0})
+            assert json.loads(capsys.readouterr().out)["message"] == "hello"
+            os.kill(os.getpid(), signal.SIGUSR1)  # which would end who takes no notice of it by default
+        finally:
+            signal.signal(signal.SIGUSR1, kept)
 
     def test_into_a_file_that_is_begun_again_when_asked(self, tmp_path: Path) -> None:
         kept = signal.getsignal(signal.SIGUSR1)
