@@ -220,11 +220,15 @@ class AdminService(TCPService):
         return super().startService()
 
     def reload(self) -> None:
-        """Read the token and the certificates again.
+        """Read the token and the certificates again.  Whoever looks on with another token has to show the new one.
 
         :raises ConfigError: one cannot be used; that one stays as it was
         """
-        self._admin.token = read_token(self._token_file)
+        token = read_token(self._token_file)
+        if token != self._admin.token:
+            self._admin.token = token
+            for connection in list(self.factory.connections):
+                connection.finish()
         super().reload()
 
     def _listening(self, port: IListeningPort) -> IListeningPort:

@@ -302,6 +302,25 @@ def test_a_token_is_read_again(watched: Any, tmp_path: Path) -> None:
     assert service._admin.token == "another one, as long"
 
 
+def test_who_looks_on_with_the_token_that_was_is_shown_out(watched: Any, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    settings = Settings(token_file=str(path))
+    service = kit.make_service(MemoryReactorClock(), watched.broker, kit.default_endpoint, settings)
+    address = IPv4Address("TCP", "127.0.0.1", 5)
+    protocol, transport = service.factory.buildProtocol(address), Transport(peerAddress=address)
+    assert protocol is not None
+    protocol.makeConnection(transport)
+    peer = Peer(watched, protocol, transport)
+    peer.ask("/api/events", f"Authorization: Bearer {TOKEN}")
+    service.reload()
+    assert not transport.disconnecting, "it is the same"
+    path.write_text("another one, as long")
+    service.reload()
+    assert transport.disconnecting
+    peer.leave()
+
+
 def test_it_shows_no_other_broker_than_the_servers_own() -> None:
     with pytest.raises(ConfigError, match="own broker"):
         kit.make_service(MemoryReactorClock(), object(), kit.default_endpoint, Settings())  # type: ignore[arg-type]
