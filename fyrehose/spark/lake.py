@@ -99,6 +99,17 @@ class Lake:
             raise JournalError(f"the lake {text} should be on a file system; object storage can be mounted as one")
         return cls(Path(text).absolute())
 
+    @classmethod
+    def existing(cls, location: str | Path) -> Lake:
+        """The same, where there is one: what reads takes a wrong path for no empty lake.
+
+        :raises JournalError: there is none
+        """
+        lake = cls.at(location)
+        if not lake._log.is_dir():
+            raise JournalError(f"{lake} is no lake: nothing was archived there")
+        return lake
+
     def __str__(self) -> str:
         return str(self.path)
 
@@ -116,7 +127,7 @@ class Lake:
         for number, path in enumerate(sorted(self._log.glob("*.json")), 1):
             try:
                 commit = Commit.unpacked(path.read_bytes())
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise JournalError(f"{path} is damaged: {error}; put it back from a copy") from error
             if path != self._entry(number) or (found and commit.start != found[-1].end):
                 raise JournalError(f"{path} does not follow on the commit before it: one is missing in {self._log}")

@@ -80,7 +80,10 @@ class Directory:
         return str(self.path)
 
     def view(self) -> View:
-        return look(self.path)
+        view = look(self.path)
+        if not view.mark and not scan.segments(self.path):
+            raise JournalError(f"{self.path} is no journal: there is no segment in it")
+        return view
 
     def name(self, base: int) -> str:
         return str(scan.path_of(self.path, base))

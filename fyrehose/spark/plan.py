@@ -84,6 +84,7 @@ class Planner:
         if begin >= end and begin <= view.mark:
             return []
         check(self.place, view, begin, end)
+        self._check_beginning(view, begin)
         self._last.clear()
         found: list[Part] = []
         for extent in view.segments:
@@ -95,6 +96,26 @@ class Planner:
                         self.place, view, begin, f"{error} was deleted while the reading was planned"
                     ) from None
         return found
+
+    def _check_beginning(self, view: View, begin: int) -> None:
+        """A batch begins there; what is damaged is told by who reads it."""
+        for extent in view.segments:
+            first = extent.base + fmt.SEGMENT_HEADER.size
+            if not first < begin < extent.end:
+                continue
+            try:
+                reader = self.place.open(extent.base, extent.end)
+            except Missing:
+                return
+            try:
+                fmt.BatchHeader.unpack(reader.read(begin, fmt.BATCH_HEADER.size), begin)
+            except fmt.Damage:
+                if _between(reader, first, begin):
+                    raise JournalCorrupt(
+                        f"no batch begins at position {begin} of {self.place}: that is of another journal, or made up"
+                    ) from None
+            finally:
+                reader.close()
 
     def _segment(self, extent: Extent, begin: int, end: int, sealed: bool) -> list[Part]:
         first, stop = max(extent.base + fmt.SEGMENT_HEADER.size, begin), min(extent.end, end)
@@ -216,6 +237,14 @@ def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHead
         header = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
         yield header
         position = header.end
+
+
+def _between(reader: SegmentReader, first: int, position: int) -> bool:
+    """Whether ``position`` lies within a batch, and not where one begins."""
+    try:
+        return any(header.position < position < header.end for header in walk(reader, first, position))
+    except fmt.Damage:
+        return False
 
 
 def admitted(place: Place, start: int, stop: int, max_rows: int, max_bytes: int) -> int:

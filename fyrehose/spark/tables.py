@@ -50,16 +50,16 @@ def table(
 
     Streams whose names begin with a dot are the server's own books, and are in it only if ``streams`` names them.
 
-    :param lake: None: of the journal alone
+    :param lake: None: of the journal alone; beside a journal it need not be there yet
     :param journal: a directory or http://HOST:PORT; None: of the lake alone
     :param streams: of these streams only, of which alone files are opened
     :param gaps: ``error``, or ``skip`` numbers that the journal declares as lost
-    :raises JournalError: the lake's log is damaged
+    :raises JournalError: there is no lake there, or its log is damaged
     """
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
         raise ValueError("streams names none; leave it out for all of them")
-    commits = Lake.at(lake).commits() if lake is not None else []
+    commits = [] if lake is None else (Lake.existing(lake) if journal is None else Lake.at(lake)).commits()
     parts = []
     if lake is not None:
         parts.append(of_lake(spark, Lake.at(lake), commits, wanted))

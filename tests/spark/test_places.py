@@ -67,6 +67,11 @@ def test_a_segment_that_a_server_has_not_any_more(written: Opener, serve: Callab
         list(PartReader(server, parts[0], Selection(), arrow_schema(("seq",))).read())
 
 
+def test_a_directory_without_segments_is_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="is no journal: there is no segment in it"):
+        place(str(tmp_path)).view()
+
+
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with socket.socket() as taken:

@@ -10,6 +10,7 @@ import pytest
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import scan
+from fyrehose.journal.walk import Batch, Extent, walk
 from fyrehose.records import Run
 from fyrehose.spark.plan import Planner, admitted, headers
 from fyrehose.spark.selection import Bounds, Selection
@@ -79,6 +80,16 @@ def test_a_journal_that_is_not_the_one_that_was_read(written: Opener) -> None:
     with pytest.raises(JournalCorrupt, match=r"was read up to .* another journal"):
         Planner(journal.place).parts(mark + 8)
     assert Planner(journal.place).parts(mark) == []
+
+
+def test_a_position_at_which_no_batch_begins(written: Opener) -> None:
+    journal = written()
+    journal.fill(100)
+    begins = [found.header.position for found in walk(Extent.of(journal.directory)) if isinstance(found, Batch)]
+    for position in begins[:3]:
+        Planner(journal.place).parts(position)
+        with pytest.raises(JournalCorrupt, match=f"no batch begins at position {position + 8}"):
+            Planner(journal.place).parts(position + 8)
 
 
 def test_a_segment_that_goes_while_it_is_measured(written: Opener) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from fyrehose.errors import JournalError
+from fyrehose.spark.lake import Lake
 from fyrehose.spark.tables import COLUMNS, escaped, of_lake, table
 
 
@@ -20,8 +22,13 @@ def test_a_name_is_a_pattern_for_itself_alone(stream: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_lake_that_is_not_there_yet_is_empty(spark: Any, tmp_path: Any) -> None:
-    frame = table(spark, tmp_path / "not")
+def test_a_lake_without_a_round_is_empty_and_one_that_is_not_there_an_error(spark: Any, tmp_path: Any) -> None:
+    lake = Lake.at(tmp_path / "lake")
+    with pytest.raises(JournalError, match="is no lake: nothing was archived there"):
+        table(spark, tmp_path / "lake")
+    lake.lock()
+    lake.unlock()
+    frame = table(spark, tmp_path / "lake")
     assert frame.columns == list(COLUMNS)
     assert frame.count() == 0
     assert of_lake(spark, None, [], ["s"]).count() == 0  # type: ignore[arg-type]

@@ -52,7 +52,8 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
 
     :raises JournalCorrupt: the journal is damaged
     """
-    target, commits = Lake.at(lake), Lake.at(lake).commits()
+    target = Lake.existing(lake)
+    commits = target.commits()
     if not commits:
         return Verified(checked=0, unchecked=0, differences=())
     # The lake's rounds from the oldest on that the journal has whole.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fyrehose.errors import JournalError
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.verify import BLOCK, Verified, verify
 from fyrehose.spark.lake import Lake
@@ -19,6 +20,11 @@ Opener = Callable[..., Any]
 def test_a_lake_that_is_right_and_one_that_is_not(spark: Any, written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     place = str(journal.directory)
+    with pytest.raises(JournalError, match="is no lake"):
+        verify(spark, place, lake)
+    holder = Lake.at(lake)
+    holder.lock()
+    holder.unlock()
     assert verify(spark, place, lake) == Verified(checked=0, unchecked=0, differences=())
     journal.fill(150)
     archive(spark, place, lake, round_bytes=250_000)
