@@ -180,7 +180,8 @@ class FileJournal:
         append = Append(runs, first_seqs, sum(run.room for run in runs))
         self._pending.add(append)
         self._unsettled += 1
-        self._ask()
+        if self._unsettled == 1 or self._pending.enough:
+            self._ask()
         return append.done
 
     def _ask(self) -> None:
@@ -195,6 +196,7 @@ class FileJournal:
     def _settle_commit(self, commit: Commit) -> None:
         """What the thread has told: let everybody know who waits for it."""
         self._unsettled -= len(commit.appends)
+        self._pending.told(commit)
         if isinstance(commit.result, Committed) and self.state is not JournalState.FAILED:
             self.meters.commit_seconds.observe(time.monotonic() - commit.began)
             self._committed(commit.result)
@@ -205,7 +207,7 @@ class FileJournal:
                 self._break(commit.result)
             for append in commit.appends:
                 append.done.errback(self._refusal())
-        self._ask()  # there may have been more than one commit takes
+            self._ask()
         self._settle()
 
     def _committed(self, committed: Committed) -> None:
@@ -221,6 +223,7 @@ class FileJournal:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
         if committed.bare:
             self._call(self._writer.prepare).addErrback(self._broke)
+        self._ask()  # the disk goes on while we tell what it did
         self._observer.durable(ends)
 
     def _rolled(self, rolled: Rolled) -> None:

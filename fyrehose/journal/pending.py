@@ -2,8 +2,9 @@
 
     add -> (the reactor asks the thread) -> commit: everything that is there by then, in one sync -> Commit
 
-The thread takes what it finds when it comes to it.  So what is appended while it writes is the next commit, which needs
-no word from the reactor to begin: the disk does not wait for it.
+While the thread writes, the next commit fills.  When it has as much as the last one had, the thread is asked for it
+ahead: it goes on without a word from the reactor, and the disk does not wait.  With less, and where commits are large,
+it is asked when the reactor hears of the one under way, and more has come: small commits cost more than that wait.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from fyrehose.records import Run
 
 #: What one commit takes of what is pending, in bytes: so that a sync never has too much to do.
 COMMIT = 16 << 20
+#: A larger commit than this, in bytes, is worth the wait until the reactor hears of the one before: it takes longer.
+AHEAD = 256 << 10
 
 
 @attrs.define(eq=False)
@@ -38,11 +41,13 @@ class Append:
 class Commit:
     """What the thread has to tell of one commit.
 
+    :ivar size: what it took, in bytes
     :ivar began: when it was taken, by the monotonic clock
     :ivar result: None where it was not tried: there was nothing, or one before it had failed
     """
 
     appends: list[Append]
+    size: int
     began: float
     result: Committed | Failure | None
 
@@ -60,6 +65,9 @@ class Pending:
     _appends: deque[Append] = attrs.field(factory=deque, init=False)
     #: whether the thread was asked, and has not begun to take
     _asked: bool = attrs.field(default=False, init=False)
+    #: what was added since it was asked last, and what the last commit had, in bytes
+    _added: int = attrs.field(default=0, init=False)
+    _last: int = attrs.field(default=0, init=False)
 
     def __len__(self) -> int:
         return len(self._appends)
@@ -67,13 +75,24 @@ class Pending:
     def add(self, append: Append) -> None:
         """One more; see :meth:`ask`."""
         self._appends.append(append)
+        self._added += append.size
+
+    @property
+    def enough(self) -> bool:
+        """Whether the thread is to be asked ahead."""
+        return self._last <= self._added and self._last <= AHEAD
 
     def ask(self) -> bool:
         """Whether the thread is to be asked for a commit: something waits, and it will not come to it by itself."""
         if self._asked or not self._appends:
             return False
         self._asked = True
+        self._added = 0
         return True
+
+    def told(self, commit: Commit) -> None:
+        """The reactor has heard of ``commit``."""
+        self._last = commit.size
 
     def commit(self, writer: Writer) -> Commit:
         """In the thread: write what there is."""
@@ -86,14 +105,14 @@ class Pending:
             size += taken[-1].size
         began = time.monotonic()
         if self.stopped or not taken:
-            return Commit(taken, began, None)
+            return Commit(taken, size, began, None)
         clock = self.now()
         accepted = max(writer.time, clock)
         try:
-            return Commit(taken, began, writer.commit(batches(taken, accepted), accepted, clock))
+            return Commit(taken, size, began, writer.commit(batches(taken, accepted), accepted, clock))
         except Exception:
             self.stopped = True
-            return Commit(taken, began, Failure())
+            return Commit(taken, size, began, Failure())
 
 
 def batches(appends: Sequence[Append], accepted: int) -> list[list[Run]]:

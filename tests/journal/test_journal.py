@@ -59,6 +59,29 @@ def test_everything_that_waits_shares_the_next_commit(open_journal) -> None:
     bench.crash()
 
 
+def test_the_thread_is_asked_ahead_for_as_much_again_and_for_less_when_the_last_is_told(open_journal) -> None:
+    worker = Held()
+    bench = open_journal(worker=worker)
+    bench.append(b"x" * 1000)
+    worker.hold = True
+    bench.append(b"x" * 1000)
+    (job, done) = worker.jobs.pop()
+    written = job()
+    late = [bench.append(b"y" * 400) for _ in range(2)]
+    assert not worker.jobs, "it is less than the last commit had"
+    late += [bench.append(b"y" * 400) for _ in range(2)]
+    assert len(worker.jobs) == 1, "as much: the disk need not wait"
+    ahead, ahead_done = worker.jobs.pop()
+    last = bench.append(b"z")
+    ahead_written = ahead()
+    done.callback(written)
+    ahead_done.callback(ahead_written)
+    assert all(append.called for append in [*late, last]), "it took what there was when it came to it"
+    worker.hold = False
+    worker.do()
+    assert bench.payloads()[-5:] == [*[b"y" * 400] * 4, b"z"]
+
+
 def test_a_disk_that_takes_not_even_a_pid(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

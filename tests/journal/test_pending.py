@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from fyrehose.journal.pending import COMMIT, Append, Commit, Pending
+from fyrehose.journal.pending import AHEAD, COMMIT, Append, Commit, Pending
 from fyrehose.journal.writer import Committed, NoRoom
 from fyrehose.records import Run
 
@@ -82,6 +82,23 @@ def test_one_takes_no_more_than_a_sync_should_have_to_do(pending: Pending) -> No
     while pending.ask():
         taken.append(len(commit(pending, writer).appends))
     assert taken == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("last", "added", "enough"),
+    [(100, [60], False), (100, [60, 40], True), (AHEAD, [AHEAD], True), (AHEAD + 1, [2 * AHEAD], False)],
+)
+def test_the_thread_is_asked_ahead_for_as_much_as_the_last_had_and_not_where_that_was_large(
+    pending: Pending, last: int, added: list[int], enough: bool
+) -> None:
+    pending.add(append(b"x", last))
+    assert pending.ask()
+    pending.told(commit(pending, Wrote()))
+    for size in added:
+        pending.add(append(b"x", size))
+    assert pending.enough is enough
+    assert pending.ask(), "whoever hears of a commit asks for what there is"
+    assert not pending.enough, "it was asked for"
 
 
 def test_nothing_is_written_behind_what_failed_until_it_is_said(pending: Pending) -> None:
