@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import attrs
-from twisted.internet.interfaces import IPushProducer
+from twisted.internet.interfaces import IDelayedCall, IPushProducer
 from twisted.logger import Logger
 from twisted.web.error import UnsupportedMethod
 from twisted.web.pages import notFound
@@ -35,7 +35,7 @@ log = Logger()
 
 #: What is read from a file at once, in bytes.
 PIECE = 1 << 20
-#: How long a connection may be silent, in seconds.
+#: How long a connection may be silent, and a reader take nothing of what it asked for, in seconds.
 IDLE = 90.0
 #: The most digits that a position has.
 _LONGEST = 19
@@ -192,9 +192,12 @@ class _Sending:
     file: BinaryIO
     left: int
     paused: bool = False
+    #: who takes nothing for too long is cut off, and the file let go
+    patience: IDelayedCall | None = None
 
     def resumeProducing(self) -> None:
         self.paused = False
+        self._hope()
         while self.left and not self.paused:
             try:
                 data = self.file.read(min(PIECE, self.left))
@@ -207,16 +210,30 @@ class _Sending:
             self.left -= len(data)
             self.request.write(data)
         if not self.left and not self.file.closed:
+            self._hope()
             self.file.close()
             self.request.unregisterProducer()
             self.request.finish()
 
     def pauseProducing(self) -> None:
         self.paused = True
+        if self.patience is None:
+            self.patience = self.request.channel.callLater(IDLE, self._give_up)
 
     def stopProducing(self) -> None:
         self.paused = True
+        self._hope()
         self.file.close()
+
+    def _hope(self) -> None:
+        patience, self.patience = self.patience, None
+        if patience is not None:
+            patience.cancel()
+
+    def _give_up(self) -> None:
+        self.patience = None
+        log.warn("an answer was cut off: nothing of it was taken for {seconds:g} s", seconds=IDLE)
+        self.request.channel.forceAbortClient()
 
 
 def _range(asked: bytes | None, size: int) -> tuple[int, int]:

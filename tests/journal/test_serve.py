@@ -10,7 +10,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from fyrehose.journal import readers, scan
+from fyrehose.journal import readers, scan, serve
 from fyrehose.journal.serve import site
 from fyrehose.journal.view import look
 
@@ -143,3 +143,34 @@ def test_no_more_is_kept_of_a_body_than_is_looked_at(bench: Any) -> None:
 def test_a_reader_that_cannot_be_kept(bench: Any) -> None:
     (bench.directory / "readers").write_text("a file where the directory should be")
     assert ask(bench, "PUT", "/readers/lake", body=b"1")[0] == 507
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_who_takes_nothing_of_an_answer_is_cut_off(bench: Any, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+    class Full(StringTransport):
+        """One that has no room after each piece."""
+
+        def write(self, data: bytes) -> None:
+            super().write(data)
+            if self.producer is not None and len(data) >= 1000:
+                self.producer.pauseProducing()
+
+    monkeypatch.setattr(serve, "PIECE", 1000)
+    channel = site(bench.directory).buildProtocol(None)
+    channel.callLater = bench.clock.callLater
+    transport = Full()
+    channel.makeConnection(transport)
+    base, end = bench.journal._store.sealed[1]
+    channel.dataReceived(b"GET /segments/%016x HTTP/1.1\r\nHost: x\r\n\r\n" % base)
+    if reads:
+        for _ in range((end - base) // 1000):
+            bench.clock.advance(serve.IDLE - 1)
+            transport.producer.resumeProducing()  # type: ignore[union-attr]
+        assert transport.value().endswith(scan.path_of(bench.directory, base).read_bytes())
+        assert not transport.disconnecting
+    else:
+        assert len(transport.value()) < 2000
+        bench.clock.advance(serve.IDLE)
+        assert transport.disconnected or transport.disconnecting
+    channel.connectionLost(Failure(ConnectionDone()))
+    assert not [call for call in bench.clock.getDelayedCalls() if call.active() and "serve" in repr(call)]
