@@ -54,6 +54,8 @@ def in_a_line(error: Exception) -> FyrehoseError | None:
     """What people are told of an error; None if it is none that they can do anything about."""
     if isinstance(error, FyrehoseError):
         return error
+    if isinstance(error, OSError) and error.filename is not None:  # such as a lake that may not be written
+        return FyrehoseError(f"{error.filename}: {error.strerror}")
     ours = own_error(error)
     if ours is None and type(error).__name__ in _MISTAKES:
         return FyrehoseError(str(error).strip().splitlines()[0])

@@ -37,6 +37,8 @@ def test_what_people_are_told() -> None:
     assert showing.in_a_line(ours := PublishError("no")) is ours
     assert isinstance(showing.in_a_line(RuntimeError("x\nfyrehose.errors.PublishError: no")), PublishError)
     assert showing.in_a_line(RuntimeError("a bug")) is None
+    assert str(showing.in_a_line(PermissionError(13, "Permission denied", "/lake"))) == "/lake: Permission denied"
+    assert showing.in_a_line(ConnectionResetError(104, "by whom")) is None
 
 
 def test_a_table() -> None:
