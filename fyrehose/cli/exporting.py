@@ -9,6 +9,7 @@ A file is written beside its place and gets its name when all of it is on the di
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from fyrehose.spark.selection import EVERY, Selection, bounds
 #: By the endings of file names.
 FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ndjson": "ndjson", ".jsonl": "ndjson"}
 
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
+
 Progress = Callable[[int, int], object]
 
 
@@ -36,7 +39,7 @@ class Exported:
     """What has been written."""
 
     records: int
-    size: int | None  #: of the file, in bytes; None of a device or a pipe
+    size: int | None  #: of the file, in bytes; None of a device, a pipe, or standard output
 
 
 def selected(streams: tuple[str, ...], start: str | None, end: str | None) -> Selection:
@@ -80,7 +83,8 @@ def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps:
     try:
         with _whole(path) as out:
             records = write(directory, out, form, wanted, skip_gaps, progress)
-        return Exported(records, path.stat().st_size if path.is_file() else None)
+        named = _descriptor(path) is None and path.is_file()
+        return Exported(records, path.stat().st_size if named else None)
     except OSError as error:
         said = error.strerror or error
         if error.filename is not None and directory in Path(os.fsdecode(error.filename)).parents:
@@ -92,8 +96,14 @@ def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps:
 def _whole(path: Path) -> Iterator[BinaryIO]:
     """A file that gets the name ``path`` in the end, and leaves nothing behind if the end is not reached.
 
-    A device or a pipe (``/dev/stdout``) has to stay what it is, and is written as it is.
+    A device or a pipe has to stay what it is, and is written as it is.  So is standard output, be it a file: what is in
+    that already, and what will be, is not ours.
     """
+    descriptor = _descriptor(path)
+    if descriptor is not None:
+        with os.fdopen(os.dup(descriptor), "wb") as out:
+            yield out
+        return
     if path.exists() and not path.is_file():
         with path.open("wb") as out:
             yield out
@@ -113,6 +123,13 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
             os.close(directory)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _descriptor(path: Path) -> int | None:
+    """What ``path`` names, if it is one of our own open files and none of the file system's."""
+    known = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
+    match = _DESCRIPTOR.fullmatch(str(path))
+    return int(match[1]) if match else known
 
 
 @contextmanager

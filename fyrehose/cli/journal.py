@@ -148,7 +148,7 @@ def export(
 ) -> None:
     """Write records of the journal in DIR into FILE: Parquet, Arrow or NDJSON.
 
-    FILE appears when it is whole. Parquet and Arrow need pyarrow.
+    FILE appears when it is whole; - is standard output. Parquet and Arrow need pyarrow.
 
     \b
         fyrehose journal export data all.parquet

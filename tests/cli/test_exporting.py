@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
+
+FYREHOSE = Path(sys.executable).with_name("fyrehose")
 
 #: 2023-11-14T22:13:20 UTC, in microseconds; each batch is a second later.
 BEGAN = 1_700_000_000_000_000
@@ -271,3 +275,18 @@ def test_a_segment_that_may_not_be_read_is_named(
     result = export(data, tmp_path / name)
     assert result.exit_code == 1
     assert f"{scan.segments(data)[0].path} cannot be read: Permission denied" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_what_is_in_standard_output_already_stays(data: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "all.ndjson"
+    with path.open("wb") as out:
+        for part in (b"before\n", b"after\n"):
+            out.write(part)
+            out.flush()
+            words = [FYREHOSE, "journal", "export", data, name, "--format", "ndjson"]
+            done = subprocess.run(words, stdout=out, stderr=subprocess.PIPE, check=True, timeout=60, cwd=tmp_path)
+            assert done.stderr == f"81 records in {name}\n".encode()
+    found = path.read_bytes().splitlines()
+    assert (found[0], found[82], len(found)) == (b"before", b"after", 2 * 82)
+    assert [each.name for each in tmp_path.iterdir() if each.name.endswith((".tmp", "-"))] == []
