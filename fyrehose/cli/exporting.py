@@ -112,6 +112,8 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with _terminated(), temporary.open("wb") as out:
+            if path.exists():  # who may not read what is there may not read what takes its place
+                os.fchmod(out.fileno(), path.stat().st_mode & 0o777)
             yield out
             out.flush()
             os.fsync(out.fileno())

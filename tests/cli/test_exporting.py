@@ -290,3 +290,11 @@ def test_what_is_in_standard_output_already_stays(data: Path, tmp_path: Path, na
     found = path.read_bytes().splitlines()
     assert (found[0], found[82], len(found)) == (b"before", b"after", 2 * 82)
     assert [each.name for each in tmp_path.iterdir() if each.name.endswith((".tmp", "-"))] == []
+
+
+def test_a_file_that_is_replaced_stays_as_private_as_it_was(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.ndjson"
+    path.touch(0o600)
+    assert export(data, path).exit_code == 0
+    assert len(lines(path)) == 81
+    assert path.stat().st_mode & 0o777 == 0o600
