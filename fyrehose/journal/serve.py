@@ -232,6 +232,7 @@ class _Sending:
 
     def _give_up(self) -> None:
         self.patience = None
+        self.file.close()
         log.warn("an answer was cut off: nothing of it was taken for {seconds:g} s", seconds=IDLE)
         self.request.channel.forceAbortClient()
 

@@ -18,7 +18,7 @@ import harness
 with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
     from fyrehose.errors import Broken
     from fyrehose.protocols.http.bodies import SMALL, Lines, TooLarge, Whole
-    from fyrehose.protocols.http.session import HttpSession, Limits, Live, Publish, Published, Read
+    from fyrehose.protocols.http.session import HttpSession, Limits, Live, Publish, Published, Read, Spoiled
     from fyrehose.web.session import Refused
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "get", "CONNECT")
@@ -83,6 +83,9 @@ def said(chunks: list[bytes]) -> list[Any]:
                 events.append((type(event).__name__,))
                 if session.answering:
                     session.respond(200, b"{}")
+            elif isinstance(event, Spoiled):
+                events.append((event.why.status, event.why.cause))
+                session.refuse(event.why.status, event.why.cause, event.why.detail)
             else:
                 assert isinstance(event, Refused), event
                 events.append((event.status, event.cause))
