@@ -37,7 +37,7 @@ from fyrehose.errors import Broken, ConfigError, Forbidden, FyrehoseError, ReadO
 from fyrehose.flow import Account, Reading
 from fyrehose.handshakes import Handshake
 from fyrehose.interfaces import IBroker, ISubscription
-from fyrehose.peers import host_of, identify
+from fyrehose.peers import host_of, identify, network_of
 from fyrehose.policy import Identity
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
@@ -404,16 +404,17 @@ class SessionFactory(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | None:
         host = host_of(addr)
+        network = network_of(host)
         if len(self.connections) >= self.settings.max_connections:
             self.broker.counters.refuse(self.log, self.kit, "too-many-connections", host)
             return None
-        if self._per_host[host] >= self.settings.max_per_host:
+        if self._per_host[network] >= self.settings.max_per_host:
             self.broker.counters.refuse(self.log, self.kit, "too-many-connections-from-one-host", host)
             return None
         protocol = self.make()
         protocol.factory = self
         protocol.peer = host
-        self._per_host[host] += 1
+        self._per_host[network] += 1
         self.connections[protocol] = None
         self.broker.counters.gauge(self.kit, "connections", 1)
         return protocol
@@ -422,9 +423,10 @@ class SessionFactory(Factory):
         """``protocol`` is not connected any more."""
         self.connections.pop(protocol, None)
         self.broker.counters.gauge(self.kit, "connections", -1)
-        self._per_host[protocol.peer] -= 1
-        if not self._per_host[protocol.peer]:
-            del self._per_host[protocol.peer]
+        network = network_of(protocol.peer)
+        self._per_host[network] -= 1
+        if not self._per_host[network]:
+            del self._per_host[network]
         if self._drained is not None and not self.connections:
             drained, self._drained = self._drained, None
             drained.callback(None)

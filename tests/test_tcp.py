@@ -14,7 +14,7 @@ import attrs
 import pytest
 from cryptography.x509 import load_pem_x509_certificate
 from OpenSSL.crypto import X509
-from twisted.internet.address import IPv4Address
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.interfaces import IHalfCloseableProtocol, IHandshakeListener, ISSLTransport
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
@@ -223,6 +223,16 @@ class TestLimits:
         server.connect("10.0.0.2")
         server.lose(first)
         server.connect()
+
+    def test_an_ipv6_network_counts_as_one_host(self) -> None:
+        server = make(max_per_host=2)
+        first, _ = server.connect("2001:db8::1")
+        server.connect("2001:db8::2")
+        assert server.factory.buildProtocol(IPv6Address("TCP", "2001:db8::3", 1)) is None
+        assert server.count("too-many-connections-from-one-host") == 1
+        server.connect("2001:db8:0:1::1")
+        server.lose(first)
+        server.connect("2001:db8::3")
 
     def test_a_frame_has_to_come_in_whole_in_time(self) -> None:
         server = make(frame_timeout=30.0)
