@@ -24,6 +24,7 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, JournalError, JournalFailed, JournalFull, JournalLocked, PublishError, ReadOnly
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
 from fyrehose.journal.files import NO_ROOM, Files, holds, lock
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.pending import Append, Commit, Pending
@@ -45,11 +46,6 @@ T = TypeVar("T")
 LOOK = 1.0
 
 
-def wall_clock() -> int:
-    """Microseconds since 1970 UTC."""
-    return time.time_ns() // 1000
-
-
 @implementer(IJournal)
 @attrs.define(eq=False)
 class FileJournal:
@@ -59,6 +55,7 @@ class FileJournal:
     :ivar report: what recovery found
     :ivar files: the system calls
     :ivar now: the wall clock, in microseconds since 1970 UTC
+    :ivar monotonic: a clock that never steps, in microseconds
     :ivar worker: does what blocks; a thread of its own if None
     """
 
@@ -67,6 +64,7 @@ class FileJournal:
     settings: JournalSettings = attrs.field(factory=JournalSettings)
     files: Files = attrs.field(factory=Files, kw_only=True)
     now: Callable[[], int] = attrs.field(default=wall_clock, kw_only=True)
+    monotonic: Callable[[], int] = attrs.field(default=monotonic_clock, kw_only=True)
     worker: Worker | None = attrs.field(default=None, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
@@ -77,6 +75,7 @@ class FileJournal:
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     #: what the disk had left when it was looked at last; None where that could not be told
     _free: int | None = attrs.field(default=None, init=False)
+    _clock: RecordClock = attrs.field(init=False)
     _store: Store = attrs.field(init=False)
     _deletion: Deletion = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
@@ -99,6 +98,7 @@ class FileJournal:
     _idle: Deferred[None] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._clock = RecordClock(self.now, self.monotonic)
         self._store = Store(self.directory, self.files, self._store_index)
         self._deletion = Deletion(self.directory, self.files)
 
@@ -150,14 +150,14 @@ class FileJournal:
             self.directory, found, self.settings.segment_size, sync_each, self.files, self.meters.sync_seconds
         )
         try:
-            writer.open(self.now())
+            writer.open(self._clock.start(found.time))
         except Exception:
             writer.close(in_order=False)
             raise
         return writer
 
     def _opened(self, writer: Writer) -> Mapping[str, int]:
-        self._writer, self._pending = writer, Pending(self.now)
+        self._writer, self._pending = writer, Pending(self._clock.now)
         self._ends, self.floor = dict(writer.ends), writer.floor
         index = self.report.index or SegmentIndex(writer.base)
         index.end = writer.position
@@ -283,6 +283,8 @@ class FileJournal:
 
     def _look(self) -> None:
         """Once a second: is it still ours, is there room, and is everything still to be kept?"""
+        for sentence in self._clock.news():
+            log.warn("{sentence}", sentence=sentence)
         least = self.settings.min_free
         try:
             free = self._free = self.files.free(self.directory)
@@ -320,7 +322,13 @@ class FileJournal:
 
     def _retain(self) -> None:
         try:
-            verdict = judge(self._store, self.settings, self.now(), lambda: positions(self.directory))
+            verdict = judge(
+                self._store,
+                self.settings,
+                self._clock.now(),
+                lambda: positions(self.directory),
+                doubted=self._clock.in_doubt,
+            )
         except (JournalError, OSError):
             self._retention_failed(Failure(), "nothing is deleted: {why}")
             return

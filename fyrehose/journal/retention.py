@@ -67,13 +67,20 @@ class Deletion:
             self._at_work = False
 
 
-def judge(store: Store, settings: JournalSettings, now: int, readers: Callable[[], Sequence[Reader]]) -> Verdict:
+def judge(
+    store: Store,
+    settings: JournalSettings,
+    now: int,
+    readers: Callable[[], Sequence[Reader]],
+    doubted: bool = False,
+) -> Verdict:
     """What the settings do not keep, and the readers do not need or are not waited for.
 
     :param now: microseconds since 1970 UTC
     :param readers: gives them, those first that are furthest behind; asked only if something could be deleted
+    :param doubted: see :func:`expired`
     """
-    count = expired(store, settings, now)
+    count = expired(store, settings, now, doubted)
     if not count:
         return Verdict(0)
     sealed, everyone = store.sealed, readers()
@@ -90,12 +97,13 @@ def judge(store: Store, settings: JournalSettings, now: int, readers: Callable[[
     return Verdict(done, count - done, alive[0] if done < count else None, overtaken)
 
 
-def expired(store: Store, settings: JournalSettings, now: int) -> int:
+def expired(store: Store, settings: JournalSettings, now: int, doubted: bool = False) -> int:
     """How many segments, from the oldest on, the settings do not keep.
 
     Whole sealed segments only: the one that is being written stays, and so do the numbers of every stream.
 
     :param now: microseconds since 1970 UTC
+    :param doubted: whether *now* may be wrong; then at most one segment expires by its age
     """
     sealed = store.sealed
     count = 0
@@ -107,6 +115,7 @@ def expired(store: Store, settings: JournalSettings, now: int) -> int:
     if settings.keep_age:
         oldest = now - int(settings.keep_age * 1_000_000)
         # A segment was created when the last record of the one before was written.
-        while count < len(sealed) and store.created_after(sealed[count][0]) < oldest:
+        most = min(count + 1, len(sealed)) if doubted else len(sealed)
+        while count < most and store.created_after(sealed[count][0]) < oldest:
             count += 1
     return count

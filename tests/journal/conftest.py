@@ -84,6 +84,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
     def open_it(
         files: Files | None = None,
         now: Callable[[], int] = lambda: 1_000_000,
+        monotonic: Callable[[], int] | None = None,
         worker: Worker | None = None,
         **settings: Any,
     ) -> Bench:
@@ -95,6 +96,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
             JournalSettings(**settings),
             files=files or Files(),
             now=now,
+            monotonic=monotonic or (lambda: int(clock.seconds() * 1_000_000)),
             worker=worker or InlineWorker(),
         )
         opened: list[Any] = []

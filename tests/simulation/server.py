@@ -114,7 +114,13 @@ class Server:
         self.files = Disk(directory, self)
         self.worker = SimulatedWorker(self.host, self.files)
         self.journal = FileJournal(
-            self.host, directory, self.settings, files=self.files, now=self.world.now, worker=self.worker
+            self.host,
+            directory,
+            self.settings,
+            files=self.files,
+            now=self.world.now,
+            monotonic=self.world.monotonic,
+            worker=self.worker,
         )
         self.service = Fyrehose(
             self.host, self.journal, policy=OPEN, on_open=self._opened, on_failure=self.failures.append

@@ -125,7 +125,7 @@ class Simulation:
 
     def _turn_the_clock(self) -> None:
         dice = self.world.random
-        self.world.wall_offset += dice.choice((-1, 1)) * dice.choice((1_000, 3_600_000_000))
+        self.world.wall_offset += dice.choice((-1, 1)) * dice.choice((1_000, 3_600_000_000, 31_536_000_000_000))
 
     def pass_time(self, seconds: float) -> None:
         self.world.clock.pass_time(seconds)

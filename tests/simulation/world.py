@@ -57,6 +57,10 @@ class World:
         """The wall clock."""
         return self.wall_offset + int(self.clock.seconds() * 1_000_000)
 
+    def monotonic(self) -> int:
+        """The clock that nobody can set, in microseconds."""
+        return int(self.clock.seconds() * 1_000_000)
+
     def note(self, what: str) -> None:
         self.trace.append(f"{self.clock.seconds():.4f} {what}")
 

@@ -1,0 +1,182 @@
+"""The clock that stamps records: steps of the wall clock of every size and sign."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fyrehose.journal.clock import BOUND, SETTLED, RecordClock
+from fyrehose.records import Run
+
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+YEAR = 365 * 24 * HOUR
+NOW = 1_700_000_000 * SECOND
+
+
+@attrs.define
+class Clocks:
+    """A wall clock that can be set, and a monotonic clock that cannot."""
+
+    wall: int = NOW
+    monotonic: int = 5 * SECOND
+
+    def advance(self, microseconds: int) -> None:
+        self.wall += microseconds
+        self.monotonic += microseconds
+
+    def record_clock(self) -> RecordClock:
+        return RecordClock(lambda: self.wall, lambda: self.monotonic)
+
+
+def test_the_wall_clock_is_followed() -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    assert clock.start(0) == NOW
+    clocks.advance(SECOND)
+    assert clock.now() == NOW + SECOND
+    assert not clock.in_doubt
+    assert clock.news() == []
+
+
+@pytest.mark.parametrize("step", [BOUND - SECOND, BOUND, -BOUND, 1, -1])
+def test_a_step_within_the_bound_is_followed(step: int) -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    clock.start(0)
+    clocks.wall += step
+    assert clock.now() == NOW + step
+    assert not clock.in_doubt
+
+
+@pytest.mark.parametrize("step", [BOUND + 1, YEAR, -BOUND - 1, -YEAR, -NOW, 1 << 62])
+def test_a_larger_step_is_not_believed_and_time_goes_on(step: int) -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    clock.start(0)
+    clocks.wall += step
+    assert clock.now() == NOW
+    assert clock.in_doubt
+    clocks.advance(7 * SECOND)
+    assert clock.now() == NOW + 7 * SECOND
+    said = clock.news()
+    assert len(said) == 1
+    assert ("ahead of" if step > 0 else "behind") in said[0]
+    clocks.wall -= step
+    assert clock.now() == NOW + 7 * SECOND
+    assert not clock.in_doubt
+    assert "is followed" in clock.news()[0]
+
+
+def test_a_clock_that_runs_steadily_after_its_step_is_followed_again() -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    clock.start(0)
+    clocks.wall += YEAR
+    for _ in range(SETTLED // (10 * SECOND)):
+        assert clock.now() < NOW + HOUR
+        clocks.advance(10 * SECOND)
+    assert clock.now() == clocks.wall
+    assert not clock.in_doubt
+
+
+def test_a_clock_that_keeps_stepping_is_not_followed() -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    clock.start(0)
+    for i in range(100):
+        clocks.wall += YEAR if i % 2 == 0 else -YEAR // 2
+        clocks.advance(SETTLED // 2)
+        assert clock.now() < NOW + (i + 2) * SETTLED
+
+
+def test_a_server_that_was_down_believes_the_clock_but_doubts_it_for_a_while() -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    assert clock.start(NOW - 2 * HOUR) == NOW
+    assert clock.in_doubt
+    clocks.advance(SETTLED)
+    assert not clock.in_doubt
+
+
+def test_a_clock_behind_the_last_record_at_the_start_is_not_believed() -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    assert clock.start(NOW + YEAR) == NOW + YEAR
+    clocks.advance(SECOND)
+    assert clock.now() == NOW + YEAR + SECOND
+    assert "behind" in clock.news()[0]
+
+
+@given(st.lists(st.tuples(st.integers(-(1 << 60), 1 << 60), st.integers(0, HOUR)), max_size=30))
+def test_whatever_the_clock_does_a_step_is_believed_only_after_it_has_settled(steps: list[tuple[int, int]]) -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    before = clock.start(0)
+    for step, passed in steps:
+        clocks.wall += step
+        found = clock.now()
+        # Directly after a step the time is near the one before, or it is the wall clock's by a small step.
+        assert abs(found - before) <= BOUND
+        clocks.advance(passed)
+        before = clock.now()
+
+
+class TestTheJournal:
+    def journal(self, open_journal: Any, clocks: Clocks, **settings: Any) -> Any:
+        return open_journal(now=lambda: clocks.wall, monotonic=lambda: clocks.monotonic, segment_size=4096, **settings)
+
+    def fill(self, bench: Any, clocks: Clocks, count: int = 60) -> None:
+        for i in range(count):
+            clocks.advance(SECOND)
+            bench.append(b"%03d" % i * 100)
+
+    def times(self, bench: Any) -> list[int]:
+        runs: tuple[Run, ...] = ()
+        found = []
+        start = bench.journal.bounds("s")[0]
+        while runs := bench.journal.read("s", start, 1 << 20):
+            found += [run.time for run in runs for _ in range(len(run))]
+            start = runs[-1].last_seq + 1
+        return found
+
+    def test_one_step_deletes_nothing_and_stamps_nothing(self, open_journal: Any, log_lines: list[str]) -> None:
+        clocks = Clocks()
+        bench = self.journal(open_journal, clocks, keep_age=3600.0)
+        self.fill(bench, clocks)
+        clocks.wall += YEAR
+        for _ in range(3):
+            bench.append(b"lost in time" * 100)
+            bench.clock.advance(1)
+        clocks.wall -= YEAR
+        bench.append(b"back")
+        bench.clock.advance(1)
+        assert bench.journal.bounds("s") == (1, 64)
+        assert max(self.times(bench)) <= NOW + 120 * SECOND
+        assert any("not believed" in line for line in log_lines)
+        bench.close()
+        bench = self.journal(open_journal, clocks, keep_age=3600.0)
+        bench.append(b"after the restart")
+        assert max(self.times(bench)) <= NOW + 120 * SECOND
+
+    def test_while_the_clock_is_in_doubt_one_segment_expires_at_a_time(self, open_journal: Any) -> None:
+        clocks = Clocks()
+        bench = self.journal(open_journal, clocks, keep_age=3600.0)
+        self.fill(bench, clocks, 90)
+        bench.close()
+        clocks.wall += YEAR  # the server was down, or the clock is wrong: nobody can tell
+        clocks.monotonic += SECOND
+        bench = self.journal(open_journal, clocks, keep_age=60.0)
+        sealed = len(list(bench.directory.glob("*.segment"))) - 1
+        assert sealed > 3
+        counts = []
+        for _ in range(sealed):
+            bench.clock.advance(1)
+            counts.append(len(list(bench.directory.glob("*.segment"))) - 1)
+        assert all(before - after <= 1 for before, after in pairwise(counts))
+        assert counts[0] >= sealed - 2
