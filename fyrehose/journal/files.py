@@ -46,6 +46,10 @@ class Files:
         """On the disk: the data, and as much about the file as is needed to read it."""
         os.fdatasync(fd)
 
+    def is_linked(self, fd: int) -> bool:
+        """Return whether the open file still has a name: a deleted one goes with its last descriptor."""
+        return os.fstat(fd).st_nlink > 0
+
     def allocate(self, fd: int, offset: int, size: int) -> None:
         """Room for what will be written, if the file system can promise it."""
         try:
@@ -106,7 +110,7 @@ def lock(directory: Path) -> int:
     :raises OSError: not even a pid can be written there
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        _make(directory)
         fd = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         raise JournalError(
@@ -128,6 +132,14 @@ def lock(directory: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _make(directory: Path) -> None:
+    """Make the directory and its missing parents, each durably: else a power cut takes the whole journal with it."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        Files().sync_directory(path.parent)
 
 
 def holds(directory: Path, held: int) -> bool:

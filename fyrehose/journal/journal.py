@@ -233,8 +233,8 @@ class FileJournal:
         self._retain()
 
     def _packed(self, packed: bytes, base: int, path: Path) -> None:
-        self._store.packed(base, packed)
-        self._store_index(path, packed)
+        if self._store.packed(base, packed):
+            self._store_index(path, packed)
 
     def _store_index(self, path: Path, packed: bytes) -> None:
         if self._worker is not None:
@@ -287,8 +287,10 @@ class FileJournal:
             log.warn("{sentence}", sentence=sentence)
         least = self.settings.min_free
         try:
-            free = self._free = self.files.free(self.directory)
-            if not holds(self.directory, self._lock):
+            # A directory that is only away, such as one that is not mounted, may come back; a deleted one does not.
+            deleted = not self.files.is_linked(self._lock)
+            free = self._free = -1 if deleted else self.files.free(self.directory)
+            if deleted or not holds(self.directory, self._lock):
                 self._broke(Failure(JournalFailed("its LOCK is gone or another: it was emptied, or put in its place")))
                 return
             self._disk_trouble = ""

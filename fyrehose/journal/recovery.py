@@ -25,7 +25,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.files import PIECE, Files
 from fyrehose.journal.index import SegmentIndex
-from fyrehose.journal.scan import Segment, SegmentReader, read_mark, segments
+from fyrehose.journal.scan import INDEX_SUFFIX, Segment, SegmentReader, read_mark, segments
 from fyrehose.records import Buffer
 
 
@@ -114,6 +114,7 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
         verify -= segment.size
         _check(segment, end)
     _recover_last(found[-1], recovered, read_mark(directory), files)
+    _unlink_stray_indexes(directory, found, files)
     if not recovered.closed:
         recovered.gaps = [
             fmt.Entry(stream, recovered.ends.get(stream, 0) + 1, reserved)
@@ -121,6 +122,14 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
             if reserved > recovered.ends.get(stream, 0)
         ]
     return recovered
+
+
+def _unlink_stray_indexes(directory: Path, found: list[Segment], files: Files) -> None:
+    """Delete indexes whose segment is gone: a kill between the two deletions of retention leaves one."""
+    kept = {segment.path.with_suffix(INDEX_SUFFIX) for segment in found}
+    for path in directory.glob("*" + INDEX_SUFFIX):
+        if path not in kept:
+            files.unlink(path)
 
 
 def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorrupt:

@@ -112,11 +112,13 @@ class Store:
         self._active = active
         return old
 
-    def packed(self, base: int, data: bytes) -> None:
-        """The index of a segment that was sealed is packed now."""
+    def packed(self, base: int, data: bytes) -> bool:
+        """Take the packed index of a segment that was sealed; return whether that segment is still kept."""
         fresh = self._fresh.pop(base, None)
-        if fresh is not None and base in self._sealed_ends:
-            self._keep_index(base, PackedIndex.unpack(data, base, fresh.end))
+        if fresh is None or base not in self._sealed_ends:
+            return False
+        self._keep_index(base, PackedIndex.unpack(data, base, fresh.end))
+        return True
 
     def wrote(self, header: fmt.BatchHeader, runs: list[Run]) -> None:
         """A batch was written to the active segment; its records carry their numbers and its time."""

@@ -231,6 +231,8 @@ class Writer:
         self._check()
         if self.durable < self.position:
             self._sync(self._fd)
+            if not self.files.is_linked(self._fd):
+                raise self._failed(f"the segment at position {self.base} was deleted while it was being written")
             self.durable = self.position
         self.files.write(self._mark_fd, scan.pack_mark(self.durable), 0)
         return self.durable

@@ -79,6 +79,18 @@ def test_the_lock_says_who_has_it_and_is_free_after_a_kill(tmp_path: Path) -> No
     os.close(lock(tmp_path))
 
 
+def test_a_new_directory_is_synced_with_every_parent_that_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(Files, "sync_directory", lambda self, directory: synced.append(directory))
+    os.close(lock(tmp_path / "a" / "b"))
+    assert synced == [tmp_path, tmp_path / "a"]
+    synced.clear()
+    os.close(lock(tmp_path / "a" / "b"))
+    assert synced == []
+
+
 def test_a_place_where_no_journal_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(JournalError, match="cannot be used"):

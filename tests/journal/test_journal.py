@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,25 @@ class TestNoRoom:
         assert (state, "its LOCK is gone or another" in reason) == (JournalState.FAILED, True)
         assert isinstance(failed(bench.append(b"b")), Closed), "it would be acknowledged and lost"
 
+    def test_nothing_is_acknowledged_into_a_deleted_directory(self, open_journal, logged_errors) -> None:
+        bench = open_journal()
+        assert bench.append(b"a").called
+        shutil.rmtree(bench.directory)
+        assert isinstance(failed(bench.append(b"lost")), Closed)
+        assert bench.journal.state is JournalState.FAILED
+        logged_errors.take()
+        ((state, reason),) = bench.observer.states
+        assert state is JournalState.FAILED
+        assert "was deleted while it was being written" in reason
+
+    def test_a_deleted_directory_ends_an_idle_journal_too(self, open_journal, logged_errors) -> None:
+        bench = open_journal()
+        bench.append(b"a")
+        shutil.rmtree(bench.directory)
+        bench.clock.advance(1)
+        assert bench.journal.state is JournalState.FAILED
+        logged_errors.take()
+
     def test_a_directory_that_is_away_for_a_while_is_waited_for(self, open_journal, tmp_path) -> None:
         bench = open_journal()
         bench.append(b"a")
@@ -413,6 +433,22 @@ class TestRetention:
         bench.append(b"twice", stream="rare")
         assert [(r.seq, r.payload) for r in bench.records("rare")] == [(2, b"twice")]
 
+    def test_segments_larger_than_what_is_kept_leave_no_index_behind(self, open_journal) -> None:
+        worker = Held()
+        bench = open_journal(segment_size=4096, keep_bytes=1, worker=worker)
+        for i in range(100):
+            worker.hold = True
+            bench.append(b"%03d" % i * 100)
+            bench.clock.advance(1)
+            worker.hold = False
+            worker.do()
+        kept = {path.stem for path in bench.directory.glob("*.segment")}
+        assert {path.stem for path in bench.directory.glob("*.index")} <= kept
+        bench.close()
+        (bench.directory / "0000000000000000.index").write_bytes(b"left by a kill")
+        bench = open_journal(segment_size=4096, keep_bytes=1)
+        assert not (bench.directory / "0000000000000000.index").exists()
+
     @pytest.mark.parametrize("nth", [1, 2, 3, 4])
     def test_what_cannot_be_deleted_leaves_no_hole(self, open_journal, logged_errors, nth: int) -> None:
         files = FaultyFiles()
@@ -437,8 +473,10 @@ class TestRetention:
         bench = open_journal(segment_size=4096)
         bench.append(b"x")
         reader = scan.SegmentReader(scan.segments(bench.directory)[0].path, 0)
+        position = bench.journal._writer.position
+        bench.close()
         scan.segments(bench.directory)[0].path.unlink()
-        kinds = [header.kind.name for header, _ in reader.batches(64, bench.journal._writer.position)]
+        kinds = [header.kind.name for header, _ in reader.batches(64, position)]
         assert kinds == ["ENDS", "RECORDS"]
         reader.close()
 
