@@ -15,6 +15,8 @@ from fyrehose.records import Buffer
 PIECE = 4 << 20
 #: No room, or no right to write: reading can go on, and writing when that has changed.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+#: FS_IOC_GETVERSION of Linux: ext4, XFS and btrfs give a file a random number besides its inode's.
+_GET_GENERATION = 0x80087601
 
 
 class Files:
@@ -49,6 +51,15 @@ class Files:
     def is_linked(self, fd: int) -> bool:
         """Return whether the open file still has a name: a deleted one goes with its last descriptor."""
         return os.fstat(fd).st_nlink > 0
+
+    def identity(self, fd: int) -> tuple[int, int]:
+        """Return the file's inode number and its generation, 0 where the file system has none: no copy has the same."""
+        generation = 0
+        try:
+            generation = int.from_bytes(fcntl.ioctl(fd, _GET_GENERATION, bytes(8))[:4], "little")
+        except OSError:
+            pass  # tmpfs and others; their inode numbers are hardly ever used again
+        return os.fstat(fd).st_ino, generation
 
     def allocate(self, fd: int, offset: int, size: int) -> None:
         """Room for what will be written, if the file system can promise it."""

@@ -338,9 +338,9 @@ class FileJournal:
         for _ in range(verdict.expired):
             path = self._store.drop_oldest()
             log.info("{path} is not kept any more", path=path)
-            self._deletion.segments.append(path)
+            self._deletion.segments.append((path, self._store.first))
         if self._deletion.is_due():
-            self._call(self._deletion.work).addErrback(
+            self._call(lambda: self._deletion.work(self._writer.keep_from)).addErrback(
                 self._retention_failed, "a segment that is not kept is not deleted, and will be tried again: {why}"
             )
 

@@ -113,7 +113,9 @@ def set_aside(directory: Path, files: Files) -> Lost:
     """
     for segment in scan.segments(directory):
         _refuse_newer(segment, files)
-    mark = scan.read_mark(directory)
+    noted = scan.look_at_mark(directory, files)
+    mark = 0 if noted.copied else noted.durable
+    front = _front(directory, noted, files)
     _extend(scan.segments(directory), mark, files)
     survey = _Survey()
     found = scan.segments(directory)
@@ -128,7 +130,7 @@ def set_aside(directory: Path, files: Files) -> Lost:
                 _survey_last(reader, segment.end, mark, survey)
         finally:
             reader.close()
-    lost = Lost(known=survey.confirmed)
+    lost = Lost(notes=front, known=survey.confirmed)
     for damage in survey.ranges:
         lost.notes.append(_replace(damage, survey, files))
     if survey.unaccounted:
@@ -147,6 +149,21 @@ def _refuse_newer(segment: scan.Segment, files: Files) -> None:
         pass  # it is to be mended
     finally:
         reader.close()
+
+
+def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
+    """Go on without the oldest segments, where they are missing; a line that says so."""
+    found = scan.segments(directory)
+    if not found or mark.copied or mark.begin is None or found[0].base <= mark.begin:
+        return []
+    path = directory / scan.MARK_NAME
+    fd = files.open(path, os.O_RDWR)
+    try:
+        files.write(fd, scan.pack_mark(mark.durable, found[0].base, files.identity(fd)), 0)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    return [f"positions {mark.begin} to {found[0].base}, the oldest of the log, are missing, with all their records"]
 
 
 def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:

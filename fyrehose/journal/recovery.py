@@ -9,6 +9,11 @@ batches say of those before them):
     corruption    the damage lies below: acknowledged records are at stake.  The journal does not open, unless it is
                   told to set the range aside (journal/quarantine.py).
 
+A directory may also be a copy that was made file by file while a server wrote: MARK then says what was durable at
+another moment than the segments beside it.  The file itself tells, because it holds its own inode number.  For a copy the
+batches alone say what was durable, every segment is checked, and what was being written while its last segment was
+copied is cut off like a torn tail.
+
 What lies between the durable mark and the end was recovered from the page cache, which a failed sync leaves marked as
 clean: it is written again before anything of it is released.
 """
@@ -25,8 +30,11 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.files import PIECE, Files
 from fyrehose.journal.index import SegmentIndex
-from fyrehose.journal.scan import INDEX_SUFFIX, Segment, SegmentReader, read_mark, segments
+from fyrehose.journal.scan import INDEX_SUFFIX, Mark, Segment, SegmentReader, look_at_mark, segments
 from fyrehose.records import Buffer
+
+#: Programs that copy files read them in multiples of this, in bytes.
+PAGE = 4 << 10
 
 
 @attrs.define(kw_only=True)
@@ -39,8 +47,10 @@ class Recovered:
     :ivar ends: the last number of each stream
     :ivar reserved: numbers that may have been given out although they were not written
     :ivar closed: whether the last process closed the journal in order
+    :ivar begin: the position of the oldest segment
     """
 
+    begin: int = 0
     sealed: list[tuple[int, int]] = attrs.field(factory=list)
     index: SegmentIndex | None = None
     position: int = 0
@@ -99,21 +109,24 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
     for leftover in directory.glob("*.new"):
         files.unlink(leftover)
     found = segments(directory)
+    mark = look_at_mark(directory, files)
     if not found:
-        if mark := read_mark(directory):
+        if mark.durable:
             raise JournalCorrupt(
-                f"the journal {directory} has no segments, though {mark} bytes were durable; put its files back, or "
-                "remove MARK if everything in it may be forgotten"
+                f"the journal {directory} has no segments, though {mark.durable} bytes were durable; put its files "
+                "back, or remove MARK if everything in it may be forgotten"
             )
         return Recovered()
-    ends = [_check_sealed(segment, after.base) for segment, after in pairwise(found)]
-    recovered = Recovered(sealed=[(segment.base, end) for segment, end in zip(found, ends, strict=False)])
-    for segment, end in reversed(list(zip(found, ends, strict=False))):
-        if verify <= 0:
+    ends = [_check_sealed(segment, after.base, mark.copied) for segment, after in pairwise(found)]
+    sealed = list(zip(found, ends, strict=False))
+    recovered = Recovered(begin=found[0].base, sealed=[(segment.base, end) for segment, end in sealed])
+    _check_front(directory, found[0].base, mark, recovered)
+    for segment, end in reversed(sealed):
+        if verify <= 0 and not mark.copied:
             break
         verify -= segment.size
-        _check(segment, end)
-    _recover_last(found[-1], recovered, read_mark(directory), files)
+        _check(segment, end, mark.copied)
+    _recover_last(found[-1], recovered, mark, files)
     _unlink_stray_indexes(directory, found, files)
     if not recovered.closed:
         recovered.gaps = [
@@ -208,12 +221,31 @@ def _is_header(reader: SegmentReader, position: int) -> bool:
     return True
 
 
-def _check_sealed(segment: Segment, next_base: int) -> int:
+def _check_front(directory: Path, begin: int, mark: Mark, recovered: Recovered) -> None:
+    """See that the oldest segments are there, but for those that retention has deleted."""
+    if mark.begin is None or begin <= mark.begin:
+        return
+    missing = f"the oldest segments of {directory} are missing: its log began at position {mark.begin}, not at {begin}"
+    if not mark.copied:
+        raise JournalCorrupt(
+            f"{missing}, and retention did not delete them; put the files back from a copy, or start with --quarantine "
+            "to go on without them"
+        )
+    recovered.notes.append(f"{missing}; retention deleted them while the files were copied, or they were not copied")
+
+
+def _check_sealed(segment: Segment, next_base: int, copied: bool) -> int:
     """Where a segment that is not the last ends."""
     if segment.end < next_base:
+        remedy = (
+            "copy it again from the original, or, if retention deleted what lies between while the files were copied, "
+            "delete this segment and all before it from the copy"
+            if copied
+            else "put the file back from a copy, or start with --quarantine to leave a gap"
+        )
         raise JournalCorrupt(
             f"{segment.path} ends at position {segment.end}, but the next segment begins at {next_base}: a segment is "
-            "missing or cut off; put the file back from a copy, or start with --quarantine to leave a gap"
+            f"missing or cut off; {remedy}"
         )
     reader = SegmentReader(segment.path, segment.base)
     try:
@@ -225,22 +257,41 @@ def _check_sealed(segment: Segment, next_base: int) -> int:
     return next_base
 
 
-def _check(segment: Segment, end: int) -> None:
+def _check(segment: Segment, end: int, copied: bool) -> None:
     reader = SegmentReader(segment.path, segment.base)
     position = segment.base + fmt.SEGMENT_HEADER.size
     try:
         for header, _ in reader.batches(position, end):
             position = header.end
     except fmt.Damage as damage:
+        if copied and written_while_copied(reader, position, end):
+            raise JournalCorrupt(
+                f"{segment.path} was being written while it was copied, and ends at position {position} of {end}; copy "
+                "this file again from the original, where it is complete by now"
+            ) from damage
         raise damaged(segment.path, position, segment.base, damage) from damage
     finally:
         reader.close()
 
 
-def _recover_last(segment: Segment, recovered: Recovered, mark: int, files: Files) -> None:
+def written_while_copied(reader: SegmentReader, position: int, stop: int) -> bool:
+    """Return whether damage at *position* looks like what copying a file leaves that is being written.
+
+    Programs that copy read a file piece by piece, in order.  What is written meanwhile is missing at the end of one
+    piece, where there were only zeros yet, and there in the next one; pieces end at multiples of a page.
+    """
+    stop = min(next_whole(reader, position, stop), stop)
+    for offset in range((position - reader.base) // PAGE * PAGE + PAGE, stop - reader.base + 1, PAGE):
+        at = max(position, reader.base + offset - fmt.BATCH_HEADER.size)
+        if not any(reader.read(at, reader.base + offset - at)):
+            return True
+    return False
+
+
+def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Files) -> None:
     reader = SegmentReader(segment.path, segment.base)
     recovered.index = SegmentIndex(segment.base)
-    recovered.durable = mark
+    recovered.durable = 0 if mark.copied else mark.durable
     recovered.position = segment.base + fmt.SEGMENT_HEADER.size
     try:
         recovered.chain = reader.header().chain
@@ -249,13 +300,19 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: int, files: File
     except fmt.Damage as damage:
         at = recovered.position
         known = at < recovered.durable or recovered.index.end == 0
-        if known or at < durable_beyond(reader, at, segment.end):
+        torn = mark.copied and not known and written_while_copied(reader, at, segment.end)
+        if not torn and (known or at < durable_beyond(reader, at, segment.end)):
             raise damaged(segment.path, at, segment.base, damage) from damage
         _cut_off(segment, reader, recovered, files)
     finally:
         reader.close()
     if recovered.position < recovered.durable:
         raise damaged(segment.path, recovered.position, segment.base, "the end of the log is missing")
+    if mark.copied:
+        recovered.notes.append(
+            f"this directory is a copy: its segments say what was durable, up to position {recovered.position}; every "
+            "one of them was checked"
+        )
     if recovered.durable < recovered.position or not recovered.closed:
         _write_again(segment, recovered, files)
 

@@ -37,11 +37,11 @@ class Verdict:
 class Deletion:
     """Deletes segments one after the other: one that is gone while an older one is there would be a hole.
 
-    :ivar segments: what is still to be deleted, the oldest first
+    :ivar segments: what is still to be deleted, the oldest first, each with the position where the log begins after it
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
-        self.segments: list[Path] = []
+        self.segments: list[tuple[Path, int]] = []
         self._directory, self._files = directory, files
         self._at_work = False
 
@@ -51,14 +51,16 @@ class Deletion:
         self._at_work = self._at_work or due
         return due
 
-    def work(self) -> None:
-        """Blocks.  Where it fails, it goes on the next time.
+    def work(self, keep_from: Callable[[int], object]) -> None:
+        """Delete what is due; blocks.  Where it fails, it goes on the next time.
 
+        :param keep_from: notes durably where the log begins, so that a segment that is lost can be told from these
         :raises OSError: the oldest of them could not be deleted, or not durably
         """
         try:
             while self.segments:
-                segment = self.segments[0]
+                segment, begin = self.segments[0]
+                keep_from(begin)
                 self._files.unlink(segment.with_suffix(INDEX_SUFFIX))
                 self._files.unlink(segment)
                 self._files.sync_directory(self._directory)

@@ -24,6 +24,13 @@ INDEX_SUFFIX = ".index"
 MARK_NAME = "MARK"
 
 _MARK = Struct("<QI")  # durable mark, CRC32C of it
+_MARK_REST = Struct(
+    "<"
+    "Q"  # begin: position of the oldest segment that is kept
+    "Q"  # inode of this very file ...
+    "I"  # ... and its generation, where the file system tells: a copy has others
+    "I"  # CRC32C of everything before
+)
 #: What is read ahead, in bytes: a large piece costs hardly more than a small one.
 AHEAD = 256 << 10
 #: More than this a reader does not keep for its next call, in bytes: many of them are open at once.
@@ -72,22 +79,62 @@ def segments(directory: Path) -> list[Segment]:
     return sorted(found, key=lambda segment: segment.base)
 
 
+@attrs.frozen(slots=True)
+class Mark:
+    """What the file MARK says.
+
+    :ivar durable: everything below this position is on disk; 0 if that is not known
+    :ivar begin: the position of the oldest segment that retention has kept; None if that is not known
+    :ivar copied: whether the file is a copy, made at another moment than the segments beside it
+    """
+
+    durable: int = 0
+    begin: int | None = None
+    copied: bool = False
+
+
+def look_at_mark(directory: Path, files: Files) -> Mark:
+    """Read MARK; where it is missing or damaged nothing is known."""
+    path = directory / MARK_NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return Mark()
+    if len(data) not in (_MARK.size, _MARK.size + _MARK_REST.size):
+        return Mark()
+    durable, crc = _MARK.unpack_from(data)
+    if crc32c(data[:8]) != crc:
+        return Mark()
+    if len(data) == _MARK.size:  # as it was written before it knew where it stands
+        return Mark(durable)
+    begin, inode, generation, crc = _MARK_REST.unpack_from(data, _MARK.size)
+    if crc32c(data[:-4]) != crc:
+        return Mark()
+    fd = files.open(path, os.O_RDONLY)
+    try:
+        copied = (inode, generation) not in ((0, 0), files.identity(fd))
+    finally:
+        files.close(fd)
+    return Mark(durable, begin, copied)
+
+
 def read_mark(directory: Path) -> int:
     """The durable mark as last noted; never more than what is durable, 0 if it is not known."""
-    try:
-        data = (directory / MARK_NAME).read_bytes()
-    except FileNotFoundError:
-        return 0
-    if len(data) < _MARK.size:
-        return 0
-    mark, crc = _MARK.unpack_from(data)
-    return int(mark) if crc32c(data[:8]) == crc else 0
+    return look_at_mark(directory, Files()).durable
 
 
-def pack_mark(mark: int) -> bytes:
-    """What the file MARK holds."""
-    data = mark.to_bytes(8, "little")
-    return _MARK.pack(mark, crc32c(data))
+def pack_mark(durable: int, begin: int | None = None, identity: tuple[int, int] = (0, 0)) -> bytes:
+    """Return the content of the file MARK.
+
+    :param begin: the position of the oldest segment that is kept; None leaves it and *identity* out
+    :param identity: of the file that this is written to: see :meth:`Files.identity`
+    """
+    data = durable.to_bytes(8, "little")
+    data = _MARK.pack(durable, crc32c(data))
+    if begin is None:
+        return data
+    data += _MARK_REST.pack(begin, *identity, 0)
+    return data[:-4] + crc32c(data[:-4]).to_bytes(4, "little")
 
 
 @attrs.define(eq=False)

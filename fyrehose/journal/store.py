@@ -83,6 +83,11 @@ class Store:
         return self._active
 
     @property
+    def first(self) -> int:
+        """The position of the oldest segment that is kept."""
+        return self._bases[0]
+
+    @property
     def sealed(self) -> list[tuple[int, int]]:
         """(base, end) of the sealed segments, the oldest first."""
         return [(base, self._sealed_ends[base]) for base in self._bases[:-1]]

@@ -109,11 +109,15 @@ class Writer:
     _rolled: Rolled | None = attrs.field(default=None, init=False)  #: not reported yet
     #: why nothing may be written or synced any more
     _failure: SyncFailed | None = attrs.field(default=None, init=False)
+    #: the position of the oldest segment that is kept, and which file MARK is
+    _begin: int = attrs.field(default=0, init=False)
+    _mark_identity: tuple[int, int] = attrs.field(default=(0, 0), init=False)
 
     def __attrs_post_init__(self) -> None:
         found = self.recovered
         self.position, self.durable, self._chain, self.time = found.position, found.durable, found.chain, found.time
         self.ends, self._reserved, self.floor = dict(found.ends), {}, found.floor
+        self._begin = found.begin
 
     def open(self, time: int) -> None:
         """Be ready to write: the first segment exists, and numbers that were lost are a gap on disk.
@@ -123,6 +127,7 @@ class Writer:
         self.time = max(self.time, time)
         try:
             self._mark_fd = self.files.open(self.directory / scan.MARK_NAME, os.O_RDWR | os.O_CREAT)
+            self._mark_identity = self.files.identity(self._mark_fd)
             if self.recovered.index is None:
                 self._begin_segment()
             else:
@@ -234,8 +239,21 @@ class Writer:
             if not self.files.is_linked(self._fd):
                 raise self._failed(f"the segment at position {self.base} was deleted while it was being written")
             self.durable = self.position
-        self.files.write(self._mark_fd, scan.pack_mark(self.durable), 0)
+        self._write_mark()
         return self.durable
+
+    def keep_from(self, begin: int) -> None:
+        """Note durably that the log begins at *begin* from now on; the segments before may be deleted after that.
+
+        :raises OSError: it could not be noted
+        """
+        self._check()
+        self._begin = begin
+        self._write_mark()
+        self.files.sync(self._mark_fd)
+
+    def _write_mark(self) -> None:
+        self.files.write(self._mark_fd, scan.pack_mark(self.durable, self._begin, self._mark_identity), 0)
 
     def _sync(self, fd: int) -> None:
         began = time.monotonic()

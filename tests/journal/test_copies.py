@@ -1,0 +1,223 @@
+"""Copies of a journal that were made file by file while the server wrote, and segments that are missing in front."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal import scan
+from fyrehose.journal.files import Files
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.recovery import recover
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Run
+
+#: The orders in which programs copy the files of a directory.
+ORDERS = ("alphabetical", "reversed", "mark first", "by size", "newest first", *(f"shuffled {i}" for i in range(5)))
+
+
+@implementer(IJournalObserver)
+class Silent:
+    def durable(self, ends: Any) -> None: ...
+
+    def state_changed(self, state: JournalState, reason: str) -> None: ...
+
+
+def in_order(order: str, names: list[Path], dice: Random) -> list[Path]:
+    """The files in the order in which a program copies them."""
+    if order == "alphabetical":
+        return sorted(names)
+    if order == "reversed":
+        return sorted(names, reverse=True)
+    if order == "mark first":
+        return sorted(names, key=lambda path: (path.name != "MARK", path.name))
+    if order == "by size":
+        return sorted(names, key=lambda path: path.stat().st_size)
+    if order == "newest first":
+        return sorted(names, key=lambda path: -path.stat().st_mtime_ns)
+    return dice.sample(sorted(names), len(names))
+
+
+def copied(source: Path, target: Path, piece: int) -> Iterator[None]:
+    """Copy one file piece by piece; the journal may go on after each."""
+    with source.open("rb") as read, target.open("wb") as written:
+        while data := read.read(piece):
+            written.write(data)
+            yield
+
+
+class Server:
+    """A journal under load."""
+
+    def __init__(self, bench: Any, dice: Random) -> None:
+        self.bench, self.dice, self.number = bench, dice, 0
+
+    def write(self, most: int) -> None:
+        for _ in range(self.dice.randint(0, most)):
+            self.number += 1
+            size = self.dice.choice((10, 10, 500, 5_000, 30_000))
+            assert self.bench.append(b"%d." % self.number + bytes(self.dice.randbytes(8)) * (size // 8)).called
+
+
+def recovered(directory: Path) -> list[int]:
+    """Start a server on the copy; the numbers of the messages that it has."""
+    journal = FileJournal(
+        Clock(), directory, JournalSettings(min_free=0, segment_size=128 << 10), worker=InlineWorker(), now=lambda: 1
+    )
+    opened: list[Any] = []
+    journal.open(Silent()).addBoth(opened.append)
+    if not isinstance(opened[0], dict):
+        opened[0].raiseException()
+    try:
+        found: list[int] = []
+        first, last = journal.bounds("s")
+        while first <= last:
+            runs: tuple[Run, ...] = journal.read("s", first, 1 << 20)
+            found += [int(bytes(payload).split(b".")[0]) for run in runs for payload in run.payloads()]
+            first = runs[-1].last_seq + 1
+        return found
+    finally:
+        journal.close()
+
+
+def start(directory: Path, asked: list[str]) -> list[int] | None:
+    """Start a server on a copy; None if it names a file that has to be copied again, which is added to *asked*."""
+    try:
+        return recovered(directory)
+    except JournalCorrupt as error:
+        match = re.search(r"(\w+\.segment)\b.*copy (?:it|this file) again", str(error))
+        if match is None or match[1] in asked:
+            raise
+        asked.append(match[1])
+        return None
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_copy_under_load_starts_with_everything_that_was_durable(
+    open_journal: Any, tmp_path: Path, order: str, seed: int
+) -> None:
+    dice = Random(f"{order} {seed}")
+    bench = open_journal(segment_size=128 << 10)
+    server = Server(bench, dice)
+    server.write(60)
+    durable = server.number
+    target = tmp_path / "copy"
+    target.mkdir()
+    piece = dice.choice((4096, 32768))
+    for source in in_order(order, [path for path in bench.directory.iterdir() if path.is_file()], dice):
+        for _ in copied(source, target / source.name, piece):
+            server.write(2)
+    found, asked = None, []
+    while found is None:
+        found = start(target, asked)
+        for name in asked[-1:] if found is None else ():
+            shutil.copyfile(bench.directory / name, target / name)
+    assert len(asked) <= 3
+    assert found[:durable] == list(range(1, durable + 1))
+    assert found == list(range(1, len(found) + 1)), "no hole, nothing twice"
+
+
+def test_the_original_is_not_taken_for_a_copy(open_journal: Any, tmp_path: Path) -> None:
+    bench = open_journal()
+    bench.append(b"x")
+    assert scan.look_at_mark(bench.directory, Files()).copied is False
+    bench.close()
+    bench.directory.rename(tmp_path / "moved")
+    assert scan.look_at_mark(tmp_path / "moved", Files()).copied is False
+    shutil.copytree(tmp_path / "moved", tmp_path / "copy")
+    assert scan.look_at_mark(tmp_path / "copy", Files()).copied is True
+
+
+def test_an_original_whose_end_is_missing_is_no_copy(open_journal: Any) -> None:
+    bench = open_journal()
+    bench.append(b"x" * 1000)
+    bench.append(b"y" * 1000)
+    bench.close()
+    (segment,) = scan.segments(bench.directory)
+    os.truncate(segment.path, segment.size - 1064)
+    with pytest.raises(JournalCorrupt, match="damaged"):
+        recover(bench.directory, Files())
+
+
+def test_a_copy_is_checked_once_and_then_an_original(open_journal: Any, tmp_path: Path) -> None:
+    bench = open_journal(segment_size=4096)
+    for i in range(50):
+        bench.append(b"%03d" % i * 100)
+    bench.close()
+    target = tmp_path / "copy"
+    shutil.copytree(bench.directory, target)
+    assert any("is a copy" in note for note in recover(target, Files()).notes)
+    recovered_numbers = FileJournal(Clock(), target, JournalSettings(min_free=0), worker=InlineWorker())
+    recovered_numbers.open(Silent())
+    recovered_numbers.close()
+    assert not any("is a copy" in note for note in recover(target, Files()).notes)
+
+
+def test_damage_in_any_segment_of_a_copy_is_found_at_its_first_start(open_journal: Any, tmp_path: Path) -> None:
+    bench = open_journal(segment_size=4096)
+    for i in range(50):
+        bench.append(b"%03d" % i * 100)
+    bench.close()
+    target = tmp_path / "copy"
+    shutil.copytree(bench.directory, target)
+    segment = scan.segments(target)[1]
+    data = bytearray(segment.path.read_bytes())
+    data[2000] ^= 1
+    segment.path.write_bytes(data)
+    with pytest.raises(JournalCorrupt, match=segment.path.name):
+        recover(target, Files())
+
+
+class TestTheFront:
+    def journal(self, open_journal: Any, **settings: Any) -> Any:
+        bench = open_journal(segment_size=4096, **settings)
+        for i in range(50):
+            bench.append(b"%03d" % i * 100)
+        return bench
+
+    def test_oldest_segments_that_were_removed_by_hand_are_missed(self, open_journal: Any) -> None:
+        bench = self.journal(open_journal)
+        bench.close()
+        scan.segments(bench.directory)[0].path.unlink()
+        with pytest.raises(JournalCorrupt, match=r"oldest segments .* are missing: its log began at position 0"):
+            open_journal(segment_size=4096)
+        bench = open_journal(segment_size=4096, quarantine=True)
+        assert any("are missing, with all their records" in note for note in bench.journal.report.notes)
+        bench.close()
+        open_journal(segment_size=4096)
+
+    def test_what_retention_deleted_is_not_missed(self, open_journal: Any) -> None:
+        bench = self.journal(open_journal, keep_bytes=8000)
+        begin = scan.segments(bench.directory)[0].base
+        assert begin > 0
+        bench.close()
+        assert scan.look_at_mark(bench.directory, Files()).begin == begin
+        open_journal(segment_size=4096, keep_bytes=8000)
+
+    def test_after_retention_the_next_segment_is_missed_too(self, open_journal: Any) -> None:
+        bench = self.journal(open_journal, keep_bytes=16000)
+        bench.close()
+        scan.segments(bench.directory)[0].path.unlink()
+        with pytest.raises(JournalCorrupt, match="oldest segments"):
+            open_journal(segment_size=4096)
+
+    def test_a_deletion_that_was_interrupted_is_no_loss(self, open_journal: Any) -> None:
+        bench = self.journal(open_journal)
+        first, second = scan.segments(bench.directory)[:2]
+        bench.journal._writer.keep_from(second.base)
+        bench.crash()
+        assert first.path.exists()
+        open_journal(segment_size=4096)
