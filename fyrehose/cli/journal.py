@@ -59,8 +59,10 @@ def verify(directory: Path, everything: bool) -> None:
     for problem in report.problems[:TOLD]:
         click.echo(f"damaged: {problem}")
     click.echo(
-        f"{report.segments} segments, {report.batches} batches, {report.records} records of {report.streams} streams, "
-        f"{report.size} bytes up to position {report.end}: {'as written' if not report.problems else 'DAMAGED'}"
+        f"{'DAMAGED' if report.problems else 'OK'}: {report.records:,} records of {report.streams:,} streams verified, "
+        f"in {report.batches:,} batches and {report.segments:,} segments, {report.size:,} bytes up to position "
+        f"{report.end}"
+        f"{f' ({report.allocated >> 20} MiB preallocated)' if report.allocated >> 20 else ''}"
     )
     if report.problems:
         raise JournalCorrupt(f"{directory} is damaged in {len(report.problems)} places")

@@ -10,8 +10,8 @@ batches say of those before them):
                   told to set the range aside (journal/quarantine.py).
 
 A directory may also be a copy that was made file by file while a server wrote: MARK then says what was durable at
-another moment than the segments beside it.  The file itself tells, because it holds its own inode number.  For a copy the
-batches alone say what was durable, every segment is checked, and what was being written while its last segment was
+another moment than the segments beside it.  The file itself tells, because it holds its own inode number.  For a copy
+the batches alone say what was durable, every segment is checked, and what was being written while its last segment was
 copied is cut off like a torn tail.
 
 What lies between the durable mark and the end was recovered from the page cache, which a failed sync leaves marked as
@@ -28,13 +28,11 @@ import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
+from fyrehose.journal.copies import written_while_copied
 from fyrehose.journal.files import PIECE, Files
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.scan import INDEX_SUFFIX, Mark, Segment, SegmentReader, look_at_mark, segments
 from fyrehose.records import Buffer
-
-#: Programs that copy files read them in multiples of this, in bytes.
-PAGE = 4 << 10
 
 
 @attrs.define(kw_only=True)
@@ -264,7 +262,7 @@ def _check(segment: Segment, end: int, copied: bool) -> None:
         for header, _ in reader.batches(position, end):
             position = header.end
     except fmt.Damage as damage:
-        if copied and written_while_copied(reader, position, end):
+        if copied and written_while_copied(reader, position, next_whole(reader, position, end)):
             raise JournalCorrupt(
                 f"{segment.path} was being written while it was copied, and ends at position {position} of {end}; copy "
                 "this file again from the original, where it is complete by now"
@@ -272,20 +270,6 @@ def _check(segment: Segment, end: int, copied: bool) -> None:
         raise damaged(segment.path, position, segment.base, damage) from damage
     finally:
         reader.close()
-
-
-def written_while_copied(reader: SegmentReader, position: int, stop: int) -> bool:
-    """Return whether damage at *position* looks like what copying a file leaves that is being written.
-
-    Programs that copy read a file piece by piece, in order.  What is written meanwhile is missing at the end of one
-    piece, where there were only zeros yet, and there in the next one; pieces end at multiples of a page.
-    """
-    stop = min(next_whole(reader, position, stop), stop)
-    for offset in range((position - reader.base) // PAGE * PAGE + PAGE, stop - reader.base + 1, PAGE):
-        at = max(position, reader.base + offset - fmt.BATCH_HEADER.size)
-        if not any(reader.read(at, reader.base + offset - at)):
-            return True
-    return False
 
 
 def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Files) -> None:
@@ -300,7 +284,7 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Fil
     except fmt.Damage as damage:
         at = recovered.position
         known = at < recovered.durable or recovered.index.end == 0
-        torn = mark.copied and not known and written_while_copied(reader, at, segment.end)
+        torn = mark.copied and not known and written_while_copied(reader, at, next_whole(reader, at, segment.end))
         if not torn and (known or at < durable_beyond(reader, at, segment.end)):
             raise damaged(segment.path, at, segment.base, damage) from damage
         _cut_off(segment, reader, recovered, files)
@@ -320,7 +304,7 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Fil
 def _cut_off(segment: Segment, reader: SegmentReader, recovered: Recovered, files: Files) -> None:
     """Keep what is behind the last whole batch aside, and cut it off; nothing to do where it is only allocated."""
     at = recovered.position
-    stop = _last_byte(reader, at, segment.end)
+    stop = last_byte(reader, at, segment.end)
     if stop == at:
         return
     aside = segment.path.with_name(f"torn-{at:016x}.bytes")
@@ -336,8 +320,8 @@ def _cut_off(segment: Segment, reader: SegmentReader, recovered: Recovered, file
     )
 
 
-def _last_byte(reader: SegmentReader, start: int, stop: int) -> int:
-    """The position behind the last byte from ``start`` on that is not zero; ``start`` if all of them are."""
+def last_byte(reader: SegmentReader, start: int, stop: int) -> int:
+    """Return the position behind the last byte from ``start`` on that is not zero; ``start`` if all of them are."""
     last = start
     while start < stop and (piece := bytes(reader.read(start, min(PIECE, stop - start)))):
         start += len(piece)

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import attrs
 
+from fyrehose.errors import JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.index import PackedIndex, SegmentIndex
+from fyrehose.journal.recovery import last_byte
 from fyrehose.journal.walk import Batch, Began, Damaged, Extent, walk
 from fyrehose.records import Run
 
@@ -43,6 +45,7 @@ class Report:
     :ivar mark: the durable mark, 0 if it is not known
     :ivar end: the position up to which everything was checked
     :ivar size: bytes that were checked
+    :ivar allocated: bytes behind the end that are allocated and not used yet
     :ivar gaps: numbers that are not in the journal, and are noted as such
     :ivar problems: empty, if the journal is as it was written
     :ivar notes: what is worth knowing, and does no harm
@@ -55,6 +58,7 @@ class Report:
     batches: int = 0
     records: int = 0
     streams: int = 0
+    allocated: int = 0
     gaps: list[fmt.Entry] = attrs.field(factory=list)
     problems: list[Problem] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
@@ -67,17 +71,23 @@ def verify(
 
     :param progress: is told how many bytes are done, and of how many
     :param everything: go on behind the durable mark as far as it makes sense, too
-    :raises JournalError: there is no journal
+    :raises JournalError: there is no journal, or nothing of it that could be checked
     """
     extent = Extent.of(directory)
     total = sum(segment.size for segment in extent.segments)
     verifier = _Verifier(Report(mark=extent.mark), directory)
+    verifier.front(extent)
     for found in walk(extent, everything):
         verifier.take(found)
         progress(verifier.done, total)
     verifier.finish()
     progress(total, total)
-    return verifier.report
+    report = verifier.report
+    if not report.batches and not report.problems:
+        raise JournalError(
+            f"nothing in {directory} could be checked: no batch is known to be durable; --all checks what there is"
+        )
+    return report
 
 
 @attrs.define(eq=False)
@@ -96,6 +106,18 @@ class _Verifier:
     _certain: set[str] = attrs.field(factory=set)
     _lost: bool = False
     _first: bool = True  #: the next segment says where numbers begin, and nobody can contradict it
+
+    def front(self, extent: Extent) -> None:
+        """See that the oldest segments are there, and say what cannot be told without MARK."""
+        if not extent.mark:
+            self.report.notes.append(
+                "MARK is missing, damaged, or copied from another directory: what the batches themselves call durable "
+                "was checked; whether the end of the log is missing cannot be told"
+            )
+        first = extent.segments[0]
+        if extent.begin is not None and first.base > extent.begin:
+            what = f"positions {extent.begin} to {first.base} before it are missing, and retention did not delete them"
+            self._problem(first, first.base, what)
 
     def take(self, found: Began | Batch | Damaged) -> None:
         if isinstance(found, Began):
@@ -218,10 +240,25 @@ class _Verifier:
         if began.sealed and self._whole:
             self._check_index(began.segment, began.stop)
         if not began.sealed and began.segment.end > self.report.end:
-            left = began.segment.end - self.report.end
+            self._tail(began.segment)
+
+    def _tail(self, segment: scan.Segment) -> None:
+        """Say what lies behind the last batch that was checked."""
+        end = self.report.end
+        reader = scan.SegmentReader(segment.path, segment.base)
+        try:
+            used = last_byte(reader, end, segment.end) - end
+        except OSError as error:
+            self.report.notes.append(f"what lies behind position {end} cannot be read: {error.strerror}")
+            return
+        finally:
+            reader.close()
+        if used:
             self.report.notes.append(
-                f"{left} bytes behind position {self.report.end} are room, or not known to be durable"
+                f"not checked: {used} bytes behind position {end}, which are not known to be durable: they are being "
+                "written, or were when the server stopped"
             )
+        self.report.allocated = segment.end - end - used
 
     def _check_index(self, segment: scan.Segment, stop: int) -> None:
         self._index.end = stop

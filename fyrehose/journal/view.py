@@ -15,6 +15,7 @@ import attrs
 
 from fyrehose.errors import JournalError
 from fyrehose.journal import scan
+from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import durable_beyond
 
 #: How often a directory is looked at again that changes meanwhile, and how long is waited in between, in seconds.
@@ -68,15 +69,24 @@ def look(directory: Path) -> View:
 
 
 def durable_mark(directory: Path) -> int:
-    """The durable mark; 0 where nothing is durable yet."""
+    """Return the durable mark; 0 where nothing is durable yet."""
+    return believed_mark(directory).durable or durable_by_batches(directory)
+
+
+def believed_mark(directory: Path) -> scan.Mark:
+    """Return what MARK says, or an empty one where it is missing, damaged, or copied from another directory."""
     path = directory / scan.MARK_NAME
+    mark = scan.Mark()
     for _ in range(_TRIES):
-        if mark := scan.read_mark(directory):
-            return mark
-        if not path.exists() or not path.stat().st_size:
+        mark = scan.look_at_mark(directory, Files())
+        if mark.durable or not path.exists() or not path.stat().st_size:
             break
         time.sleep(_PAUSE)  # it is being written at this moment
-    # The mark is a cache: what batches say of those before them is durable in any case.
+    return scan.Mark() if mark.copied else mark
+
+
+def durable_by_batches(directory: Path) -> int:
+    """Return what batches say of those before them; MARK is only a cache of it, a little newer."""
     found = scan.segments(directory)
     if not found:
         return 0

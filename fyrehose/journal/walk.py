@@ -18,10 +18,8 @@ from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.recovery import damaged, next_whole
+from fyrehose.journal.view import believed_mark, durable_by_batches
 from fyrehose.records import Run
-
-#: How often the mark is read when it does not make sense: it may be written at that moment.
-_TRIES = 5
 
 
 @attrs.frozen(slots=True)
@@ -78,29 +76,28 @@ class Extent:
     """What there is of a journal.
 
     :ivar mark: the durable mark as last noted; 0 if it is not known
-    :ivar durable: everything below this position was on disk: that mark, or the beginning of the last segment
+    :ivar durable: everything below this position was on disk: that mark, or what the batches say themselves
+    :ivar begin: where the log begins, as retention has noted it; None if that is not known
     """
 
     segments: tuple[scan.Segment, ...]
     mark: int
     durable: int
+    begin: int | None = None
 
     @classmethod
     def of(cls, directory: Path) -> Extent:
         """:raises JournalError: there is no journal in ``directory``
         :raises JournalCorrupt: there was one
         """
-        mark = scan.read_mark(directory)
-        for _ in range(_TRIES):
-            if mark:
-                break
-            mark = scan.read_mark(directory)
+        noted = believed_mark(directory)
         found = tuple(scan.segments(directory))  # after the mark, so that they have what it says
-        if not found and mark:
-            raise JournalCorrupt(f"the journal {directory} has no segments, though {mark} bytes were durable")
+        if not found and noted.durable:
+            raise JournalCorrupt(f"the journal {directory} has no segments, though {noted.durable} bytes were durable")
         if not found:
             raise JournalError(f"{directory} is no journal: there is no segment in it")
-        return cls(found, mark, max(mark, found[-1].base))
+        durable = max(noted.durable or durable_by_batches(directory), found[-1].base)
+        return cls(found, noted.durable, durable, noted.begin)
 
 
 def walk(extent: Extent, everything: bool = False) -> Iterator[Began | Batch | Damaged]:

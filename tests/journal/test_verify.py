@@ -9,6 +9,7 @@ import attrs
 import pytest
 from crc32c import crc32c
 
+from fyrehose.errors import JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.settings import durability
@@ -63,6 +64,55 @@ def test_crashes_leave_gaps_that_are_accounted_for(open_journal, mode: str) -> N
     assert report.problems == []
     assert {gap.stream for gap in report.gaps} == ({"s", "o"} if mode == "never" else set())
     assert len(report.gaps) == (6 if mode == "never" else 0)
+
+
+@pytest.mark.parametrize("mark", [None, b"", "flipped"])
+def test_damage_is_found_without_a_mark_too(open_journal, mark: object) -> None:
+    bench = open_journal()
+    fill(bench)
+    bench.close()
+    path = bench.directory / "MARK"
+    if mark is None:
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[3] ^= 4
+        path.write_bytes(data if mark == "flipped" else b"")
+    report = verify(bench.directory)
+    assert report.records == 75, "not nothing"
+    assert any("whether the end of the log is missing cannot be told" in note for note in report.notes)
+    patch(scan.segments(bench.directory)[0].path, 2000, b"damage")
+    assert len(verify(bench.directory).problems) == 1
+
+
+def test_what_was_not_checked_is_said(open_journal) -> None:
+    bench = open_journal()
+    fill(bench)
+    bench.crash()
+    (bench.directory / "MARK").unlink()
+    report = verify(bench.directory)
+    assert report.records < 75
+    assert any(note.startswith("not checked: ") for note in report.notes)
+    assert verify(bench.directory, everything=True).records == 75
+
+
+def test_nothing_that_was_checked_is_an_error(open_journal) -> None:
+    bench = open_journal()
+    bench.crash()
+    segment = scan.segments(bench.directory)[0]
+    segment.path.write_bytes(segment.path.read_bytes()[:64])
+    (bench.directory / "MARK").unlink()
+    with pytest.raises(JournalError, match=r"nothing .* could be checked"):
+        verify(bench.directory)
+
+
+def test_oldest_segments_that_somebody_removed_are_missed(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    fill(bench)
+    bench.close()
+    scan.segments(bench.directory)[0].path.unlink()
+    (problem,) = problems(bench.directory)
+    assert "retention did not delete them" in problem
 
 
 def test_retention_is_no_damage(open_journal) -> None:

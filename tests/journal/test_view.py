@@ -46,8 +46,8 @@ def test_a_mark_that_is_being_written(open_journal, monkeypatch: pytest.MonkeyPa
     bench = open_journal()
     bench.append(b"x")
     mark = scan.read_mark(bench.directory)
-    marks = [0, 0, mark]
-    monkeypatch.setattr(scan, "read_mark", lambda directory: marks.pop(0))
+    marks = [scan.Mark(), scan.Mark(), scan.Mark(mark)]
+    monkeypatch.setattr(scan, "look_at_mark", lambda directory, files: marks.pop(0))
     assert view.durable_mark(bench.directory) == mark
     assert marks == []
 
