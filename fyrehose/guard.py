@@ -9,7 +9,7 @@ more end; a peer that publishes hears of it with its next publish.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, cast
 from weakref import WeakSet, WeakValueDictionary
 
@@ -81,6 +81,12 @@ class Guarded:
         found: IBroker = self._broker.identified(identity)
         return found
 
+    def admit(self, proofs: Collection[str]) -> None:
+        policy = self._guard.policy
+        if not policy.admits(self.identity, proofs):
+            advice = f": {policy.advice}" if policy.advice else ""
+            raise Forbidden(f"no rule of the policy lets {self.identity} publish or read anything{advice}")
+
     def permits(self, action: Action, stream: str) -> bool:
         verdict = self._verdicts[action].get(stream)
         return self._judge(action, stream) if verdict is None else verdict
@@ -142,4 +148,6 @@ class Guarded:
     def _refusal(self, action: Action, stream: str) -> Forbidden:
         verb = "publish into" if action is Action.PUBLISH else "read"
         advice = f": {self._guard.policy.advice}" if self._guard.policy.advice else ""
+        if stream.startswith("."):
+            advice = ": names that begin with a dot are reserved for the server, unless a rule names them with the dot"
         return Forbidden(f"{self.identity} may not {verb} stream {stream[:80]!r}{advice}")

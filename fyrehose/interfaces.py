@@ -9,7 +9,7 @@ Everything here is called in the reactor's thread, and nothing here blocks for l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -151,6 +151,13 @@ class IBroker(Interface):
         What the peer may not do fails with :class:`~fyrehose.errors.Forbidden`: the Deferred of ``publish``; and
         ``subscribe``, ``bounds``, ``read`` and ``check`` raise it.  A subscription that is not allowed any more ends
         with it.
+        """
+
+    def admit(proofs: Collection[str]) -> None:
+        """Check that the peer may do anything at all, so that nothing is kept for a peer that may not.
+
+        :param proofs: what it may still prove: ``certificate``, ``key``, ``token``
+        :raises Forbidden: no rule allows it anything, whatever of that it proves
         """
 
     def permits(action: Action, stream: str) -> bool:

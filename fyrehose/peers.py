@@ -9,6 +9,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
+import attrs
 from twisted.internet.interfaces import IAddress
 
 from fyrehose.policy import Identity
@@ -46,9 +47,16 @@ def network_of(host: str) -> str:
 
 def identify(transport: Any) -> Identity:
     """Who the peer of ``transport`` is, as far as it is known by now: by TLS, that is when the handshake is over."""
-    host = getattr(transport.getPeer(), "host", None)
-    names = certificate_names(transport)
-    return Identity(certificates=names) if host is None else Identity(host=str(host), certificates=names)
+    return attrs.evolve(identity_at(transport.getPeer()), certificates=certificate_names(transport))
+
+
+def identity_at(address: IAddress | None) -> Identity:
+    """Return the identity of a peer of which nothing is known but its address.
+
+    A peer without one, such as one on a Unix socket, is on this machine.
+    """
+    host = getattr(address, "host", None)
+    return Identity() if host is None else Identity(host=str(host))
 
 
 def certificate_names(transport: Any) -> tuple[str, ...]:

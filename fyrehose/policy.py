@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
@@ -98,13 +98,17 @@ class Rule:
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
 
-    def meets(self, identity: Identity) -> bool:
-        """Whether ``identity`` meets its conditions; those that cost the least are looked at first."""
-        if self.tokens and identity.token not in self.tokens:
+    def meets(self, identity: Identity, proofs: Collection[str] = ()) -> bool:
+        """Whether ``identity`` meets its conditions; those that cost the least are looked at first.
+
+        :param proofs: ``certificate``, ``key``, ``token``: conditions that count as met, as they may be met later
+        """
+        if self.tokens and "token" not in proofs and identity.token not in self.tokens:
             return False
-        if self.keys and (identity.key is None or not {EVERY, identity.key} & set(self.keys)):
+        if self.keys and "key" not in proofs and (identity.key is None or not {EVERY, identity.key} & set(self.keys)):
             return False
-        if self.certificates and not any(
+        certified = not self.certificates or "certificate" in proofs
+        if not certified and not any(
             _pattern(pattern).fullmatch(name) for pattern in self.certificates for name in identity.certificates
         ):
             return False
@@ -130,6 +134,10 @@ class Policy:
     def allows(self, identity: Identity, action: Action, stream: str) -> bool:
         """Whether ``identity`` may do ``action`` with ``stream``."""
         return any(rule.covers(action, stream) for rule in self.of(identity))
+
+    def admits(self, identity: Identity, proofs: Collection[str]) -> bool:
+        """Return whether any rule allows *identity* anything, or could once it has proved more."""
+        return any(rule.meets(identity, proofs) for rule in self.rules)
 
     def of(self, identity: Identity) -> tuple[Rule, ...]:
         """The rules whose conditions ``identity`` meets: all that need be asked about it."""

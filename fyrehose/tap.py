@@ -24,7 +24,7 @@ from twisted.python.components import Componentized
 from twisted.python.failure import Failure
 from twisted.python.logfile import LogFile
 
-from fyrehose import __version__, kernels, kits, logs, policy, process
+from fyrehose import __version__, connections, kernels, kits, logs, policy, process
 from fyrehose.config import Config, FromFile, Listener, merged, parse_listen, parse_option, read_file, resolve
 from fyrehose.doors import Door, encryption
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
@@ -332,7 +332,7 @@ class Server(Service):
         """The listeners, none of them with more connections than there are file descriptors for."""
         limited = [listener for listener in listeners if hasattr(listener.settings, "max_connections")]
         available = process.raise_descriptor_limit()
-        share = left = available
+        share = left = connections.within(available, len(limited))
         for n, wanted in enumerate(sorted(listener.settings.max_connections for listener in limited)):
             share = max(1, left // (len(limited) - n))
             if wanted > share:
@@ -342,7 +342,7 @@ class Server(Service):
         if cut:
             usual = [type(listener.settings)().max_connections for listener in cut]
             asked = usual != [listener.settings.max_connections for listener in cut]
-            wanted = sum(listener.settings.max_connections for listener in limited)
+            wanted = sum(connections.descriptors(listener.settings.max_connections) for listener in limited)
             names, each = ", ".join(listener.name for listener in cut), " each" if len(cut) > 1 else ""
             (self.notes if asked else self.remarks).append(
                 f"{names} may have {share} connections{each}, as the system allows {available + process.RESERVED} file "

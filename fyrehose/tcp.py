@@ -3,45 +3,41 @@
     dataReceived -> session.receive_data -> one method for each event -> broker.publish / subscribe
     write        <- session.data_to_send <- acknowledgements, deliveries
 
-What is the same for all of them lives here: limits on connections, the budget, deadlines, slow readers, closing.
+What is the same for all of them lives here: the budget, deadlines, slow readers, closing.  Limits on connections are in
+connections.py, what listens is in listening.py.
 A protocol adds a table from event types to methods.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import attrs
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred, succeed
-from twisted.internet.endpoints import AdoptedStreamServerEndpoint, UNIXServerEndpoint, serverFromString
 from twisted.internet.interfaces import (
-    IAddress,
     IDelayedCall,
     IHalfCloseableProtocol,
     IHandshakeListener,
-    IListeningPort,
     IPushProducer,
     IReactorTime,
+    ISSLTransport,
     ITCPTransport,
 )
-from twisted.internet.protocol import Factory
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Broken, ConfigError, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
+from fyrehose.connections import PROOFS
+from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.flow import Account, Reading
 from fyrehose.handshakes import Handshake
+from fyrehose.holding import LONGEST
 from fyrehose.interfaces import IBroker, ISubscription
-from fyrehose.peers import host_of, identify, network_of
+from fyrehose.peers import identify
 from fyrehose.policy import Identity
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
-from fyrehose.sockets import check_adopted, clear, deepen, prompt
 
 #: A slow link may still send a large frame, or take a large delivery: this many bytes a second are enough.
 SLOWEST = 64 << 10
@@ -72,7 +68,9 @@ class TCPSettings:
     """Limits that every TCP kit has."""
 
     max_connections: int = option(10_000, count, "connections at a time", least=1)
-    max_per_host: int = option(200, count, "connections at a time from one address", least=1)
+    max_per_host: int = option(2_000, count, "connections at a time from one address, or from one IPv6 /64", least=1)
+    silent_timeout: float = option(30.0, duration, "time for the first byte of a new connection; 0: no limit")
+    refusal_delay: float = option(LONGEST, duration, "longest time that a refused connection is held open; 0: none")
     frame_timeout: float = option(30.0, duration, "time for a frame that has begun to come in whole")
     stall_timeout: float = option(30.0, duration, "time for a reader to take what it was sent")
     handshake_timeout: float = option(10.0, duration, "time for a handshake, that of TLS, too")
@@ -90,7 +88,8 @@ class SessionProtocol(TwistedProtocol):
     factory: Any  #: the SessionFactory
     transport: Any  #: ITCPTransport and IConsumer; Twisted types it as less
     reading: Reading  #: to be paused by whoever has to, once each
-    peer = "?"  #: the peer's host, for limits and log lines
+    peer = "?"  #: the peer's host, for log lines
+    network = "?"  #: what limits per address count it under
     address = "?"  #: the peer's host and port
     identity: Identity  #: who the peer is, as far as it has proved it by now
     _handshake: Handshake
@@ -106,12 +105,14 @@ class SessionProtocol(TwistedProtocol):
         self._written = 0  #: what the peer has to read before the transport goes on, at the most, in bytes
         self._unread = 0  #: of that, answers to a peer that does not read
         self._in_flight = 0
+        self._written_to = False  #: whether anything was, since the factory looked last
         self._closing = False
+        self._delay = 0.0  #: how long it is held before it is closed, in seconds, because it was refused
         self._frame_since: float | None = None
         self._frame_got = 0  #: what came in since then, in bytes
         self._frame_timer: IDelayedCall | None = None
         self._stall_timer: IDelayedCall | None = None
-        self._grace_timer: IDelayedCall | None = None
+        self._silence_timer: IDelayedCall | None = None
         self._linger_timer: IDelayedCall | None = None
 
     @property
@@ -136,14 +137,25 @@ class SessionProtocol(TwistedProtocol):
         self._identify()
         self._handshake = Handshake(self.kit, self.peer, self.log, self.broker.counters)
         self._handshake.begin(transport, self.clock, self.settings.handshake_timeout)
+        if self.settings.silent_timeout:
+            self._silence_timer = self.clock.callLater(self.settings.silent_timeout, self._never_spoke)
+        if not ISSLTransport.providedBy(transport):
+            self._check_admitted()
 
     def handshakeCompleted(self) -> None:
         """TLS is on: now it is known who the peer is."""
         self._handshake.end()
         self._identify()
+        if self._silence_timer is not None:
+            self._silence_timer.reset(self.settings.silent_timeout)
+        self._check_admitted()
 
     def dataReceived(self, data: bytes) -> None:
         if not self._closing:
+            if self._silence_timer is not None:
+                self._silence_timer.cancel()
+                self._silence_timer = None
+            self.factory.heard(self)
             self._frame_got += len(data)
             self.received(self.session.receive_data(data))
 
@@ -162,9 +174,9 @@ class SessionProtocol(TwistedProtocol):
         for subscription in list(self._subscriptions):
             subscription.stopProducing()
         self._subscriptions.clear()
-        for timer in (self._frame_timer, self._stall_timer, self._grace_timer, self._linger_timer):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self._cancel_timers()
+        if self._linger_timer is not None and self._linger_timer.active():
+            self._linger_timer.cancel()
         if self._account is not None:
             self._account.close()
         self.factory.lost(self)
@@ -222,7 +234,7 @@ class SessionProtocol(TwistedProtocol):
             account.release(size)
             closing = self._closing  # else who is told that it is settled may close, and that is enough
             self.settled()
-            if closing and not self._in_flight and self._grace_timer is None and not self._disconnected():
+            if closing and not self._in_flight and not self._disconnected():
                 self._hang_up()
 
         self.broker.publish(runs).addCallback(durable).addErrback(self._refused).addErrback(self._failed).addBoth(
@@ -250,6 +262,7 @@ class SessionProtocol(TwistedProtocol):
             return
         # While it is not paused the transport has next to nothing left of what was written before.
         self._written = sum(map(len, data)) + (self._written if self._write_paused else 0)
+        self._written_to = True
         self.transport.writeSequence(data)
 
     def _answer(self) -> None:
@@ -265,12 +278,12 @@ class SessionProtocol(TwistedProtocol):
         """The peer has broken a rule: count it, say so once, and close when what it published before is settled."""
         detail = str(error).removeprefix(error.cause).removeprefix(": ")
         self.broker.counters.refuse(self.log, self.kit, error.cause, self.peer, detail)
-        self.finish()
+        self._finish_late()
 
     def forbid(self, error: Forbidden) -> None:
         """The peer may not do what it wants to: count it, say so once, and close."""
         self.broker.counters.refuse(self.log, self.kit, type(error).__name__, self.peer, str(error))
-        self.finish()
+        self._finish_late()
 
     def finish(self) -> None:
         """Take nothing more in; close when everything that was published is acknowledged."""
@@ -278,10 +291,8 @@ class SessionProtocol(TwistedProtocol):
             self._closing = True
             for subscription in list(self._subscriptions):
                 self.detach(subscription)
-        elif self._grace_timer is None:
-            return
-        if not self._in_flight:
-            self._hang_up()
+            if not self._in_flight:
+                self._hang_up()
 
     def read_again(self) -> None:
         """Nobody wants reading paused any more: the peer has its time for the frame that is coming in again."""
@@ -289,10 +300,47 @@ class SessionProtocol(TwistedProtocol):
             self._restart_frame()
             self.transport.resumeProducing()
 
+    # What the factory calls.
+
+    @property
+    def publishing(self) -> bool:
+        """Whether a publish of the peer is not durable yet."""
+        return self._in_flight > 0
+
+    def is_idle(self) -> bool:
+        """Return whether closing the connection interrupts nothing.
+
+        It does if the peer publishes, if a frame is coming in, or if a subscription got something since the last call.
+        """
+        fed, self._written_to = self._written_to and bool(self._subscriptions), False
+        return not (self.publishing or self.session.expected or fed)
+
+    def make_room(self) -> None:
+        """Close the connection, because the listener is full and another peer needs its place."""
+        self.finish()
+        if self._write_paused:
+            self.transport.abortConnection()
+
+    def close_held(self) -> None:
+        """Close the connection, which was refused some time ago."""
+        self.transport.resumeProducing()  # TLS waits for the peer to close, too
+        self._close()
+
+    def abort_held(self) -> None:
+        """Close the connection, which was refused, now."""
+        self.transport.abortConnection()
+
     # Inside.
 
     def _disconnected(self) -> bool:
+        """Whether nothing can be said to the peer any more: it is gone, or it was refused and is held."""
         return self not in self.factory.connections
+
+    def _finish_late(self) -> None:
+        """Close as :meth:`finish` does, but late: the peer was refused, and may be back at once."""
+        if not self._closing:
+            self._delay = self.factory.holding.delay(self.network)
+        self.finish()
 
     def _handle(self, event: object) -> None:
         if self._closing:
@@ -309,10 +357,34 @@ class SessionProtocol(TwistedProtocol):
         self.identity = identify(self.transport)
         self.broker = self.broker.identified(self.identity)
 
+    def _check_admitted(self) -> None:
+        """Refuse a peer that no rule of the policy allows anything, also after it has proved who it is."""
+        proofs = self.factory.proofs
+        try:
+            if proofs is not None:
+                self.broker.admit(proofs - PROOFS)
+        except Forbidden as error:
+            self.forbid(error)
+
     def _hang_up(self) -> None:
-        self._cancel_grace()
         self.flush()
         self.transport.unregisterProducer()
+        # A peer that has not read what it was sent has its time to read instead, in which it keeps its place.
+        if self._delay and not self._write_paused:
+            self._hold_socket()
+        else:
+            self._close()
+
+    def _hold_socket(self) -> None:
+        """Keep the socket, and nothing else, until the peer may know that it was refused."""
+        self.reading.pauseProducing()
+        self._cancel_timers()
+        if self._account is not None:
+            self._account.close()
+        self.session.receive_eof()  # which forgets what has come in
+        self.factory.hold(self, self._delay)
+
+    def _close(self) -> None:
         self.transport.loseConnection()
         if self._linger_timer is None:
             self._linger_timer = self.clock.callLater(LINGER, self.transport.abortConnection)
@@ -323,9 +395,10 @@ class SessionProtocol(TwistedProtocol):
         self.broker.counters.refuse(self.log, self.kit, type(error).__name__, self.peer, str(error))
         if self._closing or self._disconnected():
             return
+        # Without an acknowledgement it will come back, and should not do so at once.
+        self._delay = self.factory.holding.delay(self.network)
         if isinstance(error, ReadOnly):
-            # Without an acknowledgement it will come back, and should not do so at once.
-            self._grace_timer = self.clock.callLater(FULL_GRACE, self._grace_over)
+            self._delay = FULL_GRACE
             self.reading.pauseProducing()
         self._closing = True
         for subscription in list(self._subscriptions):
@@ -338,15 +411,17 @@ class SessionProtocol(TwistedProtocol):
         if not self._disconnected():
             self.transport.abortConnection()
 
-    def _grace_over(self) -> None:
-        self._grace_timer = None
-        if not self._in_flight:
-            self._hang_up()
+    def _cancel_timers(self) -> None:
+        for timer in (self._frame_timer, self._stall_timer, self._silence_timer):
+            if timer is not None and timer.active():
+                timer.cancel()
 
-    def _cancel_grace(self) -> None:
-        if self._grace_timer is not None:
-            self._grace_timer.cancel()
-            self._grace_timer = None
+    def _never_spoke(self) -> None:
+        self._silence_timer = None
+        if not self._closing:
+            detail = f"nothing came in for {self.settings.silent_timeout:g} s; {self.kit}.silent-timeout allows more"
+            self.broker.counters.refuse(self.log, self.kit, "silent", self.peer, detail)
+            self.finish()
 
     def _watch_frame(self, expected: int, progress: bool) -> None:
         if not expected or progress or self._frame_since is None:
@@ -378,119 +453,3 @@ class SessionProtocol(TwistedProtocol):
         self.broker.counters.refuse(self.log, self.kit, "stalled-reader", self.peer)
         self._closing = True
         self.transport.abortConnection()
-
-
-class SessionFactory(Factory):
-    """Makes a connection's protocol, within the limits, and knows who is connected."""
-
-    def __init__(
-        self,
-        make: Callable[[], SessionProtocol],
-        kit: str,
-        log: Logger,
-        broker: IBroker,
-        settings: TCPSettings,
-    ) -> None:
-        self.make = make
-        self.kit = kit
-        self.log = log
-        self.broker = broker
-        self.settings = settings
-        self.connections: dict[SessionProtocol, None] = {}  #: in the order in which they came
-        self._per_host: Counter[str] = Counter()
-        self._drained: Deferred[None] | None = None
-
-    noisy = False
-
-    def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | None:
-        host = host_of(addr)
-        network = network_of(host)
-        if len(self.connections) >= self.settings.max_connections:
-            self.broker.counters.refuse(self.log, self.kit, "too-many-connections", host)
-            return None
-        if self._per_host[network] >= self.settings.max_per_host:
-            self.broker.counters.refuse(self.log, self.kit, "too-many-connections-from-one-host", host)
-            return None
-        protocol = self.make()
-        protocol.factory = self
-        protocol.peer = host
-        self._per_host[network] += 1
-        self.connections[protocol] = None
-        self.broker.counters.gauge(self.kit, "connections", 1)
-        return protocol
-
-    def lost(self, protocol: SessionProtocol) -> None:
-        """``protocol`` is not connected any more."""
-        self.connections.pop(protocol, None)
-        self.broker.counters.gauge(self.kit, "connections", -1)
-        network = network_of(protocol.peer)
-        self._per_host[network] -= 1
-        if not self._per_host[network]:
-            del self._per_host[network]
-        if self._drained is not None and not self.connections:
-            drained, self._drained = self._drained, None
-            drained.callback(None)
-
-    def drain(self) -> Deferred[None]:
-        """Close every connection when what it published is acknowledged; fires when all are gone."""
-        if not self.connections:
-            return succeed(None)
-        self._drained = Deferred()
-        drained = self._drained
-        for protocol in list(self.connections):
-            protocol.finish()
-        return drained
-
-
-class TCPService(Service):
-    """Listens at an endpoint string as long as it runs.
-
-    :param around: what listens in the place of ``factory``, and hands the connections on to it: a TLSFactory
-    :raises ConfigError: from the constructor, where the endpoint string cannot be used
-    """
-
-    def __init__(self, reactor: Any, kit: str, endpoint: str, factory: SessionFactory, around: Any = None) -> None:
-        self.factory = factory
-        self._around = around
-        self._port: IListeningPort | None = None
-        self._backlog = "backlog=" in endpoint or endpoint.startswith("systemd:")
-        try:
-            self._endpoint = serverFromString(reactor, endpoint)
-        except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
-            if endpoint.startswith("systemd:") and isinstance(error, LookupError):
-                raise ConfigError(f"--listen {kit}={endpoint}: systemd has handed over no such socket") from error
-            raise ConfigError(f"--listen {kit}={endpoint} is not an endpoint that Twisted knows: {error}") from error
-
-    def startService(self) -> Deferred[IListeningPort]:
-        """Listen; fires with the port, or fails with what keeps it from listening."""
-        Service.startService(self)
-        if isinstance(self._endpoint, UNIXServerEndpoint):
-            clear(self._endpoint._address)
-        elif isinstance(self._endpoint, AdoptedStreamServerEndpoint):
-            check_adopted(self._endpoint.fileno, self._endpoint.addressFamily)
-        listening = self._endpoint.listen(self.factory if self._around is None else self._around)
-        return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)
-
-    def _listening(self, port: IListeningPort) -> IListeningPort:
-        self._port = prompt(port if self._backlog else deepen(port))
-        return port
-
-    @property
-    def connections(self) -> int:
-        """How many there are."""
-        return len(self.factory.connections)
-
-    def reload(self) -> None:
-        """Read certificates again, for the connections that come from now on.
-
-        :raises ConfigError: they cannot be used; those that were go on
-        """
-        if self._around is not None:
-            self._around.reload()
-
-    def stopService(self) -> Deferred[None]:
-        """Close the port, then the connections, each when it is acknowledged."""
-        Service.stopService(self)
-        port, self._port = self._port, None
-        closed = succeed(None) if port is None else cast("Deferred[None]", port.stopListening() or succeed(None))
-        return closed.addCallback(lambda _: self.factory.drain())

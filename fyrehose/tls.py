@@ -22,6 +22,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
+from fyrehose.holding import RefusedConnection
 from fyrehose.settings import option
 from fyrehose.tcp import TCPSettings
 
@@ -147,7 +148,9 @@ class TLSFactory(TLSMemoryBIOFactory):
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         protocol: IProtocol | None = self.wrappedFactory.buildProtocol(addr)
-        return None if protocol is None else self.protocol(self, protocol)
+        if protocol is None or isinstance(protocol, RefusedConnection):  # no handshake is begun with it
+            return protocol
+        return self.protocol(self, protocol)
 
     def reload(self) -> None:
         """See :meth:`TLS.reload`."""

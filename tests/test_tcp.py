@@ -17,20 +17,22 @@ from OpenSSL.crypto import X509
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.interfaces import IHalfCloseableProtocol, IHandshakeListener, ISSLTransport
 from twisted.internet.task import Clock
-from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.internet.testing import StringTransport
 from twisted.logger import Logger
-from twisted.protocols.policies import WrappingFactory
 from zope.interface import alsoProvides, implementer
 from zope.interface.verify import verifyObject
 
 from fyrehose.broker import Broker
-from fyrehose.errors import Broken, ConfigError, RemoteProtocolError
+from fyrehose.connections import PROOFS, SessionFactory
+from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.flow import Budget
+from fyrehose.holding import FIRST, RefusedConnection
 from fyrehose.interfaces import ISink, JournalState
+from fyrehose.listening import TCPService
 from fyrehose.policy import Identity, parse
 from fyrehose.records import Delivery, Run
 from fyrehose.sequencer import Sequencer
-from fyrehose.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionFactory, SessionProtocol, TCPService, TCPSettings
+from fyrehose.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 
@@ -63,6 +65,7 @@ class Session:
         return events
 
     def receive_eof(self) -> list[Any]:
+        self.buffer, self.announced = b"", 0
         return []
 
     def data_to_send(self) -> list[bytes]:
@@ -146,8 +149,8 @@ def make(auto: bool = True, budget: Budget | None = None, **settings: Any) -> Se
     journal, clock = MemoryJournal(auto=auto), Clock()
     broker = Broker(clock, journal, Sequencer(), budget=budget or Budget())
     broker.open()
-    chosen = TCPSettings(**settings)
-    factory = SessionFactory(lambda: Toy(Session(), broker, clock, chosen), "toy", Toy.log, broker, chosen)
+    chosen = TCPSettings(**{"refusal_delay": 0.0, **settings})
+    factory = SessionFactory(lambda: Toy(Session(), broker, clock, chosen), "toy", Toy.log, broker, clock, chosen)
     return Server(journal, broker, clock, factory)
 
 
@@ -205,9 +208,11 @@ def test_an_offence_costs_its_sender_the_connection_and_nobody_else_anything() -
 
 class TestLimits:
     def test_connections(self) -> None:
-        server = make(max_connections=2)
+        server = make(auto=False, max_connections=2)
         first, _ = server.connect("10.0.0.1")
-        server.connect("10.0.0.2")
+        second, _ = server.connect("10.0.0.2")
+        for busy in (first, second):
+            busy.dataReceived(b"message\n")
         assert TCPService(server.clock, "toy", "tcp:0", server.factory).connections == 2
         assert server.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 1)) is None
         assert server.count("too-many-connections") == 1
@@ -459,23 +464,6 @@ class TestClosing:
         assert server.broker.budget.used == 0
 
 
-def test_an_endpoint_that_is_none() -> None:
-    server = make()
-    for endpoint in ("nonsense:1", "tcp", "tcp:http:x=y", "ssl:1"):
-        with pytest.raises(ConfigError, match="is not an endpoint"):
-            TCPService(server.clock, "toy", endpoint, server.factory)
-
-
-def test_what_listens_in_the_place_of_a_factory_hands_its_connections_on() -> None:
-    server, reactor = make(), MemoryReactorClock()
-    around = WrappingFactory(server.factory)
-    service = TCPService(reactor, "toy", "tcp:0:interface=127.0.0.1", server.factory, around)
-    assert service.factory is server.factory
-    service.startService()
-    assert reactor.tcpServers[0][1] is around
-    service.stopService()
-
-
 def test_it_reads_when_nobody_wants_it_paused() -> None:
     server = make(budget=Budget(each=4))
     protocol, transport = server.connect()
@@ -522,7 +510,8 @@ class TestPolicy:
 
     def test_a_publish_that_is_forbidden_is_not_acknowledged_and_closes(self, log_lines: list[str]) -> None:
         server = make()
-        server.broker.guard.change(self.rules(network="10.0.0.2", publish="*", subscribe="s"))
+        rules = [{"network": "10.0.0.2", "publish": "*"}, {"network": "10.0.0.1", "subscribe": "s"}]
+        server.broker.guard.change(parse({"allow": rules}))
         peer, transport = server.connect()
         peer.dataReceived(b"one\ntwo\n")
         assert (transport.value(), transport.disconnecting) == (b"", True)
@@ -560,10 +549,8 @@ class TestPolicy:
         server.broker.guard.change(self.rules(certificate="writer", publish="s"))
         issued = Authority(tmp_path).issue("writer")
         certificate = X509.from_cryptography(load_pem_x509_certificate(Path(issued.certificate).read_bytes()))
-        peer, _ = server.connect()
-        server.lose(peer)
         address = IPv4Address("TCP", "10.0.0.1", 5000)
-        peer = server.factory.buildProtocol(address)  # type: ignore[assignment]
+        peer: Any = server.factory.buildProtocol(address)
         transport: Any = Transport(peerAddress=address)
         alsoProvides(transport, ISSLTransport)
         transport.getPeerCertificate = lambda: None
@@ -577,3 +564,120 @@ class TestPolicy:
         assert transport.value() == b"ok one\n"
         server.clock.advance(peer.settings.handshake_timeout)
         assert not transport.aborted
+
+    def test_an_address_that_no_rule_allows_anything_is_refused_when_it_is_accepted(self, log_lines: list[str]) -> None:
+        server = make(refusal_delay=1.0)
+        server.broker.guard.change(self.rules(network="10.0.0.2", publish="*"))
+        refused = server.factory.buildProtocol(IPv4Address("TCP", "10.0.0.1", 5000))
+        assert isinstance(refused, RefusedConnection)
+        transport = Transport()
+        refused.makeConnection(transport)
+        assert (transport.producerState, transport.value()) == ("paused", b"")
+        assert server.count("forbidden-address") == 1
+        said = "toy: forbidden-address from 10.0.0.1: no rule of the policy lets 10.0.0.1 publish or read anything"
+        assert log_lines == [said]
+        server.connect("10.0.0.2")
+
+    def test_where_a_certificate_could_help_the_address_is_accepted_and_the_connection_ends_without_one(self) -> None:
+        server = make(refusal_delay=1.0)
+        server.broker.guard.change(self.rules(certificate="writer", publish="s"))
+        peer, transport = server.connect()
+        assert server.count("Forbidden") == 1, "no certificate can come without TLS"
+        server.clock.advance(FIRST)
+        assert transport.disconnecting
+        assert peer not in server.factory.connections
+
+    def test_a_token_may_come_later_where_the_protocol_takes_tokens(self) -> None:
+        server = make()
+        server.factory.proofs = PROOFS | {"token"}
+        server.broker.guard.change(self.rules(token=f"sha256:{'0' * 64}", publish="s"))
+        _, transport = server.connect()
+        assert not transport.disconnecting
+
+
+class TestSilence:
+    def test_a_connection_that_never_said_anything_ends(self, log_lines: list[str]) -> None:
+        server = make(silent_timeout=30.0)
+        _, transport = server.connect()
+        server.clock.advance(29)
+        assert not transport.disconnecting
+        server.clock.advance(1)
+        assert transport.disconnecting
+        assert server.count("silent") == 1
+        said = "toy: silent from 10.0.0.1: nothing came in for 30 s; toy.silent-timeout allows more"
+        assert log_lines == [said]
+
+    def test_one_byte_is_enough(self) -> None:
+        server = make(silent_timeout=30.0)
+        protocol, transport = server.connect()
+        server.clock.advance(29)
+        protocol.dataReceived(b"\n")
+        server.clock.advance(1000)
+        assert not transport.disconnecting
+
+    def test_it_can_be_turned_off(self) -> None:
+        server = make(silent_timeout=0.0)
+        _, transport = server.connect()
+        server.clock.advance(100_000)
+        assert not transport.disconnecting
+
+
+class TestRefusals:
+    """A refused connection is closed late; what it is owed comes at once."""
+
+    def test_it_is_held_longer_each_time(self) -> None:
+        server = make(refusal_delay=3.2)
+        for seconds in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 3.2):
+            protocol, transport = server.connect()
+            protocol.dataReceived(b"!\n")
+            server.clock.advance(seconds * 0.99)
+            assert not transport.disconnecting
+            server.clock.advance(seconds * 0.02)
+            assert transport.disconnecting
+            server.lose(protocol)
+
+    @pytest.mark.parametrize("refused", [b"!", b"?", b"too large"])
+    def test_what_was_published_before_is_acknowledged_at_once(self, refused: bytes) -> None:
+        server = make(auto=False, refusal_delay=3.2)
+        server.broker.restrict("s", 4)
+        server.broker.guard.change(parse({"allow": [{"network": "10.0.0.1", "publish": "s"}]}))
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"good\n" + refused + b"\ngood\n")
+        assert not transport.value()
+        server.journal.commit()
+        assert transport.value() == b"ok good\n"
+        assert not transport.disconnecting
+
+    def test_nothing_is_read_or_kept_and_its_place_is_free(self) -> None:
+        server = make(max_connections=1, refusal_delay=3.2)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"#90\n!\n")
+        assert transport.producerState == "paused"
+        assert server.broker.budget.used == 0
+        assert server.broker.counters.gauges["toy", "connections"] == 0
+        other, _ = server.connect("10.0.0.2")
+        server.lose(protocol)
+        server.clock.advance(10)
+        assert not transport.disconnecting, "it was lost before its time was over"
+        server.lose(other)
+        assert server.broker.counters.gauges["toy", "connections"] == 0
+
+    def test_stopping_does_not_wait(self) -> None:
+        server = make(refusal_delay=3.2)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"!\n")
+        drained = server.factory.drain()
+        assert transport.disconnecting
+        server.lose(protocol)
+        assert drained.called
+
+    def test_a_peer_that_does_not_read_has_its_time_to_read(self) -> None:
+        server = make(refusal_delay=3.2)
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"echo" + b"x" * 1000 + b"\n")
+        protocol.pauseProducing()
+        protocol.dataReceived(b"!\n")
+        assert transport.disconnecting
+        assert protocol in server.factory.connections, "it has not gone, and keeps its place"
+        server.clock.advance(LINGER)
+        assert transport.aborted

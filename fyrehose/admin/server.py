@@ -29,9 +29,10 @@ from fyrehose.admin.settings import KIT, Settings, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import EVERY, Tail, as_event
 from fyrehose.broker import Broker
+from fyrehose.connections import SessionFactory
 from fyrehose.interfaces import JournalState
+from fyrehose.listening import TCPService
 from fyrehose.records import MAX_NAME
-from fyrehose.tcp import SessionFactory, TCPService
 from fyrehose.web.places import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, same, token_of
 from fyrehose.web.session import Asked, WebSession
@@ -257,7 +258,7 @@ def make_factory(clock: IReactorTime, endpoint: str, admin: Admin, settings: Set
     def make() -> AdminProtocol:
         return AdminProtocol(admin, WebSession(hosts), clock, settings)
 
-    return SessionFactory(make, KIT, AdminProtocol.log, admin.broker, settings)
+    return SessionFactory(make, KIT, AdminProtocol.log, admin.broker, clock, settings, proofs=None)
 
 
 def _sample(sample: Sample) -> dict[str, Any]:

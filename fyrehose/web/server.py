@@ -118,6 +118,10 @@ class WebProtocol(SessionProtocol):
         else:
             super().forbid(error)
 
+    def is_idle(self) -> bool:
+        waiting = self.session.answering and not self.session.streaming
+        return super().is_idle() and not waiting
+
     def break_off(self, why: Refused) -> None:
         """Answer a request that comes to nothing."""
         self.session.refuse(why.status, why.cause, why.detail)
@@ -147,7 +151,6 @@ class WebProtocol(SessionProtocol):
         if not self.session.unread or self._linger_timer is not None:
             super()._hang_up()
             return
-        self._cancel_grace()
         self.flush()
         self.transport.unregisterProducer()
         if not ISSLTransport.providedBy(self.transport):  # TLS knows no half of a connection

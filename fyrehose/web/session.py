@@ -130,6 +130,8 @@ class WebSession:
     def receive_eof(self) -> list[object]:
         """The peer has finished sending."""
         self._eof = True
+        if self.over:
+            self._forget()
         return [] if self.over or self._behind or self._stopped else self._end_of_input()
 
     def next_events(self) -> list[object]:
@@ -233,6 +235,12 @@ class WebSession:
         return out
 
     # Inside.
+
+    def _forget(self) -> None:
+        """Let go of everything that came in and will not be looked at."""
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._ahead.clear()
+        self._broken = True
 
     @property
     def _behind(self) -> bool:

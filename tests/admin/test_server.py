@@ -80,7 +80,7 @@ def connect(watched: Any) -> Iterator[Connect]:
     peers: list[Peer] = []
 
     def connect(token: str | None = None, endpoint: str = "tcp:1:interface=127.0.0.1", **settings: Any) -> Peer:
-        made = Settings(**settings)
+        made = Settings(**{"refusal_delay": 0.0, **settings})
         admin = Admin(watched.status, token, registry(watched.status, 100))
         address = IPv4Address("TCP", "127.0.0.1", 5)
         protocol = make_factory(watched.clock, endpoint, admin, made).buildProtocol(address)

@@ -50,7 +50,7 @@ class Peer:
         self.journal, self.clock = MemoryJournal(auto=False), Clock()
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
-        self.factory = make_factory(self.broker, self.clock, TCPSettings())
+        self.factory = make_factory(self.broker, self.clock, TCPSettings(refusal_delay=0.0))
         self.transport = Transport()
         self.protocol: Any = self.factory.buildProtocol(self.transport.getPeer())
         self.protocol.makeConnection(self.transport)

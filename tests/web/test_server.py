@@ -16,8 +16,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker import Broker
+from fyrehose.connections import SessionFactory
 from fyrehose.sequencer import Sequencer
-from fyrehose.tcp import LINGER, SessionFactory
+from fyrehose.tcp import LINGER
 from fyrehose.testing import MemoryJournal
 from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, same, token_of
 from fyrehose.web.session import MAX_AHEAD, Asked, WebSession
@@ -71,8 +72,8 @@ def connect() -> Callable[..., Peer]:
         clock = Clock()
         broker = Broker(clock, MemoryJournal(), Sequencer())
         broker.open()
-        made = WebSettings(**settings)
-        factory = SessionFactory(lambda: Toy(WebSession(), broker, clock, made), "toy", Toy.log, broker, made)
+        made = WebSettings(**{"refusal_delay": 0.0, **settings})
+        factory = SessionFactory(lambda: Toy(WebSession(), broker, clock, made), "toy", Toy.log, broker, clock, made)
         address = IPv4Address("TCP", "127.0.0.1", 5)
         protocol, transport = factory.buildProtocol(address), Transport(peerAddress=address)
         assert isinstance(protocol, Toy)

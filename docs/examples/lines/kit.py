@@ -8,7 +8,8 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IProtocolKit
-from fyrehose.tcp import TCPService, TCPSettings
+from fyrehose.listening import TCPService
+from fyrehose.tcp import TCPSettings
 from lines.server import make_factory
 
 

@@ -9,9 +9,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from fyrehose.connections import SessionFactory
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.records import Delivery, Run
-from fyrehose.tcp import SessionFactory, SessionProtocol, TCPSettings
+from fyrehose.tcp import SessionProtocol, TCPSettings
 from lines.session import LineSession, Published, Subscribed, encode
 
 
@@ -54,4 +55,4 @@ class LineProtocol(SessionProtocol):
 def make_factory(broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> SessionFactory:
     """What listens."""
     make: Any = partial(LineProtocol, broker=broker, clock=clock, settings=settings)
-    return SessionFactory(lambda: make(LineSession()), LineProtocol.kit, LineProtocol.log, broker, settings)
+    return SessionFactory(lambda: make(LineSession()), LineProtocol.kit, LineProtocol.log, broker, clock, settings)

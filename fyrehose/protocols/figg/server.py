@@ -14,13 +14,14 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from fyrehose.connections import SessionFactory
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Run
 from fyrehose.settings import count, option, size
-from fyrehose.tcp import SessionFactory, SessionProtocol
+from fyrehose.tcp import SessionProtocol
 from fyrehose.tls import TLSSettings
 
 KIT = "figg"
@@ -153,4 +154,4 @@ def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> Se
     def make() -> FiggProtocol:
         return FiggProtocol(FiggServerSession(settings.max_payload), broker, clock, settings)
 
-    return SessionFactory(make, KIT, FiggProtocol.log, broker, settings)
+    return SessionFactory(make, KIT, FiggProtocol.log, broker, clock, settings)

@@ -8,9 +8,9 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.listening import TCPService
 from fyrehose.protocols.http.server import Settings, make_factory
 from fyrehose.protocols.http.session import KIT
-from fyrehose.tcp import TCPService
 from fyrehose.tls import around
 
 

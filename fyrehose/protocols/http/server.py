@@ -16,6 +16,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose import errors
+from fyrehose.connections import PROOFS, SessionFactory
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IBroker
 from fyrehose.policy import digest
@@ -34,7 +35,6 @@ from fyrehose.protocols.http.session import (
 )
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.settings import option, size
-from fyrehose.tcp import SessionFactory
 from fyrehose.web.places import hosts_of
 from fyrehose.web.server import WebProtocol, WebSettings, token_of
 from fyrehose.web.session import Asked, Refused
@@ -291,4 +291,5 @@ def make_factory(broker: IBroker, clock: IReactorTime, endpoint: str, settings: 
     def make() -> HttpProtocol:
         return HttpProtocol(HttpSession(hosts, limits=limits), broker, clock, settings)
 
-    return SessionFactory(make, KIT, HttpProtocol.log, broker, settings)
+    proofs = PROOFS | {"token"}
+    return SessionFactory(make, KIT, HttpProtocol.log, broker, clock, settings, proofs=proofs)

@@ -8,8 +8,8 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.listening import TCPService
 from fyrehose.protocols.lumberjack.server import KIT, Settings, make_factory
-from fyrehose.tcp import TCPService
 from fyrehose.tls import around
 
 

@@ -19,6 +19,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from fyrehose.connections import SessionFactory
 from fyrehose.flow import Account
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
@@ -27,7 +28,7 @@ from fyrehose.protocols.lumberjack.session import Limits, LumberjackServerSessio
 from fyrehose.protocols.lumberjack.turns import POOL, Outcome, Turns
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, name, option, size
-from fyrehose.tcp import SessionFactory, SessionProtocol
+from fyrehose.tcp import SessionProtocol
 from fyrehose.tls import TLSSettings
 
 KIT = "lumberjack"
@@ -170,6 +171,9 @@ class LumberjackProtocol(SessionProtocol):
             self.session.acknowledge_part()  # what is durable need not come again
         super().finish()
         self._stop_working()
+
+    def is_idle(self) -> bool:
+        return super().is_idle() and not self._busy
 
     # What the turns call.
 
@@ -330,4 +334,4 @@ def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> Se
     def make() -> LumberjackProtocol:
         return LumberjackProtocol(LumberjackServerSession(limits), broker, clock, settings, turns)
 
-    return SessionFactory(make, KIT, LumberjackProtocol.log, broker, settings)
+    return SessionFactory(make, KIT, LumberjackProtocol.log, broker, clock, settings)

@@ -17,6 +17,7 @@ from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTi
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from fyrehose.connections import SessionFactory
 from fyrehose.errors import (
     Broken,
     Forbidden,
@@ -29,6 +30,7 @@ from fyrehose.errors import (
     TooManyStreams,
 )
 from fyrehose.interfaces import IBroker
+from fyrehose.listening import TCPService
 from fyrehose.policy import Action
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import KIT, Endpoint, Place, Publishing, Subscribing, first_anchor, parse
@@ -38,7 +40,7 @@ from fyrehose.protocols.relink.session import ListenerSession
 from fyrehose.protocols.relink.settings import Settings
 from fyrehose.protocols.relink.tables import PACKETS
 from fyrehose.records import Run
-from fyrehose.tcp import SessionFactory, SessionProtocol, TCPService
+from fyrehose.tcp import SessionProtocol
 
 log = Logger()
 
@@ -366,7 +368,7 @@ class RelinkProtocol(SessionProtocol):
     def _go_on(self) -> None:
         """Something is settled: say so, and take what had to wait."""
         if self._closing:
-            if not self._in_flight and self._grace_timer is None and not self._disconnected():
+            if not self._in_flight and not self._disconnected():
                 self._hang_up()
             return
         # One commit may settle several writes, one after the other, and the last of them says it for all.  What was
@@ -461,5 +463,5 @@ class RelinkService(TCPService):
 def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings, registry: Registry) -> SessionFactory:
     """What listens."""
     return SessionFactory(
-        lambda: RelinkProtocol(broker, clock, settings, registry), KIT, RelinkProtocol.log, broker, settings
+        lambda: RelinkProtocol(broker, clock, settings, registry), KIT, RelinkProtocol.log, broker, clock, settings
     )

@@ -84,7 +84,9 @@ class Session:
 
     def receive_eof(self) -> list[Event]:
         """The transport has ended: the link stays."""
-        return self.fenced()
+        found = self.fenced()
+        self._decoder.clear()
+        return found
 
     def fenced(self) -> list[Event]:
         """From now on nothing that this connection brings counts, not even what came in already (L4)."""

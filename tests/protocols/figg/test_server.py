@@ -110,7 +110,7 @@ def make(auto: bool = True, **settings: Any) -> Server:
     journal, clock = MemoryJournal(auto=auto), Clock()
     broker = Broker(clock, journal, Sequencer())
     broker.open()
-    return Server(journal, broker, clock, make_factory(broker, clock, Settings(**settings)))
+    return Server(journal, broker, clock, make_factory(broker, clock, Settings(**{"refusal_delay": 0.0, **settings})))
 
 
 def publish(number: int, data: bytes = b"x", topic: str = "t") -> Publish:

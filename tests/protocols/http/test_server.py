@@ -133,7 +133,9 @@ def make() -> Make:
         guard = Guard() if policy is None else Guard(parse({"allow": policy}))
         broker = Broker(clock, journal, Sequencer(), guard=guard)
         broker.open()
-        factory = make_factory(broker, clock, "tcp:1:interface=127.0.0.1", Settings(**settings))
+        factory = make_factory(
+            broker, clock, "tcp:1:interface=127.0.0.1", Settings(**{"refusal_delay": 0.0, **settings})
+        )
         return Server(journal, broker, clock, factory)
 
     return make

@@ -184,7 +184,7 @@ class Server:
         journal, clock = MemoryJournal(auto=auto), Clock()
         broker = Broker(clock, journal, Sequencer(), budget=budget or Budget())
         broker.open()
-        return cls(journal, clock, broker, make_factory(broker, clock, Settings(**settings)))
+        return cls(journal, clock, broker, make_factory(broker, clock, Settings(**{"refusal_delay": 0.0, **settings})))
 
     def connect(self, host: str = "10.0.0.1", port: int = 5000, transport: Transport | None = None) -> Connection:
         address = IPv4Address("TCP", host, port)

@@ -335,7 +335,9 @@ def make_server() -> Any:
     made: list[Server] = []
 
     def make(auto: bool = True, **settings: str) -> Server:
-        server = Server(MemoryJournal(auto=auto), Clock(), build(Settings, "relink", settings))
+        server = Server(
+            MemoryJournal(auto=auto), Clock(), build(Settings, "relink", {"refusal_delay": "0", **settings})
+        )
         server.start()
         made.append(server)
         return server

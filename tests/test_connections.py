@@ -1,0 +1,161 @@
+"""When a listener is full the connection that has been idle longest makes room, and descriptors never run out."""
+
+from __future__ import annotations
+
+import random
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.address import IPv4Address
+
+from fyrehose.connections import Crowds, descriptors, within
+from fyrehose.holding import RefusedConnection
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+toys = import_module("test_tcp")  # the same server of the same toy protocol
+make, Transport = toys.make, toys.Transport
+
+
+def fill(server: Any, *hosts: str) -> list[tuple[Any, Any]]:
+    """Connect once from each of *hosts*, and say something."""
+    peers = [server.connect(host, port) for port, host in enumerate(hosts, 5000)]
+    for protocol, _ in peers:
+        protocol.dataReceived(b"#0\n")
+    return peers
+
+
+def reap(server: Any) -> None:
+    """Lose the connections that were closed, as a reactor does."""
+    for held in list(server.factory.holding._leaving):
+        server.lose(held)
+
+
+def closed(peers: list[tuple[Any, Any]]) -> list[bool]:
+    return [transport.disconnecting for _, transport in peers]
+
+
+def test_the_one_that_has_been_idle_longest_makes_room(log_lines: list[str]) -> None:
+    server = make(max_connections=3)
+    peers = fill(server, "10.0.0.1", "10.0.0.2", "10.0.0.3")
+    peers[0][0].dataReceived(b"#0\n")
+    server.connect("10.0.0.4")
+    assert closed(peers) == [False, True, False]
+    assert len(server.factory.connections) == 3
+    assert server.count("made-room") == 1
+    said = "toy: made-room from 10.0.0.2: it was idle longest, and the listener is full; to keep more, raise"
+    assert log_lines == [f"{said} toy.max-connections"]
+
+
+def test_one_of_the_address_with_the_most_connections_goes_first() -> None:
+    server = make(max_connections=4)
+    peers = fill(server, "10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.3")
+    server.connect("10.0.0.4")
+    assert closed(peers) == [False, True, False, False]
+
+
+def test_of_equals_the_address_that_wants_another_gives_one_up() -> None:
+    server = make(max_connections=2)
+    peers = fill(server, "10.0.0.1", "10.0.0.2")
+    server.connect("10.0.0.2")
+    assert closed(peers) == [False, True]
+
+
+def test_silent_connections_keep_no_client_out() -> None:
+    server = make(max_connections=100, max_per_host=100)
+    silent = [server.connect("10.0.0.9", port) for port in range(100)]
+    honest = [server.connect("10.0.0.1", port) for port in range(10)]
+    for _ in range(3):
+        for protocol, transport in honest:
+            protocol.dataReceived(b"message\n")
+            assert transport.value().endswith(b"ok message\n")
+            server.connect("10.0.0.9")
+            reap(server)
+    assert not any(closed(honest))
+    assert sum(closed(silent)) == 40
+
+
+@pytest.mark.parametrize("busy", [b"message\n", b"#90\n", b"?\n"], ids=["publishing", "frame", "subscribed"])
+def test_one_that_is_busy_stays_while_another_is_idle(busy: bytes) -> None:
+    server = make(auto=False, max_connections=2)
+    first, transport = server.connect("10.0.0.1")
+    first.dataReceived(busy)
+    other, _ = server.connect("10.0.0.1", 5001)
+    other.dataReceived(b"message\n" if busy == b"?\n" else b"#0\n")
+    server.journal.commit() if busy == b"?\n" else None
+    server.clock.advance(0)
+    server.connect("10.0.0.2")
+    assert not transport.disconnecting
+
+
+def test_a_subscription_that_nothing_was_delivered_to_is_idle() -> None:
+    server = make(max_connections=1)
+    protocol, transport = server.connect("10.0.0.1")
+    protocol.dataReceived(b"?\n")
+    server.connect("10.0.0.2")
+    assert transport.disconnecting
+
+
+def test_if_all_are_busy_the_longest_silent_of_those_that_do_not_publish_goes() -> None:
+    server = make(auto=False, max_connections=2)
+    (publishing, _), (frame, transport) = server.connect("10.0.0.1"), server.connect("10.0.0.2")
+    publishing.dataReceived(b"message\n")
+    frame.dataReceived(b"#90\n")
+    server.connect("10.0.0.3")
+    assert transport.disconnecting
+    assert publishing in server.factory.connections
+
+
+def test_one_that_does_not_read_is_cut_off_to_make_room() -> None:
+    server = make(max_connections=1)
+    protocol, transport = server.connect("10.0.0.1")
+    protocol.pauseProducing()
+    server.connect("10.0.0.2")
+    assert transport.aborted
+
+
+def test_refused_connections_take_no_place_that_is_needed() -> None:
+    server = make(max_connections=40, max_per_host=1, refusal_delay=3.2)
+    server.connect("10.0.0.1")
+    for port in range(100):
+        protocol = server.factory.buildProtocol(IPv4Address("TCP", "10.0.0.1", port))
+        if isinstance(protocol, RefusedConnection):
+            protocol.makeConnection(Transport())
+    assert len(server.factory.connections) + len(server.factory.holding) <= descriptors(40)
+    for number in range(39):
+        server.connect(f"10.0.1.{number}")
+        reap(server)
+        assert len(server.factory.connections) + len(server.factory.holding) <= descriptors(40)
+    assert len(server.factory.connections) == 40
+    assert server.count("made-room") == 0
+
+
+def test_descriptors_are_enough_for_every_share() -> None:
+    for available in (100, 936, 960, 19_936, 100_000):
+        for listeners in range(1, 8):
+            share = within(available, listeners) // listeners
+            assert share >= 1
+            assert listeners * descriptors(share) <= max(available, 17 * listeners)
+
+
+@attrs.define(eq=False)
+class Counted:
+    network: str
+
+
+def test_the_largest_crowd_is_known_whatever_comes_and_goes() -> None:
+    dice, crowds = random.Random(1), Crowds()
+    there: list[Any] = []
+    for _ in range(5000):
+        if there and dice.random() < 0.48:
+            crowds.remove(there.pop(dice.randrange(len(there))))
+        else:
+            there.append(Counted(str(dice.randrange(6))))
+            crowds.add(there[-1])
+        sizes = {network: sum(one.network == network for one in there) for network in map(str, range(6))}
+        largest = crowds.largest("none")
+        assert len(crowds.of(largest)) == max(sizes.values()) if largest else max(sizes.values()) <= 1

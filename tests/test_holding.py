@@ -1,0 +1,106 @@
+"""Refused connections are held for a while, within bounds."""
+
+from __future__ import annotations
+
+import attrs
+from twisted.internet.task import Clock
+
+from fyrehose.holding import FIRST, FORGOTTEN, LONGEST, MOST_ADDRESSES, MOST_OF_ONE, Holding
+
+
+@attrs.define(eq=False)
+class Held:
+    """A connection that says how it was closed."""
+
+    ended: str = ""
+
+    def close_held(self) -> None:
+        self.ended = "closed"
+
+    def abort_held(self) -> None:
+        self.ended = "aborted"
+
+
+def hold(holding: Holding, network: str = "n", seconds: float = 1.0, most: int = 1000) -> Held:
+    held = Held()
+    holding.hold(held, network, seconds, most)
+    return held
+
+
+def test_the_delay_doubles_for_each_refusal_of_an_address() -> None:
+    holding = Holding(Clock())
+    delays = [holding.delay("a") for _ in range(2000)]
+    assert delays[:7] == [FIRST, 2 * FIRST, 4 * FIRST, 8 * FIRST, 16 * FIRST, LONGEST, LONGEST]
+    assert set(delays[7:]) == {LONGEST}
+    assert holding.delay("b") == FIRST, "another address has done nothing"
+
+
+def test_refusals_are_forgotten_after_a_while() -> None:
+    clock = Clock()
+    holding = Holding(clock)
+    holding.delay("a")
+    clock.advance(FORGOTTEN - 1)
+    assert holding.delay("a") == 2 * FIRST
+    clock.advance(FORGOTTEN)
+    assert holding.delay("a") == FIRST
+
+
+def test_the_table_of_addresses_is_bounded_and_the_oldest_gives_way() -> None:
+    holding = Holding(Clock())
+    for number in range(MOST_ADDRESSES):
+        holding.delay(str(number))
+    assert holding.delay("0") == 2 * FIRST
+    holding.delay("one more")
+    assert len(holding._refusals) == MOST_ADDRESSES
+    assert holding.delay("1") == FIRST, "it was the oldest, and is forgotten"
+    assert holding.delay("0") == 4 * FIRST
+
+
+def test_a_connection_is_closed_when_its_time_is_over() -> None:
+    clock = Clock()
+    holding = Holding(clock)
+    held = hold(holding, seconds=2.0)
+    clock.advance(1.9)
+    assert (held.ended, len(holding)) == ("", 1)
+    clock.advance(0.1)
+    assert (held.ended, len(holding)) == ("closed", 1)
+    holding.lost(held)
+    assert len(holding) == 0
+
+
+def test_one_that_is_lost_before_is_forgotten() -> None:
+    clock = Clock()
+    holding = Holding(clock)
+    held = hold(holding)
+    holding.lost(held)
+    assert (len(holding), clock.getDelayedCalls()) == (0, [])
+
+
+def test_beyond_the_bound_the_oldest_is_closed() -> None:
+    holding = Holding(Clock())
+    connections = [hold(holding, str(number), most=3) for number in range(4)]
+    assert [held.ended for held in connections] == ["aborted", "", "", ""]
+
+
+def test_one_network_holds_no_more_than_its_share() -> None:
+    holding = Holding(Clock())
+    other = hold(holding, "other")
+    mine = [hold(holding, "n") for _ in range(MOST_OF_ONE)]
+    assert {held.ended for held in mine} == {""}
+    hold(holding, "n")
+    assert [held.ended for held in (other, mine[0], mine[1])] == ["", "aborted", ""]
+
+
+def test_when_it_stops_all_are_closed_and_none_is_held() -> None:
+    clock = Clock()
+    holding = Holding(clock)
+    before = hold(holding)
+    holding.stop()
+    after = hold(holding)
+    assert (before.ended, after.ended, clock.getDelayedCalls()) == ("closed", "closed", [])
+
+
+def test_with_no_longest_delay_none_is_held() -> None:
+    holding = Holding(Clock(), 0.0)
+    assert holding.delay("a") == 0.0
+    assert hold(holding, seconds=0.0).ended == "closed"
