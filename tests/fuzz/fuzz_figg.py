@@ -23,16 +23,16 @@ with harness.instrumented("fyrehose.protocols.figg", "fyrehose.kernels.pure"):
     from fyrehose.protocols.figg import frames
     from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
     from fyrehose.protocols.figg.window import Window
-    from fyrehose.records import Run
+    from fyrehose.records import MAX_PAYLOAD, Run
 
 TOPICS = ("t", "topic/\N{SNOWMAN}", "x" * 255, "a\0b")
-#: A small limit, so that it is reached.
-MAX_PAYLOAD = 1000
+#: The limits of sessions: a small one, so that it is reached, and the default.
+LIMITS = (1000, MAX_PAYLOAD)
 
 
 def frame(dice: harness.Dice) -> bytes:
     """A frame of any type; its numbers are often at an edge."""
-    topic, kind = dice.choice(TOPICS), dice.byte() % 12
+    topic, kind = dice.choice(TOPICS), dice.byte() % 13
     if kind == 0:
         made: Any = frames.Attach(topic=topic, offset=dice.choice((None, 0, 1, (1 << 64) - 1)))
     elif kind == 1:
@@ -47,6 +47,13 @@ def frame(dice: harness.Dice) -> bytes:
         return b"".join(
             message(topic=topic, number=(number + i) % (1 << 64), data=dice.blob()).serialize() for i in range(count)
         )
+    elif kind == 11:
+        # What is announced is near the default limit; only the beginning comes, for the rest is as long as that.
+        name, size = topic.encode(), MAX_PAYLOAD - 2 + dice.byte() % 260
+        message = dice.choice((frames.Publish, frames.Data))
+        announced = frames.HEADER.pack(message.type, frames.VERSION, 16 + len(name) + size)
+        fields = (frames.SIZE.pack(len(name)), name, frames.NUMBER.pack(1), frames.SIZE.pack(size))
+        return b"".join((announced, *fields))[: dice.choice((8, 11, 12, 13, 600))] + dice.blob()
     else:
         return frames.HEADER.pack(dice.number(16), dice.number(16), dice.number(32)) + dice.blob()
     return bytes(made.serialize())
@@ -66,7 +73,7 @@ def said(session: Any, chunks: list[bytes]) -> tuple[list[Any], str | None]:
     cause = None
     for chunk in chunks:
         found = session.receive_data(chunk)
-        assert session.expected <= frames.HEADER.size + MAX_PAYLOAD + 600
+        assert session.expected <= frames.HEADER.size + session.max_payload + 600
         events += found
     events += session.receive_eof()
     flat: list[Any] = []
@@ -91,8 +98,9 @@ def session(data: bytes, side: Any) -> None:
     wire = b""
     while dice and len(wire) < 8000:
         wire += dice.damaged(frame(dice))
-    whole = said(side(MAX_PAYLOAD), [wire])
-    assert said(side(MAX_PAYLOAD), dice.pieces(wire)) == whole
+    pieces = dice.pieces(wire)
+    for limit in LIMITS:
+        assert said(side(limit), pieces) == said(side(limit), [wire])
 
 
 def server(data: bytes) -> None:
@@ -108,7 +116,8 @@ def client(data: bytes) -> None:
 def raw(data: bytes) -> None:
     """Bytes as they are, for both sides, and for every frame's own parser: what it takes it also makes."""
     for side in (FiggServerSession, FiggClientSession):
-        assert said(side(MAX_PAYLOAD), [data]) == said(side(MAX_PAYLOAD), [data[:3], data[3:]])
+        for limit in LIMITS:
+            assert said(side(limit), [data]) == said(side(limit), [data[:3], data[3:]])
     for kind in frames.FRAMES.values():
         try:
             parsed = kind.parse(data)

@@ -121,11 +121,13 @@ class Fields:
         self._at = end
         return value
 
-    def data(self) -> bytes:
-        """Bytes after their size."""
+    def data(self, most: int = MAX_PAYLOAD) -> bytes:
+        """Bytes after their size, which is *most* or less."""
         size = self.integer(SIZE)
         if size > len(self._payload) - self._at:
             raise RemoteProtocolError("bad-length", "a field is larger than what is left of the payload")
+        if size > most:
+            raise RemoteProtocolError("frame-too-large", f"a field of {size} bytes, more than {most}")
         self._at += size
         return self._payload[self._at - size : self._at]
 

@@ -17,7 +17,9 @@ from fyrehose.protocols.figg.frames import (
     CLIENT_FRAMES,
     FRAMES,
     HEADER,
+    NUMBER,
     SERVER_FRAMES,
+    SIZE,
     VERSION,
     Ack,
     Attach,
@@ -36,7 +38,7 @@ from fyrehose.protocols.figg.frames import (
     Taken,
     decode_topic,
 )
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
 
 #: The most data of one run, in bytes, so that a large read does not become one large write to the disk.
 MAX_RUN = 1 << 20
@@ -56,6 +58,7 @@ class _Session:
         self.max_payload = max_payload
         self._buffer = bytearray()
         self._needed = 0  # the size of the frame at the start of the buffer, as far as it is known
+        self._enough = 0  # what the buffer has to hold before it is looked at again
         self._broken = False
         self._out: list[bytes] = []
 
@@ -72,7 +75,7 @@ class _Session:
         if self._buffer:
             self._buffer += data
             source = self._buffer
-            if len(source) < self._needed:
+            if len(source) < self._enough:
                 return []
         events: list[Event] = []
         end = 0
@@ -80,16 +83,14 @@ class _Session:
             end = self._parse(source, events)
         except RemoteProtocolError as error:
             events.append(self._break(error))
-        if self._broken:
-            self._buffer.clear()
-        elif source is self._buffer:
+        if source is self._buffer:
             del self._buffer[:end]
-        else:
+        elif not self._broken:
             self._buffer += data[end:]
         return events
 
     def receive_eof(self) -> list[Event]:
-        """The peer has finished sending."""
+        """The peer has finished sending; what is left of what it sent is forgotten."""
         if self._broken or not self._needed:
             return []
         return [self._break(RemoteProtocolError("truncated-frame", "the connection ended within a frame"))]
@@ -102,14 +103,15 @@ class _Session:
     def _break(self, error: RemoteProtocolError) -> Broken:
         self._broken = True
         self._needed = 0
+        self._buffer.clear()
         return Broken(error=error)
 
     def _parse(self, source: bytes | bytearray, events: list[Event]) -> int:
         """Turn whole frames into events; return where the first that is not whole begins."""
         position, end = 0, len(source)
-        self._needed = HEADER.size
+        self._needed = self._enough = HEADER.size
         while end - position >= HEADER.size:
-            kind = self._judge(source, position)
+            kind = self._judge(source, position, end)
             if end - position < self._needed:
                 return position
             if kind is self._message.type:
@@ -117,15 +119,17 @@ class _Session:
             else:
                 begin, position = position + HEADER.size, position + self._needed
                 events.append(FRAMES[kind].parse(bytes(source[begin:position])))
-            self._needed = HEADER.size
+            self._needed = self._enough = HEADER.size
         if position == end:
             self._needed = 0
         return position
 
-    def _judge(self, source: bytes | bytearray, position: int) -> FrameType:
-        """The type of the frame at ``position``; its size is in ``_needed`` then.
+    def _judge(self, source: bytes | bytearray, position: int, end: int) -> FrameType:
+        """Return the type of the frame at *position*, with its size in ``_needed``.
 
-        :raises RemoteProtocolError: what the header alone says is not allowed
+        Its data is judged as soon as the size of the topic is here: how large it is follows from both sizes.
+
+        :raises RemoteProtocolError: what is here of the header and the size of the topic is not allowed
         """
         number, version, size = HEADER.unpack_from(source, position)
         if version != VERSION:
@@ -142,8 +146,23 @@ class _Session:
             raise RemoteProtocolError("frame-too-large", f"{kind.name} of {size} bytes, more than {largest}")
         if size < smallest:
             raise RemoteProtocolError("bad-length", f"{kind.name} of {size} bytes, fewer than {smallest}")
-        self._needed = HEADER.size + size
+        self._needed = self._enough = HEADER.size + size
+        if kind is self._message.type:
+            if end - position >= HEADER.size + SIZE.size:
+                self._judge_data(kind, size, SIZE.unpack_from(source, position + HEADER.size)[0])
+            else:
+                self._enough = HEADER.size + SIZE.size
         return kind
+
+    def _judge_data(self, kind: FrameType, size: int, topic: int) -> None:
+        """Judge the data of a frame of *size* bytes whose topic has *topic* bytes."""
+        if not 1 <= topic <= MAX_NAME:
+            raise RemoteProtocolError("bad-topic", f"it has {topic} bytes, not 1 to {MAX_NAME}")
+        data = size - SIZE.size - topic - NUMBER.size - SIZE.size
+        if data > self.max_payload:
+            raise RemoteProtocolError("frame-too-large", f"{kind.name} with {data} bytes, more than {self.max_payload}")
+        if data < 0:
+            raise RemoteProtocolError("bad-length", f"{kind.name} of {size} bytes with a topic of {topic}")
 
     def _take(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
         """Where the messages that begin at ``position`` end, and their event; None if the first is not well-formed."""
@@ -154,8 +173,7 @@ class _Session:
         if event is None:
             # The kernel takes every frame that is well-formed; the parser says what is wrong with this one.
             self._message.parse(bytes(source[position + HEADER.size : position + self._needed]))
-            kind = self._message.type.name
-            raise RemoteProtocolError("frame-too-large", f"{kind} with more than {self.max_payload} bytes of data")
+            raise RemoteProtocolError("bad-length", f"a {self._message.type.name} whose sizes do not agree")
         events.append(event)
         return end
 

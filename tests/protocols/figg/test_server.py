@@ -16,7 +16,8 @@ from twisted.python.failure import Failure
 from fyrehose.broker import Broker
 from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.fanout import TURN
-from fyrehose.policy import parse
+from fyrehose.interfaces import JournalState
+from fyrehose.policy import LOOPBACK, parse
 from fyrehose.protocols.figg.frames import (
     Ack,
     Attach,
@@ -205,6 +206,143 @@ class TestPublish:
             while heard := reader.hear():
                 got += [event.data for event in heard]
         assert got == payloads
+
+
+class TestRefusedAmongOthers:
+    """What came before a PUBLISH that is refused is stored and acknowledged, and nothing after it is."""
+
+    def server(self, **settings: Any) -> Server:
+        server = make(auto=False, **settings)
+        server.broker.guard.change(LOOPBACK)
+        return server
+
+    @pytest.mark.parametrize("refused", [".dot", "small", "new"], ids=["forbidden", "too-large", "too-many-streams"])
+    def test_however_the_bytes_are_cut(self, refused: str) -> None:
+        frames = [publish(1, b"one"), publish(2, b"two", topic="u"), publish(3, b"no", topic=refused)]
+        frames += [publish(4, b"after"), publish(5, b"after", topic="u")]
+        wire = b"".join(frame.serialize() for frame in frames)
+        for cut in range(len(wire)):
+            server = self.server()
+            server.broker.restrict("small", 1)
+            server.broker.max_streams = 2 if refused == "new" else 100
+            peer = server.connect()
+            for piece in (wire[:cut], wire[cut:]):
+                peer.protocol.dataReceived(piece)
+            assert not peer.transport.disconnecting, "what it published is not durable yet"
+            server.journal.commit()
+            assert peer.hear() == [Ack(number=2)]
+            assert (server.stored("t"), server.stored("u")) == ([b"one"], [b"two"])
+            assert server.journal.ends() == {"t": 1, "u": 1}
+            assert peer.transport.disconnecting
+            peer.leave()
+            assert server.broker.budget.used == 0
+
+    def test_one_of_many_topics_and_numbers_with_gaps(self) -> None:
+        server = self.server()
+        peer = server.connect()
+        frames = [publish(3 * i, b"%d" % i, topic=f"t{i % 7}") for i in range(1, 500)]
+        frames[333] = publish(3 * 334, b"no", topic=".dot")
+        peer.say(*frames)
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=3 * 333)]
+        for topic in range(7):
+            assert server.stored(f"t{topic}") == [b"%d" % i for i in range(1, 334) if i % 7 == topic]
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_the_first_or_the_last_is_refused(self, first: bool) -> None:
+        server = self.server()
+        peer = server.connect()
+        frames = [publish(1, b"no", topic=".dot"), publish(2)] if first else [publish(1), publish(2, topic=".dot")]
+        peer.say(*frames)
+        server.journal.commit()
+        assert peer.hear() == ([] if first else [Ack(number=1)])
+        assert server.stored("t") == ([] if first else [b"x"])
+        assert peer.transport.disconnecting
+        assert server.count("Forbidden") == 1, "it is counted once, however often it was tried"
+
+    def test_a_full_disk_refuses_all_of_them_at_once(self) -> None:
+        server = self.server()
+        server.journal.enter(JournalState.READ_ONLY, "full")
+        server.connect().say(*(publish(i, topic=f"t{i}") for i in range(1, 100)))
+        assert server.count("ReadOnly") == 1
+
+    def test_a_reserved_name_is_said_to_be_reserved(self, log_lines: list[str]) -> None:
+        server = self.server()
+        server.connect().say(publish(1, topic=".dot"))
+        (line,) = log_lines
+        assert "may not publish into stream '.dot': names that begin with a dot are reserved for the server" in line
+
+
+class TestAttachBehindPublishes:
+    """An ATTACH counts the PUBLISHes that came before it on its connection, and none that came after it."""
+
+    def test_it_waits_until_they_are_durable(self) -> None:
+        server = make(auto=False)
+        peer = server.connect()
+        peer.say(publish(1), publish(2), Attach(topic="t"), publish(3, b"behind"), Ping(number=7))
+        assert peer.hear() == []
+        assert peer.transport.producerState == "paused"
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=2), Attached(topic="t", offset=2), Pong(number=7)]
+        assert peer.transport.producerState == "producing"
+        server.journal.commit()
+        assert sorted(peer.hear(), key=repr) == [Ack(number=3), data(3, b"behind")]
+
+    def test_each_waits_for_those_before_it(self) -> None:
+        server = make(auto=False)
+        peer = server.connect()
+        peer.say(publish(1), Attach(topic="t"), publish(2, topic="u"), Attach(topic="u"), Detach(topic="t"))
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=1), Attached(topic="t", offset=1)]
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=2), Attached(topic="u", offset=1), Detached(topic="t")]
+
+    def test_without_publishes_it_waits_for_nothing(self) -> None:
+        server = make(auto=False)
+        peer, other = server.connect(), server.connect()
+        other.say(publish(1))
+        peer.say(Attach(topic="t"))
+        assert peer.hear() == [Attached(topic="t", offset=0)]
+
+    def test_what_waits_is_in_the_budget_and_leaves_it(self) -> None:
+        server = make(auto=False)
+        peer = server.connect()
+        peer.say(publish(1), Attach(topic="t"), publish(2, bytes(10_000)))
+        assert server.broker.budget.used > 10_000
+        peer.leave()
+        server.journal.commit()
+        assert server.broker.budget.used == 0
+
+    def test_a_client_that_has_finished_sending_gets_all_its_answers(self) -> None:
+        server = make(auto=False)
+        peer = server.connect()
+        peer.say(publish(1), Attach(topic="t"), publish(2))
+        peer.protocol.readConnectionLost()
+        server.journal.commit()
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=1), Attached(topic="t", offset=1), Ack(number=2)]
+        assert peer.transport.disconnecting
+
+    def test_stopping_does_not_wait_for_what_is_behind(self) -> None:
+        server = make(auto=False)
+        peer = server.connect()
+        peer.say(publish(1), Attach(topic="t"), publish(2))
+        server.factory.drain()
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=1)]
+        assert server.stored() == [b"x"]
+        assert peer.transport.disconnecting
+
+    def test_what_is_behind_a_refused_publish_is_not_taken(self) -> None:
+        server = make(auto=False)
+        server.broker.guard.change(LOOPBACK)
+        peer = server.connect()
+        peer.say(publish(1), Attach(topic="t"), publish(2, topic=".dot"), Attach(topic="u"), publish(3))
+        server.journal.commit()
+        assert peer.hear() == [Ack(number=1), Attached(topic="t", offset=1)]
+        assert peer.transport.disconnecting
+        assert server.stored() == [b"x"]
+        assert server.broker.budget.used == 0
 
 
 class TestAttach:

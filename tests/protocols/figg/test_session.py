@@ -23,7 +23,7 @@ from fyrehose.protocols.figg.frames import (
     Published,
 )
 from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
-from fyrehose.records import Run
+from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.testing import every_chunking, feed
 
 
@@ -169,6 +169,57 @@ def test_a_size_is_judged_by_the_header_alone() -> None:
     assert len(session.receive_data(ok)) == 1
     large = Publish(topic="t", number=1, data=b"x" * 101).serialize()
     assert singles(session.receive_data(large)) == [("broken", "frame-too-large")]
+
+
+def message(kind: int, topic: bytes, size: int) -> bytes:
+    """Return a PUBLISH or DATA of *size* bytes of data, which our own frames refuse to make if they are too many."""
+    body = pack(">I", len(topic)) + topic + pack(">QI", 1, size) + bytes(size)
+    return header(kind, len(body)) + body
+
+
+@pytest.mark.parametrize("topic", [b"t", b"x" * 254, b"x" * 255])
+@pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
+def test_data_is_judged_exactly_at_the_default_limit(make: Any, kind: int, topic: bytes) -> None:
+    for size in (MAX_PAYLOAD - 1, MAX_PAYLOAD):
+        session = make()
+        (event,) = session.receive_data(message(kind, topic, size))
+        assert not isinstance(event, Broken)
+        assert session.expected == 0
+    wire = message(kind, topic, MAX_PAYLOAD + 1)
+    for chunks in ([wire], [wire[:8], wire[8:]], [wire[:12]], [wire[:3], wire[3:9], wire[9:12]]):
+        session = make()
+        assert singles(feed(session, chunks)) == [("broken", "frame-too-large")]
+        assert not session._buffer, "it is judged before it is here, and nothing of it is kept"
+
+
+@pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
+@pytest.mark.parametrize("size", [MAX_PAYLOAD + 2, MAX_PAYLOAD + 254, MAX_PAYLOAD + 255, MAX_PAYLOAD + 256])
+def test_data_beyond_the_limit_raises_nothing(make: Any, kind: int, size: int) -> None:
+    for topic in (b"t", b"x" * 255):
+        assert singles(make().receive_data(message(kind, topic, size))) == [("broken", "frame-too-large")]
+
+
+@pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
+@pytest.mark.parametrize("topic", [0, 256, 0xFFFFFFFF])
+def test_a_topic_of_the_wrong_size_is_judged_before_the_data_is_here(make: Any, kind: int, topic: int) -> None:
+    wire = header(kind, 1 << 20) + pack(">I", topic)
+    assert singles(make().receive_data(wire)) == [("broken", "bad-topic")]
+
+
+@pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
+def test_a_data_size_that_lies_is_an_offence_at_the_default_limit(make: Any, kind: int) -> None:
+    wire = bytearray(message(kind, b"t", MAX_PAYLOAD))
+    for lie in (MAX_PAYLOAD - 1, MAX_PAYLOAD + 1, 0xFFFFFFFF):
+        wire[21:25] = pack(">I", lie)
+        (event,) = make().receive_data(bytes(wire))
+        assert isinstance(event, Broken)
+
+
+def test_a_session_that_broke_keeps_nothing() -> None:
+    session = FiggServerSession()
+    session.receive_data(Publish(topic="t", number=1, data=b"x" * 1000).serialize()[:-1])
+    session.receive_eof()
+    assert not session._buffer
 
 
 def test_expected_is_what_the_frame_takes() -> None:
