@@ -30,17 +30,16 @@ from zope.interface import implementer
 
 from fyrehose.connections import PROOFS
 from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
-from fyrehose.flow import Account, Reading
+from fyrehose.flow import Account
 from fyrehose.handshakes import Handshake
 from fyrehose.holding import LONGEST
+from fyrehose.incoming import SLOWEST, FrameWatch, Reading
 from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.peers import identify
 from fyrehose.policy import Identity
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
 
-#: A slow link may still send a large frame, or take a large delivery: this many bytes a second are enough.
-SLOWEST = 64 << 10
 #: How long a connection that is being closed may take to read what it was sent, in seconds.
 LINGER = 5.0
 #: How long a publisher waits in silence when the disk is full before it is closed, in seconds.
@@ -55,6 +54,10 @@ class Session(Protocol):
     @property
     def expected(self) -> int:
         """The size of the frame that is coming in, in bytes, as far as it is known; 0 between frames."""
+
+    @property
+    def buffered(self) -> int:
+        """How much of that frame is in memory, in bytes."""
 
     def receive_data(self, data: bytes) -> list[Any]: ...
 
@@ -108,9 +111,8 @@ class SessionProtocol(TwistedProtocol):
         self._written_to = False  #: whether anything was, since the factory looked last
         self._closing = False
         self._delay = 0.0  #: how long it is held before it is closed, in seconds, because it was refused
-        self._frame_since: float | None = None
-        self._frame_got = 0  #: what came in since then, in bytes
-        self._frame_timer: IDelayedCall | None = None
+        self._frame = FrameWatch(clock, settings.frame_timeout, self._late, self._give_way)
+        self._got = 0  #: what was read and not dealt with, in bytes
         self._stall_timer: IDelayedCall | None = None
         self._silence_timer: IDelayedCall | None = None
         self._linger_timer: IDelayedCall | None = None
@@ -130,8 +132,8 @@ class SessionProtocol(TwistedProtocol):
         if ITCPTransport.providedBy(transport):
             transport.setTcpNoDelay(True)
             transport.setTcpKeepAlive(True)
-        self.reading = Reading(self.transport.pauseProducing, self.read_again)
-        self._account = self.broker.budget.account(self.reading)
+        self.reading = Reading(self._stop_reading, self.read_again)
+        self._account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.kit, "connections")
         self._identify()
@@ -156,7 +158,7 @@ class SessionProtocol(TwistedProtocol):
                 self._silence_timer.cancel()
                 self._silence_timer = None
             self.factory.heard(self)
-            self._frame_got += len(data)
+            self._got = len(data)
             self.received(self.session.receive_data(data))
 
     def readConnectionLost(self) -> None:
@@ -206,12 +208,16 @@ class SessionProtocol(TwistedProtocol):
 
     def received(self, events: Sequence[object]) -> None:
         """Deal with what the session made of bytes: those that just came, or some that it had kept."""
+        account = self._account
+        if events and account is not None:
+            account.complete()
         for event in events:
             self._handle(event)
         expected = self.session.expected
-        if self._account is not None:
-            self._account.expect(expected)
-        self._watch_frame(expected, bool(events))
+        self._frame.received(self._got, expected > 0, bool(events))
+        self._got = 0
+        if account is not None:
+            account.expect(expected, self.session.buffered if expected else 0)
         self._answer()
 
     def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
@@ -297,7 +303,7 @@ class SessionProtocol(TwistedProtocol):
     def read_again(self) -> None:
         """Nobody wants reading paused any more: the peer has its time for the frame that is coming in again."""
         if self._linger_timer is None:  # a transport that closes does not like it
-            self._restart_frame()
+            self._frame.resume()
             self.transport.resumeProducing()
 
     # What the factory calls.
@@ -412,7 +418,8 @@ class SessionProtocol(TwistedProtocol):
             self.transport.abortConnection()
 
     def _cancel_timers(self) -> None:
-        for timer in (self._frame_timer, self._stall_timer, self._silence_timer):
+        self._frame.close()
+        for timer in (self._stall_timer, self._silence_timer):
             if timer is not None and timer.active():
                 timer.cancel()
 
@@ -423,30 +430,19 @@ class SessionProtocol(TwistedProtocol):
             self.broker.counters.refuse(self.log, self.kit, "silent", self.peer, detail)
             self.finish()
 
-    def _watch_frame(self, expected: int, progress: bool) -> None:
-        if not expected or progress or self._frame_since is None:
-            self._frame_since = self.clock.seconds() if expected else None
-            self._frame_got = 0
-        if self._frame_since is not None and self._frame_timer is None:
-            self._frame_timer = self.clock.callLater(self.settings.frame_timeout, self._check_frame)
+    def _stop_reading(self) -> None:
+        self._frame.pause()
+        self.transport.pauseProducing()
 
-    def _restart_frame(self) -> None:
-        if self._frame_since is not None:
-            self._frame_since = self.clock.seconds()
+    def _late(self, error: RemoteProtocolError) -> None:
+        if not self._closing:
+            self.drop(error)
 
-    def _check_frame(self) -> None:
-        self._frame_timer = None
-        if self._frame_since is None or self._closing:
-            return
-        if self._account is not None and self._account.paused:
-            self._restart_frame()
-        # By what came in and not by what was announced: announcing is cheap, and others wait for what it takes.
-        patience = self.settings.frame_timeout + self._frame_got / SLOWEST
-        left = self._frame_since + patience - self.clock.seconds()
-        if left > 0:
-            self._frame_timer = self.clock.callLater(left, self._check_frame)
-        else:
-            self.drop(RemoteProtocolError("frame-timeout", "a frame did not come in whole in time"))
+    def _give_way(self, error: RemoteProtocolError) -> None:
+        """Close at once, if nothing is left to acknowledge: others wait for the memory."""
+        self._late(error)
+        if not self._in_flight and not self._disconnected():
+            self.transport.abortConnection()
 
     def _stalled(self) -> None:
         self._stall_timer = None

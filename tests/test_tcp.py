@@ -27,6 +27,7 @@ from fyrehose.connections import PROOFS, SessionFactory
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.flow import Budget
 from fyrehose.holding import FIRST, RefusedConnection
+from fyrehose.incoming import Reading
 from fyrehose.interfaces import ISink, JournalState
 from fyrehose.listening import TCPService
 from fyrehose.policy import Identity, parse
@@ -49,11 +50,22 @@ class Session:
     def expected(self) -> int:
         return self.announced or len(self.buffer)
 
+    @property
+    def buffered(self) -> int:
+        return len(self.buffer)
+
     def receive_data(self, data: bytes) -> list[Any]:
-        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        self.buffer += data
         events: list[Any] = []
-        self.announced = 0
-        for line in lines:
+        while True:
+            if self.announced and len(self.buffer) >= self.announced:
+                events.append(f"{self.announced} bytes")
+                self.buffer = self.buffer[self.announced :]
+                self.announced = 0
+            line, feed, rest = self.buffer.partition(b"\n")
+            if self.announced or not feed:
+                return events
+            self.buffer = rest
             if line == b"!":
                 return [*events, Broken(error=RemoteProtocolError("rude", "a line said !"))]
             if line.startswith(b"#"):
@@ -62,7 +74,6 @@ class Session:
                 self.out.append(line[4:])
             else:
                 events.append(line.decode())
-        return events
 
     def receive_eof(self) -> list[Any]:
         self.buffer, self.announced = b"", 0
@@ -281,17 +292,20 @@ class TestLimits:
         assert server.count("frame-timeout") == 1
 
     def test_while_we_do_not_read_the_deadline_waits(self) -> None:
-        server = make(budget=Budget(limit=100), frame_timeout=30.0)
-        big, _ = server.connect()
-        big.dataReceived(b"#90\n")
-        waiting, transport = server.connect(port=5001)
-        waiting.dataReceived(b"#50\n")
+        server = make(budget=Budget(limit=1000), frame_timeout=30.0)
+        large = server.broker.budget.account(Reading(lambda: None, lambda: None))
+        large.expect(250, 200)
+        waiting, transport = server.connect()
+        waiting.dataReceived(b"#150\n" + bytes(100))
         assert transport.producerState == "paused"
-        server.clock.advance(29)
-        big.dataReceived(b"\n")
+        server.clock.pump([1] * 29)
+        large.close()
         assert transport.producerState == "producing"
-        server.clock.advance(20)
+        server.clock.pump([1] * 20)
         assert not transport.disconnecting
+        assert server.count("slow-frame") == 0
+        server.clock.pump([1] * 11)
+        assert transport.disconnecting, "now it has its time again, and no more than that"
 
 
 class TestSlowReaders:
@@ -361,13 +375,55 @@ class TestBudget:
         server.journal.commit()
         assert transport.producerState == "producing"
 
-    def test_a_lost_connection_gives_back_what_it_announced(self) -> None:
-        server = make(budget=Budget(limit=100))
+    def test_a_frame_is_charged_as_it_arrives_and_not_as_it_is_announced(self) -> None:
+        server = make()
         protocol, _ = server.connect()
-        protocol.dataReceived(b"#90\n")
-        assert server.broker.budget.used == 90
+        protocol.dataReceived(b"#900000\n")
+        assert server.broker.budget.used == 0
+        protocol.dataReceived(bytes(1000))
+        protocol.dataReceived(bytes(500))
+        assert server.broker.budget.used == 1500
         server.lose(protocol)
         assert server.broker.budget.used == 0
+
+    def test_a_slow_frame_with_a_grant_gives_way_to_another_that_waits(self) -> None:
+        server = make(budget=Budget(limit=1 << 20))
+        slow, slow_transport = server.connect()
+        slow.dataReceived(b"#250000\n" + bytes(10_000))
+        server.clock.advance(6)
+        assert not slow_transport.disconnecting, "nobody waits"
+        waiting, transport = server.connect(port=5001)
+        waiting.dataReceived(b"#200000\n" + bytes(5_000))
+        assert slow_transport.aborted
+        assert server.count("slow-frame") == 1
+        server.lose(slow)
+        assert transport.producerState == "producing"
+        waiting.dataReceived(bytes(195_000))
+        assert transport.value() == b"ok 200000 bytes\n"
+
+    def test_a_frame_that_becomes_slow_gives_way_to_one_that_waits_already(self) -> None:
+        server = make(budget=Budget(limit=1 << 20))
+        slow, slow_transport = server.connect()
+        slow.dataReceived(b"#250000\n" + bytes(10_000))
+        waiting, transport = server.connect(port=5001)
+        waiting.dataReceived(b"#200000\n" + bytes(5_000))
+        server.clock.pump([1] * 4)
+        assert transport.producerState == "paused"
+        assert not slow_transport.aborted
+        server.clock.pump([1] * 4)
+        assert slow_transport.aborted
+
+    def test_a_frame_that_gives_way_leaves_what_was_published_before_to_be_acknowledged(self) -> None:
+        server = make(auto=False, budget=Budget(limit=1 << 20))
+        slow, slow_transport = server.connect()
+        slow.dataReceived(b"before\n#250000\n" + bytes(10_000))
+        server.clock.advance(6)
+        waiting, _ = server.connect(port=5001)
+        waiting.dataReceived(b"#200000\n" + bytes(5_000))
+        assert not slow_transport.aborted
+        server.journal.commit()
+        assert slow_transport.value() == b"ok before\n"
+        assert slow_transport.disconnecting
 
 
 class TestClosing:

@@ -111,6 +111,11 @@ class WebSession:
         return 0
 
     @property
+    def body_buffered(self) -> int:
+        """How much of that is in memory, in bytes."""
+        return 0
+
+    @property
     def begun(self) -> bool:
         """Whether something was made of a body that is not over: who knows what became of it answers what is wrong."""
         return False
@@ -192,6 +197,11 @@ class WebSession:
         if self._h11.their_state is h11.SEND_BODY:
             return self.body_expected
         return len(self._h11.trailing_data[0]) if self._h11.their_state is h11.IDLE else 0
+
+    @property
+    def buffered(self) -> int:
+        """How much of that is in memory, in bytes."""
+        return self.body_buffered if self._h11.their_state is h11.SEND_BODY else self.expected
 
     # What goes out.
 

@@ -58,6 +58,11 @@ class LineSession:
         """What the line that is coming in may come to, in bytes; 0 between lines."""
         return MAX_LINE if self._buffer else 0
 
+    @property
+    def buffered(self) -> int:
+        """How much of that line is in memory, in bytes."""
+        return len(self._buffer)
+
     def receive_data(self, data: bytes) -> list[Event]:
         """The events that ``data`` completes."""
         if self._broken:

@@ -67,6 +67,11 @@ class _Session:
         """The size of the frame that is coming in, in bytes, as far as it is known; 0 between frames."""
         return self._needed
 
+    @property
+    def buffered(self) -> int:
+        """How much of that frame is in memory, in bytes."""
+        return len(self._buffer)
+
     def receive_data(self, data: bytes) -> list[Event]:
         """What ``data`` completes, in order; nothing after ``Broken``."""
         if self._broken:

@@ -37,7 +37,11 @@ class Body(Protocol):
 
     @property
     def expected(self) -> int:
-        """What is being collected, as the budget has it: taken whole, so that nobody waits with half of it."""
+        """The size that what is being collected may come to, in bytes; 0: there is nothing."""
+
+    @property
+    def buffered(self) -> int:
+        """How much of that is in memory, in bytes."""
 
 
 @attrs.define(eq=False)
@@ -65,6 +69,10 @@ class Whole:
         if self.length is not None:
             return max(1, self.length)
         return SMALL if len(self._data) <= SMALL else self.largest
+
+    @property
+    def buffered(self) -> int:
+        return len(self._data)
 
 
 @attrs.define(eq=False)
@@ -96,6 +104,10 @@ class Lines:
         if not self._rest:
             return 0
         return SMALL if len(self._rest) <= SMALL else self.largest
+
+    @property
+    def buffered(self) -> int:
+        return len(self._rest)
 
     def _judge(self, line: bytes | bytearray, before: list[bytes] | None = None) -> None:
         if len(line) > self.largest + 1:  # its last byte may be a carriage return

@@ -142,6 +142,10 @@ class HttpSession(WebSession):
         return 0 if self._body is None else self._body.expected
 
     @property
+    def body_buffered(self) -> int:
+        return 0 if self._body is None else self._body.buffered
+
+    @property
     def begun(self) -> bool:
         return self._begun
 

@@ -57,6 +57,11 @@ class Session:
         return 1 if self.phase in (Phase.VERSION, Phase.HELLO, Phase.REPLY) else 0
 
     @property
+    def buffered(self) -> int:
+        """How much of that is in memory, in bytes."""
+        return self._decoder.size
+
+    @property
     def waiting(self) -> bool:
         """Whether packets are held back until the owner has settled some; then ``receive_data(b"")`` goes on."""
         return self.ready and self.link is not None and self.link.held

@@ -477,11 +477,13 @@ class TestOffences:
         assert peer.transport.disconnecting
         assert server.broker.budget.used == 0
 
-    def test_a_large_frame_counts_from_when_it_is_announced(self) -> None:
+    def test_a_large_frame_is_charged_as_it_arrives(self) -> None:
         server = make()
         peer = server.connect()
         peer.protocol.dataReceived(pack(">HHI", 5, 1, 16 << 20))
-        assert server.broker.budget.used == (16 << 20) + 8
+        assert server.broker.budget.used == 8
+        peer.protocol.dataReceived(bytes(1000))
+        assert server.broker.budget.used == 1008
         peer.leave()
         assert server.broker.budget.used == 0
 

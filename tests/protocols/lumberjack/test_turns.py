@@ -9,6 +9,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.flow import Budget
+from fyrehose.incoming import Reading
 from fyrehose.protocols.lumberjack.turns import POOL, TURNS, Outcome, Turns
 
 
@@ -153,7 +154,7 @@ def test_who_is_held_back_before_it_begins_is_not_asked_again_and_again() -> Non
 
 def test_the_budget_of_all_kits_counts_while_something_of_ours_will_be_released() -> None:
     table = Table(limit=100)
-    table.budget.used = 90
+    table.budget.account(Reading(lambda: None, lambda: None)).hold(90)
     table.turns.in_flight = 5
     table.ask(table.toy("a", (20, 0, DONE)), table.toy("b", (20, 0, DONE)))
     assert table.run() == ""

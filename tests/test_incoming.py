@@ -1,0 +1,141 @@
+"""The frame that is coming in: its deadline, and whether it is slow."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.flow import Budget
+from fyrehose.incoming import PATIENCE, RETRY, SLOWEST, FrameWatch, Reading
+
+
+class World:
+    """One connection, with a clock."""
+
+    def __init__(self, timeout: float = 30.0) -> None:
+        self.clock = Clock()
+        self.ended: list[str] = []
+        self.watch = FrameWatch(self.clock, timeout, self.end, self.end)
+        self.reading = Reading(self.watch.pause, self.watch.resume)
+        self.watch.account = Budget(limit=512).account(self.reading, "a", self.watch)
+
+    def end(self, error: RemoteProtocolError) -> None:
+        self.ended.append(error.cause)
+
+    def bring(self, rate: float, seconds: int) -> list[bool]:
+        """Bring *rate* bytes each second; whether the frame was slow, each second."""
+        slow = []
+        for _ in range(seconds):
+            self.clock.advance(1)
+            slow.append(self.watch.slow)
+            self.watch.received(int(rate), True, False)
+        return slow
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.watch.received(10, True, True)
+    return made
+
+
+def test_a_link_of_the_slowest_rate_is_not_slow(world: World) -> None:
+    assert not any(world.bring(SLOWEST, 300))
+
+
+def test_a_link_that_is_slower_is_slow_sooner_or_later(world: World) -> None:
+    slow = world.bring(SLOWEST / 2, 30)
+    assert not any(slow[: int(PATIENCE)])
+    assert slow[-1]
+
+
+def test_a_burst_gives_no_credit_for_a_pause_after_it(world: World) -> None:
+    world.watch.received(16 << 20, True, False)
+    world.clock.advance(PATIENCE)
+    assert not world.watch.slow
+    world.clock.advance(0.1)
+    assert world.watch.slow
+
+
+def test_a_link_that_recovers_is_not_slow_any_more(world: World) -> None:
+    world.clock.advance(25)
+    assert world.watch.slow
+    world.watch.received(SLOWEST * 6, True, False)
+    assert not world.watch.slow
+
+
+def test_the_next_frame_begins_anew(world: World) -> None:
+    world.clock.advance(25)
+    world.watch.received(10, True, True)
+    assert not world.watch.slow
+    world.clock.advance(29)
+    assert world.ended == []
+
+
+def test_between_frames_nothing_is_slow_or_late(world: World) -> None:
+    world.watch.received(10, False, True)
+    world.clock.advance(1000)
+    assert not world.watch.slow
+    assert world.ended == []
+
+
+def test_time_in_which_it_is_not_read_does_not_count(world: World) -> None:
+    world.clock.advance(4)
+    world.reading.pauseProducing()
+    world.clock.pump([10] * 100)
+    assert not world.watch.slow
+    world.reading.resumeProducing()
+    assert not world.watch.slow
+    world.clock.advance(PATIENCE / 2)
+    assert not world.watch.slow, "what the peer sends has to get here first"
+    world.clock.advance(0.1)
+    assert world.watch.slow
+    assert world.ended == []
+
+
+def test_it_is_late_after_its_time_and_a_second_for_each_64_kib(world: World) -> None:
+    world.watch.received(3 * SLOWEST, True, False)
+    world.clock.advance(32.9)
+    assert world.ended == []
+    world.clock.advance(0.2)
+    assert world.ended == ["frame-timeout"]
+
+
+def test_while_it_waits_for_memory_it_looks_again_and_again(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    account = world.watch.account
+    assert account is not None
+    looks: list[float] = []
+    monkeypatch.setattr(type(account), "retry", lambda self: looks.append(world.clock.seconds()))
+    other = account.budget.account(Reading(lambda: None, lambda: None), "a", world.watch)
+    other.expect(200, 100)
+    account.expect(200, 100)
+    assert world.reading.paused
+    world.clock.pump([RETRY] * 5)
+    assert looks == [1, 2, 3, 4, 5]
+    other.close()
+    assert not world.reading.paused
+    world.clock.pump([RETRY] * 5)
+    assert len(looks) == 5
+
+
+def test_a_watch_that_is_closed_leaves_no_timer(world: World) -> None:
+    world.watch.close()
+    assert not world.clock.getDelayedCalls()
+    assert not world.watch.slow
+
+
+def test_a_frame_that_is_slow_is_told_why_its_connection_ends(world: World) -> None:
+    world.watch.drop()
+    assert world.ended == ["slow-frame"]
+
+
+def test_several_may_pause_a_connection() -> None:
+    log: list[str] = []
+    reading = Reading(lambda: log.append("pause"), lambda: log.append("resume"))
+    reading.pauseProducing()
+    reading.pauseProducing()
+    reading.resumeProducing()
+    assert reading.paused
+    reading.resumeProducing()
+    assert log == ["pause", "resume"]
