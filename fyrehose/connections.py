@@ -22,6 +22,7 @@ from fyrehose.errors import Forbidden
 from fyrehose.holding import Holding, RefusedConnection
 from fyrehose.interfaces import IBroker
 from fyrehose.peers import host_of, identity_at, network_of
+from fyrehose.sockets import ACCEPTS
 
 if TYPE_CHECKING:
     from fyrehose.tcp import SessionProtocol, TCPSettings
@@ -34,19 +35,23 @@ MOST_HELD = 1_000
 PROOFS = frozenset({"certificate"})
 
 
+#: Connections that may be closing to make room: those of two turns of the reactor.
+CLOSING = 2 * ACCEPTS
+
+
 def spare(max_connections: int) -> int:
-    """Return how many descriptors a listener may use beyond *max_connections*: for refused and closing connections."""
+    """Return how many refused connections a listener may hold beyond *max_connections*, when it is full."""
     return 16 + max_connections // 32
 
 
 def descriptors(max_connections: int) -> int:
     """Return how many descriptors a listener may use at the most."""
-    return max_connections + spare(max_connections)
+    return max_connections + spare(max_connections) + CLOSING
 
 
 def within(available: int, listeners: int) -> int:
     """Return how many connections so many *listeners* may have together with *available* descriptors."""
-    return max(listeners, (available - 17 * listeners) * 32 // 33)
+    return max(listeners, (available - (17 + CLOSING) * listeners) * 32 // 33)
 
 
 class Crowds:
@@ -145,7 +150,7 @@ class SessionFactory(Factory):
         if len(self.connections) >= most and not self._make_room(network):
             detail = f"all {most} are busy; to allow more, raise {self.kit}.max-connections"
             return self._refuse("too-many-connections", host, detail)
-        if len(self.connections) + len(self.holding) >= most + spare(most) // 2:
+        if len(self.connections) + len(self.holding) >= most + spare(most):
             self.holding.abort_oldest()
         if len(self.connections) + len(self.holding) >= descriptors(most):
             return self._refuse("too-many-connections", host, "too many are closing at this moment")
@@ -194,14 +199,14 @@ class SessionFactory(Factory):
     def _most_held(self) -> int:
         """How many refused connections may be held now: they use places that nobody needs, and a few more."""
         most = self.settings.max_connections
-        return min(MOST_HELD, max(0, most - len(self.connections)) + spare(most) // 2)
+        return min(MOST_HELD, max(0, most - len(self.connections)) + spare(most))
 
     def _refuse(self, cause: str, host: str, detail: str) -> RefusedConnection | None:
         """Refuse a connection that was just accepted.  None closes it at once."""
         self.broker.counters.refuse(self.log, self.kit, cause, host, detail)
         network, most = network_of(host), self.settings.max_connections
         seconds = self.holding.delay(network)
-        if seconds <= 0 or len(self.connections) + len(self.holding) >= most + spare(most) // 2:
+        if seconds <= 0 or len(self.connections) + len(self.holding) >= most + spare(most):
             return None
         return RefusedConnection(self.holding, network, seconds, self._most_held)
 

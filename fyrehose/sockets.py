@@ -25,6 +25,9 @@ from twisted.internet.tcp import Port, Server
 READ = 256 << 10
 #: What is given to the kernel at once, in bytes.
 WRITE = 1 << 20
+#: Connections that are accepted in one turn of the reactor.  When a listener is full each of them makes another close,
+#: which needs the next turn for that; Twisted would accept hundreds meanwhile, beyond the descriptors that there are.
+ACCEPTS = 16
 #: Connections that may wait to be accepted.  Twisted's 50 are full in a moment when all clients come back at once, and
 #: whoever finds no room tries again after a second, then after two.
 WAITING = 1_024
@@ -112,7 +115,18 @@ def deepen(port: Any) -> Any:
 
 
 def prompt(port: Any) -> Any:
-    """``port``, which has just begun to listen; one for TCP makes :class:`PromptServer` connections from now on."""
-    if IListeningPort.providedBy(port) and isinstance(port, Port) and port.transport is Server:
-        port.transport = PromptServer
+    """Make *port*, which has just begun to listen, accept :data:`ACCEPTS` connections at a time, and return it.
+
+    If it is a port for TCP, they are :class:`PromptServer` connections.
+    """
+    if IListeningPort.providedBy(port) and isinstance(port, Port):
+        if port.transport is Server:
+            port.transport = PromptServer
+        accept = port.doRead
+
+        def accept_few() -> None:
+            port.numberAccepts = min(port.numberAccepts, ACCEPTS)
+            accept()  # type: ignore[no-untyped-call]
+
+        port.doRead = accept_few  # type: ignore[method-assign]
     return port

@@ -324,13 +324,14 @@ class SessionProtocol(TwistedProtocol):
     def make_room(self) -> None:
         """Close the connection, because the listener is full and another peer needs its place."""
         self.finish()
-        if self._write_paused:
-            self.transport.abortConnection()
+        self.close_held()
 
     def close_held(self) -> None:
-        """Close the connection, which was refused some time ago."""
-        self.transport.resumeProducing()  # TLS waits for the peer to close, too
+        """Close the connection before the next turn of the reactor is over, whatever the peer does."""
         self._close()
+        # These would wait for the peer: to read, and to close its side of TLS.
+        if self._write_paused or ISSLTransport.providedBy(self.transport):
+            self.transport.abortConnection()
 
     def abort_held(self) -> None:
         """Close the connection, which was refused, now."""

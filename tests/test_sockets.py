@@ -14,7 +14,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Port, Server
 
-from fyrehose.sockets import READ, PromptServer, check_adopted, clear, prompt
+from fyrehose.sockets import ACCEPTS, READ, PromptServer, check_adopted, clear, prompt
 
 #: More than any kernel takes at once from a socket whose buffers were made small.
 MUCH = 3 << 20
@@ -226,3 +226,27 @@ def test_a_descriptor_that_was_handed_over_is_what_it_is_said_to_be(tmp_path: Pa
             check_adopted(ours.fileno(), inet)
         with pytest.raises(OSError, match="ListenStream="):
             check_adopted(datagrams.fileno(), inet)
+
+
+def test_a_port_accepts_a_few_connections_at_a_time() -> None:
+    made: list[Any] = []
+
+    class Remembered(Protocol):
+        def connectionMade(self) -> None:
+            made.append(self.transport)
+
+    factory = Factory.forProtocol(Remembered)
+    port: Any = prompt(Port(0, factory, interface="127.0.0.1", reactor=Reactor()))
+    port.startListening()
+    try:
+        clients = [socket.create_connection(("127.0.0.1", port.getHost().port)) for _ in range(2 * ACCEPTS + 1)]
+        accepted = []
+        for _ in range(4):
+            before = port.sessionno
+            port.doRead()
+            accepted.append(port.sessionno - before)
+        assert accepted == [ACCEPTS, ACCEPTS, 1, 0]
+    finally:
+        for client in (*clients, *(transport.socket for transport in made)):
+            client.close()
+        port._closeSocket(True)

@@ -255,11 +255,11 @@ def test_connections_are_no_more_than_there_are_descriptors_for(
     config = parsed(*words, "--data-dir", str(tmp_path)).resolved
     server = Server(StoppingReactor(), config)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
-    assert limits == [869, 5], "what one does not want is for the others"
+    assert limits == [807, 5], "what one does not want is for the others"
     assert server.remarks == [
         (
-            "lines.kit may have 869 connections, as the system allows 1000 file descriptors; "
-            "for all that the options allow, start it with `ulimit -n 10413`, or LimitNOFILE= in a unit"
+            "lines.kit may have 807 connections, as the system allows 1000 file descriptors; "
+            "for all that the options allow, start it with `ulimit -n 10477`, or LimitNOFILE= in a unit"
         )
     ]
     assert not server.notes, "nobody has asked for that many"
@@ -291,8 +291,8 @@ def test_fewer_connections_than_were_asked_for_is_a_warning_and_one_for_all(
     words += ["--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "relink=tcp:0:interface=127.0.0.1"]
     server = Server(StoppingReactor(), parsed(*words).resolved)
     (note,) = server.notes
-    assert note.startswith("figg, relink may have 437 connections each, as the system allows 1000 file descriptors")
-    assert "`ulimit -n 31033`" in note
+    assert note.startswith("figg, relink may have 406 connections each, as the system allows 1000 file descriptors")
+    assert "`ulimit -n 31097`" in note
     assert not server.remarks
 
 

@@ -85,7 +85,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def starter(
         *words: str, ready: bool = True, command: tuple[str, ...] = (), before: tuple[str, ...] = ("-n",)
     ) -> TwistdServer:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "docs" / "examples")}
+        root = Path(__file__).parents[2]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (root, root / "docs" / "examples")))}
         log = tmp_path / "log"
         log.write_bytes(b"")
         with log.open("ab") as out, tmp_path.joinpath("errors").open("wb") as errors:

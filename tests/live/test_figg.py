@@ -6,8 +6,9 @@ import random
 import signal
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,78 @@ def test_a_malformed_frame_costs_its_sender_the_connection_and_nothing_else(star
             assert reader.hear() == data(2 * number + 2, b"honest")
     assert server.stop() == 0
     assert "Traceback" not in server.log
+
+
+def connections_in(seconds: float, port: int, *frames: bytes) -> int:
+    """Return how often a client connects that says *frames*, is refused, and connects again without a pause.
+
+    Figg's Go SDK does that.  What is acknowledged before the refusal is read first.
+    """
+    count, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        count += 1
+        with Peer(port) as peer, suppress(ConnectionError):
+            peer.say(*frames)
+            while peer.hear() is not None:
+                pass
+    return count
+
+
+def test_a_client_that_reconnects_without_a_pause_is_slowed_down(start: Any) -> None:
+    server = start(*FIGG)
+    port = server.port("figg")
+    refusals = {
+        "a reserved name": publish(2, b"no", topic=b".dot"),
+        "an unknown type": frame(99, b""),
+        "one byte more than the largest message": HEADER.pack(PUBLISH, 1, (16 << 20) + 18) + struct.pack(">I", 1),
+    }
+    for what, wire in refusals.items():
+        assert connections_in(3.0, port, publish(1, b"good"), wire) <= 10, what
+        with Peer(port) as peer:
+            peer.say(publish(1, b"good"), wire, publish(3, b"never"))
+            assert peer.hear() == ack(1), "it comes at once, though the connection is held"
+    heard = [payload for kind, payload in filter(None, read_all(port, 6)) if kind == DATA]
+    assert all(payload.endswith(b"good") for payload in heard)
+    assert server.stop() == 0, "which waits for no connection that is held"
+    assert "names that begin with a dot are reserved" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_a_client_beyond_the_limit_of_its_address_is_slowed_down(start: Any) -> None:
+    server = start(*FIGG, "--option", "figg.max-per-host=1")
+    port = server.port("figg")
+    with Peer(port) as honest:
+        honest.say(publish(1, b"here"))
+        assert honest.hear() == ack(1)
+        assert connections_in(3.0, port) <= 10
+        honest.say(publish(2, b"still here"))
+        assert honest.hear() == ack(2)
+
+
+def test_silent_connections_keep_no_client_out(start: Any) -> None:
+    options = ("--option", "figg.max-connections=300", "--option", "figg.max-per-host=250")
+    server = start(*FIGG, *options)
+    port = server.port("figg")
+    silent: list[socket.socket] = []
+    try:
+        for number in range(420):
+            source = (f"127.0.1.{number % 2}", 0)
+            silent.append(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE, source_address=source))
+        with Peer(port) as writer, Peer(port) as reader:
+            reader.say(attach(b"t"))
+            assert reader.hear() == attached(b"t", 0)
+            for number in range(1, 101):
+                writer.say(publish(number, b"honest"))
+                assert writer.hear() == ack(number)
+                assert reader.hear() == data(number, b"honest")
+                source = (f"127.0.1.{number % 2}", 0)
+                silent.append(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE, source_address=source))
+    finally:
+        for peer in silent:
+            peer.close()
+    assert server.stop() == 0
+    assert "made-room from 127.0.1." in server.log
+    assert "made-room from 127.0.0.1" not in server.log
 
 
 def test_announcing_and_trickling_hold_little_and_nobody_up(start: Any) -> None:
