@@ -10,7 +10,7 @@ from cryptography import x509
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.testing import StringTransport
 
-from fyrehose.peers import MOST_NAMES, certificate_names, host_of, identify, network_of
+from fyrehose.peers import MOST_NAMES, certificate_names, host_of, identify, identity_at, network_of
 from fyrehose.policy import Identity
 from fyrehose.testing.certificates import Authority
 
@@ -83,3 +83,9 @@ def test_names_are_neither_cut_off_nor_without_number(tmp_path: Path) -> None:
 )
 def test_an_ipv6_address_counts_with_its_whole_64_bit_network(host: str, network: str) -> None:
     assert network_of(host) == network
+
+
+def test_what_an_address_alone_says_of_a_peer() -> None:
+    assert identity_at(IPv4Address("TCP", "10.0.0.1", 5)) == Identity(host="10.0.0.1")
+    for nothing in (UNIXAddress("/run/figg"), None):
+        assert identity_at(nothing) == Identity(), "it is on this machine"

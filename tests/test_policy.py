@@ -231,3 +231,25 @@ def test_whatever_a_file_says_it_is_a_policy_or_an_error(content: Any) -> None:
         if isinstance(said, dict):
             with suppress(ValueError):
                 assert isinstance(parse(said), Policy)
+
+
+@pytest.mark.parametrize(
+    ("rule", "host", "proofs", "admitted"),
+    [
+        ({"network": "10.0.0.0/8"}, "10.0.0.1", (), True),
+        ({"network": "10.0.0.0/8"}, "11.0.0.1", ("certificate", "key", "token"), False),
+        ({"certificate": "x"}, "11.0.0.1", (), False),
+        ({"certificate": "x"}, "11.0.0.1", ("certificate",), True),
+        ({"certificate": "x", "network": "10.0.0.0/8"}, "11.0.0.1", ("certificate",), False),
+        ({"token": f"sha256:{'0' * 64}"}, "11.0.0.1", ("certificate",), False),
+        ({"token": f"sha256:{'0' * 64}"}, "11.0.0.1", ("token",), True),
+        ({"token": f"sha256:{'0' * 64}", "certificate": "x"}, "11.0.0.1", ("token",), False),
+        ({"key": "*"}, "11.0.0.1", ("certificate", "token"), False),
+        ({"key": "*"}, "11.0.0.1", ("key",), True),
+    ],
+)
+def test_a_peer_is_admitted_while_a_rule_may_still_be_met(
+    rule: dict[str, str], host: str, proofs: tuple[str, ...], admitted: bool
+) -> None:
+    policy = parse({"allow": [{"network": "192.168.0.1", "publish": "*"}, {**rule, "subscribe": "s"}]})
+    assert policy.admits(Identity(host=host), proofs) is admitted

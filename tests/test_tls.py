@@ -15,6 +15,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
 from fyrehose.errors import ConfigError
+from fyrehose.holding import Holding, RefusedConnection
 from fyrehose.peers import identify
 from fyrehose.settings import build
 from fyrehose.testing.certificates import Authority
@@ -229,6 +230,13 @@ def test_a_factory_that_refuses_a_connection_is_understood(authority: Authority)
     factory = Factory()
     factory.buildProtocol = lambda addr: None  # type: ignore[method-assign]
     assert TLSFactory(options(authority).tls("toy"), factory, Clock()).buildProtocol(None) is None  # type: ignore[arg-type]
+
+
+def test_no_handshake_is_begun_with_a_connection_that_was_refused(authority: Authority) -> None:
+    clock, factory = Clock(), Factory()
+    refused = RefusedConnection(Holding(clock), "10.0.0.1", 1.0, 10)
+    factory.buildProtocol = lambda addr: refused  # type: ignore[method-assign,assignment]
+    assert TLSFactory(options(authority).tls("toy"), factory, clock).buildProtocol(None) is refused  # type: ignore[arg-type]
 
 
 def test_options_that_do_not_go_together(authority: Authority) -> None:

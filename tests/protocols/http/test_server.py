@@ -17,8 +17,9 @@ from twisted.python.failure import Failure
 from fyrehose.broker import Broker
 from fyrehose.errors import JournalCorrupt
 from fyrehose.guard import Guard
+from fyrehose.holding import FIRST
 from fyrehose.interfaces import JournalState
-from fyrehose.policy import parse
+from fyrehose.policy import digest, parse
 from fyrehose.protocols.http.answers import PULSE, RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, Settings, Upload, make_factory
 from fyrehose.records import Run
@@ -592,3 +593,37 @@ def test_a_name_that_is_not_of_this_machine(server: Server) -> None:
     peer = server.connect()
     peer.protocol.dataReceived(b"GET /streams/s HTTP/1.1\r\nHost: rebound.example\r\n\r\n")
     assert peer.answer().status == 421
+
+
+def test_a_refusal_is_answered_at_once_and_the_connection_closed_later(make: Make) -> None:
+    server = make(refusal_delay=3.2)
+    peer = server.connect()
+    peer.protocol.dataReceived(b"no HTTP at all\r\n\r\n")
+    assert peer.transport.value().startswith(b"HTTP/1.1 400 ")
+    assert not peer.transport.disconnecting
+    server.clock.advance(FIRST)
+    assert peer.transport.disconnecting
+
+
+def test_an_address_that_only_a_token_can_help_is_accepted(make: Make) -> None:
+    server = make()
+    server.broker.guard.change(parse({"allow": [{"token": f"sha256:{digest('secret')}", "publish": "s"}]}))
+    peer = server.connect()
+    assert peer.ask("POST /streams/s", "Authorization: Bearer secret", body=b"x").status == 200
+
+
+def test_an_address_that_no_token_can_help_is_refused_when_it_is_accepted(make: Make) -> None:
+    server = make()
+    server.broker.guard.change(parse({"allow": [{"network": "10.0.0.0/8", "publish": "s"}]}))
+    assert server.factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 5)) is None
+    assert server.count("forbidden-address") == 1
+
+
+def test_a_request_that_is_being_answered_is_not_idle(make: Make) -> None:
+    server = make(max_connections=1)
+    peer = server.connect()
+    peer.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
+    assert not peer.protocol.is_idle()
+    idle = make().connect()
+    idle.ask("GET /")
+    assert idle.protocol.is_idle()
