@@ -707,7 +707,9 @@ class TestRefusals:
     def test_nothing_is_read_or_kept_and_its_place_is_free(self) -> None:
         server = make(max_connections=1, refusal_delay=3.2)
         protocol, transport = server.connect()
-        protocol.dataReceived(b"#90\n!\n")
+        protocol.dataReceived(b"#90\n" + b"x" * 80)
+        assert server.broker.budget.used == 80
+        protocol.dataReceived(b"x" * 10 + b"!\n")
         assert transport.producerState == "paused"
         assert server.broker.budget.used == 0
         assert server.broker.counters.gauges["toy", "connections"] == 0

@@ -480,9 +480,10 @@ class TestOffences:
     def test_a_large_frame_is_charged_as_it_arrives(self) -> None:
         server = make()
         peer = server.connect()
-        peer.protocol.dataReceived(pack(">HHI", 5, 1, 16 << 20))
+        wire = publish(1, bytes(1 << 20)).serialize()
+        peer.protocol.dataReceived(wire[:8])
         assert server.broker.budget.used == 8
-        peer.protocol.dataReceived(bytes(1000))
+        peer.protocol.dataReceived(wire[8:1008])
         assert server.broker.budget.used == 1008
         peer.leave()
         assert server.broker.budget.used == 0

@@ -165,7 +165,7 @@ def test_silence_does_not_count_while_the_commit_is_under_way(server: Make) -> N
 def test_who_is_idle_is_closed_without_a_word(server: Make, window: Make, log_lines: list[str]) -> None:
     made = server(idle_timeout=60.0)
     peer = made.connect()
-    made.clock.advance(50)
+    made.clock.advance(25)
     peer.says(window(1))
     made.clock.pump([10] * 5)
     assert not peer.transport.disconnecting
