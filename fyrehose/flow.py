@@ -72,7 +72,7 @@ class Share:
     :ivar held: and the next three, as in :class:`Budget`
     :ivar accounts: number of accounts that are open
     :ivar queues: accounts that wait: for the spare, for the pool, for a grant
-    :ivar turn: the queue of which a frame is granted next
+    :ivar turn: which of them is next, see :meth:`next_frame`
     """
 
     network: str | None
@@ -86,16 +86,19 @@ class Share:
     )
     turn: int = attrs.field(default=0, init=False)
 
-    @property
-    def waits(self) -> bool:
-        """Whether any account waits."""
-        return any(self.queues)
-
     def next_frame(self) -> Account | None:
-        """Return the account whose frame is granted next: the queues take turns, each is first come, first served."""
-        for place in range(3):
-            account = next(iter(self.queues[(self.turn + place) % 3]), None)
+        """Return the account whose frame is granted next.
+
+        The heads of the queues take turns, and so does the smallest of the frames that wait for a grant: others that
+        are much larger, and stop in the middle, cannot keep it waiting for all of them.
+        """
+        for turn in range(self.turn, self.turn + 4):
+            if turn % 4 == 3:
+                account = min(self.queues[2], key=lambda account: account.frame, default=None)
+            else:
+                account = next(iter(self.queues[turn % 4]), None)
             if account is not None and account.frame:
+                self.turn = turn % 4
                 return account
         return None
 
@@ -166,10 +169,7 @@ class Budget:
             self._serve()
 
     def _serve(self, room: bool = True) -> None:
-        """Let accounts that wait go on.
-
-        :param room: whether more of the pool may be free than before, and not only another frame wait for a grant
-        """
+        """Let accounts that wait go on; without *room* the pool is as full as before, and only grants are looked at."""
         if self._serving:  # an account that goes on, or is dropped, may free something at once, or wait again
             self._again = True
             return
@@ -276,10 +276,8 @@ class Account:
         self.held += size
         share.held += size
         budget.held += size
-        share.charged += size
-        budget.charged += size
-        if self.held > budget.each:
-            self._crowded = True
+        self._charge(size)
+        self._crowded = self._crowded or self.held > budget.each
         self._look()
 
     def release(self, size: int) -> None:
@@ -288,9 +286,8 @@ class Account:
         self.held -= size
         share.held -= size
         budget.held -= size
-        share.charged -= size
-        budget.charged -= size
-        # It reads again when half of its share is free: in large pieces, not in drops.
+        self._charge(-size)
+        # It reads again when half of that is free: in large pieces, not in drops.
         if self.held <= budget.each // 2:
             self._crowded = False
         if self.paused:
@@ -412,7 +409,7 @@ class Account:
         budget = self.budget
         if not self.granted:
             self._charge(-self.arrived)
-            self.share.turn = 0 if self._place is None else (self._place + 1) % 3
+            self.share.turn += 1
         more = self.frame - self.granted
         self.granted += more
         self.share.granted += more
@@ -480,7 +477,7 @@ class Account:
         if self._place is not None:
             del self.share.queues[self._place][self]
             self._place = None
-            if not self.share.waits:
+            if not any(self.share.queues):
                 self.budget._waiting.pop(self.share, None)
 
     def _drop(self) -> None:

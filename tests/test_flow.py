@@ -279,6 +279,34 @@ def test_addresses_take_turns() -> None:
     assert other.reading
 
 
+def test_the_smallest_frame_of_an_address_does_not_wait_for_all_that_came_before() -> None:
+    budget = Budget()
+    crowd, small = peers(budget, 200, size=16 * MIB), Peer(budget, size=9 * MIB)
+    for peer in [*crowd, small]:
+        peer.send(2 * MIB)
+    granted = [peer for peer in crowd if peer.reading]
+    assert not small.reading
+    for peer in granted[:3]:
+        peer.account.close()
+    assert small.reading
+
+
+def test_a_large_frame_is_granted_however_many_smaller_ones_come_after_it() -> None:
+    budget = Budget()
+    crowd, large = peers(budget, 30, size=4 * MIB), Peer(budget, size=16 * MIB)
+    for peer in [*crowd, large]:
+        peer.send(2 * MIB)
+    for _ in range(60):
+        if large.reading:
+            break
+        done = next(peer for peer in crowd if peer.account.granted)
+        done.account.close()
+        crowd.remove(done)
+        crowd.append(Peer(budget, size=4 * MIB))
+        crowd[-1].send(2 * MIB)
+    assert large.reading
+
+
 def test_a_large_frame_that_is_next_keeps_its_turn_before_smaller_ones() -> None:
     budget = Budget(limit=64 * MIB)
     small = [Peer(budget, str(number), size=2 * MIB) for number in range(100)]
@@ -411,7 +439,7 @@ class BudgetMachine(RuleBasedStateMachine):
         assert all(peer.account.paused != peer.reading for peer in self.open)
         shares = {id(share): share for share in [peer.account.share for peer in self.open]}.values()
         assert sum(share.granted for share in shares) == budget.granted
-        assert set(budget._waiting) == {share for share in shares if share.waits}
+        assert set(budget._waiting) == {share for share in shares if any(share.queues)}
 
     @invariant()
     def it_is_bounded(self) -> None:
