@@ -12,8 +12,8 @@ wait.  The limit has four parts:
   turns, and one address alone has at most two thirds of the grants, except for a single frame.
 - The *spare*, an eighth of it, keeps connections going that hold next to nothing when their address has used up its
   share of the pool.
-- What a connection makes the server remember for as long as it lives, such as subscriptions, is *kept* (``keep`` and
-  ``forget``).  It comes out of the pool: at most a quarter of the limit, and two thirds of that for one address.
+- What a peer makes the server remember for as long as it wants, such as subscriptions, is *kept* (``keep`` and
+  ``forget``).  It comes out of the pool, and is at most half of the limit; those who keep it bound what one address has.
 
 There is no deadlock.  What is held becomes durable by itself.  A frame that is not whole either may grow, or waits for
 a grant; a frame with a grant is not paused for the sake of memory, so it becomes whole, or its connection ends: by its
@@ -35,7 +35,7 @@ Use in a protocol::
     account.hold(size)               # memory that will be released without anything more being read
     account.expect(0, 0)             # no other frame has begun
     account.release(size)
-    if account.keep(size): ...       # memory that stays; if it is refused, refuse what asked for it
+    if budget.keep(size): ...        # memory that stays; if it is refused, refuse what asked for it
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Frame(Protocol):
 class Share:
     """What the connections of one address hold together, and those of them that wait.
 
-    :ivar held: and the next three, as in :class:`Budget`
+    :ivar held: and the next two, as in :class:`Budget`
     :ivar accounts: number of accounts that are open
     :ivar queues: accounts that wait: for the spare, for the pool, for a grant
     :ivar turn: which of them is next, see :meth:`next_frame`
@@ -79,7 +79,6 @@ class Share:
     held: int = attrs.field(default=0, init=False)
     charged: int = attrs.field(default=0, init=False)
     granted: int = attrs.field(default=0, init=False)
-    kept: int = attrs.field(default=0, init=False)
     accounts: int = attrs.field(default=0, init=False)
     queues: tuple[OrderedDict[Account, None], ...] = attrs.field(
         factory=lambda: (OrderedDict(), OrderedDict(), OrderedDict()), init=False
@@ -112,7 +111,7 @@ class Budget:
     :ivar held: what is published and not durable, in bytes
     :ivar charged: that, and what has arrived of frames without a grant; bounded by ``pool``
     :ivar granted: the frames that have a grant, in bytes, arrived or not; bounded by ``grants``
-    :ivar kept: what stays as long as connections do, in bytes
+    :ivar kept: what stays until a peer gives it up, in bytes
     :ivar spare: what may be held before connections that hold next to nothing are paused, too, in bytes
     :ivar part: how many bytes of a frame may come in without a grant
     :ivar next_to_nothing: what an account may hold when its address has used up its share of the pool, in bytes
@@ -154,6 +153,23 @@ class Budget:
         share = Share(None) if network is None else self._shares.setdefault(network, Share(network))
         share.accounts += 1
         return Account(self, transport, share, frame)
+
+    def keep(self, size: int) -> bool:
+        """Charge *size* bytes that stay until :meth:`forget`.
+
+        :return: False if more than half of the limit would be kept; then nothing is charged
+        """
+        if 2 * (self.kept + size) > self.limit:
+            return False
+        self.kept += size
+        self.pool -= size
+        return True
+
+    def forget(self, size: int) -> None:
+        """Take back *size* bytes of those that are kept."""
+        self.kept -= size
+        self.pool += size
+        self._free(size)
 
     @property
     def used(self) -> int:
@@ -248,7 +264,6 @@ class Account:
     :ivar frame: the size of the frame that is coming in, as far as it is known, in bytes; 0: there is none
     :ivar arrived: how much of it is here, in bytes
     :ivar granted: for how much of it there is a grant, in bytes; 0: it is charged as it arrives
-    :ivar kept: what stays as long as the connection does, in bytes
     :ivar paused: whether its transport has been told to stop reading
     :ivar leaving: whether its connection was told to end, because memory is short and the frame is slow
     """
@@ -261,7 +276,6 @@ class Account:
     frame: int = attrs.field(default=0, init=False)
     arrived: int = attrs.field(default=0, init=False)
     granted: int = attrs.field(default=0, init=False)
-    kept: int = attrs.field(default=0, init=False)
     paused: bool = attrs.field(default=False, init=False)
     leaving: bool = attrs.field(default=False, init=False)
     _freed: int = attrs.field(default=0, init=False)
@@ -334,23 +348,6 @@ class Account:
                 self._charge(-self.arrived)
             self.frame = self.arrived = 0
 
-    def keep(self, size: int) -> bool:
-        """Charge *size* bytes that stay until :meth:`forget`, or until the connection is closed.
-
-        :return: False if that is too much for its address, or for all; then nothing is charged
-        """
-        budget, share = self.budget, self.share
-        if (share.kept + size) // 2 + budget.kept + size > budget.limit // 4:
-            return False
-        self._keep(size)
-        return True
-
-    def forget(self, size: int) -> None:
-        """Take back *size* bytes of those that are kept; after :meth:`close` there are none."""
-        if not self._closed:
-            self._keep(-size)
-            self.budget._free(size)
-
     def retry(self) -> None:
         """Look again whether this account may go on.  Call this about once a second while it waits with a frame.
 
@@ -373,7 +370,6 @@ class Account:
         else:
             self._charge(-self.arrived)
         self.frame = self.arrived = 0
-        self._keep(-self.kept)
         self.share.accounts -= 1
         budget._serve()
         self._forget_share()
@@ -397,12 +393,6 @@ class Account:
     def _charge(self, size: int) -> None:
         self.share.charged += size
         self.budget.charged += size
-
-    def _keep(self, size: int) -> None:
-        self.kept += size
-        self.share.kept += size
-        self.budget.kept += size
-        self.budget.pool -= size
 
     def _take_grant(self) -> None:
         """Have the whole frame covered by a grant, and go on."""

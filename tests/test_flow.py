@@ -337,23 +337,20 @@ def test_a_frame_that_turns_out_larger_than_its_grant_waits_behind_older_grants(
     assert second.account.granted == 14 * MIB
 
 
-def test_what_is_kept_is_bounded_for_one_address_and_for_all() -> None:
+def test_what_is_kept_is_at_most_half_of_the_memory() -> None:
     budget = Budget(limit=512 * MIB)
-    first, second = peers(budget, 2)
-    for number in range(86):
-        assert (first, second)[number % 2].account.keep(MIB) is (number < 85)
-    (other,) = peers(budget, 1, "b")
-    assert other.account.keep(20 * MIB)
-    assert not other.account.keep(30 * MIB)
-    assert budget.used == 105 * MIB
-    first.account.forget(MIB)
-    first.account.close()
-    first.account.forget(MIB)
-    assert second.account.kept == 42 * MIB
-    assert budget.kept == budget.used == 62 * MIB
-    second.account.close()
-    other.account.close()
-    assert (budget.used, budget.pool) == (0, 320 * MIB)
+    assert budget.keep(200 * MIB)
+    assert budget.keep(56 * MIB)
+    assert not budget.keep(1)
+    assert (budget.used, budget.pool) == (256 * MIB, 64 * MIB)
+    (peer,) = peers(budget, 1)
+    peer.size = MIB
+    assert peer.send(MIB) == MIB, "there is room for messages all the same"
+    peer.finish()
+    budget.forget(56 * MIB)
+    assert budget.keep(1)
+    budget.forget(200 * MIB + 1)
+    assert budget.pool == 320 * MIB
 
 
 class BudgetMachine(RuleBasedStateMachine):
