@@ -7,7 +7,6 @@ Nothing leaves before it is durable: acknowledgements hang on the Deferred, deli
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
@@ -18,7 +17,7 @@ from zope.interface import implementer
 from fyrehose.counters import Counters
 from fyrehose.doors import Door
 from fyrehose.errors import Closed, InvalidName, PayloadTooLarge, PublishError, ReadOnly, TooManyStreams
-from fyrehose.fanout import Cursor, Fanout
+from fyrehose.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.flow import Budget
 from fyrehose.guard import Guard
 from fyrehose.interfaces import (
@@ -31,6 +30,7 @@ from fyrehose.interfaces import (
     JournalState,
 )
 from fyrehose.policy import Action, Identity
+from fyrehose.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
 
 #: No server may be told to hold more: a segment begins with all their numbers, in one batch.
@@ -53,6 +53,7 @@ class Broker:
 
     :ivar clock: gives others their turn while much is delivered
     :ivar max_streams: a stream more than these cannot be made
+    :ivar limits: what one peer may make the server remember
     :ivar guard: who may do what; who uses the broker itself, and not as somebody, may do everything
     :ivar watch: is told when the journal can do more or less than before
     """
@@ -63,18 +64,27 @@ class Broker:
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     max_streams: int = attrs.field(default=100_000, kw_only=True, validator=attrs.validators.le(MAX_STREAMS))
+    limits: PeerLimits = attrs.field(factory=PeerLimits, kw_only=True)
     guard: Guard = attrs.field(factory=Guard, kw_only=True)
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
     #: where it can be come to, for those who look after it
     doors: list[Door] = attrs.field(factory=list, init=False)
     #: by source; a publish is that of its first run
     taken: dict[str, Taken] = attrs.field(factory=dict, init=False)
+    #: the streams that grew since an observer emptied it; None: nobody wants to know
+    grown: set[str] | None = attrs.field(default=None, init=False)
+    #: subscriptions of peers, by address
+    subscriptions: Subscriptions = attrs.field(init=False)
+    _new_streams: NewStreams = attrs.field(init=False)
     _fanout: Fanout = attrs.field(init=False)
     _largest: dict[str, int] = attrs.field(factory=dict, init=False)
     _restricted: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._fanout = Fanout(self.clock, self.journal.read)
+        self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
+        most = self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
+        self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
 
     def open(self) -> Deferred[Mapping[str, int]]:
         """Open the journal and go on where it ends."""
@@ -106,16 +116,26 @@ class Broker:
     def check(self, action: Action, stream: str) -> None:
         """Whoever has the broker itself may."""
 
-    def publish(self, runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
+    def publish(
+        self, runs: Sequence[Run], own: Sequence[Run] = (), *, maker: Identity | None = None
+    ) -> Deferred[tuple[int, ...]]:
+        """Publish for the peer *maker*, which the streams that *runs* make are charged to; None: the server."""
         new: list[str] = []
         try:
             self._check_open()
             for run in runs:
                 self._check(run, new)
+            made = len(new)
+            for run in own:
+                self._check(run, new)
+            if own:
+                runs = (*runs, *own)
             if (room := sum(run.room for run in runs)) > MAX_PUBLISH:
                 raise PayloadTooLarge(
                     f"{room} bytes at once are too many, {MAX_PUBLISH} are the most: publish less at a time"
                 )
+            if made and maker is not None:
+                self._new_streams.charge(maker, new[:made])
             firsts = self.sequencer.reserve([(run.stream, len(run)) for run in runs])
         except PublishError as refusal:
             for stream in new:
@@ -125,9 +145,13 @@ class Broker:
         return durable.addCallback(self._acknowledged, runs, firsts)
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
+        return self.subscribe_as(None, stream, after, sink)
+
+    def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor:
+        """Subscribe for *owner*, who is told when the subscription has ended."""
         oldest, last = self.journal.bounds(stream)
         position = last if after is None else min(max(after, oldest - 1), last)
-        return Cursor(stream, position, sink, self._fanout)
+        return self._fanout.subscribe(stream, position, last, sink, owner)
 
     def bounds(self, stream: str) -> tuple[int, int]:
         bounds: tuple[int, int] = self.journal.bounds(stream)
@@ -138,12 +162,16 @@ class Broker:
         return runs
 
     def cursors(self) -> Collection[Cursor]:
-        """Every subscription, for those who look after the server."""
-        return self._fanout.cursors
+        """Return every subscription, in the order in which they were made."""
+        return self._fanout.cursors.keys()
 
-    def delivered(self) -> Counter[tuple[str, str]]:
-        """What was delivered since the server started, by (kit, "messages" or "bytes" of payload)."""
-        return self._fanout.delivered()
+    def tallies(self) -> Mapping[str, Tally]:
+        """Return for each protocol the number of its subscriptions, and what they were delivered."""
+        return self._fanout.tallies
+
+    def subscribers(self, stream: str) -> int:
+        """Return the number of subscriptions to *stream*."""
+        return self._fanout.subscribers(stream)
 
     def restrict(self, stream: str, max_payload: int) -> None:
         self._restricted[stream] = max_payload
@@ -151,6 +179,8 @@ class Broker:
             self._largest[stream] = max_payload
 
     def durable(self, ends: Mapping[str, int]) -> None:
+        if self.grown is not None:
+            self.grown.update(ends)
         self._fanout.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:

@@ -35,6 +35,7 @@ from fyrehose.interfaces import IProtocolKit
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.logs import FORMATS
 from fyrehose.policy import LOOPBACK, Policy
+from fyrehose.quotas import STREAMS, PeerLimits
 from fyrehose.settings import build, count, option, size
 
 #: What a file has besides tables.
@@ -44,6 +45,8 @@ _TEXTS_AND = ", ".join(_TEXTS)
 SCOPES = ("journal", "server")
 
 Options = dict[str, dict[str, Any]]
+
+_LIMITS = PeerLimits()
 
 
 def _streams(text: str) -> int:
@@ -58,12 +61,35 @@ class ServerSettings:
     """What concerns all doors together."""
 
     max_streams: int = option(100_000, _streams, "streams that the server may hold")
+    streams_per_address: int = option(
+        0,
+        count,
+        f"streams that one address, and one identity, may make until the server is restarted; 0: {STREAMS}, or half of "
+        "max-streams if that is less",
+    )
+    new_streams_burst: int = option(
+        _LIMITS.burst, count, "streams that one address, and one identity, may make at once", least=1
+    )
+    new_streams_rate: int = option(int(_LIMITS.rate), count, "and each second after that", least=1)
+    subscriptions_per_address: int = option(
+        _LIMITS.subscriptions, count, "subscriptions that one address may have at a time", least=1
+    )
     memory: int = option(
         512 << 20, size, "what all connections may have sent in that is not durable yet", least=1 << 20
     )
     memory_per_connection: int = option(
         8 << 20, size, "the same for one connection, before it is read no further", least=1 << 10
     )
+
+    @property
+    def peer_limits(self) -> PeerLimits:
+        """Return the limits that hold for each peer."""
+        return PeerLimits(
+            streams=self.streams_per_address,
+            burst=self.new_streams_burst,
+            rate=self.new_streams_rate,
+            subscriptions=self.subscriptions_per_address,
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -8,10 +8,13 @@
     │   ├── InvalidName              the stream's name is not 1 to 255 bytes of UTF-8
     │   ├── PayloadTooLarge          the stream takes no payload of that size
     │   ├── TooManyStreams           no further stream can be made
+    │   │   └── TooManyStreamsFromPeer   nor can this address or identity make another
+    │   ├── NewStreamRateExceeded    a peer makes streams too fast: try again later (retriable)
     │   ├── StreamFull               the stream has used its last number
     │   ├── ReadOnly                 the disk is full or cannot be written: try again later (retriable)
     │   └── Closed                   the journal or the server is closing, or has failed
     ├── Forbidden                  a peer may not do that with that stream: the policy does not say so
+    │   └── TooManySubscriptions     its address has as many subscriptions as it may, or the memory budget is used up
     ├── JournalError               the journal cannot be opened or read
     │   ├── JournalLocked            another process has it open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
@@ -88,6 +91,16 @@ class TooManyStreams(PublishError):
     """The server holds as many streams as it was allowed to."""
 
 
+class TooManyStreamsFromPeer(TooManyStreams):
+    """The address or the identity of the peer has made as many streams as it may since the server started."""
+
+
+class NewStreamRateExceeded(PublishError):
+    """The address or the identity of the peer makes streams faster than it may; it may try again later."""
+
+    retriable = True
+
+
 class StreamFull(PublishError):
     """The stream has used its last number; numbers never wrap."""
 
@@ -104,6 +117,10 @@ class Closed(PublishError):
 
 class Forbidden(FyrehoseError):
     """A peer may not do that with that stream: no rule of the policy says that it may."""
+
+
+class TooManySubscriptions(Forbidden):
+    """A subscription was refused: the peer's address has as many as it may, or the memory budget is used up."""
 
 
 class JournalError(FyrehoseError):

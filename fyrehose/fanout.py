@@ -10,8 +10,9 @@ gone; one whose sink fails ends alone.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -34,45 +35,94 @@ SHARED = 4 << 20
 SHARED_COUNT = 256
 
 
-@implementer(ISubscription)
-@attrs.define(eq=False)
-class Cursor:
-    """One subscriber's place in one stream."""
+class Owner(Protocol):
+    """A peer that subscriptions are counted for."""
+
+    def unsubscribed(self) -> None:
+        """One of its subscriptions has ended."""
+
+
+@attrs.define(eq=False, weakref_slot=False)
+class Tally:
+    """What the subscriptions of one protocol come to.
+
+    :ivar protocol: its kit's name; empty for sinks that do not say it
+    :ivar subscriptions: how many there are
+    :ivar messages: delivered since the server started, to those that have ended, too
+    :ivar bytes: their payload
+    """
+
+    protocol: str
+    subscriptions: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+
+@attrs.define(eq=False, weakref_slot=False)
+class Place:
+    """What the cursors of one stream share; there is one as long as the stream has cursors.
+
+    :ivar last: the last number of the stream that is durable
+    :ivar count: how many cursors there are
+    :ivar waiting: cursors that wait at the end of the stream; None: none ever waited since the last of them was woken
+    """
 
     stream: str
+    last: int
+    fanout: Fanout
+    count: int = 0
+    waiting: dict[Cursor, None] | None = None
+
+
+@implementer(ISubscription)
+@attrs.define(eq=False, weakref_slot=False)
+class Cursor:
+    """One subscriber's place in one stream.
+
+    There may be hundreds of thousands, so it has nothing that its stream or its protocol can have for all of them.
+    """
+
     position: int
     sink: ISink
-    _fanout: Fanout
+    place: Place
+    tally: Tally
+    owner: Owner | None
     paused: bool = attrs.field(default=True, init=False)
     stopped: bool = attrs.field(default=False, init=False)
     #: in the queue or at the end of its stream, so that resuming twice does not queue it twice
     placed: bool = attrs.field(default=False, init=False)
-    #: what it was given, in records and in bytes of payload
+    #: how many records it was given
     delivered: int = attrs.field(default=0, init=False)
-    delivered_bytes: int = attrs.field(default=0, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self._fanout.cursors.add(self)
+    @property
+    def stream(self) -> str:
+        """The name of its stream."""
+        return self.place.stream
+
+    @property
+    def lag(self) -> int:
+        """How many numbers it is behind the end of its stream."""
+        return max(0, self.place.last - self.position)
 
     @property
     def reader(self) -> tuple[str, str]:
         """Who reads: the kit's name, and the peer, as far as the sink says it."""
-        return getattr(self.sink, "reader", ("", ""))
+        return _reader(self.sink)
 
     def pauseProducing(self) -> None:
         self.paused = True
 
     def resumeProducing(self) -> None:
         self.paused = False
-        self._fanout.ready(self)
+        self.place.fanout.ready(self)
 
     def stopProducing(self) -> None:
         self.stopped = True
-        self._fanout.forget(self)
+        self.place.fanout.forget(self)
 
     def end(self, reason: Exception) -> None:
         """Nothing more is to be delivered, and the sink is told why."""
-        self._fanout.end(self, reason)
+        self.place.fanout.end(self, reason)
 
 
 @attrs.define(eq=False)
@@ -81,14 +131,15 @@ class Fanout:
 
     :ivar clock: gives the others their turn between two rounds
     :ivar read: see :meth:`fyrehose.interfaces.IJournal.read`
+    :ivar cursors: every subscription, in the order in which they were made
+    :ivar tallies: what the subscriptions of each protocol come to, counted as it changes
     """
 
     clock: IReactorTime
     read: Callable[[str, int, int], tuple[Run, ...]]
-    cursors: set[Cursor] = attrs.field(factory=set, init=False)
-    #: what those were given that are not there any more
-    _departed: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
-    _waiting: dict[str, dict[Cursor, None]] = attrs.field(factory=dict, init=False)
+    cursors: dict[Cursor, None] = attrs.field(factory=dict, init=False)
+    tallies: dict[str, Tally] = attrs.field(factory=dict, init=False)
+    _places: dict[str, Place] = attrs.field(factory=dict, init=False)
     _queue: deque[Cursor] = attrs.field(factory=deque, init=False)
     _next_round: IDelayedCall | None = attrs.field(default=None, init=False)
     _recent: OrderedDict[tuple[str, int], Delivery] = attrs.field(factory=OrderedDict, init=False)
@@ -96,10 +147,38 @@ class Fanout:
     #: why there is nothing more to come
     _ended: Exception | None = attrs.field(default=None, init=False)
 
-    def durable(self, streams: Iterable[str]) -> None:
-        """These streams grew: whoever waits at their end goes on."""
-        for stream in streams:
-            self._queue.extend(self._waiting.pop(stream, ()))
+    def subscribe(self, stream: str, position: int, last: int, sink: ISink, owner: Owner | None = None) -> Cursor:
+        """Return a new cursor of *stream*, paused, which has been given everything up to number *position*.
+
+        :param last: the last number of the stream that is durable
+        """
+        kit = _reader(sink)[0]
+        tally = self.tallies.get(kit)
+        if tally is None:
+            tally = self.tallies[kit] = Tally(kit)
+        place = self._places.get(stream)
+        if place is None:
+            place = self._places[stream] = Place(stream, last, self)
+        cursor = Cursor(position, sink, place, tally, owner)
+        tally.subscriptions += 1
+        place.count += 1
+        self.cursors[cursor] = None
+        return cursor
+
+    def subscribers(self, stream: str) -> int:
+        """Return the number of cursors of *stream*."""
+        place = self._places.get(stream)
+        return 0 if place is None else place.count
+
+    def durable(self, ends: Mapping[str, int]) -> None:
+        """These streams grew to these numbers: the cursors that wait at their end go on."""
+        for stream, last in ends.items():
+            place = self._places.get(stream)
+            if place is not None:
+                place.last = last
+                if place.waiting:
+                    self._queue.extend(place.waiting)
+                    place.waiting = None
         if self._next_round is None:
             self._round()
 
@@ -116,24 +195,17 @@ class Fanout:
 
     def forget(self, cursor: Cursor) -> None:
         """``cursor`` has left."""
-        self._depart(cursor)
-        waiting = self._waiting.get(cursor.stream)
+        waiting = cursor.place.waiting
         if waiting is not None:
             waiting.pop(cursor, None)
             if not waiting:
-                del self._waiting[cursor.stream]
+                cursor.place.waiting = None
+        self._depart(cursor)
 
     def end(self, cursor: Cursor, reason: Exception) -> None:
         """``cursor`` gets nothing more, because of ``reason``."""
         self.forget(cursor)
         self._end(cursor, reason)
-
-    def delivered(self) -> Counter[tuple[str, str]]:
-        """What was delivered, by (kit, "messages" or "bytes" of payload)."""
-        total = self._departed.copy()
-        for cursor in self.cursors:
-            _count(total, cursor)
-        return total
 
     def close(self, reason: Exception) -> None:
         """Nothing more will be durable: every subscription ends, one that is paused when it is resumed."""
@@ -141,9 +213,11 @@ class Fanout:
         if self._next_round is not None:
             self._next_round.cancel()
             self._next_round = None
-        cursors = [*self._queue, *(cursor for waiting in self._waiting.values() for cursor in waiting)]
+        cursors = list(self._queue)
+        for place in self._places.values():
+            cursors += place.waiting or ()
+            place.waiting = None
         self._queue.clear()
-        self._waiting.clear()
         self._recent.clear()
         self._recent_size = 0
         for cursor in cursors:
@@ -182,19 +256,22 @@ class Fanout:
         """What ``cursor`` is to be given; None if it takes nothing now, or waits for more from now on, or has ended."""
         if cursor.paused or cursor.stopped or cursor.placed:
             return None
+        place = cursor.place
         try:
-            delivery = self._delivery(cursor.stream, cursor.position + 1)
+            delivery = self._delivery(place.stream, cursor.position + 1)
         except JournalCorrupt as damage:
-            log.error("subscriber of stream {stream!r} ended: {damage}", stream=cursor.stream, damage=str(damage))
+            log.error("subscriber of stream {stream!r} ended: {damage}", stream=place.stream, damage=str(damage))
             self._end(cursor, damage)
             return None
         except Exception as failure:  # whatever it is, it is this cursor's alone
-            log.failure("reading stream {stream!r} failed; a subscription to it ends", stream=cursor.stream)
+            log.failure("reading stream {stream!r} failed; a subscription to it ends", stream=place.stream)
             self._end(cursor, failure)
             return None
         if delivery is None:
             cursor.placed = True
-            self._waiting.setdefault(cursor.stream, {})[cursor] = None
+            if place.waiting is None:
+                place.waiting = {}
+            place.waiting[cursor] = None
         return delivery
 
     def _deliver(self, cursor: Cursor, delivery: Delivery) -> None:
@@ -205,7 +282,9 @@ class Fanout:
                 cursor.sink.skipped(expected, delivery.first_seq - 1)
             count, size = delivery.encoded(_measured)
             cursor.delivered += count
-            cursor.delivered_bytes += size
+            tally = cursor.tally
+            tally.messages += count
+            tally.bytes += size
             cursor.sink.deliver(delivery)
         except Exception as failure:
             log.failure("a sink failed; its subscription to {stream!r} ends", stream=cursor.stream)
@@ -235,16 +314,22 @@ class Fanout:
             log.failure("a sink failed as its subscription to {stream!r} ended", stream=cursor.stream)
 
     def _depart(self, cursor: Cursor) -> None:
-        if cursor in self.cursors:
-            self.cursors.remove(cursor)
-            _count(self._departed, cursor)
+        if cursor not in self.cursors:
+            return
+        del self.cursors[cursor]
+        cursor.tally.subscriptions -= 1
+        place = cursor.place
+        place.count -= 1
+        if not place.count:
+            del self._places[place.stream]
+        if cursor.owner is not None:
+            cursor.owner.unsubscribed()
 
 
 def _measured(runs: tuple[Run, ...]) -> tuple[int, int]:
     return sum(map(len, runs)), sum(len(run.payload) for run in runs)
 
 
-def _count(counts: Counter[tuple[str, str]], cursor: Cursor) -> None:
-    kit, _ = cursor.reader
-    counts[kit, "messages"] += cursor.delivered
-    counts[kit, "bytes"] += cursor.delivered_bytes
+def _reader(sink: ISink) -> tuple[str, str]:
+    reader: tuple[str, str] = getattr(sink, "reader", ("", ""))
+    return reader

@@ -10,8 +10,8 @@ more end; a peer that publishes hears of it with its next publish.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, cast
-from weakref import WeakSet, WeakValueDictionary
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import attrs
 from twisted.internet.defer import Deferred, fail
@@ -19,9 +19,9 @@ from zope.interface import implementer
 
 from fyrehose.counters import Counters
 from fyrehose.errors import Forbidden
-from fyrehose.fanout import Cursor
 from fyrehose.flow import Budget
 from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.peers import network_of
 from fyrehose.policy import OPEN, Action, Identity, Policy, Rule
 from fyrehose.records import Run
 
@@ -49,7 +49,21 @@ class Guard:
     def change(self, policy: Policy) -> int:
         """From now on it is ``policy``; how many subscriptions that has ended."""
         self.policy = policy
-        return sum(known.judge_again() for known in list(self._known.values()))
+        known = list(self._known.values())
+        for guarded in known:
+            guarded.forget_verdicts()
+        return sum(_end_forbidden(broker) for broker in {guarded._broker for guarded in known})
+
+
+def _end_forbidden(broker: Broker) -> int:
+    """End the subscriptions that the policy does not allow any more; return how many."""
+    ended = 0
+    for cursor in list(broker.cursors()):
+        peer = cursor.owner
+        if isinstance(peer, Guarded) and not peer.permits(Action.SUBSCRIBE, cursor.stream):
+            cursor.end(peer._refusal(Action.SUBSCRIBE, cursor.stream))
+            ended += 1
+    return ended
 
 
 @implementer(IBroker)
@@ -63,10 +77,12 @@ class Guarded:
     #: what the policy says of this identity, when it was asked
     _rules: tuple[Rule, ...] | None = attrs.field(default=None, init=False)
     _verdicts: dict[Action, dict[str, bool]] = attrs.field(init=False)
-    _cursors: WeakSet[Cursor] | None = attrs.field(default=None, init=False)
+    #: the address that its subscriptions count for
+    _network: str = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._verdicts = {Action.PUBLISH: {}, Action.SUBSCRIBE: {}}
+        self._network = network_of(self.identity.host)
 
     @property
     def counters(self) -> Counters:
@@ -95,21 +111,26 @@ class Guarded:
         if not self.permits(action, stream):
             raise self._refusal(action, stream)
 
-    def publish(self, runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
+    def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
         verdicts = self._verdicts[Action.PUBLISH]
         for run in runs:
             if not verdicts.get(run.stream) and not self.permits(Action.PUBLISH, run.stream):
                 return fail(self._refusal(Action.PUBLISH, run.stream))
-        published: Deferred[tuple[int, ...]] = self._broker.publish(runs)
+        published: Deferred[tuple[int, ...]] = self._broker.publish(runs, own, maker=self.identity)
         return published
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         self.check(Action.SUBSCRIBE, stream)
-        cursor = cast("Cursor", self._broker.subscribe(stream, after, sink))
-        if self._cursors is None:
-            self._cursors = WeakSet()
-        self._cursors.add(cursor)
-        return cursor
+        self._broker.subscriptions.take(self._network)
+        try:
+            return self._broker.subscribe_as(self, stream, after, sink)
+        except BaseException:
+            self.unsubscribed()
+            raise
+
+    def unsubscribed(self) -> None:
+        """Forget one subscription, which has ended."""
+        self._broker.subscriptions.release(self._network)
 
     def bounds(self, stream: str) -> tuple[int, int]:
         self.check(Action.SUBSCRIBE, stream)
@@ -124,17 +145,11 @@ class Guarded:
     def restrict(self, stream: str, max_payload: int) -> None:
         self._broker.restrict(stream, max_payload)
 
-    def judge_again(self) -> int:
-        """The policy has changed; how many subscriptions have ended."""
+    def forget_verdicts(self) -> None:
+        """Ask the policy again from now on, because it has changed."""
         self._rules = None
         for verdicts in self._verdicts.values():
             verdicts.clear()
-        ended = 0
-        for cursor in list(self._cursors or ()):
-            if not cursor.stopped and not self.permits(Action.SUBSCRIBE, cursor.stream):
-                cursor.end(self._refusal(Action.SUBSCRIBE, cursor.stream))
-                ended += 1
-        return ended
 
     def _judge(self, action: Action, stream: str) -> bool:
         verdicts = self._verdicts[action]

@@ -91,7 +91,7 @@ class IJournal(Interface):
         """The oldest number that is still kept and the last that may leave; ``(1, 0)`` for an unknown stream."""
 
     def ends() -> Mapping[str, int]:
-        """The last number of each stream that may leave."""
+        """The last number of each stream that may leave; maybe a view, which changes as streams grow."""
 
     def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """Records of ``stream`` from number ``start`` on, as many as ``max_bytes`` of payload have room for but at
@@ -170,9 +170,11 @@ class IBroker(Interface):
         :raises Forbidden: it is not allowed
         """
 
-    def publish(runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
+    def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
         """Number, write, and release runs of drafts: all of them in one batch, or none.
 
+        :param own: the protocol's own records, written behind *runs* in the same batch; neither the policy nor the
+            limits of the peer apply to them
         :return: fires with the first number of each run when all of it is durable, in the order of the calls.
             Acknowledge there and nowhere else.  Fails with a :class:`~fyrehose.errors.PublishError`, or with
             :class:`~fyrehose.errors.Forbidden`.
@@ -183,6 +185,8 @@ class IBroker(Interface):
 
         Outside the range that is kept ``after`` is moved to its nearest end; ``position`` says to where.  The stream
         need not exist; subscribing does not make it.  Nothing is delivered before the subscription is resumed.
+
+        :raises TooManySubscriptions: the peer's address has as many as it may, or the memory budget is used up
         """
 
     def bounds(stream: str) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from fyrehose.flow import Budget
 from fyrehose.guard import Guard
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
 from fyrehose.policy import LOOPBACK, Policy
+from fyrehose.quotas import PeerLimits
 from fyrehose.sequencer import Sequencer
 
 log = Logger()
@@ -42,6 +43,7 @@ class Fyrehose(MultiService):
     A child that is added later is started at once.
 
     :ivar broker: what a kit's ``make_service`` is given
+    :param limits: what one peer may make the server remember
     :param policy: who may do what; without one, this machine may do everything, and nobody else anything
     :param on_open: told when the journal is open, before the first child starts
     :param on_failure: told why, when the server cannot go on: the journal has failed, or a child that was added later
@@ -56,6 +58,7 @@ class Fyrehose(MultiService):
         *,
         max_streams: int = 100_000,
         budget: Budget | None = None,
+        limits: PeerLimits | None = None,
         policy: Policy = LOOPBACK,
         on_open: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] | None = None,
@@ -67,6 +70,7 @@ class Fyrehose(MultiService):
             Sequencer() if sequencer is None else sequencer,
             max_streams=max_streams,
             budget=Budget() if budget is None else budget,
+            limits=PeerLimits() if limits is None else limits,
             guard=Guard(policy),
             watch=self._journal_changed,
         )

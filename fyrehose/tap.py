@@ -186,6 +186,7 @@ class Server(Service):
             reactor,
             self.journal,
             max_streams=config.server.max_streams,
+            limits=config.server.peer_limits,
             budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),
             policy=config.policy,
             on_open=self._opened,

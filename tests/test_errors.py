@@ -56,11 +56,11 @@ def test_what_a_peer_did_is_a_name_and_a_detail() -> None:
     assert Broken(error=error).error is error
 
 
-def test_only_a_full_disk_is_worth_another_try() -> None:
+def test_a_full_disk_and_a_rate_are_worth_another_try() -> None:
     def all_of(cls: type[PublishError]) -> set[type[PublishError]]:
         return {cls}.union(*(all_of(child) for child in cls.__subclasses__() if child.__module__ == errors.__name__))
 
-    assert {cls.__name__ for cls in all_of(PublishError) if cls.retriable} == {"ReadOnly"}
+    assert {cls.__name__ for cls in all_of(PublishError) if cls.retriable} == {"ReadOnly", "NewStreamRateExceeded"}
 
 
 def test_a_broken_session_keeps_nothing_of_the_peer_alive() -> None:

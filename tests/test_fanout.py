@@ -12,7 +12,7 @@ from zope.interface.verify import verifyObject
 
 from fyrehose.broker import Broker
 from fyrehose.errors import Closed, JournalCorrupt
-from fyrehose.fanout import ROUND, SHARED, SHARED_COUNT, TURN, Cursor, Fanout
+from fyrehose.fanout import ROUND, SHARED, SHARED_COUNT, TURN, Fanout
 from fyrehose.interfaces import ISubscription
 from fyrehose.records import Delivery, Run
 from fyrehose.sequencer import Sequencer
@@ -207,7 +207,7 @@ def test_damage_ends_who_stands_there_and_nobody_else(logged_errors: Any) -> Non
     fanout = Fanout(clock, read)
     sinks = {stream: RecordingSink() for stream in ("damaged", "whole")}
     for stream, sink in sinks.items():
-        Cursor(stream, 0, sink, fanout).resumeProducing()
+        fanout.subscribe(stream, 0, 1, sink).resumeProducing()
     clock.advance(0)
     assert isinstance(sinks["damaged"].reason, JournalCorrupt)
     assert sinks["whole"].payloads == [b"x"]
@@ -399,18 +399,48 @@ def test_what_was_delivered_is_counted_by_kit_also_of_those_that_have_left(serve
     server.subscribe(after=1, sink=Named())
     server.subscribe(after=0)
     server.settle()
-    expected = {("kit", "messages"): 3, ("kit", "bytes"): 5, ("", "messages"): 2, ("", "bytes"): 4}
-    assert server.broker.delivered() == expected
+
+    def tallies() -> dict[str, tuple[int, int, int]]:
+        found = server.broker.tallies()
+        return {kit: (tally.subscriptions, tally.messages, tally.bytes) for kit, tally in found.items()}
+
+    assert tallies() == {"kit": (2, 3, 5), "": (1, 2, 4)}
     assert sorted(cursor.reader for cursor in server.broker.cursors()) == [("", ""), ("kit", "peer"), ("kit", "peer")]
     one.stopProducing()
     one.stopProducing()
     assert len(server.broker.cursors()) == 2
-    assert server.broker.delivered() == expected
+    assert tallies() == {"kit": (1, 3, 5), "": (1, 2, 4)}
     server.publish(b"e")
-    assert server.broker.delivered()["kit", "messages"] == 4
+    assert tallies()["kit"] == (1, 4, 6)
     server.broker.close()
     assert not server.broker.cursors()
-    assert server.broker.delivered()["kit", "messages"] == 4
+    assert tallies() == {"kit": (0, 4, 6), "": (0, 3, 5)}
+
+
+def test_subscribers_of_a_stream_are_counted_and_nothing_stays_behind_them(server: Server) -> None:
+    server.publish(b"x")
+    subscriptions = [server.subscribe(stream=stream)[1] for stream in ("s", "s", "new")]
+    server.settle()
+    assert [server.broker.subscribers(stream) for stream in ("s", "new", "none")] == [2, 1, 0]
+    for subscription in subscriptions:
+        subscription.stopProducing()
+    assert server.broker.subscribers("s") == 0
+    assert server.broker._fanout._places == {}
+    server.publish(b"y")
+    sink, _ = server.subscribe(0)
+    server.settle()
+    assert sink.payloads == [b"x", b"y"]
+
+
+def test_a_cursor_knows_how_far_it_is_behind(server: Server) -> None:
+    server.publish(b"1", b"2", b"3")
+    _, subscription = server.subscribe(after=1)
+    assert subscription.lag == 2
+    server.settle()
+    assert subscription.lag == 0
+    subscription.pauseProducing()
+    server.publish(b"4")
+    assert subscription.lag == 1
 
 
 def test_who_stands_at_the_end_waits_there_without_another_round(server: Server) -> None:

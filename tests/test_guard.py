@@ -10,10 +10,11 @@ from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
 from fyrehose.broker import Broker
-from fyrehose.errors import Forbidden
+from fyrehose.errors import Forbidden, TooManySubscriptions
 from fyrehose.guard import MOST_VERDICTS, Guard, Guarded
 from fyrehose.interfaces import IBroker
 from fyrehose.policy import LOOPBACK, OPEN, Action, Identity, parse
+from fyrehose.quotas import SUBSCRIPTION, PeerLimits
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal, RecordingSink
@@ -25,9 +26,9 @@ WRITERS = parse({"allow": [{"certificate": "writer", "publish": "in.*", "subscri
 class World:
     """A broker with a policy."""
 
-    def __init__(self, policy: Any = WRITERS) -> None:
+    def __init__(self, policy: Any = WRITERS, **settings: Any) -> None:
         self.clock = Clock()
-        self.broker = Broker(self.clock, MemoryJournal(), Sequencer(), guard=Guard(policy))
+        self.broker = Broker(self.clock, MemoryJournal(), Sequencer(), guard=Guard(policy), **settings)
         self.broker.open()
         self.peer = self.broker.identified(THERE)
 
@@ -172,3 +173,74 @@ def test_a_sink_that_fails_as_it_ends_keeps_nobody_else_from_ending(logged_error
     assert world.broker.guard.change(WRITERS) == 2
     assert isinstance(sink.reason, Forbidden)
     assert len(logged_errors.take()) == 1
+
+
+class TestLimits:
+    """What one peer may make the server remember, at the defaults."""
+
+    def test_one_address_cannot_make_every_stream_and_others_still_can(self) -> None:
+        world = World(OPEN)
+        made, errors = 0, set()
+        for start in range(0, 20_000, 50):
+            world.clock.advance(1)
+            error = failure(world.peer.publish([draft(f"s{start + n}") for n in range(50)]))
+            made += 50 if error is None else 0
+            errors.add(type(error).__name__)
+        assert (made, errors) == (10_000, {"NoneType", "TooManyStreamsFromPeer"})
+        assert world.peer.publish([draft("s1")]).result == (2,), "streams that exist are not its limit"
+        assert world.broker.identified(HERE).publish([draft("new")]).result == (1,)
+        assert world.broker.publish([draft("the server's own")]).result == (1,)
+
+    def test_one_address_may_make_half_of_all_streams_where_there_may_be_few(self) -> None:
+        world = World(OPEN, max_streams=7)
+        outcomes = [failure(world.peer.publish([draft(f"s{n}")])) for n in range(4)]
+        assert [type(outcome).__name__ for outcome in outcomes] == [*["NoneType"] * 3, "TooManyStreamsFromPeer"]
+        assert world.broker.identified(HERE).publish([draft("s9")]).result == (1,)
+
+    def test_a_refused_publish_makes_none_of_its_streams(self) -> None:
+        world = World(OPEN, max_streams=6)
+        error = failure(world.peer.publish([draft(f"s{n}") for n in range(4)]))
+        assert type(error).__name__ == "TooManyStreamsFromPeer"
+        assert world.peer.publish([draft(f"s{n}") for n in range(3)]).result == (1, 1, 1)
+
+    def test_own_records_of_a_protocol_are_neither_judged_nor_counted(self) -> None:
+        world = World(max_streams=4)
+        assert world.peer.publish([draft("in.a")], [draft(".own"), draft(".own 2")]).result == (1, 1, 1)
+        assert world.peer.publish([draft("in.b")]).result == (1,)
+        assert type(failure(world.peer.publish([draft("out")], [draft(".own")]))) is Forbidden
+
+    def test_subscriptions_of_one_address_are_limited_and_released(self) -> None:
+        world = World(OPEN, limits=PeerLimits(subscriptions=2))
+        same = world.broker.identified(Identity(host=THERE.host, token="t"))
+        first = world.peer.subscribe("s", 0, RecordingSink())
+        same.subscribe("s", 0, RecordingSink())
+        for peer in (world.peer, same):
+            with pytest.raises(TooManySubscriptions, match=r"address 10\.0\.0\.9 has 2 subscriptions"):
+                peer.subscribe("s", 0, RecordingSink())
+        assert len(world.broker.cursors()) == 2
+        world.broker.identified(HERE).subscribe("s", 0, RecordingSink())
+        world.broker.subscribe("s", 0, RecordingSink())
+        first.stopProducing()
+        first.stopProducing()
+        world.peer.subscribe("s", 0, RecordingSink())
+        with pytest.raises(TooManySubscriptions):
+            world.peer.subscribe("s", 0, RecordingSink())
+
+    def test_every_end_of_a_subscription_gives_its_memory_back(self, logged_errors: Any) -> None:
+        class Failing(RecordingSink):
+            def deliver(self, delivery: Any) -> None:
+                raise RuntimeError("a bug")
+
+        world = World(OPEN)
+        whole = world.broker.budget.limit
+        sinks = [RecordingSink(), RecordingSink(), Failing()]
+        subscriptions = [world.peer.subscribe(stream, 0, sink) for stream, sink in zip("ab", sinks[:2], strict=True)]
+        world.peer.subscribe("c", 0, sinks[2]).resumeProducing()
+        assert world.broker.budget.kept == 3 * SUBSCRIPTION
+        subscriptions[0].stopProducing()
+        world.broker.publish([draft("c")])
+        world.settle()
+        assert world.broker.budget.kept == SUBSCRIPTION
+        world.broker.guard.change(WRITERS)
+        assert world.broker.budget.kept == 0
+        logged_errors.take()

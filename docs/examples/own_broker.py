@@ -58,20 +58,20 @@ class LastMessages:
     def check(self, action: Action, stream: str) -> None:
         """Nothing is forbidden."""
 
-    def publish(self, runs: Sequence[Run]) -> Deferred[tuple[int, ...]]:
+    def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
         firsts = []
-        for run in runs:
+        for run in (*runs, *own):
             first = self.bounds(run.stream)[1] + 1
             firsts.append(first)
             kept = self._streams.setdefault(run.stream, deque(maxlen=self.keep))
             kept.append(run.numbered(first, int(self.clock.seconds() * 1_000_000)))
-        self._fanout.durable({run.stream for run in runs})
+        self._fanout.durable({run.stream: self.bounds(run.stream)[1] for run in (*runs, *own)})
         return succeed(tuple(firsts))
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> Cursor:
         oldest, last = self.bounds(stream)
         position = last if after is None else min(max(after, oldest - 1), last)
-        return Cursor(stream, position, sink, self._fanout)
+        return self._fanout.subscribe(stream, position, last, sink)
 
     def bounds(self, stream: str) -> tuple[int, int]:
         runs = self._streams.get(stream)

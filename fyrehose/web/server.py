@@ -19,7 +19,7 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, ISSLTransport
 from twisted.python.failure import Failure
 
-from fyrehose.errors import Forbidden, RemoteProtocolError
+from fyrehose.errors import Forbidden, RemoteProtocolError, TooManySubscriptions
 from fyrehose.interfaces import IBroker
 from fyrehose.settings import duration, option
 from fyrehose.tcp import LINGER, SessionProtocol
@@ -40,6 +40,8 @@ class WebSettings(TLSSettings):
     idle_timeout: float = option(75.0, duration, "time without a request after which a connection is closed")
 
 
+#: How long a peer that is refused for now should wait, in seconds.
+RETRY = "5"
 #: How much is made of what one connection has sent before others have their turn.
 BATCHES = 4
 
@@ -114,6 +116,8 @@ class WebProtocol(SessionProtocol):
         """Answer so; the connection goes on."""
         if self.session.answering and not self.session.streaming:
             status, headers = (403, {}) if self.identity.token else (401, {"WWW-Authenticate": "Bearer"})
+            if isinstance(error, TooManySubscriptions):
+                status, headers = 429, {"Retry-After": RETRY}
             self.refused(*self.session.refuse(status, type(error).__name__, str(error), headers))
         else:
             super().forbid(error)

@@ -269,8 +269,8 @@ MUTANTS = (
     Mutant(
         "who waits is forgotten",
         _FANOUT,
-        "self._queue.extend(self._waiting.pop(stream, ()))",
-        "self._waiting.pop(stream, ())",
+        "self._queue.extend(place.waiting)",
+        "pass",
         "tests/test_fanout.py",
     ),
     # The codecs.

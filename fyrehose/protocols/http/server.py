@@ -36,11 +36,9 @@ from fyrehose.protocols.http.session import (
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.settings import option, size
 from fyrehose.web.places import hosts_of
-from fyrehose.web.server import WebProtocol, WebSettings, token_of
+from fyrehose.web.server import RETRY, WebProtocol, WebSettings, token_of
 from fyrehose.web.session import Asked, Refused
 
-#: How long whoever is refused for now should wait, in seconds.
-RETRY = "5"
 #: Ranges of numbers that an answer names; one more than that, and it says only the first and the last.
 MOST_RANGES = 1_000
 
@@ -50,12 +48,13 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.PayloadTooLarge: 413,
     errors.Forbidden: 403,
     errors.TooManyStreams: 507,
+    errors.NewStreamRateExceeded: 429,
     errors.StreamFull: 507,
 }
 
 
 #: What goes with a refusal, by its status.
-_HEADERS = {503: {"Retry-After": RETRY}, 401: {"WWW-Authenticate": "Bearer"}}
+_HEADERS = {503: {"Retry-After": RETRY}, 429: {"Retry-After": RETRY}, 401: {"WWW-Authenticate": "Bearer"}}
 
 
 @attrs.frozen(kw_only=True)

@@ -252,16 +252,31 @@ class Registry:
     def write_entry(self, entry: Entry, then: Callable[[Any], None]) -> None:
         """The link is new, or its anchors are; ``then`` is called with the result, or with the Failure."""
         entry.saved = True
-        self._about(entry, [self._record(Kind.ENTRY, self._packed(entry))], then)
+        self._about(entry, (), self._record(Kind.ENTRY, self._packed(entry)), then)
 
     def write_delta(
-        self, entry: Entry, channels: Sequence[int], runs: Sequence[Run], then: Callable[[Any], None]
+        self,
+        entry: Entry,
+        channels: Sequence[int],
+        runs: Sequence[Run],
+        then: Callable[[Any], None],
+        broker: IBroker | None = None,
     ) -> None:
-        """What is staged on ``channels``, and the messages that it is about: both are written, or none."""
-        body = entry.name + snapshot.save(entry.link, channels)
-        self._about(entry, [*runs, self._record(Kind.DELTA, body)], then)
+        """What is staged on ``channels``, and the messages that it is about: both are written, or none.
 
-    def _about(self, entry: Entry, runs: Sequence[Run], then: Callable[[Any], None]) -> None:
+        :param broker: the broker as the peer may use it, so that new streams count as the peer's; None: the server's
+        """
+        body = entry.name + snapshot.save(entry.link, channels)
+        self._about(entry, runs, self._record(Kind.DELTA, body), then, broker)
+
+    def _about(
+        self,
+        entry: Entry,
+        runs: Sequence[Run],
+        record: Run,
+        then: Callable[[Any], None],
+        broker: IBroker | None = None,
+    ) -> None:
         """Whoever waits for the link hears of it when ``then`` is over."""
         entry.writes += 1
 
@@ -272,7 +287,7 @@ class Registry:
                 log.failure("what became of a link's messages was not dealt with")
             entry.wrote()
 
-        written: Deferred[Any] = self.broker.publish(runs)
+        written: Deferred[Any] = (self.broker if broker is None else broker).publish(runs, (record,))
         written.addBoth(ended)
 
     def _packed(self, entry: Entry) -> bytes:

@@ -328,7 +328,7 @@ class RelinkProtocol(SessionProtocol):
                 self._written_through(entry, staged)
             self._go_on()
 
-        self.registry.write_delta(entry, list(staged), runs, settle)
+        self.registry.write_delta(entry, list(staged), runs, settle, self.broker)
 
     def _forbidden(self, entry: Entry, stream: str) -> None:
         """It was allowed when the link was made.  What is staged will never be written: the link is lost."""

@@ -32,6 +32,7 @@ from fyrehose.protocols.figg.frames import (
 )
 from fyrehose.protocols.figg.server import Settings, make_factory
 from fyrehose.protocols.figg.session import FiggClientSession
+from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
 from fyrehose.settings import build
@@ -107,9 +108,9 @@ class Server:
         return self.broker.counters.counts["figg", what]
 
 
-def make(auto: bool = True, **settings: Any) -> Server:
+def make(auto: bool = True, limits: PeerLimits | None = None, **settings: Any) -> Server:
     journal, clock = MemoryJournal(auto=auto), Clock()
-    broker = Broker(clock, journal, Sequencer())
+    broker = Broker(clock, journal, Sequencer(), limits=limits or PeerLimits())
     broker.open()
     return Server(journal, broker, clock, make_factory(broker, clock, Settings(**{"refusal_delay": 0.0, **settings})))
 
@@ -431,6 +432,37 @@ class TestAttach:
         assert peer.transport.disconnecting
         assert server.count("too-many-subscriptions") == 1
 
+    def test_threat_one_address_makes_streams_without_end(self) -> None:
+        server = make(limits=PeerLimits(streams=3))
+        peer = server.connect()
+        peer.say(*(publish(n, topic=f"topic {n}") for n in range(1, 4)))
+        assert peer.hear() == [Ack(number=3)]
+        peer.say(publish(4, topic="topic 4"))
+        assert peer.transport.disconnecting
+        assert server.count("TooManyStreamsFromPeer") == 1
+        other = server.connect()
+        other.say(publish(1, topic="topic 1"))
+        assert other.hear() == [Ack(number=1)]
+
+    def test_threat_subscriptions_of_one_address(self) -> None:
+        server = make(limits=PeerLimits(subscriptions=3))
+        peers = [server.connect() for _ in range(3)]
+        peers[0].say(Attach(topic="a"), Attach(topic="b"))
+        peers[1].say(Attach(topic="a"))
+        peers[0].say(Attach(topic="a"), Detach(topic="b"), Attach(topic="c"))
+        assert not peers[0].transport.disconnecting
+        peers[2].say(Attach(topic="a"))
+        assert peers[2].transport.disconnecting
+        assert server.count("TooManySubscriptions") == 1
+        peers[2].leave()
+        peers[0].leave()
+        again = server.connect()
+        again.say(Attach(topic="a"), Attach(topic="b"))
+        assert not again.transport.disconnecting
+        for peer in (peers[1], again):
+            peer.leave()
+        assert server.broker.budget.kept == 0
+
     def test_threat_unbounded_topics(self) -> None:
         """An ATTACH to a topic that nobody publishes to makes nothing that outlives the connection."""
         server = make()
@@ -441,7 +473,7 @@ class TestAttach:
             peer.leave()
         assert server.journal.ends() == {}
         assert server.broker._largest == {}
-        assert server.broker._fanout._waiting == {}
+        assert server.broker._fanout._places == {}
 
 
 class TestOffences:

@@ -22,6 +22,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.policy import digest, parse
 from fyrehose.protocols.http.answers import PULSE, RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, Settings, Upload, make_factory
+from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
 from fyrehose.tcp import LINGER
@@ -129,10 +130,10 @@ Make = Callable[..., Server]
 
 @pytest.fixture
 def make() -> Make:
-    def make(auto: bool = True, policy: Any = None, **settings: Any) -> Server:
+    def make(auto: bool = True, policy: Any = None, limits: PeerLimits | None = None, **settings: Any) -> Server:
         journal, clock = MemoryJournal(auto=auto), Clock()
         guard = Guard() if policy is None else Guard(parse({"allow": policy}))
-        broker = Broker(clock, journal, Sequencer(), guard=guard)
+        broker = Broker(clock, journal, Sequencer(), guard=guard, limits=limits or PeerLimits())
         broker.open()
         factory = make_factory(
             broker, clock, "tcp:1:interface=127.0.0.1", Settings(**{"refusal_delay": 0.0, **settings})
@@ -486,6 +487,42 @@ def test_what_the_broker_refuses(make: Make, name: str, status: int) -> None:
     assert answer.status == status
     assert answer.json["error"]
     assert peer.ask("POST /streams/s", body=b"x").status == 200, "the connection goes on"
+
+
+def test_more_streams_than_one_peer_may_make_are_refused_and_the_answer_says_what_helps(make: Make) -> None:
+    server = make(limits=PeerLimits(streams=2))
+    peer = server.connect()
+    assert [peer.ask(f"POST /streams/{name}", body=b"x").status for name in "ab"] == [200, 200]
+    refused = peer.ask("POST /streams/c", body=b"x")
+    assert refused.status == 507
+    assert "server.streams-per-address" in refused.json["error"]
+    assert server.count("TooManyStreamsFromPeer") == 1
+    assert peer.ask("POST /streams/a", body=b"x").status == 200, "the connection goes on"
+
+
+def test_streams_that_are_made_too_fast_are_refused_until_later(make: Make) -> None:
+    server = make(limits=PeerLimits(burst=1, rate=1.0))
+    peer = server.connect()
+    assert peer.ask("POST /streams/a", body=b"x").status == 200
+    refused = peer.ask("POST /streams/b", body=b"x")
+    assert (refused.status, refused.headers["retry-after"]) == (429, "5")
+    assert server.count("NewStreamRateExceeded") == 1
+    server.clock.advance(5)
+    assert peer.ask("POST /streams/b", body=b"x").status == 200
+
+
+def test_a_subscription_beyond_what_an_address_may_have_is_refused_until_one_ends(make: Make) -> None:
+    server = make(limits=PeerLimits(subscriptions=1))
+    first, second = server.connect(), server.connect()
+    first.say("GET /streams/a/live")
+    assert first.hear().startswith(b"HTTP/1.1 200")
+    refused = second.ask("GET /streams/b/live")
+    assert (refused.status, refused.headers["retry-after"]) == (429, "5")
+    assert "server.subscriptions-per-address" in refused.json["error"]
+    assert server.count("TooManySubscriptions") == 1
+    first.leave()
+    second.say("GET /streams/b/live")
+    assert second.hear().startswith(b"HTTP/1.1 200")
 
 
 RULES = [

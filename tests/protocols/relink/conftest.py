@@ -39,6 +39,7 @@ from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import make_factory
 from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.settings import Settings
+from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
 from fyrehose.settings import build
@@ -263,6 +264,7 @@ class Server:
     journal: MemoryJournal
     clock: Clock
     settings: Settings
+    limits: PeerLimits = attrs.field(factory=PeerLimits)
     now: int = 1_000_000
     broker: Broker = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
@@ -270,7 +272,7 @@ class Server:
     _random: int = 0
 
     def start(self) -> None:
-        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker = Broker(self.clock, self.journal, Sequencer(), limits=self.limits)
         self.broker.open()
         self.registry = Registry(self.broker, self.clock, self.settings, ".relink/x", lambda: self.now, self.bits)
         opened = self.registry.open()
@@ -334,10 +336,9 @@ def make_server() -> Any:
     """Makes servers: ``make_server(auto=True, **settings)``; with ``auto=False`` the test commits."""
     made: list[Server] = []
 
-    def make(auto: bool = True, **settings: str) -> Server:
-        server = Server(
-            MemoryJournal(auto=auto), Clock(), build(Settings, "relink", {"refusal_delay": "0", **settings})
-        )
+    def make(auto: bool = True, limits: PeerLimits | None = None, **settings: str) -> Server:
+        built = build(Settings, "relink", {"refusal_delay": "0", **settings})
+        server = Server(MemoryJournal(auto=auto), Clock(), built, limits or PeerLimits())
         server.start()
         made.append(server)
         return server

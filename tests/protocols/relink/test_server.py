@@ -16,6 +16,7 @@ from fyrehose.policy import parse
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
+from fyrehose.quotas import PeerLimits
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 
@@ -711,7 +712,7 @@ def test_a_bug_of_ours_loses_nothing(make_server: Any, monkeypatch: pytest.Monke
     peer = server.linked()
     send(peer, b"x")
     with monkeypatch.context() as broken:
-        broken.setattr(type(server.broker), "publish", lambda broker, runs: fail(ZeroDivisionError()))
+        broken.setattr(type(server.broker), "publish", lambda *args, **more: fail(ZeroDivisionError()))
         peer.talk()
     assert peer.transport.aborted
     peer.leave()
@@ -719,6 +720,46 @@ def test_a_bug_of_ours_loses_nothing(make_server: Any, monkeypatch: pytest.Monke
     assert again.events[0].resumed
     assert server.payloads() == [b"x"]
     assert len(logged_errors.take()) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "lost"), [({"streams": 2}, True), ({"burst": 2, "rate": 1.0}, False)], ids=["number", "rate"]
+)
+def test_new_streams_count_as_the_peers_and_a_rate_costs_no_link(
+    make_server: Any, limits: dict[str, Any], lost: bool
+) -> None:
+    server = make_server(limits=PeerLimits(**limits))
+    for name in ("publish:a", "publish:b"):
+        peer = server.linked(name)
+        send(peer, b"x")
+        peer.talk()
+        assert server.payloads(name.removeprefix("publish:")) == [b"x"]
+    peer = server.linked("publish:c")
+    send(peer, b"x")
+    peer.talk()
+    assert peer.closed
+    assert server.count("TooManyStreamsFromPeer" if lost else "NewStreamRateExceeded") == 1
+    peer.leave()
+    assert server.payloads("c") == []
+    server.clock.advance(1)
+    again = server.linked(old=peer.link)
+    again.talk()
+    assert again.events[0].resumed is not lost
+    assert server.payloads("c") == ([] if lost else [b"x"])
+    elsewhere = server.linked("publish:d", host="127.0.0.9")
+    send(elsewhere, b"x")
+    elsewhere.talk()
+    assert server.payloads("d") == [b"x"]
+
+
+def test_a_subscription_beyond_what_an_address_may_have_is_refused(make_server: Any) -> None:
+    server = make_server(limits=PeerLimits(subscriptions=1))
+    first = server.linked("subscribe:s")
+    second = server.linked("subscribe:t")
+    assert (first.closed, second.closed) == (False, True)
+    assert server.count("TooManySubscriptions") == 1
+    first.leave()
+    assert not server.linked("subscribe:t").closed
 
 
 def test_a_link_is_for_those_who_may_what_it_is_for(make_server: Any) -> None:

@@ -1,0 +1,162 @@
+"""Quotas of peers: the streams that one peer makes, and the subscriptions that one address has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import NewStreamRateExceeded, TooManyStreams, TooManyStreamsFromPeer, TooManySubscriptions
+from fyrehose.flow import Budget
+from fyrehose.policy import Identity
+from fyrehose.quotas import MOST_PEERS, STREAMS, SUBSCRIPTION, NewStreams, PeerLimits, Subscriptions
+
+HERE, THERE = Identity(host="10.0.0.1"), Identity(host="10.0.0.2")
+
+
+class Streams:
+    """New streams, with the clock in the test's hands."""
+
+    def __init__(self, most: int = STREAMS, **limits: Any) -> None:
+        self.now = 0.0
+        self.streams = NewStreams(PeerLimits(**limits), most, lambda: self.now)
+        self.names = 0
+
+    def make(self, count: int, peer: Identity = HERE) -> None:
+        self.names += count
+        self.streams.charge(peer, [f"stream {self.names - n}" for n in range(count)])
+
+
+def test_the_default_burst_exactly_and_one_more() -> None:
+    world = Streams()
+    for _ in range(PeerLimits().burst):
+        world.make(1)
+    with pytest.raises(NewStreamRateExceeded) as refusal:
+        world.make(1)
+    assert "address 10.0.0.1 makes streams faster than 50 a second after 5000 at once" in str(refusal.value)
+    assert "publish again in 1 s, or raise the options server.new-streams-rate" in str(refusal.value)
+    world.make(1, THERE)
+    world.now = 0.02
+    world.make(1)
+
+
+def test_an_honest_fleet_of_one_address_makes_thousands_of_streams_in_its_first_minute() -> None:
+    world = Streams()
+    made = 0
+    for second in range(60):
+        world.now = float(second)
+        for _ in range(130):
+            world.make(1)
+            made += 1
+    assert made == 7_800
+
+
+def test_the_default_number_exactly_and_one_more() -> None:
+    world = Streams()
+    for second in range(200):
+        world.now = float(second)
+        world.make(50)
+    with pytest.raises(TooManyStreamsFromPeer) as refusal:
+        world.make(1)
+    assert "address 10.0.0.1 has made 10000 since the server started, and 10000 are the most" in str(refusal.value)
+    assert "raise the option server.streams-per-address" in str(refusal.value)
+    assert isinstance(refusal.value, TooManyStreams)
+    world.now += 86_400
+    with pytest.raises(TooManyStreamsFromPeer):
+        world.make(1)
+    world.make(1, THERE)
+
+
+def test_more_at_once_than_the_burst_passes_where_nothing_was_used_and_is_waited_for_afterwards() -> None:
+    world = Streams(burst=10, rate=1.0)
+    world.make(25)
+    world.now = 15.0
+    with pytest.raises(NewStreamRateExceeded, match=r"2 streams, the first of them .* publish again in 2 s"):
+        world.make(2)
+    world.now = 17.0
+    world.make(2)
+
+
+def test_a_refused_publish_uses_nothing() -> None:
+    world = Streams(burst=10, rate=1.0)
+    world.make(5)
+    for _ in range(100):
+        with pytest.raises(NewStreamRateExceeded):
+            world.make(6)
+    world.make(5)
+
+
+@pytest.mark.parametrize(
+    "proof", [{"certificates": ("beat", "other")}, {"key": "k" * 40}, {"token": "t" * 64}], ids=str
+)
+def test_an_identity_is_limited_wherever_it_comes_from(proof: dict[str, Any]) -> None:
+    world = Streams(most=3)
+    for n in range(3):
+        world.make(1, Identity(host=f"10.0.0.{n}", **proof))
+    with pytest.raises(TooManyStreamsFromPeer) as refusal:
+        world.make(1, Identity(host="10.0.0.9", **proof))
+    assert "t" * 64 not in str(refusal.value)
+    world.make(1, Identity(host="10.0.0.9"))
+
+
+def test_identities_that_one_address_invents_do_not_help_it() -> None:
+    world = Streams(most=3)
+    for n in range(3):
+        world.make(1, Identity(host="10.0.0.1", token=f"{n}" * 64))
+    for n in range(100):
+        with pytest.raises(TooManyStreamsFromPeer, match=r"address 10\.0\.0\.1"):
+            world.make(1, Identity(host="10.0.0.1", token=f"new {n}"))
+    assert len(world.streams._makers) == 4
+
+
+def test_a_whole_ipv6_network_is_one_address() -> None:
+    world = Streams(most=2)
+    for n in range(2):
+        world.make(1, Identity(host=f"2001:db8::{n + 1}"))
+    with pytest.raises(TooManyStreamsFromPeer, match="2001:db8::/64"):
+        world.make(1, Identity(host="2001:db8::99"))
+
+
+def test_the_peers_that_are_remembered_are_bounded() -> None:
+    world = Streams(most=2)
+    world.make(2, Identity(host="late"))
+    for n in range(MOST_PEERS + 10):
+        world.make(1, Identity(host=f"host {n}"))
+        if n == MOST_PEERS // 2:
+            world.make(1, Identity(host="host 0"))
+    assert len(world.streams._makers) == MOST_PEERS
+    assert ("address", "late") not in world.streams._makers
+    with pytest.raises(TooManyStreamsFromPeer):
+        world.make(1, Identity(host="host 0"))
+
+
+def test_subscriptions_of_an_address_at_the_default_exactly_and_one_more() -> None:
+    most = PeerLimits().subscriptions
+    subscriptions = Subscriptions(Budget(), most)
+    for _ in range(most):
+        subscriptions.take("10.0.0.1")
+    with pytest.raises(TooManySubscriptions) as refusal:
+        subscriptions.take("10.0.0.1")
+    assert "address 10.0.0.1 has 50000 subscriptions, and 50000 are the most" in str(refusal.value)
+    assert "server.subscriptions-per-address" in str(refusal.value)
+    subscriptions.take("10.0.0.2")
+    subscriptions.release("10.0.0.1")
+    subscriptions.take("10.0.0.1")
+
+
+def test_one_address_at_its_default_takes_less_than_a_tenth_of_the_default_budget() -> None:
+    assert PeerLimits().subscriptions * SUBSCRIPTION < Budget().limit / 10
+
+
+def test_subscriptions_are_charged_to_the_budget_and_never_take_more_than_half_of_it() -> None:
+    budget = Budget(limit=10 * SUBSCRIPTION)
+    subscriptions = Subscriptions(budget, 1_000)
+    for n in range(5):
+        subscriptions.take(f"10.0.0.{n}")
+    assert budget.kept == 5 * SUBSCRIPTION
+    with pytest.raises(TooManySubscriptions, match=r"no room for another.*server\.memory"):
+        subscriptions.take("10.0.0.9")
+    for n in range(5):
+        subscriptions.release(f"10.0.0.{n}")
+    assert budget.kept == 0
+    assert not subscriptions._counts, "addresses without subscriptions are forgotten"
