@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from fyrehose import __version__, kernels
 from fyrehose.admin.sampling import meters_of
-from fyrehose.admin.status import Status, grouped, journal_status
+from fyrehose.admin.status import Status, journal_status
 from fyrehose.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.meters import Histogram
@@ -78,10 +78,13 @@ class Exporter:
         yield from self._refusals()
         yield from self._journal()
         yield from self._streams()
+        budget = self.broker.budget
         yield _gauge(
-            "fyrehose_memory_budget_used_bytes", "What peers have sent in and is held.", self.broker.budget.used
+            "fyrehose_memory_budget_used_bytes",
+            "What peers have sent in and is held, and their subscriptions.",
+            budget.used + budget.lasting,
         )
-        yield _gauge("fyrehose_memory_budget_bytes", "How much that may be.", self.broker.budget.limit)
+        yield _gauge("fyrehose_memory_budget_bytes", "How much that may be.", budget.limit + budget.lasting)
         yield _histogram("fyrehose_reactor_lag_seconds", "How late timers were.", self.status.sampler.lag)
 
     def describe(self) -> Iterable[Metric]:
@@ -89,7 +92,7 @@ class Exporter:
         return ()
 
     def _protocols(self) -> Iterator[Metric]:
-        protocols = self.status.protocols(self.status.cursors(self.broker.journal.ends()))
+        protocols = self.status.protocols(self.status.sampler.census.lags())
         for family, name, about, key in _PROTOCOLS:
             made = family(name, about, labels=("protocol",))
             for protocol in protocols:
@@ -140,12 +143,12 @@ class Exporter:
         behind = GaugeMetricFamily(
             "fyrehose_stream_lag_messages", "How far the furthest is behind.", labels=("stream",)
         )
-        lags = grouped(self.status.cursors(ends), lambda cursor: cursor.stream)
+        lags = self.status.sampler.census.lags().streams
         for stream in islice(ends, self.streams):
             last.add_metric((stream,), ends[stream])
             first.add_metric((stream,), self.broker.bounds(stream)[0])
-            readers.add_metric((stream,), len(lags.get(stream, ())))
-            behind.add_metric((stream,), max(lags.get(stream, (0,))))
+            readers.add_metric((stream,), self.broker.subscribers(stream))
+            behind.add_metric((stream,), lags.get(stream, 0))
         yield _gauge("fyrehose_streams", "Streams there are.", len(ends))
         yield _gauge(
             "fyrehose_streams_unlisted", "Of these, without series of their own.", max(0, len(ends) - self.streams)

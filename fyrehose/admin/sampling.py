@@ -2,7 +2,7 @@
 
     counters, cursors, histograms -> Sample, one a second -> rates, quantiles of the last minute
 
-Nothing is done for a message; what a look costs depends on how many protocols and subscribers there are.
+Nothing is done for a message; what a look costs depends on how many protocols there are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 from twisted.internet.interfaces import IDelayedCall
 
+from fyrehose.admin.census import Census
 from fyrehose.broker import Broker
 from fyrehose.meters import SECONDS, Histogram, JournalMeters
 
@@ -21,6 +22,10 @@ from fyrehose.meters import SECONDS, Histogram, JournalMeters
 MEMORY = 300
 #: What "of late" means for quantiles, in seconds.
 LATELY = 60
+#: Looks at streams that are no further apart see the same, in seconds.
+HALF = 0.5
+#: A rate over more than this says little of now, in seconds.
+LONG = 30.0
 #: How often it is seen how late the reactor is, in seconds.
 BEAT = 0.1
 
@@ -51,6 +56,7 @@ class Sampler:
     :ivar clock: the reactor: timers, and a monotonic clock
     :ivar now: the wall clock, in seconds since 1970 UTC
     :ivar lag: how late timers were, in seconds
+    :ivar census: how far subscribers are behind
     """
 
     clock: Any
@@ -58,6 +64,7 @@ class Sampler:
     now: Callable[[], float]
     lag: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
     samples: deque[Sample] = attrs.field(factory=lambda: deque(maxlen=MEMORY))
+    census: Census = attrs.field(init=False)
     _watchers: set[Callable[[Sample], None]] = attrs.field(factory=set, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _due: float = attrs.field(default=0.0, init=False)
@@ -65,6 +72,9 @@ class Sampler:
     _worst: float = attrs.field(default=0.0, init=False)
     _before: tuple[Totals, Totals] = attrs.field(default=({}, {}), init=False)
     _counts: deque[tuple[tuple[int, ...], ...]] = attrs.field(factory=lambda: deque(maxlen=LATELY), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.census = Census(self.broker, self.clock.seconds)
 
     def start(self) -> None:
         """Begin to look."""
@@ -104,6 +114,7 @@ class Sampler:
         self.lag.observe(late)
         self._worst = max(self._worst, late)
         self._arm()
+        self.census.step()
         if now - self._looked >= 1.0 - BEAT / 2:
             self._look(now)
 
@@ -147,8 +158,7 @@ def taken_by_kit(broker: Broker) -> Totals:
 
 def given_by_kit(broker: Broker) -> Totals:
     """Messages and bytes that were delivered, by protocol."""
-    counts = broker.delivered()
-    return {kit: (counts[kit, "messages"], counts[kit, "bytes"]) for kit, what in list(counts) if what == "messages"}
+    return {kit: (tally.messages, tally.bytes) for kit, tally in broker.tallies().items()}
 
 
 def _rates(before: Totals, after: Totals, elapsed: float) -> Rates:
@@ -161,25 +171,37 @@ def _rates(before: Totals, after: Totals, elapsed: float) -> Rates:
 
 @attrs.define(eq=False)
 class StreamRates:
-    """How fast streams grow, for those who ask: a look at all of them costs nothing while nobody does.
+    """How fast streams grow, for those who ask.
+
+    A look costs as much as there are streams that grew since the last one, and the first look as there are streams.
 
     :ivar seconds: the monotonic clock
+    :ivar growth: the streams that grew between the last two looks, and by how many records
     """
 
     seconds: Callable[[], float]
-    _old: tuple[float, Mapping[str, int]] | None = attrs.field(default=None, init=False)
-    _new: tuple[float, Mapping[str, int]] | None = attrs.field(default=None, init=False)
+    broker: Broker
+    growth: dict[str, int] = attrs.field(factory=dict, init=False)
+    _seen: dict[str, int] = attrs.field(factory=dict, init=False)
+    #: when the last look was, and how long after the one before
+    _time: float | None = attrs.field(default=None, init=False)
+    _elapsed: float | None = attrs.field(default=None, init=False)
 
-    def look(self, ends: Mapping[str, int]) -> Callable[[str], float | None]:
+    def look(self) -> Callable[[str], float | None]:
         """The rate of each stream since it was looked at last, at least half a second ago; None: not known yet."""
         now = self.seconds()
-        if self._new is None or now - self._new[0] >= 0.5:
-            self._old, self._new = self._new, (now, ends)
-        if self._old is None or now - self._old[0] > 30:
+        if self._time is None or now - self._time >= HALF:
+            ends, grown = self.broker.journal.ends(), self.broker.grown
+            self._elapsed = None if self._time is None or now - self._time > LONG else now - self._time
+            self._time, self.broker.grown = now, set()
+            if grown is None:
+                self._seen = dict(ends)
+            else:
+                seen = self._seen
+                growth = {stream: ends[stream] - seen.get(stream, 0) for stream in grown if stream in ends}
+                seen.update((stream, ends[stream]) for stream in growth)
+                self.growth = {} if self._elapsed is None else growth
+        elapsed, growth = self._elapsed, self.growth
+        if elapsed is None:
             return lambda stream: None
-        (then, before), (since, after) = self._old, self._new
-
-        def rate(stream: str) -> float:
-            return (after.get(stream, 0) - before.get(stream, 0)) / (since - then)
-
-        return rate
+        return lambda stream: growth.get(stream, 0) / elapsed

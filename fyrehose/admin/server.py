@@ -4,6 +4,8 @@
     GET /metrics                    for Prometheus
     GET /health  /ready             200, or 503 and why: it can go on; it takes messages in
     GET /api/status?match=&limit=   everything as JSON
+    GET /api/streams?match=&page=&limit=    all streams, page by page, in the order in which they were made
+    GET /api/subscribers?page=&limit=       all subscribers, in the same way
     GET /api/events?match=          the last minutes, then the status each second, as server-sent events
     GET /api/streams/NAME/tail      what comes into a stream, as much as can be read, as server-sent events
 
@@ -38,8 +40,10 @@ from fyrehose.web.server import WebProtocol, same, token_of
 from fyrehose.web.session import Asked, WebSession
 
 EVENTS = "text/event-stream"
-#: Streams that /api/status lists at the most, whoever asks for how many.
-MOST_LISTED = 10_000
+#: Streams and subscribers that one answer lists at the most; more would keep the reactor too long.
+MOST_LISTED = 1_000
+#: The last page that there can be.
+MOST_PAGES = 10**7
 #: Nothing but our own script and style, and nobody may put the page into one of theirs.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -133,14 +137,19 @@ class AdminProtocol(WebProtocol):
         self.session.respond(200 if well else 503, json.dumps({"ok": well, "journal": state}).encode() + b"\n")
 
     def _api(self, event: Asked) -> None:
-        match = event.query.get("match", "")
-        if event.path == ("api", "status"):
-            limit = event.query.get("limit", str(LISTED))
-            if not (limit.isascii() and limit.isdecimal() and len(limit) < 9 and int(limit) <= MOST_LISTED):
-                self._refuse(400, "bad-query", f"limit is a number from 0 to {MOST_LISTED}")
-                return
-            said = json.dumps(self.admin.status.whole(match, int(limit)), ensure_ascii=False)
-            self.session.respond(200, said.encode() + b"\n")
+        match, status = event.query.get("match", ""), self.admin.status
+        what = event.path[1] if len(event.path) == 2 else ""
+        if what in ("status", "streams", "subscribers"):
+            limit, page = _number(event, "limit", LISTED, MOST_LISTED), _number(event, "page", 0, MOST_PAGES)
+            if limit is None or page is None:
+                said = f"limit is a number from 0 to {MOST_LISTED}, and page one from 0 to {MOST_PAGES}"
+                self._refuse(400, "bad-query", said)
+            elif what == "status":
+                self._respond(status.whole(match, limit))
+            elif what == "streams":
+                self._respond(status.streams_page(match, page, limit))
+            else:
+                self._respond(status.subscribers_page(page, limit))
         elif event.path == ("api", "events"):
             self._stream(event, lambda: self._watch(match))
         elif len(event.path) == 4 and event.path[1] == "streams" and event.path[3] == "tail":
@@ -150,7 +159,11 @@ class AdminProtocol(WebProtocol):
                 return
             self._stream(event, lambda: self._tail(stream))
         else:
-            self._refuse(404, "no-such-path", "there are /api/status, /api/events and /api/streams/NAME/tail")
+            said = "there are /api/status, /api/streams, /api/subscribers, /api/events and /api/streams/NAME/tail"
+            self._refuse(404, "no-such-path", said)
+
+    def _respond(self, said: dict[str, Any]) -> None:
+        self.session.respond(200, json.dumps(said, ensure_ascii=False).encode() + b"\n")
 
     def _refuse(self, status: int, cause: str, detail: str, headers: dict[str, str] | None = None) -> None:
         self.refused(*self.session.refuse(status, cause, detail, headers))
@@ -247,7 +260,7 @@ class AdminService(TCPService):
 
 def make_admin(broker: Broker, clock: Any, now: Callable[[], float], settings: Settings, token: str | None) -> Admin:
     """What the door to ``broker`` needs; ``now`` is the wall clock, in seconds since 1970 UTC."""
-    status = Status(broker, Sampler(clock, broker, now), now(), StreamRates(clock.seconds))
+    status = Status(broker, Sampler(clock, broker, now), now(), StreamRates(clock.seconds, broker))
     return Admin(status, token, metrics.registry(status, settings.metric_streams))
 
 
@@ -259,6 +272,14 @@ def make_factory(clock: IReactorTime, endpoint: str, admin: Admin, settings: Set
         return AdminProtocol(admin, WebSession(hosts), clock, settings)
 
     return SessionFactory(make, KIT, AdminProtocol.log, admin.broker, clock, settings, proofs=None)
+
+
+def _number(event: Asked, name: str, default: int, most: int) -> int | None:
+    """Return the number that the query has for *name*; None if it is no number from 0 to *most*."""
+    text = event.query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 9 and int(text) <= most):
+        return None
+    return int(text)
 
 
 def _sample(sample: Sample) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The state of the server as one object: what the page shows, ``fyrehose top`` and whoever reads JSON.
 
 Sizes are bytes, durations seconds, times seconds since 1970 UTC.  What cannot be told is null.  Lists of streams and
-subscribers have an end: the busiest of them, and how many there are.
+subscribers have an end: the busiest streams and the subscribers furthest behind, and how many there are.  All of them
+are listed page by page, in the order in which they were made.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from heapq import nsmallest
+from heapq import nlargest
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from fyrehose import __version__, kernels
+from fyrehose.admin.census import Lags
 from fyrehose.admin.sampling import Sampler, StreamRates, given_by_kit, meters_of, taken_by_kit
 from fyrehose.broker import Broker
 from fyrehose.fanout import Cursor
@@ -25,9 +28,6 @@ from fyrehose.meters import JournalStatus
 
 #: Streams and subscribers that are listed, of however many there are.
 LISTED = 200
-
-#: Cursors, and how many messages each is behind.
-Lags = list[tuple[Cursor, int]]
 
 
 @attrs.define(eq=False)
@@ -45,8 +45,8 @@ class Status:
         :param match: only streams whose name has this in it
         :param listed: how many streams and subscribers are listed at the most
         """
-        ends = self.broker.journal.ends()
-        cursors = self.cursors(ends)
+        lags = self.sampler.census.lags()
+        budget = self.broker.budget
         now = self.sampler.now()
         return {
             "time": now,
@@ -55,19 +55,43 @@ class Status:
             "pid": os.getpid(),
             "started": self.started,
             "uptime": now - self.started,
-            "memory": {**_memory(), "budget_used": self.broker.budget.used, "budget": self.broker.budget.limit},
+            "memory": {
+                **_memory(),
+                "budget_used": budget.used + budget.lasting,
+                "budget": budget.limit + budget.lasting,
+            },
             "reactor": {"lag": self._lag(), "lag_p99": self.sampler.lately(3, 0.99)},
             "journal": self.journal(),
             "doors": self._doors(),
-            "protocols": self.protocols(cursors),
-            "streams": self._streams(ends, cursors, match, listed),
-            "subscribers": _subscribers(cursors, listed),
+            "protocols": self.protocols(lags),
+            "streams": self._streams(match, listed),
+            "subscribers": {
+                "total": len(self.broker.cursors()),
+                "lag": lags.most,
+                "age": round(max(0.0, self.sampler.clock.seconds() - lags.began), 3),
+                "listed": [_subscriber(cursor) for cursor in lags.first(listed)],
+            },
             "refusals": self._refusals(),
         }
 
-    def cursors(self, ends: Mapping[str, int]) -> Lags:
-        """Every subscription, and how many messages it is behind."""
-        return [(cursor, max(0, ends.get(cursor.stream, 0) - cursor.position)) for cursor in self.broker.cursors()]
+    def streams_page(self, match: str, page: int, limit: int) -> dict[str, Any]:
+        """Return page *page*, the first being 0, of the streams whose name has *match* in it."""
+        ends = self.broker.journal.ends()
+        found = _matching(ends, match)
+        rate = self.rates.look()
+        listed = islice(found, page * limit, (page + 1) * limit)
+        return {
+            "total": len(ends),
+            "matching": len(found),
+            "page": page,
+            "listed": [self._stream(stream, ends[stream], rate(stream)) for stream in listed],
+        }
+
+    def subscribers_page(self, page: int, limit: int) -> dict[str, Any]:
+        """Return page *page*, the first being 0, of the subscribers."""
+        cursors = self.broker.cursors()
+        listed = islice(cursors, page * limit, (page + 1) * limit)
+        return {"total": len(cursors), "page": page, "listed": [_subscriber(cursor) for cursor in listed]}
 
     def ready(self) -> tuple[bool, str]:
         """Whether messages are taken in, and a word on it."""
@@ -89,14 +113,14 @@ class Status:
     def _lag(self) -> float | None:
         return self.sampler.samples[-1].lag if self.sampler.samples else None
 
-    def protocols(self, cursors: Lags) -> list[dict[str, Any]]:
+    def protocols(self, lags: Lags) -> list[dict[str, Any]]:
         """What each protocol did and does."""
         counters = self.broker.counters
         taken, given = taken_by_kit(self.broker), given_by_kit(self.broker)
         refused: Counter[str] = Counter()
         for kit, cause in counters.refusals:
             refused[kit] += counters.counts[kit, cause]
-        lags = grouped(cursors, lambda cursor: cursor.reader[0])
+        tallies = self.broker.tallies()
         sample = self.sampler.samples[-1] if self.sampler.samples else None
         found = []
         for kit in kits_of(self.broker):
@@ -117,30 +141,36 @@ class Status:
                     "out_bytes": given.get(kit, (0, 0))[1],
                     "out_rate": out_rate[0],
                     "out_bytes_rate": out_rate[1],
-                    "subscribers": len(lags.get(kit, ())),
-                    "lag": max(lags.get(kit, (0,))),
+                    "subscribers": tallies[kit].subscriptions if kit in tallies else 0,
+                    "lag": lags.protocols.get(kit, 0),
                     "refused": refused[kit],
                 }
             )
         return found
 
-    def _streams(self, ends: Mapping[str, int], cursors: Lags, match: str, listed: int) -> dict[str, Any]:
-        rate = self.rates.look(ends)
-        readers = Counter(cursor.stream for cursor, _ in cursors)
-        found = [stream for stream in ends if match.lower() in stream.lower()] if match else ends
+    def _streams(self, match: str, listed: int) -> dict[str, Any]:
+        """The busiest streams; then the others, in the order in which they were made."""
+        ends = self.broker.journal.ends()
+        rate = self.rates.look()
+        found = _matching(ends, match)
+        growth = self.rates.growth
+        busiest = nlargest(listed, _matching(growth, match), key=lambda stream: growth[stream])
+        others = (stream for stream in found if stream not in growth)
         return {
             "total": len(ends),
             "matching": len(found),
             "listed": [
-                {
-                    "name": stream,
-                    "first": self.broker.bounds(stream)[0],
-                    "last": ends[stream],
-                    "rate": rate(stream),
-                    "subscribers": readers[stream],
-                }
-                for stream in _busiest(found, rate, listed)
+                self._stream(stream, ends[stream], rate(stream)) for stream in islice(chain(busiest, others), listed)
             ],
+        }
+
+    def _stream(self, stream: str, last: int, rate: float | None) -> dict[str, Any]:
+        return {
+            "name": stream,
+            "first": self.broker.bounds(stream)[0],
+            "last": last,
+            "rate": rate,
+            "subscribers": self.broker.subscribers(stream),
         }
 
     def _doors(self) -> list[dict[str, Any]]:
@@ -166,15 +196,7 @@ def kits_of(broker: Broker) -> list[str]:
     """The protocols that have done anything yet, by name."""
     counters = broker.counters
     named = {kit for kit, _ in [*counters.counts, *counters.gauges]} | set(taken_by_kit(broker))
-    return sorted(named | {cursor.reader[0] for cursor in broker.cursors()} - {""})
-
-
-def grouped(cursors: Lags, key: Callable[[Cursor], str]) -> dict[str, list[int]]:
-    """How far cursors are behind, by what ``key`` says of them."""
-    lags: dict[str, list[int]] = {}
-    for cursor, lag in cursors:
-        lags.setdefault(key(cursor), []).append(lag)
-    return lags
+    return sorted(named | broker.tallies().keys() - {""})
 
 
 def journal_status(broker: Broker) -> JournalStatus | None:
@@ -185,34 +207,22 @@ def journal_status(broker: Broker) -> JournalStatus | None:
     return status()
 
 
-def _subscribers(cursors: Lags, listed: int) -> dict[str, Any]:
-    furthest = sorted(cursors, key=lambda each: (-each[1], each[0].reader, each[0].stream))
+def _subscriber(cursor: Cursor) -> dict[str, Any]:
+    protocol, peer = cursor.reader
     return {
-        "total": len(cursors),
-        "lag": furthest[0][1] if furthest else 0,
-        "listed": [
-            {
-                "protocol": cursor.reader[0],
-                "peer": cursor.reader[1],
-                "stream": cursor.stream,
-                "position": cursor.position,
-                "lag": lag,
-                "delivered": cursor.delivered,
-                "paused": cursor.paused,
-            }
-            for cursor, lag in furthest[:listed]
-        ],
+        "protocol": protocol,
+        "peer": peer,
+        "stream": cursor.stream,
+        "position": cursor.position,
+        "lag": cursor.lag,
+        "delivered": cursor.delivered,
+        "paused": cursor.paused,
     }
 
 
-def _busiest(streams: Collection[str], rate: Callable[[str], float | None], most: int) -> list[str]:
-    """Those that grow, the fastest first; then the others by name.  There may be a hundred thousand."""
-    growing = [(-grows, stream) for stream in streams if (grows := rate(stream))]
-    busiest = [stream for _, stream in nsmallest(most, growing)]
-    if len(busiest) < most:
-        chosen = set(busiest)
-        busiest += nsmallest(most - len(busiest), (stream for stream in streams if stream not in chosen))
-    return busiest
+def _matching(streams: Mapping[str, int], match: str) -> Collection[str]:
+    wanted = match.lower()
+    return [stream for stream in streams if wanted in stream.lower()] if match else streams.keys()
 
 
 def _memory() -> dict[str, int]:

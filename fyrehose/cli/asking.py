@@ -62,7 +62,17 @@ class Asker:
 
         :raises FyrehoseError: it says nothing, or something else
         """
-        request = urllib.request.Request(f"{self.url}/api/status?{urlencode({'match': match, 'limit': limit})}")
+        return self._ask("status", "journal", match=match, limit=limit)
+
+    def streams(self, match: str, page: int, limit: int) -> dict[str, Any]:
+        """Return page *page*, the first being 0, of the streams whose name has *match* in it.
+
+        :raises FyrehoseError: it says nothing, or something else
+        """
+        return self._ask("streams", "listed", match=match, page=page, limit=limit)
+
+    def _ask(self, what: str, expected: str, **query: str | int) -> dict[str, Any]:
+        request = urllib.request.Request(f"{self.url}/api/{what}?{urlencode(query)}")
         if self.token is not None:
             request.add_header("Authorization", f"Bearer {self.token}".encode().decode("latin-1"))
         try:
@@ -76,7 +86,7 @@ class Asker:
             raise FyrehoseError(self._silent(error)) from error
         except (HTTPException, ValueError, RecursionError) as error:
             raise FyrehoseError(f"what answers at {self.url} is no admin door of Fyrehose's") from error
-        if not isinstance(said, dict) or "journal" not in said:
+        if not isinstance(said, dict) or expected not in said:
             raise FyrehoseError(f"what answers at {self.url} is no admin door of Fyrehose's")
         return said
 

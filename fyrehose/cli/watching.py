@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Columns that are text, besides the first.
 _TEXTS = ("stream", "cause", "listens at", "encryption", "who may come in", "")
+#: Streams that the server lists in one answer, at the most.
+PAGE = 1_000
 #: A rate is known when a second has gone by between two looks, in seconds.
 SECOND = 1.1
 
@@ -42,7 +45,7 @@ def _of_a_server(command: F) -> F:
 
 @click.command()
 @_of_a_server
-@click.option("--limit", type=click.IntRange(1, 10_000), default=200, show_default=True, help="So many at the most.")
+@click.option("--limit", type=click.IntRange(1, 200_000), default=200, show_default=True, help="So many at the most.")
 @click.argument("match", default="")
 def streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit: int, match: str) -> None:
     """List the streams of a running server, or those whose name has MATCH in it.
@@ -54,8 +57,11 @@ def streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit
         fyrehose streams orders
         fyrehose streams --format json | jq -r .name
     """
-    status = _with_rates(Asker.of(url, token_file, ca), match, limit)
+    asker = Asker.of(url, token_file, ca)
+    status = _with_rates(asker, match, min(limit, PAGE))
     listed = status["streams"]["listed"]
+    if limit > PAGE and status["streams"]["matching"] > PAGE:
+        listed = _all_streams(asker, match)[:limit]
     if form == "json":
         for stream in listed:
             click.echo(json.dumps(stream, ensure_ascii=False))
@@ -125,6 +131,17 @@ def _with_rates(asker: Asker, match: str = "", limit: int = 200) -> dict[str, An
         time.sleep(SECOND)
         status = asker.status(match, limit)
     return status
+
+
+def _all_streams(asker: Asker, match: str) -> list[dict[str, Any]]:
+    """Return every stream whose name has *match* in it, the busiest first, then by name."""
+    found: list[dict[str, Any]] = []
+    for page in itertools.count():
+        listed = asker.streams(match, page, PAGE)["listed"]
+        found += listed
+        if len(listed) < PAGE:
+            break
+    return sorted(found, key=lambda stream: (-(stream["rate"] or 0), stream["name"]))
 
 
 def _top(status: dict[str, Any], height: int) -> RenderableType:

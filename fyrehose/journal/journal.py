@@ -166,7 +166,7 @@ class FileJournal:
         self._looking = LoopingCall(self._look)
         self._looking.clock = self.reactor
         self._looking.start(LOOK).addErrback(lambda f: log.failure("watching the disk failed", f))
-        return self.ends()
+        return dict(self._ends)
 
     def _not_opened(self, failure: Failure) -> Failure:
         self._unlock()
@@ -372,7 +372,7 @@ class FileJournal:
         return (self.floor + 1, self.floor) if last is None else (self._store.oldest(stream), last)
 
     def ends(self) -> Mapping[str, int]:
-        return dict(self._ends)
+        return self._ends
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         if start > self._ends.get(stream, 0):

@@ -37,7 +37,7 @@ class Watched:
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
         self.sampler = Sampler(self.clock, self.broker, lambda: 1_000.0 + self.clock.seconds())
-        self.status = Status(self.broker, self.sampler, 1_000.0, StreamRates(self.clock.seconds))
+        self.status = Status(self.broker, self.sampler, 1_000.0, StreamRates(self.clock.seconds, self.broker))
 
     def publish(self, *payloads: bytes, stream: str = "s", source: str = "http") -> None:
         self.broker.publish([Run.of(stream, payloads, source=source)])

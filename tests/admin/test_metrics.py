@@ -92,7 +92,7 @@ def real(tmp_path: Path) -> Any:
     broker = Broker(clock, journal, Sequencer())
     broker.open()
     clock.advance(1)
-    yield Status(broker, Sampler(clock, broker, lambda: 0.0), 0.0, StreamRates(clock.seconds))
+    yield Status(broker, Sampler(clock, broker, lambda: 0.0), 0.0, StreamRates(clock.seconds, broker))
     broker.close()
 
 

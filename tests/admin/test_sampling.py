@@ -59,14 +59,23 @@ def test_it_stops_where_it_stands(watched: Any) -> None:
     assert not watched.sampler.samples
 
 
-def test_rates_of_streams_are_since_the_last_look() -> None:
-    now = [0.0]
-    rates = StreamRates(lambda: now[0])
-    assert rates.look({"a": 10})("a") is None
-    now[0] = 2.0
-    rate = rates.look({"a": 30, "b": 4})
+def test_rates_of_streams_are_since_the_last_look(watched: Any) -> None:
+    rates = StreamRates(watched.clock.seconds, watched.broker)
+    watched.publish(*[b"x"] * 10, stream="a")
+    assert rates.look()("a") is None
+    watched.publish(*[b"x"] * 20, stream="a")
+    watched.publish(*[b"x"] * 4, stream="b")
+    watched.clock.advance(2)
+    rate = rates.look()
     assert (rate("a"), rate("b"), rate("c")) == (10, 2, 0)
-    now[0] = 2.2
-    assert rates.look({"a": 1000})("a") == 10, "two who look at once see the same"
-    now[0] = 100.0
-    assert rates.look({"a": 1000})("a") is None, "nobody has looked for long"
+    assert rates.growth == {"a": 20, "b": 4}
+    watched.clock.advance(0.4)
+    watched.publish(b"x", stream="a")
+    assert rates.look()("a") == 10, "two who look at once see the same"
+    watched.clock.advance(0.6)
+    assert rates.look()("a") == 1
+    watched.clock.advance(100)
+    assert rates.look()("a") is None, "nobody has looked for long"
+    assert rates.growth == {}
+    watched.clock.advance(1)
+    assert rates.look()("a") == 0

@@ -145,9 +145,30 @@ def test_status(connect: Connect, watched: Any) -> None:
     assert len(peer.json("/api/status?limit=1")["streams"]["listed"]) == 1
 
 
-@pytest.mark.parametrize("limit", ["-1", "x", "10001", "9" * 9, "%D9%A3"])
+@pytest.mark.parametrize("limit", ["-1", "x", "1001", "9" * 9, "%D9%A3"])
 def test_a_limit_that_is_none(connect: Connect, limit: str) -> None:
     assert connect().ask(f"/api/status?limit={limit}")[0] == 400
+
+
+@pytest.mark.parametrize("query", ["page=-1", "page=x", "page=10000001", "limit=1001"])
+@pytest.mark.parametrize("path", ["streams", "subscribers"])
+def test_a_page_that_is_none(connect: Connect, path: str, query: str) -> None:
+    assert connect().ask(f"/api/{path}?{query}")[0] == 400
+
+
+def test_pages_of_streams_and_of_subscribers(connect: Connect, watched: Any) -> None:
+    for stream in ("a1", "b1", "a2", "a3"):
+        watched.publish(b"x", stream=stream)
+        watched.subscribe(stream, resumed=False)
+    peer = connect()
+    said = peer.json("/api/streams?match=a&page=1&limit=2")
+    assert [stream["name"] for stream in said["listed"]] == ["a3"]
+    assert (said["total"], said["matching"], said["page"]) == (4, 3, 1)
+    said = peer.json("/api/subscribers?page=1&limit=3")
+    assert [each["stream"] for each in said["listed"]] == ["a3"]
+    assert said["total"] == 4
+    assert len(peer.json("/api/streams?limit=1000")["listed"]) == 4
+    assert len(peer.json("/api/subscribers")["listed"]) == 4
 
 
 @pytest.mark.parametrize(

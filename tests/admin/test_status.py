@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from twisted.logger import Logger
 
-from fyrehose import __version__
+from fyrehose import __version__, fanout
+from fyrehose.admin import metrics
+from fyrehose.broker import Broker
 from fyrehose.doors import Door
 from fyrehose.interfaces import JournalState
 
@@ -26,7 +29,7 @@ def test_a_server_that_has_just_begun(watched: Any) -> None:
     assert status["journal"]["state"] == "writable"
     assert status["journal"]["commit_p50"] is None
     assert status["streams"] == {"total": 0, "matching": 0, "listed": []}
-    assert status["subscribers"] == {"total": 0, "lag": 0, "listed": []}
+    assert status["subscribers"] == {"total": 0, "lag": 0, "age": 0, "listed": []}
     assert status["protocols"] == status["refusals"] == []
     assert status["memory"]["resident"] > 1 << 20
     assert watched.status.ready() == (True, "writable")
@@ -131,3 +134,45 @@ def test_a_full_disk(watched: Any) -> None:
     watched.journal.enter(JournalState.READ_ONLY, "full")
     assert watched.status.ready() == (False, "read-only")
     assert watched.status.whole()["journal"]["state"] == "read-only"
+
+
+def test_all_streams_are_listed_page_by_page_in_the_order_in_which_they_were_made(watched: Any) -> None:
+    for n in range(5):
+        watched.publish(b"x", stream=f"s{n * 7 % 5}")
+    watched.publish(b"x", stream="other")
+    pages = [watched.status.streams_page("S", page, 2) for page in range(4)]
+    assert [[stream["name"] for stream in page["listed"]] for page in pages] == [["s0", "s2"], ["s4", "s1"], ["s3"], []]
+    assert [(page["total"], page["matching"], page["page"]) for page in pages] == [(6, 5, n) for n in range(4)]
+    assert pages[0]["listed"][0] == {"name": "s0", "first": 1, "last": 1, "rate": None, "subscribers": 0}
+
+
+def test_all_subscribers_are_listed_page_by_page_in_the_order_in_which_they_came(watched: Any) -> None:
+    watched.publish(*[b"x"] * 5)
+    for after in (3, 1, 4):
+        watched.subscribe(after=after, resumed=False)
+    pages = [watched.status.subscribers_page(page, 2) for page in range(2)]
+    assert [[each["lag"] for each in page["listed"]] for page in pages] == [[2, 4], [1]]
+    assert [(page["total"], page["page"]) for page in pages] == [(3, 0), (3, 1)]
+
+
+def test_no_answer_looks_at_every_stream_or_subscriber(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(3_000):
+        watched.publish(b"x", stream=f"s{n}")
+        watched.subscribe(f"s{n}", resumed=False)
+    watched.pass_time(1)
+    watched.status.whole()
+    watched.clock.advance(1)
+    looked: list[str] = []
+    lag = fanout.Cursor.lag.fget
+    monkeypatch.setattr(fanout.Cursor, "lag", property(lambda cursor: (looked.append(cursor.stream), lag(cursor))[1]))
+    bounds = watched.broker.bounds
+    monkeypatch.setattr(Broker, "bounds", lambda broker, stream: (looked.append(stream), bounds(stream))[1])
+    monkeypatch.setattr(
+        watched.sampler.census.lags().__class__, "look", lambda lags, cursors: looked.extend("?" * 10_000)
+    )
+    watched.status.whole()
+    registry = metrics.registry(watched.status, 100)
+    metrics.text(registry)
+    watched.status.streams_page("", 5, 200)
+    watched.status.subscribers_page(5, 200)
+    assert 0 < len(looked) < 2_500

@@ -51,6 +51,12 @@ def test_the_status(answer: Any) -> None:
     assert not asked[0].has_header("Authorization")
 
 
+def test_a_page_of_streams(answer: Any) -> None:
+    asked = answer(b'{"listed": []}')
+    assert Asker.of("http://x:1/", None).streams("a", 3, 9) == {"listed": []}
+    assert asked[0].full_url == "http://x:1/api/streams?match=a&page=3&limit=9"
+
+
 def test_a_token(answer: Any, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\nmore")

@@ -97,6 +97,26 @@ def test_streams(asked: list[Any]) -> None:
     assert asked[0][0] == "http://elsewhere:1"
 
 
+def test_more_streams_than_one_answer_holds_are_fetched_page_by_page(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "PAGE", 2)
+    rates = {"e": None, "d": 0.0, "c": 7.0, "b": 3.0, "a": None}
+    there = [{**status()["streams"]["listed"][0], "name": name, "rate": rate} for name, rate in rates.items()]
+    pages: list[int] = []
+
+    def answer(asker: Asker, match: str, page: int, limit: int) -> dict[str, Any]:
+        pages.append(page)
+        assert (match, limit) == ("x", 2)
+        return {"listed": there[2 * page : 2 * page + 2]}
+
+    monkeypatch.setattr(Asker, "streams", answer)
+    lines = run("streams", "x", "--limit", "4", "--format", "json").splitlines()
+    assert [json.loads(line)["name"] for line in lines] == ["c", "b", "a", "d"]
+    assert pages == [0, 1, 2]
+    assert asked == [("http://127.0.0.1:8118", "x", 2)] * len(asked)
+
+
 def test_streams_as_json(asked: list[Any]) -> None:
     assert json.loads(run("streams", "--format", "json")) == status()["streams"]["listed"][0]
 

@@ -1,0 +1,106 @@
+"""How far subscribers are behind: exactly with few, and with many in rounds that keep nobody waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fyrehose.admin import census
+from fyrehose.admin.census import Census
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at four subscribers at once, and remember two."""
+    monkeypatch.setattr(census, "AT_ONCE", 4)
+    monkeypatch.setattr(census, "KEPT", 2)
+
+
+def made(watched: Any) -> Census:
+    return Census(watched.broker, watched.clock.seconds)
+
+
+def test_few_are_looked_at_when_somebody_asks(watched: Any, few: None) -> None:
+    watched.publish(*[b"x"] * 10)
+    for after in (10, 4, 7, 0):
+        watched.subscribe(after=after, resumed=False)
+    lags = made(watched).lags()
+    assert (lags.most, lags.protocols, lags.streams) == (10, {"figg": 10}, {"s": 10})
+    assert [cursor.lag for cursor in lags.first(9)] == [10, 6, 3, 0]
+    watched.publish(b"x")
+    assert made(watched).lags().most == 11
+
+
+def test_many_are_looked_at_some_at_a_time_and_the_last_whole_round_is_the_answer(watched: Any, few: None) -> None:
+    watched.publish(*[b"x"] * 10)
+    subscriptions = [watched.subscribe(after=after, resumed=False) for after in (9, 9, 9, 9, 0, 9, 9, 9, 5)]
+    counted = made(watched)
+    counted.step()
+    assert counted.lags().most == 1, "it has not come to the furthest yet"
+    counted.step()
+    counted.step()
+    assert counted.lags().most == 10
+    began = counted.lags().began
+    watched.clock.advance(1)
+    subscriptions[4].stopProducing()
+    counted.step()
+    counted.step()
+    assert (counted.lags().most, counted.lags().began) == (10, began), "as of the last whole round"
+    assert [cursor.lag for cursor in counted.lags().first(2)] == [5, 1], "but those that left are not listed"
+    counted.step()
+    assert counted.lags().most == 5
+    assert counted.lags().began > began
+
+
+def test_the_furthest_are_found_wherever_they_stand(watched: Any, few: None) -> None:
+    watched.publish(*[b"x"] * 100)
+    for n in range(50):
+        watched.subscribe(after=100 - n * 37 % 50, resumed=False)
+    counted = made(watched)
+    for _ in range(13):
+        counted.step()
+    assert [cursor.lag for cursor in counted.lags().first(2)] == [49, 48]
+    assert len(counted.lags().furthest) <= 4 + census.AT_ONCE
+
+
+def test_few_again_after_many(watched: Any, few: None) -> None:
+    watched.publish(b"x")
+    subscriptions = [watched.subscribe(resumed=False) for _ in range(6)]
+    counted = made(watched)
+    counted.step()
+    for subscription in subscriptions[1:]:
+        subscription.stopProducing()
+    subscriptions[0].resumeProducing()
+    watched.clock.advance(0)
+    counted.step()
+    assert counted.lags().most == 0
+
+
+def test_a_number_of_subscribers_that_fills_the_last_turn(watched: Any, few: None) -> None:
+    watched.publish(b"x")
+    for _ in range(8):
+        watched.subscribe(resumed=False)
+    counted = made(watched)
+    answers = []
+    for _ in range(9):
+        counted.step()
+        answers.append(counted.lags())
+    assert len(set(map(id, answers))) == 3
+
+
+def test_the_sampler_looks_and_never_at_more_than_one_turn_takes(
+    watched: Any, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    look = census.Lags.look
+    monkeypatch.setattr(
+        census.Lags, "look", lambda lags, cursors: (looked.append(len(cursors)), look(lags, cursors))[1]
+    )
+    watched.publish(b"x", b"y")
+    for _ in range(10):
+        watched.subscribe(resumed=False)
+    watched.pass_time(2)
+    assert watched.status.whole()["subscribers"]["lag"] == 2
+    assert len(looked) > 10
+    assert max(looked) == 4

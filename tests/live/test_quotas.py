@@ -1,0 +1,82 @@
+"""Quotas of a real server, asked by the standard library's HTTP client from two addresses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+PATIENCE = 60.0
+HERE, THERE = "127.0.0.1", "127.0.0.2"
+
+
+class Server:
+    """A server with small quotas, and connections to it."""
+
+    def __init__(self, start: Any, connections: ExitStack, *options: str) -> None:
+        listening = [f"{kit}=tcp:0:interface=127.0.0.1" for kit in ("http", "admin")]
+        words = [word for each in listening for word in ("--listen", each)]
+        words += [word for option in options for word in ("--option", f"server.{option}")]
+        self.process = start(*words)
+        self.connections = connections
+
+    def get(self, path: str, host: str = HERE) -> HTTPResponse:
+        """Ask on a connection of its own, which stays open until the test ends."""
+        port = self.process.port("admin" if path.startswith(("/api", "/metrics")) else "http")
+        connection = HTTPConnection("127.0.0.1", port, PATIENCE, (host, 0))
+        self.connections.callback(connection.close)
+        connection.request("GET", path)
+        return connection.getresponse()
+
+    def publish(self, stream: str, host: str = HERE) -> tuple[int, str]:
+        """Publish into *stream*; return the status and the error."""
+        port = self.process.port("http")
+        with closing(HTTPConnection("127.0.0.1", port, PATIENCE, (host, 0))) as connection:
+            connection.request("POST", f"/streams/{stream}", b"x")
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read()).get("error", "")
+
+
+@pytest.fixture
+def connections() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_one_address_makes_no_more_streams_and_subscriptions_than_it_may(start: Any, connections: ExitStack) -> None:
+    server = Server(start, connections, "streams-per-address=2", "subscriptions-per-address=2")
+    assert [server.publish(name)[0] for name in ("a", "b", "c")] == [200, 200, 507]
+    assert "server.streams-per-address" in server.publish("c")[1]
+    assert server.publish("a")[0] == 200
+    assert server.publish("c", THERE)[0] == 200
+
+    live = [server.get(f"/streams/{name}/live") for name in "aba"]
+    assert [answer.status for answer in live] == [200, 200, 429]
+    assert live[2].headers["Retry-After"] == "5"
+    assert server.get("/streams/a/live", THERE).status == 200
+
+    status = json.loads(server.get("/api/status").read())
+    assert status["subscribers"]["total"] == 3
+    assert {(each["cause"], each["count"]) for each in status["refusals"]} == {
+        ("TooManyStreamsFromPeer", 2),
+        ("TooManySubscriptions", 1),
+    }
+    subscribers = json.loads(server.get("/api/subscribers?limit=2&page=1").read())
+    assert [each["peer"].partition(":")[0] for each in subscribers["listed"]] == [THERE]
+    assert b'fyrehose_subscribers{protocol="http"} 3.0' in server.get("/metrics").read()
+
+
+def test_streams_that_are_made_too_fast_are_made_later(start: Any, connections: ExitStack) -> None:
+    server = Server(start, connections, "new-streams-burst=2", "new-streams-rate=1")
+    outcomes = [server.publish(f"s{n}")[0] for n in range(2)]
+    while (outcome := server.publish("late"))[0] == 429:
+        outcomes.append(outcome[0])
+        assert "server.new-streams-rate" in outcome[1]
+    assert set(outcomes) <= {200, 429}
+    assert outcome[0] == 200
