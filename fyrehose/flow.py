@@ -13,7 +13,7 @@ wait.  The limit has four parts:
 - The *spare*, an eighth of it, keeps connections going that hold next to nothing when their address has used up its
   share of the pool.
 - What a peer makes the server remember for as long as it wants, such as subscriptions, is *kept* (``keep`` and
-  ``forget``).  It comes out of the pool, and is at most half of the limit; those who keep it bound what one address has.
+  ``forget``).  It comes out of the pool, and is at most half of the limit; callers bound what one address keeps.
 
 There is no deadlock.  What is held becomes durable by itself.  A frame that is not whole either may grow, or waits for
 a grant; a frame with a grant is not paused for the sake of memory, so it becomes whole, or its connection ends: by its

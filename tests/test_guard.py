@@ -232,7 +232,6 @@ class TestLimits:
                 raise RuntimeError("a bug")
 
         world = World(OPEN)
-        whole = world.broker.budget.limit
         sinks = [RecordingSink(), RecordingSink(), Failing()]
         subscriptions = [world.peer.subscribe(stream, 0, sink) for stream, sink in zip("ab", sinks[:2], strict=True)]
         world.peer.subscribe("c", 0, sinks[2]).resumeProducing()

@@ -82,9 +82,9 @@ class Exporter:
         yield _gauge(
             "fyrehose_memory_budget_used_bytes",
             "What peers have sent in and is held, and their subscriptions.",
-            budget.used + budget.lasting,
+            budget.used,
         )
-        yield _gauge("fyrehose_memory_budget_bytes", "How much that may be.", budget.limit + budget.lasting)
+        yield _gauge("fyrehose_memory_budget_bytes", "How much that may be.", budget.limit)
         yield _histogram("fyrehose_reactor_lag_seconds", "How late timers were.", self.status.sampler.lag)
 
     def describe(self) -> Iterable[Metric]:

@@ -57,8 +57,8 @@ class Status:
             "uptime": now - self.started,
             "memory": {
                 **_memory(),
-                "budget_used": budget.used + budget.lasting,
-                "budget": budget.limit + budget.lasting,
+                "budget_used": budget.used,
+                "budget": budget.limit,
             },
             "reactor": {"lag": self._lag(), "lag_p99": self.sampler.lately(3, 0.99)},
             "journal": self.journal(),
