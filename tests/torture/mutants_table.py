@@ -277,8 +277,8 @@ MUTANTS = (
     Mutant(
         "figg: a frame one byte too large is taken",
         "fyrehose/protocols/figg/session.py",
-        "if size > largest:",
-        "if size > largest + 1:",
+        "if data > self.max_payload:",
+        "if data > self.max_payload + 1:",
         "tests/protocols/figg/test_session.py",
     ),
     Mutant(
