@@ -54,6 +54,7 @@ class Settings(TLSSettings):
     topic: str = option("@metadata.beat", _path, "the field of an event that is its topic; empty: no topics")
     topic_search: int = option(4 << 10, size, "how many bytes of an event the topic is looked for in")
     idle_timeout: float = option(60.0, duration, "time without a whole frame after which a writer is closed")
+    silent_timeout: float = option(0.0, duration, "time for the first byte of a new connection; 0: as idle-timeout")
     max_frame: int = option(MAX_FRAME, size, "largest event, and largest compressed frame, in bytes")
     max_inflated: int = option(POOL, size, "what one compressed frame may come to, in bytes", least=1)
     max_ratio: int = option(200, count, "and how many times its own size, beyond the first MiB", least=1)
