@@ -68,7 +68,7 @@ class Crowds:
 
     def add(self, protocol: SessionProtocol) -> None:
         """Add a connection."""
-        mine = self._networks.setdefault(protocol.network, OrderedDict())
+        mine = protocol.crowd = self._networks.setdefault(protocol.network, OrderedDict())
         mine[protocol] = None
         self._resize(protocol.network, len(mine) - 1, len(mine))
 
@@ -79,10 +79,6 @@ class Crowds:
         self._resize(protocol.network, len(mine) + 1, len(mine))
         if not mine:
             del self._networks[protocol.network]
-
-    def heard(self, protocol: SessionProtocol) -> None:
-        """Note that *protocol* has just received something."""
-        self._networks[protocol.network].move_to_end(protocol)
 
     def largest(self, network: str) -> str | None:
         """Return the network with the most connections; of several *network*, which is about to have one more.
@@ -165,7 +161,7 @@ class SessionFactory(Factory):
     def heard(self, protocol: SessionProtocol) -> None:
         """Note that *protocol* has just received something: others have been idle longer."""
         self.connections.move_to_end(protocol)
-        self._crowds.heard(protocol)
+        protocol.crowd.move_to_end(protocol)
 
     def hold(self, protocol: SessionProtocol, seconds: float) -> None:
         """Close *protocol*, a peer that was refused, after *seconds*; its place is free at once."""

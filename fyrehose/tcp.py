@@ -10,6 +10,7 @@ A protocol adds a table from event types to methods.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -93,6 +94,7 @@ class SessionProtocol(TwistedProtocol):
     reading: Reading  #: to be paused by whoever has to, once each
     peer = "?"  #: the peer's host, for log lines
     network = "?"  #: what limits per address count it under
+    crowd: OrderedDict[SessionProtocol, None]  #: the connections of that network, in the order of when they were heard
     address = "?"  #: the peer's host and port
     identity: Identity  #: who the peer is, as far as it has proved it by now
     _handshake: Handshake

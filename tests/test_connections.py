@@ -145,6 +145,7 @@ def test_descriptors_are_enough_for_every_share() -> None:
 @attrs.define(eq=False)
 class Counted:
     network: str
+    crowd: Any = None
 
 
 def test_the_largest_crowd_is_known_whatever_comes_and_goes() -> None:

@@ -110,12 +110,6 @@ class FiggProtocol(SessionProtocol):
 
     # What the session says.
 
-    def _handle(self, event: object) -> None:
-        if self._behind or (self._in_flight and type(event) is Attach):
-            self._put_behind(event)
-        else:
-            super()._handle(event)
-
     def published(self, event: Published) -> None:
         """Publish, and acknowledge the last of them when all are durable: there and nowhere else."""
         runs = [
@@ -129,10 +123,15 @@ class FiggProtocol(SessionProtocol):
             )
             for run in event.runs
         ]
-        self._publish(runs, event.last)
+        self._refusable = runs
+        self.publish(runs, partial(self._durable, event.last))
+        self._refusable = None  # a refusal that comes later is not because of one of them
 
     def attached(self, event: Attach) -> None:
         """Begin, or begin elsewhere."""
+        if self._in_flight:
+            self._put_behind(event)
+            return
         old = self._attachments.pop(event.topic, None)
         if old is not None:
             self.detach(old.subscription)
@@ -168,7 +167,8 @@ class FiggProtocol(SessionProtocol):
             if self._ack_due is not None:
                 self._ack_due.cancel()
             self._send_ack()
-            self._go_on()
+            if self._behind:
+                self._go_on()
 
     def _refused(self, failure: Failure) -> None:
         runs, self._refusable = self._refusable, None
@@ -179,15 +179,11 @@ class FiggProtocol(SessionProtocol):
         # All of them were refused because of one: those before it are to be stored, as if they had come alone.
         for part, last in _halves(runs):
             if not self._closing:
-                self._publish(part, last)
+                self._refusable = part
+                self.publish(part, partial(self._durable, last))
+        self._refusable = None
 
     # Inside.
-
-    def _publish(self, runs: list[Run], last: int) -> None:
-        """Publish *runs*, whose highest number is *last*."""
-        self._refusable = runs
-        self.publish(runs, partial(self._durable, last))
-        self._refusable = None  # a refusal that comes later is not because of one of them
 
     def _durable(self, last: int, firsts: tuple[int, ...]) -> None:
         self.session.send_ack(last)
@@ -205,6 +201,7 @@ class FiggProtocol(SessionProtocol):
             return
         if not self._behind:
             self.reading.pauseProducing()
+            self._handle = self._put_behind  # type: ignore[method-assign] # what comes next has its turn behind it
         self._behind.append(event)
         if isinstance(event, Published) and self._account is not None:
             size = sum(len(run.payload) + len(run.lengths) for run in event.runs)
@@ -213,8 +210,6 @@ class FiggProtocol(SessionProtocol):
 
     def _go_on(self) -> None:
         """Deal with an ATTACH that has waited, and with what came behind it, up to the next one that has to wait."""
-        if not self._behind:
-            return
         waiting, self._behind = self._behind, deque()
         self._release_behind()
         for event in waiting:
@@ -229,6 +224,7 @@ class FiggProtocol(SessionProtocol):
             self._release_behind()
 
     def _release_behind(self) -> None:
+        del self._handle
         size, self._behind_size = self._behind_size, 0
         if size and self._account is not None:
             self._account.release(size)
