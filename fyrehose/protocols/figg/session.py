@@ -152,15 +152,17 @@ class _Session:
         if size < smallest:
             raise RemoteProtocolError("bad-length", f"{kind.name} of {size} bytes, fewer than {smallest}")
         self._needed = self._enough = HEADER.size + size
-        if kind is self._message.type:
+        if end - position < self._needed and kind is self._message.type:  # else the kernel judges it
             if end - position >= HEADER.size + SIZE.size:
-                self._judge_data(kind, size, SIZE.unpack_from(source, position + HEADER.size)[0])
+                self._judge_data(kind, source, position)
             else:
                 self._enough = HEADER.size + SIZE.size
         return kind
 
-    def _judge_data(self, kind: FrameType, size: int, topic: int) -> None:
-        """Judge the data of a frame of *size* bytes whose topic has *topic* bytes."""
+    def _judge_data(self, kind: FrameType, source: bytes | bytearray, position: int) -> None:
+        """Judge the data of a PUBLISH or DATA by its header and the size of its topic."""
+        size = self._needed - HEADER.size
+        topic = SIZE.unpack_from(source, position + HEADER.size)[0]
         if not 1 <= topic <= MAX_NAME:
             raise RemoteProtocolError("bad-topic", f"it has {topic} bytes, not 1 to {MAX_NAME}")
         data = size - SIZE.size - topic - NUMBER.size - SIZE.size
@@ -177,6 +179,7 @@ class _Session:
         end, event = self._take(source, position)
         if event is None:
             # The kernel takes every frame that is well-formed; the parser says what is wrong with this one.
+            self._judge_data(self._message.type, source, position)
             self._message.parse(bytes(source[position + HEADER.size : position + self._needed]))
             raise RemoteProtocolError("bad-length", f"a {self._message.type.name} whose sizes do not agree")
         events.append(event)
