@@ -23,7 +23,7 @@ with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pur
     from fyrehose.kernels.pure import lumberjack as pure
     from fyrehose.protocols.lumberjack import frames
     from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
-    from fyrehose.protocols.lumberjack.inflate import InflateLimits
+    from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
     from fyrehose.protocols.lumberjack.session import Limits, LumberjackServerSession
     from fyrehose.records import Run
 
@@ -49,8 +49,8 @@ def session_of(limits: Limits, chunks: list[bytes]) -> tuple[list[tuple[bytes, i
             turns += 1
             assert turns < 100_000, "it does not end"
             take(session.go_on(session.needs))
-            assert session.held <= 2 * total + limits.inflate.largest + (256 << 10)
-        assert session.expected <= 2 * limits.max_frame
+            assert session.held <= 2 * total + WHOLE + PIECE + ENGINE + (256 << 10)
+        assert session.expected <= 2 * limits.max_event + PIECE + ENGINE
     for event in made:
         assert cause is None, "Broken is the last"
         if isinstance(event, Broken):
@@ -116,11 +116,10 @@ def raw(data: bytes) -> None:
 
 def read(stream: bytes, size: int, events: int) -> None:
     """The reader's session: whole, and in chunks and turns of other sizes."""
-    inflate = InflateLimits(largest=1 << 20)
-    wanted = session_of(Limits(inflate=inflate), [stream])
+    wanted = session_of(Limits(max_inflated=1 << 20), [stream])
     size = max(size, len(stream) // 50)
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
-    found = session_of(Limits(inflate=inflate, turn_events=events, turn_bytes=64 * events), chunks)
+    found = session_of(Limits(max_inflated=1 << 20, turn_events=events, turn_bytes=64 * events), chunks)
     assert found == wanted, (found, wanted)
 
 

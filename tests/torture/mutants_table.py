@@ -347,7 +347,7 @@ MUTANTS = (
     Mutant(
         "lumberjack: a bomb goes off",
         "fyrehose/protocols/lumberjack/inflate.py",
-        "            if len(self.data) > self.most:\n",
+        "            if self.made > self.most:\n",
         "            if False:\n",
         "tests/protocols/lumberjack/test_inflate.py",
     ),

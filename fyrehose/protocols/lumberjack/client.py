@@ -26,7 +26,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import Broken, Closed, LocalProtocolError
 from fyrehose.protocols.lumberjack.client_session import Acknowledged, LumberjackWriterSession
-from fyrehose.protocols.lumberjack.frames import MAX_FRAME
+from fyrehose.protocols.lumberjack.frames import MAX_EVENT
 from fyrehose.records import Buffer, Run
 
 log = Logger()
@@ -126,8 +126,8 @@ class LumberjackClient:
             raise LocalProtocolError(f"{self._held} bytes wait to be acknowledged: wait for ready() before publishing")
         if not len(run):
             return succeed(None)
-        if max(run.sizes) > MAX_FRAME:
-            raise LocalProtocolError(f"a document has {MAX_FRAME} bytes at the most")
+        if max(run.sizes) > MAX_EVENT:
+            raise LocalProtocolError(f"a document has {MAX_EVENT} bytes at the most")
         batch = _Batch(Deferred(), len(run))
         self._batches[batch] = None
         self._waiting.append(_Part(batch, run))

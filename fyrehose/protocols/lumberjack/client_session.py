@@ -17,7 +17,7 @@ import attrs
 from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.lumberjack.frames import (
     DIGITS,
-    MAX_FRAME,
+    MAX_EVENT,
     SHORT,
     VERSIONS,
     Compressed,
@@ -94,10 +94,10 @@ class LumberjackWriterSession:
         if not count:
             raise LocalProtocolError("a window without events")
         frames = json_frames(self.version, 1, lengths, payload)
-        if max(memoryview(lengths).cast("B").cast("I")) > MAX_FRAME:
-            raise LocalProtocolError(f"an event has {MAX_FRAME} bytes at the most")
+        if max(memoryview(lengths).cast("B").cast("I")) > MAX_EVENT:
+            raise LocalProtocolError(f"an event has {MAX_EVENT} bytes at the most")
         packed = zlib.compress(frames, self.level) if self.level else frames
-        if self.level and len(packed) <= MAX_FRAME:
+        if self.level and len(packed) <= MAX_EVENT:
             frames = Compressed(version=self.version, payload=packed).serialize()
         self._out += (Window(version=self.version, number=count).serialize(), frames)
         self._windows.append(_Sent(count))

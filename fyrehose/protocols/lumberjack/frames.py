@@ -29,8 +29,10 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.records import MAX_PAYLOAD, Buffer
 
-#: The largest document, the largest body of a D frame, and the largest compressed frame, in bytes.
-MAX_FRAME = MAX_PAYLOAD
+#: The largest document, and the largest body of a D frame, in bytes.
+MAX_EVENT = MAX_PAYLOAD
+#: The largest compressed frame, in bytes: a window of Filebeat's, of events that hardly compress.
+MAX_FRAME = 1 << 30
 #: The most pairs of a D frame, and the largest key, in bytes.
 MAX_PAIRS = 4_096
 MAX_KEY = 64 << 10
@@ -175,7 +177,7 @@ class Json(Frame):
     type = FrameType.JSON
 
     sequence: int = attrs.field(validator=_number)
-    payload: bytes = attrs.field(validator=attrs.validators.max_len(MAX_FRAME))
+    payload: bytes = attrs.field(validator=attrs.validators.max_len(MAX_EVENT))
 
     @classmethod
     def _from(cls, version: int, data: bytes) -> Self:
@@ -226,7 +228,7 @@ class Fields:
     :ivar whole: whether it has ended
     """
 
-    largest: int = MAX_FRAME
+    largest: int = MAX_EVENT
     needed: int = attrs.field(default=LONG.size, init=False)
     whole: bool = attrs.field(default=False, init=False)
     _at: int = attrs.field(default=0, init=False)
@@ -264,7 +266,17 @@ class Fields:
     def _expect(self, needed: int) -> None:
         self.needed = needed
         if needed - SHORT.size > self.largest:
-            raise RemoteProtocolError("frame-too-large", f"a D frame of {needed} bytes or more")
+            raise too_large(needed - SHORT.size, self.largest)
+
+
+def too_large(size: int, largest: int) -> RemoteProtocolError:
+    """Return the refusal of an event of *size* bytes, or more."""
+    raised = "" if largest >= MAX_EVENT else ", or raise the option lumberjack.max-frame"
+    return RemoteProtocolError(
+        "frame-too-large",
+        f"an event of {size} bytes, {largest} are the most; the writer will send it again and again: lower the "
+        f"max_bytes of its input{raised}",
+    )
 
 
 def pairs_of(body: bytes) -> Pairs:

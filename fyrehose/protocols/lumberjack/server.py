@@ -23,17 +23,14 @@ from fyrehose.connections import SessionFactory
 from fyrehose.flow import Account
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
-from fyrehose.protocols.lumberjack.inflate import InflateLimits
-from fyrehose.protocols.lumberjack.session import Limits, LumberjackServerSession
-from fyrehose.protocols.lumberjack.turns import POOL, Outcome, Turns
+from fyrehose.protocols.lumberjack.session import MAX_INFLATED, Limits, LumberjackServerSession
+from fyrehose.protocols.lumberjack.turns import Outcome, Turns
 from fyrehose.records import Run
-from fyrehose.settings import count, duration, name, option, size
+from fyrehose.settings import duration, name, option, size
 from fyrehose.tcp import SessionProtocol
 from fyrehose.tls import TLSSettings
 
 KIT = "lumberjack"
-#: What is read at once, in bytes: a window of a usual writer.  So much is a turn, a publish, and a part of a commit.
-READ = 1 << 20
 #: How long a writer of version 2 waits before it is told to wait, in seconds: the shortest time-out around is 5.
 KEEP_ALIVE = 4.0
 #: How long a writer of version 1 says nothing in mid-window before it is told how far we are, in seconds.
@@ -55,13 +52,12 @@ class Settings(TLSSettings):
     topic_search: int = option(4 << 10, size, "how many bytes of an event the topic is looked for in")
     idle_timeout: float = option(60.0, duration, "time without a whole frame after which a writer is closed")
     silent_timeout: float = option(0.0, duration, "time for the first byte of a new connection; 0: as idle-timeout")
-    max_frame: int = option(MAX_FRAME, size, "largest event, and largest compressed frame, in bytes")
-    max_inflated: int = option(POOL, size, "what one compressed frame may come to, in bytes", least=1)
-    max_ratio: int = option(200, count, "and how many times its own size, beyond the first MiB", least=1)
+    max_frame: int = option(
+        MAX_FRAME, size, "largest frame, in bytes; an event has at most 16 MiB in any case", least=1
+    )
+    max_inflated: int = option(MAX_INFLATED, size, "what one compressed frame may come to, in bytes", least=1)
 
     def __attrs_post_init__(self) -> None:
-        if not 0 < self.max_frame <= MAX_FRAME:
-            raise ValueError(f"max_frame is 1 to {MAX_FRAME} bytes")
         if self.idle_timeout <= 2 * KEEP_ALIVE:
             raise ValueError(f"idle_timeout is more than {2 * KEEP_ALIVE:g} s")
 
@@ -70,7 +66,7 @@ class Settings(TLSSettings):
         """What sessions take."""
         return Limits(
             max_frame=self.max_frame,
-            inflate=InflateLimits(largest=self.max_inflated, ratio=self.max_ratio),
+            max_inflated=self.max_inflated,
             topic=tuple(key.encode() for key in self.topic.split(".") if key),
             topic_bytes=self.topic_search,
         )
@@ -98,6 +94,7 @@ class LumberjackProtocol(SessionProtocol):
         self._turns = turns
         self._charged = 0  #: what the session holds, as the account has it
         self._published = 0  #: what is on its way to the disk, as ``turns`` has it
+        self._throttled = False  #: whether that is more than its share, and it is read no further
         self._working = False
         self._eof = False
         self._frames = 0
@@ -108,7 +105,13 @@ class LumberjackProtocol(SessionProtocol):
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self.transport.bufferSize = READ
+        turns = self._turns
+        turns.connections += 1
+        self.transport.bufferSize = turns.read
+        if not turns.connections & (turns.connections - 1):  # twice as many as when they were told last
+            for other in self.factory.connections:
+                if other.transport is not None:
+                    other.transport.bufferSize = turns.read
         self._active = self._spoke = self._heard = self.clock.seconds()
         self._arm(self.settings.idle_timeout)
 
@@ -119,6 +122,7 @@ class LumberjackProtocol(SessionProtocol):
         if not self._busy and not self.session.waits:
             self._spoke = self._heard
         super().dataReceived(data)
+        self.transport.bufferSize = self._turns.read
         self._work_on()
         self._arm(SILENCE if self.session.version == 1 else KEEP_ALIVE)
 
@@ -141,6 +145,7 @@ class LumberjackProtocol(SessionProtocol):
         if timer is not None:
             timer.cancel()
         super().connectionLost(reason)
+        self._turns.connections -= 1
         self._stop_working()
 
     # What the shell calls.
@@ -182,10 +187,6 @@ class LumberjackProtocol(SessionProtocol):
     def needs(self) -> int:
         return self.session.needs
 
-    @property
-    def held(self) -> int:
-        return self.session.held
-
     def take_turn(self, granted: int) -> Outcome:
         """A piece of the session's work; what came of it is published."""
         if self._held_back and not self._closing:
@@ -225,7 +226,7 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def _held_back(self) -> bool:
-        return self.session.crowded or self._published > self.broker.budget.each
+        return self.session.crowded or self._published > self._turns.share
 
     def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
         self.session.durable(events)
@@ -278,8 +279,17 @@ class LumberjackProtocol(SessionProtocol):
 
     def _note_published(self) -> None:
         now = cast("Account", self._account).held - self._charged
-        self._turns.in_flight += now - self._published
+        self._turns.published(self._published, now)
         self._published = now
+        share = self._turns.share
+        # It reads again when half of its share is free: in large pieces, not in drops.
+        throttled = now > (share // 2 if self._throttled else share)
+        if throttled != self._throttled and not self._disconnected():
+            self._throttled = throttled
+            if throttled:
+                self.reading.pauseProducing()
+            else:
+                self.reading.resumeProducing()
 
     # Time.
 

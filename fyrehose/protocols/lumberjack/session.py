@@ -5,11 +5,12 @@
 
 Work comes in turns, so that nobody holds the reactor up: a turn takes so many bytes or events, and ``more_work`` says
 that there is more, which :meth:`LumberjackServerSession.go_on` does.  Only that inflates, and ``needs`` says beforehand
-what it may come to, so that whoever calls it can see to the memory first.  While there is more work, read nothing more.
+how much it may have to hold, so that its caller can see to the memory first.  While there is more work, read nothing
+more.
 
     data -> buffer -> frames -> columns -> EventRun
                |         ^
-               C -> inflated, checked
+               C -> inflated, a slice at a time
 
 A writer's offence ends the session with one last event, Broken.  What came before it counts, but a window of which a
 part came in the compressed frame that was wrong is never acknowledged.
@@ -17,7 +18,6 @@ part came in the compressed frame that was wrong is never acknowledged.
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import ClassVar
 
 import attrs
@@ -28,6 +28,7 @@ from fyrehose.protocols.lumberjack.columns import Columns
 from fyrehose.protocols.lumberjack.frames import (
     DIGITS,
     LONG,
+    MAX_EVENT,
     MAX_FRAME,
     SHORT,
     WRITER_FRAMES,
@@ -37,12 +38,15 @@ from fyrehose.protocols.lumberjack.frames import (
     FrameType,
     digit,
     pairs_of,
+    too_large,
 )
-from fyrehose.protocols.lumberjack.inflate import InflateLimits, Inflation
+from fyrehose.protocols.lumberjack.inflate import PIECE, Inflation
 from fyrehose.protocols.lumberjack.windows import Windows
 
 Event = EventRun | Broken
 
+#: What one compressed frame may come to, in bytes: 2,048 events of 512 KiB.
+MAX_INFLATED = 1 << 30
 #: A D frame, which becomes JSON, is as much work as so many documents; so is every run, on its way to the disk.
 PAIRS_WORK = 4
 RUN_WORK = 16
@@ -52,29 +56,37 @@ RUN_WORK = 16
 class Limits:
     """What a session takes.
 
-    :ivar max_frame: the largest document, D frame and compressed frame, in bytes
-    :ivar inflate: what a compressed frame may come to
+    :ivar max_frame: the largest frame, in bytes; a document and a D frame have at most MAX_EVENT whatever this says
+    :ivar max_inflated: what one compressed frame may come to, in bytes
     :ivar turn_bytes: what a turn takes, in bytes: more than is read at once
     :ivar turn_events: and in events of JSON, or what is as much work
+    :ivar turn_inflated: and what it inflates, in bytes
     :ivar max_windows: how many windows may be unacknowledged before the session waits
     :ivar topic: where the topic of an event is: the keys that lead to it; none: events have no topic
     :ivar topic_bytes: in how much of an event it is looked for
     """
 
     max_frame: int = MAX_FRAME
-    inflate: InflateLimits = InflateLimits()
+    max_inflated: int = MAX_INFLATED
     turn_bytes: int = 1_280 << 10
     turn_events: int = 4_096
+    turn_inflated: int = 256 << 10
     max_windows: int = 1_000
     topic: tuple[bytes, ...] = (b"@metadata", b"beat")
     topic_bytes: int = 4 << 10
+
+    @property
+    def max_event(self) -> int:
+        """The largest document, and the largest D frame, in bytes."""
+        return min(self.max_frame, MAX_EVENT)
 
 
 @attrs.define(eq=False)
 class LumberjackServerSession:
     """What a reader knows of one writer.
 
-    :ivar expected: the size of the frame that is coming in, as far as it is known; 0 between frames
+    :ivar expected: how much has to be held until the frame that is coming in can be used, in bytes, as far as it is
+        known: its size, or for a compressed one the next piece and what was inflated before it; 0 between frames
     :ivar frames: how many whole frames came in
     """
 
@@ -97,6 +109,7 @@ class LumberjackServerSession:
     _out: list[bytes] = attrs.field(factory=list, init=False)
     _bytes: int = attrs.field(default=0, init=False)
     _events: int = attrs.field(default=0, init=False)
+    _inflated: int = attrs.field(default=0, init=False)
     #: how much work a document was lately, with its share of a run
     _work_each: int = attrs.field(default=4, init=False)
     _runs_free: int = attrs.field(default=1, init=False)
@@ -119,7 +132,7 @@ class LumberjackServerSession:
         return [] if self.more_work else self._turn(0)
 
     def go_on(self, granted: int) -> list[Event]:
-        """The events of another turn, which inflates what comes to ``granted`` bytes at the most."""
+        """The events of another turn, which inflates only while :attr:`needs` is ``granted`` bytes at the most."""
         return [] if self._broken else self._turn(granted)
 
     def receive_eof(self) -> list[Event]:
@@ -147,14 +160,15 @@ class LumberjackServerSession:
 
     @property
     def needs(self) -> int:
-        """What :meth:`go_on` may inflate, in bytes, before it has anything to show; 0 where it does not inflate."""
-        inflation = self._inflation
-        return 0 if inflation is None or inflation.done else inflation.most
+        """What :meth:`go_on` may have to hold inflated before it can publish any of it, in bytes."""
+        return 0 if self._inflation is None or not self._more else self._inflation.needs
 
     @property
     def held(self) -> int:
-        """What waits for :meth:`go_on`, and what that may hold until it is done, in bytes."""
-        return (len(self._buffer) if self._more else 0) + (0 if self._inflation is None else self._inflation.held)
+        """What waits for :meth:`go_on`, in bytes."""
+        if not self._more:
+            return 0
+        return len(self._buffer) + (0 if self._inflation is None else self._inflation.held)
 
     @property
     def version(self) -> int:
@@ -208,6 +222,7 @@ class LumberjackServerSession:
 
     def _turn(self, granted: int) -> list[Event]:
         self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
+        self._inflated = self.limits.turn_inflated
         self._runs_free = 1  # every turn makes one
         self._more = False
         self.expected = 0
@@ -228,31 +243,57 @@ class LumberjackServerSession:
         return self._bytes <= 0 or self._events <= 0 or self.crowded
 
     def _work(self, granted: int) -> None:
-        at = 0
-        while True:
+        at, stop = 0, False
+        while not stop:
             inflation = self._inflation
             if inflation is None:
                 at = self._take(self._buffer, at, None)
-                if self._inflation is None:
-                    break
-            elif self._spent or (not inflation.begun and inflation.most > granted):
-                self._more = True
-                break
-            elif not inflation.done:
-                self._bytes -= inflation.inflate(self._bytes)
+                stop = self._inflation is None
             else:
-                self._take_inner(inflation)
+                at, stop = self._inflate(inflation, at, granted)
         del self._buffer[:at]
 
+    def _inflate(self, inflation: Inflation, at: int, granted: int) -> tuple[int, bool]:
+        """Take the frames that were inflated, then inflate more.
+
+        :return: where the payload begins that was not consumed, and whether the turn ends here
+        """
+        if inflation.usable:
+            self._take_inner(inflation)
+        if self._spent:
+            self._more = True
+        elif inflation.done:
+            return self._finish(inflation, at)
+        elif len(self._buffer) - at < inflation.wanted:
+            self.expected = inflation.held + inflation.wanted
+        elif self._inflated <= 0 or inflation.needs > granted:
+            self._more = True
+        else:
+            before = inflation.made
+            at = inflation.inflate(self._buffer, at, self._inflated)
+            self._inflated -= inflation.made - before
+            return at, False
+        return at, True
+
     def _take_inner(self, inflation: Inflation) -> None:
-        inflation.at = self._take(inflation.data, inflation.at, inflation)
+        used = self._take(inflation.data, 0, inflation)
+        inflation.inner, self.expected = self.expected, 0
+        del inflation.data[:used]
         if len(self._windows.unsealed) >= self.limits.max_windows:  # they cannot be acknowledged before it ends
-            raise RemoteProtocolError("too-many-windows", "in one compressed frame")
-        if inflation.at == len(inflation.data):
-            self._inflation = None
-            self._windows.seal()
-        elif not self._spent:
+            raise RemoteProtocolError("too-many-windows", f"{self.limits.max_windows} in one compressed frame")
+
+    def _finish(self, inflation: Inflation, at: int) -> tuple[int, bool]:
+        """All of it was inflated and taken: what is left of the compressed frame is ignored."""
+        if inflation.data:
             raise RemoteProtocolError("partial-frame", "a compressed frame ends within a frame")
+        at += inflation.skip(len(self._buffer) - at)
+        if inflation.left:
+            self.expected = min(inflation.left, PIECE)
+            return at, True
+        self._inflation = None
+        self._windows.seal()
+        self._spend(0, 1, 1)
+        return at, False
 
     def _take(self, source: bytearray, at: int, inside: Inflation | None) -> int:
         """Take frames until the turn is over, a compressed one begins, or one is not whole; where that one begins."""
@@ -288,10 +329,10 @@ class LumberjackServerSession:
     def _take_json(self, source: bytearray, at: int, version: int) -> int:
         most = min(self._windows.room, max(1, self._events // self._work_each))
         end, count, sequences, last, lengths, payload = kernel.scan(
-            source, at, digit(version), self.limits.max_frame, self._bytes, most
+            source, at, digit(version), self.limits.max_event, self._bytes, most
         )
         if not count:
-            return self._end(source, at, LONG, 3)
+            return self._end_of_json(source, at)
         runs = self._columns.add_json(count, sequences, lengths, payload)
         self._windows.receive(count, last, self._inflation is None)
         work = count + RUN_WORK * max(0, runs - self._runs_free)
@@ -301,8 +342,9 @@ class LumberjackServerSession:
         return end
 
     def _take_data(self, source: bytearray, at: int, version: int) -> int:
-        fields = self._fields or Fields(self.limits.max_frame)
-        end = fields.advance(source, at, len(source), final=self._inflation is not None)
+        fields = self._fields or Fields(self.limits.max_event)
+        final = self._inflation is not None and self._inflation.done
+        end = fields.advance(source, at, len(source), final=final)
         if not fields.whole:
             self._fields = fields
             self.expected = end - at
@@ -326,23 +368,31 @@ class LumberjackServerSession:
     def _take_compressed(self, source: bytearray, at: int, version: int) -> int:
         if self._inflation is not None:
             raise RemoteProtocolError("nested-compression")
-        end = self._end(source, at, SHORT, 2)
-        if end > at:
-            self._spend(0, 1, 1)
-        if end - at > SHORT.size:
-            payload = bytes(memoryview(source)[at + SHORT.size : end])
-            self._inflation = Inflation(payload, self.limits.inflate.most(len(payload)))
-        return end
-
-    def _end(self, source: bytearray, at: int, header: Struct, field: int) -> int:
-        """The end of a frame whose header's ``field`` is its length, which is judged; ``at`` if it is not whole."""
-        available = len(source) - at
-        self.expected = header.size
-        if available < header.size:
+        if len(source) - at < SHORT.size:
+            self.expected = SHORT.size
             return at
-        length: int = header.unpack_from(source, at)[field]
+        length: int = SHORT.unpack_from(source, at)[2]
         if length > self.limits.max_frame:
-            raise RemoteProtocolError("frame-too-large", f"{length} bytes")
+            raise RemoteProtocolError(
+                "frame-too-large",
+                f"a compressed frame of {length} bytes, {self.limits.max_frame} are the most; the writer will send it "
+                "again and again: lower its bulk_max_size, or raise the option lumberjack.max-frame",
+            )
+        if length:
+            self._inflation = Inflation(length, self.limits.max_inflated)
+        else:
+            self._spend(0, 1, 1)
+        return at + SHORT.size
+
+    def _end_of_json(self, source: bytearray, at: int) -> int:
+        """The end of a J frame whose length is judged; ``at`` if it is not whole."""
+        available = len(source) - at
+        self.expected = LONG.size
+        if available < LONG.size:
+            return at
+        length: int = LONG.unpack_from(source, at)[3]
+        if length > self.limits.max_event:
+            raise too_large(length, self.limits.max_event)
         self.expected += length
         return at if available < self.expected else at + self.expected
 

@@ -1,12 +1,16 @@
-"""Whose turn it is: the connections of one listener share the reactor, and the memory that inflating takes.
+"""Whose turn it is: the connections of one listener share the reactor, the disk, and the memory that inflating takes.
 
 A connection asks for turns when its session has more work.  Those that have their memory go round, a turn each, a few
-turns between two looks at the sockets.  The others wait in the order in which they asked: what compressed frames may
-come to is not known before they are inflated, so few are at a time, and however many writers come back at once after a
-restart, what they take is what the pool has.
+turns between two looks at the sockets.  The others wait in the order in which they asked: however many writers come
+back at once after a restart, what they inflate at a time is what the pool has.
 
     ask -> waiting -> granted -> running, round and round -> done
-                                    \\-> held back, until something of it is durable -> ask
+              ^                     |
+              +---------------------+  needs more than it was granted, or something of it has to become durable first
+
+What is published waits for the disk behind everything that was published before it.  So what all connections together
+have on their way there is bounded, too: each has its share, and is read no further beyond it, and a light writer waits
+for little, however many heavy ones there are.
 """
 
 from __future__ import annotations
@@ -20,10 +24,20 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from fyrehose.flow import Budget
 
-#: What inflating takes for all connections of a listener together, in bytes; a single frame may take more.
+#: What inflating takes for all connections of a listener together, in bytes.
 POOL = 64 << 20
+#: What all connections of a listener together read at once, in bytes.
+READS = 32 << 20
+#: What they have on their way to the disk before they are read no further, in bytes: as much as a commit or two.  With
+#: as much again as each reads before it is stopped, so long is the queue that the event of a light writer waits in.
+FLIGHT = 16 << 20
+#: What a connection reads at once, in bytes: a window of a usual writer.  So much is a turn, a publish, and a part of a
+#: commit.
+READ = 1 << 20
+#: What it reads at once, and has on its way to the disk, however many there are, in bytes.
+LEAST = 16 << 10
 #: How many turns there are between two looks at the sockets.
-TURNS = 2
+TURNS = 4
 
 
 class Outcome(Enum):
@@ -41,10 +55,6 @@ class Worker(Protocol):
     def needs(self) -> int:
         """What it has to be granted for its next turn, in bytes."""
 
-    @property
-    def held(self) -> int:
-        """What it holds in memory, and what of ``needs`` it has begun to fill."""
-
     def take_turn(self, granted: int) -> Outcome:
         """Do a piece of work; never raises."""
 
@@ -55,23 +65,40 @@ class Turns:
 
     :ivar clock: the reactor, or a Clock
     :ivar budget: what all connections of all kits may hold
-    :ivar in_flight: what this listener's connections have published and is not durable, in bytes; they say so here
+    :ivar connections: how many there are; they say so here
+    :ivar in_flight: what they have published and is not durable, in bytes; see :meth:`published`
+    :ivar publishing: how many of them have anything on its way to the disk
     """
 
     clock: IReactorTime
     budget: Budget
+    connections: int = attrs.field(default=0, init=False)
     in_flight: int = attrs.field(default=0, init=False)
+    publishing: int = attrs.field(default=0, init=False)
     _waiting: OrderedDict[Worker, None] = attrs.field(factory=OrderedDict, init=False)
     _running: OrderedDict[Worker, None] = attrs.field(factory=OrderedDict, init=False)
     _grants: dict[Worker, int] = attrs.field(factory=dict, init=False)
     _granted: int = attrs.field(default=0, init=False)
     _call: IDelayedCall | None = attrs.field(default=None, init=False)
 
+    @property
+    def read(self) -> int:
+        """How much a connection reads at once, in bytes; all of them may read before any is told to stop."""
+        return max(LEAST, min(READ, self._part(READS) // max(1, self.connections)))
+
+    @property
+    def share(self) -> int:
+        """What one connection may have on its way to the disk before it is read no further, in bytes."""
+        return max(LEAST, min(self.budget.each, self._part(FLIGHT) // max(1, self.publishing)))
+
+    def published(self, before: int, now: int) -> None:
+        """Note that a connection has *now* bytes on their way to the disk, and no longer *before*."""
+        self.in_flight += now - before
+        self.publishing += bool(now) - bool(before)
+
     def ask(self, worker: Worker) -> None:
         """``worker`` wants a turn; asking twice is asking once."""
-        if worker in self._grants:
-            self._running[worker] = None
-        else:
+        if worker not in self._grants:
             self._waiting[worker] = None
         self.wake()
 
@@ -87,6 +114,10 @@ class Turns:
         if self._call is None and (self._running or self._waiting):
             self._call = self.clock.callLater(0, self._run)
 
+    def _part(self, size: int) -> int:
+        """Return *size*, or less where the budget is small."""
+        return min(size, self.budget.limit // 8)
+
     def _run(self) -> None:
         self._call = None
         for _ in range(TURNS):
@@ -98,20 +129,17 @@ class Turns:
         self.wake()
 
     def _take(self, worker: Worker) -> None:
-        outcome = worker.take_turn(self._grants[worker])
+        granted = self._grants[worker]
+        outcome = worker.take_turn(granted)
         if worker not in self._grants:
             return  # it left
-        if outcome is Outcome.DONE:
-            self.leave(worker)
-            return
-        if worker.needs > worker.held:  # for a frame that has not begun: to the end of the queue, or out of it
-            self.leave(worker)
-            if outcome is Outcome.MORE:
-                self._waiting[worker] = None
-            return
-        self._grant(worker, min(self._grants[worker], max(worker.held, worker.needs)))
-        if outcome is Outcome.MORE:
+        if outcome is Outcome.MORE and worker.needs <= granted:
+            self._grant(worker, worker.needs)
             self._running[worker] = None
+            return
+        self.leave(worker)
+        if outcome is Outcome.MORE:  # for more than it was granted: to the end of the queue
+            self._waiting[worker] = None
 
     def _admit(self) -> None:
         while self._waiting:
@@ -127,7 +155,8 @@ class Turns:
             return True
         if not self._granted and not self.in_flight:
             return True  # nothing of ours will be released by waiting
-        return self._granted + needs <= POOL and self.budget.used + needs <= self.budget.limit
+        granted = self._granted + needs
+        return granted <= POOL and self.budget.used + granted <= self.budget.limit
 
     def _grant(self, worker: Worker, size: int) -> None:
         self._granted += size - self._grants.get(worker, 0)

@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.lumberjack.client import LumberjackClient
-from fyrehose.protocols.lumberjack.frames import MAX_FRAME, Ack, Window
+from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Ack, Window
 
 Make = Callable[..., Any]
 
@@ -334,7 +334,7 @@ def test_misuse_is_said_at_once() -> None:
         make()
     client, _ = make(Endpoint())
     with pytest.raises(LocalProtocolError, match="at the most"):
-        client.publish([bytes(MAX_FRAME + 1)])
+        client.publish([bytes(MAX_EVENT + 1)])
 
 
 # Cut anywhere

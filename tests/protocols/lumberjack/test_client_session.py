@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.protocols.lumberjack.client_session import Acknowledged, KeptAlive, LumberjackWriterSession
-from fyrehose.protocols.lumberjack.frames import MAX_FRAME, Ack
+from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Ack
 from fyrehose.testing import every_chunking, feed
 
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_sent() -> None:
     with pytest.raises(LocalProtocolError, match="without events"):
         session.send_window(b"", b"")
     with pytest.raises(LocalProtocolError, match="bytes at the most"):
-        session.send_window(*columns(bytes(MAX_FRAME + 1)))
+        session.send_window(*columns(bytes(MAX_EVENT + 1)))
     with pytest.raises(ValueError, match="framed"):
         session.send_window(pack("<I", 2), b"x")
     assert session.windows == 0
@@ -72,7 +72,7 @@ def test_what_cannot_be_sent() -> None:
 def test_a_window_that_does_not_get_smaller_goes_out_as_it_is() -> None:
     session = LumberjackWriterSession(2, 1)
     noise = b"".join(
-        zlib.crc32(bytes([i & 255, i >> 8 & 255, i >> 16])).to_bytes(4, "big") for i in range(MAX_FRAME // 4)
+        zlib.crc32(bytes([i & 255, i >> 8 & 255, i >> 16])).to_bytes(4, "big") for i in range(MAX_EVENT // 4)
     )
     session.send_window(*columns(noise))
     assert sent(session)[6:8] == b"2J"

@@ -14,7 +14,7 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.lumberjack.frames import (
     FRAMES,
     LONG,
-    MAX_FRAME,
+    MAX_EVENT,
     MAX_KEY,
     MAX_PAIRS,
     WRITER_FRAMES,
@@ -91,7 +91,7 @@ def test_our_own_misuse_is_said_at_once() -> None:
         with pytest.raises(LocalProtocolError):
             wrong()
     with pytest.raises(ValueError):
-        Json(sequence=1, payload=b"x" * (MAX_FRAME + 1))
+        Json(sequence=1, payload=b"x" * (MAX_EVENT + 1))
 
 
 def test_compressed_is_zlib() -> None:
@@ -159,7 +159,7 @@ def test_a_large_key_is_refused_by_its_length(size: int) -> None:
 
 
 def test_a_large_value_is_refused_by_its_length() -> None:
-    fits = MAX_FRAME - 4 - 8
+    fits = MAX_EVENT - 4 - 8
     data = announced(1) + pack(">II", 0, fits)
     fields = Fields()
     assert fields.advance(data, 0, len(data)) == LONG.size + 8 + fits

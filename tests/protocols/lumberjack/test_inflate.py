@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.lumberjack import inflate as module
-from fyrehose.protocols.lumberjack.inflate import SLICE, InflateLimits, Inflation
+from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, SLICE, WHOLE, Inflation
 
 
 @pytest.fixture(params=["zlib", "isal"])
@@ -23,12 +24,17 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 either = pytest.mark.usefixtures("engine")
 
 
-def whole(payload: bytes, most: int = 1 << 30, step: int = 1 << 20) -> bytes:
-    inflation = Inflation(payload, most)
-    for _ in range(10_000):
+def whole(payload: bytes, most: int = 1 << 30, step: int = 1 << 20, arrives: int = 1 << 30) -> bytes:
+    """Return what *payload* comes to, inflated *step* bytes at a time, of which *arrives* bytes arrive at a time."""
+    inflation = Inflation(len(payload), most)
+    buffer, came, at = bytearray(), 0, 0
+    for _ in range(100_000):
         if inflation.done:
             return bytes(inflation.data)
-        inflation.inflate(step)
+        if len(buffer) - at < inflation.wanted:
+            buffer += payload[came : came + arrives]
+            came += arrives
+        at = inflation.inflate(buffer, at, step)
     raise AssertionError("it does not end")
 
 
@@ -40,33 +46,72 @@ def test_what_was_compressed_comes_out() -> None:
 
 
 @either
-def test_it_comes_in_pieces() -> None:
-    inflation = Inflation(zlib.compress(b"x" * 10 * SLICE), 1 << 30)
-    assert not inflation.begun
-    assert 1 <= inflation.inflate(1) <= SLICE
-    assert inflation.begun
+def test_it_comes_in_slices() -> None:
+    payload = bytearray(zlib.compress(b"x" * 10 * SLICE))
+    inflation = Inflation(len(payload), 1 << 30)
+    assert inflation.held == 0
+    at = inflation.inflate(payload, 0, 1)
+    assert 1 <= inflation.made <= SLICE
     assert not inflation.done
-    assert SLICE < inflation.inflate(SLICE + 1) <= 2 * SLICE
+    at = inflation.inflate(payload, at, SLICE + 1)
+    assert inflation.made <= 3 * SLICE
+    assert inflation.held >= inflation.made + ENGINE
     while not inflation.done:
-        inflation.inflate(SLICE)
-    assert len(inflation.data) == 10 * SLICE
+        at = inflation.inflate(payload, at, SLICE)
+    assert inflation.made == len(inflation.data) == 10 * SLICE
+    assert inflation.held == 10 * SLICE
+    assert (at, inflation.left) == (len(payload), 0)
 
 
 @either
-def test_what_it_holds_is_known_before_it_is_held() -> None:
-    payload = zlib.compress(b"x" * 3 * SLICE)
-    inflation = Inflation(payload, 10 * SLICE)
-    assert inflation.held == len(payload)
-    inflation.inflate(SLICE)
-    assert inflation.held == len(payload) + 10 * SLICE
-    while not inflation.done:
-        inflation.inflate(SLICE)
-    assert inflation.held == 3 * SLICE
+def test_a_large_payload_is_inflated_as_it_arrives() -> None:
+    data = random.Random(1).randbytes(3 * PIECE)
+    payload = zlib.compress(data)
+    assert whole(payload, arrives=10_000) == data
+    inflation = Inflation(len(payload), 1 << 30)
+    assert inflation.usable, "before its checksum, as it is large"
+    assert inflation.wanted == PIECE
+    buffer = bytearray(payload[:PIECE])
+    assert inflation.inflate(buffer, 0, 1 << 30) == PIECE
+    assert not inflation.done
+    assert bytes(inflation.data) == data[: len(inflation.data)]
+
+
+@either
+def test_a_payload_of_one_piece_is_checked_before_it_is_used_unless_it_comes_to_much() -> None:
+    for size, early in ((WHOLE, False), (WHOLE + 1, True)):
+        payload = bytearray(zlib.compress(b"x" * size))
+        inflation = Inflation(len(payload), 1 << 30)
+        at = 0
+        while not inflation.done:
+            assert inflation.usable == (inflation.made > WHOLE)
+            at = inflation.inflate(payload, at, 1)
+            assert inflation.needs >= len(inflation.data)
+        assert inflation.usable
+        assert (inflation.made > WHOLE) == early
+
+
+def test_a_frame_within_is_inflated_when_what_arrived_must_be_enough_for_it() -> None:
+    inflation = Inflation(100 << 20, 1 << 30)
+    inflation.inner = 16 << 20
+    assert 16 << 20 < inflation.wanted < 17 << 20
+    inflation.data += bytes(10 << 20)
+    assert 6 << 20 < inflation.wanted < 7 << 20
+    assert inflation.needs == (16 << 20) + PIECE
+    inflation.left = 100
+    assert inflation.wanted == 100
 
 
 @either
 def test_bytes_behind_the_stream_say_nothing() -> None:
-    assert whole(zlib.compress(b"inner") + b"trailing" * 10_000) == b"inner"
+    payload = bytearray(zlib.compress(b"inner") + b"trailing" * 10_000)
+    assert whole(bytes(payload)) == b"inner"
+    inflation = Inflation(len(payload), 1 << 30)
+    at = inflation.inflate(payload, 0, 1 << 20)
+    assert inflation.skip(5) == 5
+    assert inflation.left == len(payload) - at - 5
+    assert inflation.skip(1 << 20) == len(payload) - at - 5
+    assert inflation.left == 0
 
 
 @pytest.mark.parametrize("size", [100, 200_000])
@@ -88,25 +133,26 @@ def test_what_is_no_stream_is_refused() -> None:
 
 @either
 def test_a_bomb_is_refused_when_it_comes_to_more_than_it_may() -> None:
-    payload = zlib.compress(b"\0" * (8 << 20), 9)
-    inflation = Inflation(payload, 1 << 20)
-    with pytest.raises(RemoteProtocolError, match="decompression-bomb"):
-        inflation.inflate(1 << 30)
+    payload = bytearray(zlib.compress(b"\0" * (8 << 20), 9))
+    inflation = Inflation(len(payload), 1 << 20)
+    with pytest.raises(RemoteProtocolError, match=r"decompression-bomb.*again and again.*lumberjack\.max-inflated"):
+        inflation.inflate(payload, 0, 1 << 30)
     assert len(inflation.data) <= (1 << 20) + SLICE
 
 
 @either
-def test_how_much_a_frame_may_come_to() -> None:
-    limits = InflateLimits()
-    assert limits.most(1) == 1 << 20, "the first MiB is free"
-    assert limits.most(100_000) == 20_000_000, "then 200 times"
-    assert limits.most(16 << 20) == 64 << 20, "and never more than this"
+def test_what_a_frame_may_come_to_is_exact() -> None:
+    for size in (SLICE - 1, SLICE, 5 * SLICE):
+        payload = zlib.compress(b"\0" * size, 9)
+        assert len(whole(payload, most=size)) == size
+        with pytest.raises(RemoteProtocolError, match="decompression-bomb"):
+            whole(payload, most=size - 1)
 
 
-@given(st.binary(max_size=2_000), st.integers(0, 9), st.integers(1, 3_000))
+@given(st.binary(max_size=2_000), st.integers(0, 9), st.integers(1, 3_000), st.integers(1, 3_000))
 @settings(max_examples=100, deadline=None)
-def test_steps_change_nothing(data: bytes, level: int, step: int) -> None:
-    assert whole(zlib.compress(data, level), step=step) == data
+def test_steps_change_nothing(data: bytes, level: int, step: int, arrives: int) -> None:
+    assert whole(zlib.compress(data, level), step=step, arrives=arrives) == data
 
 
 @given(st.binary(max_size=60))

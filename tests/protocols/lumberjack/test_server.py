@@ -20,8 +20,9 @@ from fyrehose.flow import Budget
 from fyrehose.interfaces import JournalState
 from fyrehose.policy import parse
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
-from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, READ, SILENCE, Settings
+from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
 from fyrehose.protocols.lumberjack.session import Limits
+from fyrehose.protocols.lumberjack.turns import READ
 from fyrehose.settings import build
 from fyrehose.tcp import FULL_GRACE, LINGER
 
@@ -322,12 +323,13 @@ def test_an_offence_costs_its_sender_the_connection_and_nobody_else_anything(
 
 
 def test_a_bomb_is_closed_without_an_acknowledgement(server: Make) -> None:
-    made = server()
-    peer = made.connect()
-    peer.says(announce(1) + Compressed(payload=zlib.compress(b"\0" * (8 << 20), 9)).serialize())
-    made.settle()
-    assert peer.transport.disconnecting
-    assert (peer.acks, made.count("decompression-bomb"), made.broker.budget.used) == ([], 1, 0)
+    for inner, cause in ((b"\0" * (8 << 20), "bad-version"), (doc(1) * (1 << 20), "decompression-bomb")):
+        made = server(max_inflated=8 << 20)
+        peer = made.connect()
+        peer.says(announce(1 << 21) + Compressed(payload=zlib.compress(inner, 9)).serialize())
+        made.settle()
+        assert peer.transport.disconnecting
+        assert (peer.acks, made.count(cause), made.broker.budget.used) == ([], 1, 0)
 
 
 def test_part_of_a_compressed_frame_that_is_wrong_is_not_acknowledged(server: Make) -> None:
@@ -545,9 +547,7 @@ class TestTLS:
     "wrong",
     [
         {"max-frame": "0"},
-        {"max-frame": "17MiB"},
         {"max-inflated": "0"},
-        {"max-ratio": "0"},
         {"idle-timeout": "8s"},
         {"topic": "a..b"},
         {"tls-client-auth": "maybe"},
@@ -560,10 +560,12 @@ def test_options_that_cannot_be(wrong: dict[str, str]) -> None:
 
 
 def test_options_become_limits() -> None:
-    limits = build(Settings, "lumberjack", {"topic": "log.level", "max-ratio": "9", "topic-search": "1KiB"}).limits
+    limits = build(
+        Settings, "lumberjack", {"topic": "log.level", "max-inflated": "9MiB", "topic-search": "1KiB"}
+    ).limits
     assert limits.topic == (b"log", b"level")
     assert limits.topic_bytes == 1024
-    assert limits.inflate.ratio == 9
+    assert limits.max_inflated == 9 << 20
     assert build(Settings, "lumberjack", {"topic": ""}).limits.topic == ()
 
 

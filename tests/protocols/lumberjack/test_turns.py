@@ -10,17 +10,16 @@ from twisted.internet.task import Clock
 
 from fyrehose.flow import Budget
 from fyrehose.incoming import Reading
-from fyrehose.protocols.lumberjack.turns import POOL, TURNS, Outcome, Turns
+from fyrehose.protocols.lumberjack.turns import FLIGHT, LEAST, POOL, READ, READS, TURNS, Outcome, Turns
 
 
 @attrs.define(eq=False)
 class Toy:
-    """Does as it was told: (needs before, held after, outcome) for each turn."""
+    """Does as it was told: (needs before, outcome) for each turn."""
 
     name: str
-    plan: deque[tuple[int, int, Outcome]]
+    plan: deque[tuple[int, Outcome]]
     log: list[str]
-    held: int = 0
     grants: list[int] = attrs.field(factory=list)
 
     @property
@@ -28,7 +27,7 @@ class Toy:
         return self.plan[0][0] if self.plan else 0
 
     def take_turn(self, granted: int) -> Outcome:
-        needs, self.held, outcome = self.plan.popleft()
+        needs, outcome = self.plan.popleft()
         assert granted >= needs
         self.grants.append(granted)
         self.log.append(self.name)
@@ -42,7 +41,7 @@ class Table:
         self.clock, self.budget, self.log = Clock(), Budget(limit=limit), list[str]()
         self.turns = Turns(self.clock, self.budget)
 
-    def toy(self, name: str, *plan: tuple[int, int, Outcome]) -> Toy:
+    def toy(self, name: str, *plan: tuple[int, Outcome]) -> Toy:
         return Toy(name, deque(plan), self.log)
 
     def ask(self, *toys: Toy) -> None:
@@ -64,7 +63,7 @@ MORE, DONE, BACK = Outcome.MORE, Outcome.DONE, Outcome.HELD_BACK
 
 def test_everybody_has_a_turn_and_then_the_next() -> None:
     table = Table()
-    table.ask(*(table.toy(name, (0, 0, MORE), (0, 0, MORE), (0, 0, DONE)) for name in "abc"))
+    table.ask(*(table.toy(name, (0, MORE), (0, MORE), (0, DONE)) for name in "abc"))
     assert table.run() == "abcabcabc"
 
 
@@ -73,14 +72,14 @@ def test_there_are_so_many_turns_between_two_looks_at_the_sockets(monkeypatch: p
     looks: list[int] = []
     call_later = table.clock.callLater
     monkeypatch.setattr(table.clock, "callLater", lambda *words: (looks.append(len(table.log)), call_later(*words))[1])
-    table.ask(table.toy("a", *[(0, 0, MORE)] * 9, (0, 0, DONE)))
+    table.ask(table.toy("a", *[(0, MORE)] * 9, (0, DONE)))
     assert table.run() == "a" * 10
     assert looks == list(range(0, 10, TURNS))
 
 
 def test_asking_twice_is_asking_once() -> None:
     table = Table()
-    toy = table.toy("a", (0, 0, DONE))
+    toy = table.toy("a", (0, DONE))
     table.ask(toy, toy)
     assert table.run() == "a"
 
@@ -89,10 +88,10 @@ def test_the_pool_is_shared_in_the_order_in_which_they_asked() -> None:
     table = Table()
     half = POOL // 2
     table.ask(
-        table.toy("a", (half, half, MORE), (half, half, DONE)),
-        table.toy("b", (half, half, MORE), (half, half, MORE), (half, half, DONE)),
-        table.toy("c", (half, half, DONE)),
-        table.toy("d", (1, 1, DONE)),
+        table.toy("a", (half, MORE), (half, DONE)),
+        table.toy("b", (half, MORE), (half, MORE), (half, DONE)),
+        table.toy("c", (half, DONE)),
+        table.toy("d", (1, DONE)),
     )
     assert table.run() == "ababcbd"
     assert table.turns._granted == 0
@@ -101,53 +100,43 @@ def test_the_pool_is_shared_in_the_order_in_which_they_asked() -> None:
 def test_somebody_who_needs_more_than_there_is_waits_and_nobody_overtakes() -> None:
     table = Table()
     table.ask(
-        table.toy("a", (POOL, POOL, MORE), (POOL, POOL, DONE)),
-        table.toy("b", (POOL, POOL, DONE)),
-        table.toy("c", (1, 1, DONE)),
+        table.toy("a", (POOL, MORE), (POOL, DONE)),
+        table.toy("b", (POOL, DONE)),
+        table.toy("c", (1, DONE)),
     )
     assert table.run() == "aabc"
 
 
 def test_more_than_the_pool_is_granted_to_one_alone() -> None:
     table = Table(limit=10)
-    table.ask(table.toy("a", (2 * POOL, 0, DONE)), table.toy("b", (2 * POOL, 0, DONE)))
+    table.ask(table.toy("a", (2 * POOL, DONE)), table.toy("b", (2 * POOL, DONE)))
     assert table.run() == "ab"
 
 
 def test_what_is_not_needed_any_more_is_given_back() -> None:
     table = Table()
-    first = table.toy("a", (POOL, 10, MORE), (0, 10, MORE), (0, 0, DONE))
-    table.ask(first, table.toy("b", (POOL - 10, 0, DONE)))
-    assert table.run() == "aaba"
-    assert first.grants == [POOL, 10, 10]
+    first = table.toy("a", (POOL, MORE), (10, MORE), (0, MORE), (0, DONE))
+    table.ask(first, table.toy("b", (POOL - 10, DONE)))
+    assert table.run() == "aabaa"
+    assert first.grants == [POOL, 10, 0, 0]
 
 
-def test_the_next_frame_goes_to_the_end_of_the_queue() -> None:
+def test_a_worker_that_needs_more_than_it_was_granted_goes_to_the_end_of_the_queue() -> None:
     table = Table()
-    table.ask(table.toy("a", (POOL, 0, MORE), (POOL, 0, DONE)), table.toy("b", (POOL, 0, DONE)))
+    first = table.toy("a", (POOL // 2, MORE), (POOL, DONE))
+    table.ask(first, table.toy("b", (POOL, DONE)))
     assert table.run() == "aba"
+    assert first.grants == [POOL // 2, POOL]
 
 
-def test_who_is_held_back_keeps_its_grant_and_its_place() -> None:
+def test_a_worker_that_is_held_back_gives_its_grant_back_and_asks_again() -> None:
+    """Only a commit lets it go on, and others can inflate meanwhile; what it holds already is in its account."""
     table = Table()
-    toy = table.toy("a", (POOL, POOL, BACK), (0, 0, DONE))
-    other = table.toy("b", (1, 0, DONE))
-    table.ask(toy, other)
-    assert table.run() == "a"
-    assert table.run() == ""
-    table.ask(toy)
+    toy = table.toy("a", (POOL, BACK), (POOL, DONE))
+    table.ask(toy, table.toy("b", (POOL, DONE)))
     assert table.run() == "ab"
-
-
-def test_who_is_held_back_before_it_begins_is_not_asked_again_and_again() -> None:
-    table = Table()
-    toy = table.toy("a", (0, 0, BACK), (POOL, 0, BACK), (POOL, 0, DONE))
-    table.ask(toy)
-    assert table.run() == "a"
-    table.ask(toy)
-    assert table.run() == "a"
     assert table.turns._granted == 0
-    assert not table.clock.getDelayedCalls()
+    assert not table.clock.getDelayedCalls(), "it is not asked again and again"
     table.ask(toy)
     assert table.run() == "a"
 
@@ -155,22 +144,57 @@ def test_who_is_held_back_before_it_begins_is_not_asked_again_and_again() -> Non
 def test_the_budget_of_all_kits_counts_while_something_of_ours_will_be_released() -> None:
     table = Table(limit=100)
     table.budget.account(Reading(lambda: None, lambda: None)).hold(90)
-    table.turns.in_flight = 5
-    table.ask(table.toy("a", (20, 0, DONE)), table.toy("b", (20, 0, DONE)))
+    table.turns.published(0, 5)
+    table.ask(table.toy("a", (20, DONE)), table.toy("b", (20, DONE)))
     assert table.run() == ""
-    table.turns.in_flight = 0
+    table.turns.published(5, 0)
     table.turns.wake()
     assert table.run() == "ab", "waiting would change nothing"
 
 
+def test_what_was_granted_and_not_filled_yet_counts_as_used() -> None:
+    table = Table(limit=100)
+    table.turns.published(0, 5)
+    table.ask(table.toy("a", (60, MORE), (60, DONE)), table.toy("b", (60, DONE)))
+    assert table.run() == "aab"
+
+
+def test_all_connections_together_read_and_publish_so_much_at_once() -> None:
+    turns = Table().turns
+    assert (turns.read, turns.share) == (READ, turns.budget.each)
+    turns.connections = READS // READ
+    assert turns.read == READ
+    turns.connections += 1
+    assert turns.read == READS // turns.connections < READ
+    turns.connections = 10_000
+    assert turns.read == LEAST
+    for _ in range(500):
+        turns.published(0, 7)
+    assert (turns.in_flight, turns.publishing, turns.share) == (3500, 500, FLIGHT // 500)
+    turns.published(7, 0)
+    assert (turns.in_flight, turns.publishing) == (3493, 499)
+    turns.published(7, 8)
+    assert (turns.in_flight, turns.publishing) == (3494, 499)
+
+
+def test_in_a_small_budget_they_read_and_publish_less() -> None:
+    turns = Table(limit=1 << 20).turns
+    assert (turns.read, turns.share) == (128 << 10, 128 << 10)
+
+
 def test_who_leaves_is_not_served() -> None:
     table = Table()
-    waiting, running = table.toy("a", (POOL, 0, DONE)), table.toy("b", (POOL, POOL, BACK))
-    table.ask(running, waiting)
-    assert table.run() == "b"
-    table.turns.leave(running)
-    table.turns.leave(waiting)
-    assert table.run() == ""
+    others = [table.toy("b", (POOL // 2, DONE)), table.toy("c", (POOL, DONE))]  # one with its grant, and one without
+
+    class Breaker(Toy):
+        def take_turn(self, granted: int) -> Outcome:
+            assert table.turns._granted in (POOL, POOL // 2)
+            for other in others:
+                table.turns.leave(other)
+            return super().take_turn(granted)
+
+    table.ask(Breaker("a", deque([(POOL // 2, MORE), (POOL // 2, DONE)]), table.log), *others)
+    assert table.run() == "aa"
     assert table.turns._granted == 0
 
 
@@ -182,6 +206,6 @@ def test_who_leaves_in_its_turn_is_forgotten() -> None:
             table.turns.leave(self)
             return super().take_turn(granted)
 
-    table.ask(Leaver("a", deque([(5, 5, MORE)]), table.log))
+    table.ask(Leaver("a", deque([(5, MORE)]), table.log))
     assert table.run() == "a"
     assert table.turns._granted == 0
