@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 import re
 import socket
 import ssl
@@ -230,8 +232,93 @@ def test_a_bomb_of_1_gib_costs_less_than_70_mib(start: Any) -> None:
     assert grown < 70 << 20, f"{grown >> 20} MiB"
     client.send(['{"after":1}'])
     client.close()
-    assert "decompression-bomb from 127.0.0.1" in place.server.log
+    assert "bad-version from 127.0.0.1" in place.server.log, "no frames; the first slice has shown it"
     assert place.tail("figg", 2, "--stream", "lumberjack") == b'{"before":1}{"after":1}'
+
+
+def test_a_bomb_of_frames_is_stopped_at_the_limit_within_little_memory(start: Any) -> None:
+    place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.max-inflated=64MiB"))
+    bomb = compressed([b"\0" * ((1 << 20) - 10)] * 1_024, 9, 2)
+    before = resident(place.server.process.pid)
+    for _ in range(3):
+        with raw_socket(place) as peer:
+            with suppress(ConnectionError):
+                peer.sendall(bomb)
+            assert peer.recv(6) == b"", "closed, and not acknowledged"
+    grown = resident(place.server.process.pid) - before
+    assert grown < 100 << 20, f"{grown >> 20} MiB"
+    assert "decompression-bomb from 127.0.0.1" in place.server.log
+    assert "raise the option lumberjack.max-inflated" in place.server.log
+
+
+def compressed(documents: list[bytes], level: int, version: int) -> bytes:
+    """Return a window of *documents* in one compressed frame, as Filebeat sends it."""
+    squeeze = zlib.compressobj(level)
+    parts = [
+        squeeze.compress(b"%dJ" % version + pack(">II", number, len(document)) + document)
+        for number, document in enumerate(documents, 1)
+    ]
+    body = b"".join([*parts, squeeze.flush()])
+    head = b"%dW" % version + pack(">I", len(documents)) + b"%dC" % version + pack(">I", len(body))
+    return head + body
+
+
+def poison() -> dict[str, list[bytes]]:
+    """Windows that Filebeat may send with its defaults, by what they are."""
+    dice = random.Random(13)
+    return {
+        "2,048 events of 40 KB": [dice.randbytes(14_500) + b"x" * 25_500 for _ in range(2_048)],
+        "80 JSON lines of 1 MB": [b'{"level":"info","request":"GET /","n":%07d}' % n * 23_256 for n in range(80)],
+        "a line of 300 KB of NULs": [b'{"message":"' + b"\\u0000" * 300_000 + b'"}'],
+        "a line of 3 MB of spaces": [b'{"message":"' + b" " * 3_000_000 + b'"}'],
+        "a line of 8 MB of quotes": [b'{"message":"' + b'\\"' * 8_000_000 + b'"}'],
+    }
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_large_windows_of_honest_writers_are_taken_with_the_default_limits(start: Any, version: int) -> None:
+    """Each was answered by closing, so that the writer sent it again and again."""
+    place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG))
+    before = resident(place.server.process.pid)
+    count, digest = 0, hashlib.sha256()
+    with raw_socket(place) as peer:
+        for name, documents in poison().items():
+            peer.sendall(compressed(documents, 3, version))
+            answer = b""
+            while answer in (b"", b"2A\0\0\0\0"):
+                answer = peer.recv(6, socket.MSG_WAITALL)
+            assert answer == b"%dA" % version + pack(">I", len(documents)), name
+            count += len(documents)
+            digest.update(b"".join(documents))
+    grown = resident(place.server.process.pid) - before
+    assert grown < 160 << 20, f"{grown >> 20} MiB, for windows of 82 MB"
+    stored = place.tail("figg", count, "--stream", "lumberjack")
+    assert hashlib.sha256(stored).digest() == digest.digest()
+
+
+def test_an_event_that_is_too_large_is_refused_with_what_helps(start: Any) -> None:
+    place = Place(start("--listen", f"lumberjack={LOOPBACK}"))
+    with raw_socket(place) as peer:
+        peer.sendall(compressed([b"x" * ((16 << 20) + 1)], 3, 2))
+        assert peer.recv(6) == b""
+    assert "the writer will send it again and again: lower the max_bytes of its input" in place.server.log
+
+
+def writers(*words: str) -> dict[str, Any]:
+    """Run tests/torture/lumberjack_writers.py; return its figures."""
+    script = Path(__file__).parents[1] / "torture" / "lumberjack_writers.py"
+    ended = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return dict(json.loads(ended.stdout.splitlines()[0]))
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_60_writers_at_once_are_served_within_the_budget_and_a_light_one_among_them_waits_for_few(level: int) -> None:
+    """See the script for 500 writers.  A slack of 48 MiB: pages that the allocator keeps, and the journal's buffers."""
+    words = ("--writers", "60", "--windows", "10", "--memory", "96", "--slack", "48", "--level", str(level))
+    figures = writers(*words, "--light-windows", "300")
+    assert figures["acknowledged"] == 600
+    assert figures["events"] == 600 * 2_048
 
 
 def test_the_command_line_publishes(start: Any, tmp_path: Path) -> None:

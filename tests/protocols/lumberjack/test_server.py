@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Callable
 from struct import pack
@@ -22,7 +23,7 @@ from fyrehose.policy import parse
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
 from fyrehose.protocols.lumberjack.session import Limits
-from fyrehose.protocols.lumberjack.turns import READ
+from fyrehose.protocols.lumberjack.turns import FLIGHT, READ, READS
 from fyrehose.settings import build
 from fyrehose.tcp import FULL_GRACE, LINGER
 
@@ -499,6 +500,123 @@ def test_500_writers_at_once_stay_inside_the_budget(server: Make, window: Make, 
 def final(writer: Any) -> list[tuple[int, int]]:
     """Acknowledgements of whole windows."""
     return [ack for ack in writer.acks if ack[1] == HERD]
+
+
+@both
+def test_500_writers_without_compression_have_little_on_its_way_to_the_disk(
+    server: Make, window: Make, version: int
+) -> None:
+    """So little, too, is published before the event of a light writer among them."""
+    made = server(auto=False, max_per_host=1000)
+    writers = [made.connect(port=1000 + n) for n in range(500)]
+    data = window(2_000, version=version)
+    left = dict.fromkeys(writers, 5 * data)
+    most = 0
+    for _ in range(10_000):
+        for writer, rest in left.items():
+            if rest and writer.transport.reads:
+                size = writer.transport.bufferSize
+                writer.says(rest[:size])
+                left[writer] = rest[size:]
+        most = max(most, made.broker.budget.used)
+        made.clock.advance(0.01)
+        made.journal.commit()
+        if not any(left.values()):
+            break
+    assert most <= 2 * READS + FLIGHT
+    assert all(writer.acks == [(version, 2_000)] * 5 for writer in writers)
+    assert made.broker.budget.used == 0
+
+
+def test_all_read_less_at_once_as_there_are_more_of_them(server: Make) -> None:
+    made = server(max_per_host=1000)
+    first = made.connect()
+    assert first.transport.bufferSize == READ
+    peers = [first, *(made.connect(port=1000 + n) for n in range(255))]
+    assert all(READS // 256 <= peer.transport.bufferSize <= 2 * READS // 256 for peer in peers)
+    for peer in peers[1:]:
+        peer.lose()
+    first.says(announce(0))
+    assert first.transport.bufferSize == READ
+
+
+def test_a_writer_with_its_share_on_its_way_to_the_disk_is_read_no_further_until_half_of_it_is_durable(
+    server: Make,
+) -> None:
+    made = server(auto=False)
+    peer = made.connect()
+    event = doc(1, b"x" * (1 << 20))
+    peer.says(announce(100))
+    for _ in range((made.broker.budget.each >> 20) - 1):
+        peer.says(event)
+    assert peer.transport.reads
+    peer.says(event)
+    assert not peer.transport.reads
+    made.journal.commit()
+    assert peer.transport.reads
+
+
+def test_a_frame_has_its_time_when_the_writer_is_read_no_further(server: Make) -> None:
+    """A slow disk is no fault of the writer's."""
+    made = server(auto=False, frame_timeout=30.0)
+    peer = made.connect()
+    event = doc(1, b"x" * (8 << 20))
+    peer.says(announce(2) + event + event[:-1])
+    assert not peer.transport.reads
+    made.clock.pump([5.0] * 20)
+    assert not peer.transport.disconnecting
+    made.journal.commit()
+    made.clock.advance(29)
+    peer.says(event[-1:])
+    made.journal.commit()
+    assert peer.acks[-1] == (2, 1)
+    assert made.count("frame-timeout") == 0
+
+
+@both
+def test_a_large_window_is_published_in_pieces_and_acknowledged_once(server: Make, version: int) -> None:
+    """2,048 events of 40 KB that hardly compress: 30 MB, in several commits; version 2 is kept alive meanwhile."""
+    made = server(auto=False)
+    peer = made.connect()
+    documents = [random.Random(n).randbytes(15_000) + bytes(25_000) for n in range(2_048)]
+    inner = b"".join(doc(n, document, version) for n, document in enumerate(documents, 1))
+    wire = announce(2_048, version) + Compressed.of(inner, version).serialize()
+    assert len(wire) > 30_000_000
+    commits = most = 0
+    while wire or not [ack for ack in peer.acks if ack[1]]:
+        if wire and peer.transport.reads:
+            peer.says(wire[: peer.transport.bufferSize])
+            wire = wire[peer.transport.bufferSize :]
+        made.clock.advance(0.5)
+        most = max(most, made.broker.budget.used)
+        if not peer.transport.reads or not wire:
+            before = len(made.payloads)
+            made.journal.commit()
+            commits += len(made.payloads) > before
+    made.settle()
+    assert [ack for ack in peer.acks if ack[1]] == [(version, 2_048)]
+    assert ((2, 0) in peer.acks) == (version == 2)
+    assert made.payloads == documents
+    assert commits > 5
+    assert most < 16 << 20
+    assert made.broker.budget.used == 0
+
+
+def test_500_peers_that_fall_silent_within_large_events_hold_what_they_sent(server: Make) -> None:
+    made = server(max_per_host=1000)
+    bomb = zlib.compress(doc(1, b" " * (16 << 20)) + doc(2, random.Random(1).randbytes(1 << 20)), 9)
+    for number in range(500):
+        peer = made.connect(host=f"10.0.{number >> 8}.{number & 255}")
+        peer.says(announce(2) + b"2C" + pack(">I", len(bomb)) + bomb[:20_000])
+    made.settle()
+    held = sum(
+        len(protocol.session._buffer) + protocol.session._inflation.held for protocol in made.factory.connections
+    )
+    assert held <= 500 * 21_000
+    honest = made.connect(host="10.1.1.1")
+    honest.says(announce(2) + b"2C" + pack(">I", len(bomb)) + bomb)
+    made.settle()
+    assert honest.acks == [(2, 2)]
 
 
 # TLS

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fyrehose.protocols.lumberjack import inflate
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
 from fyrehose.protocols.lumberjack.session import PAIRS_WORK, RUN_WORK, Limits, LumberjackServerSession
@@ -607,3 +608,27 @@ def test_a_small_bomb_limit_is_an_option(peer: Make) -> None:
     for most, causes in ((100, []), (99, ["decompression-bomb"])):
         fed = peer(LumberjackServerSession(Limits(max_inflated=most)))
         assert fed.feed(announce(1) + packed(doc(1, b"x" * 90))).causes == causes
+
+
+@given(STREAMS, st.lists(st.integers(1, 30), max_size=30), st.integers(1, 40), st.integers(1, 20))
+@settings(max_examples=300, deadline=None)
+def test_inflating_as_a_stream_changes_nothing_of_what_is_right(
+    peer: Make, data: bytes, cuts: list[int], piece: int, events: int
+) -> None:
+    """As if compressed frames of some bytes were large: they are used before their checksums are known."""
+    wanted = peer().feed(data)
+    chunks, rest = [], data
+    for cut in cuts:
+        chunks.append(rest[:cut])
+        rest = rest[cut:]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("PIECE", piece), ("WHOLE", piece), ("SLICE", piece + 2), ("_INPUT", piece // 2 + 1)):
+            patch.setattr(inflate, name, value)
+        limits = Limits(turn_events=events, turn_bytes=10 * events, turn_inflated=piece)
+        fed = peer(LumberjackServerSession(limits)).feed(*chunks, rest)
+    assert fed.causes or not wanted.causes, "it may be found to be wrong before all of it is there"
+    assert fed.events[: len(wanted.events)] == wanted.events, "more of a compressed frame that turned out to be wrong"
+    assert fed.causes or len(fed.events) == len(wanted.events)
+    assert fed.causes or fed.acks[-1:] == wanted.acks[-1:]
+    acks = iter(fed.acks)
+    assert all(ack in acks for ack in wanted.acks), "in the same order"

@@ -1,0 +1,308 @@
+#!/usr/bin/env python3
+"""Many Lumberjack writers at once, like Filebeats after a restart, and what a light one among them notices.
+
+    lumberjack_writers.py [--writers 500] [--pipelining 5] [--windows 5] [--events 2048] [--size 150] [--level 0|3]
+                          [--version 1|2] [--processes N] [--memory SIZE] [--light-windows N] [--patience S]
+
+Every writer has a socket of its own and sends --windows windows of --events events, of which --pipelining may be
+unacknowledged at a time.  All of them have connected before the first one sends.  A light writer sends one event, waits
+for its acknowledgement, pauses for 20 ms and sends the next, in a process of its own.
+
+Prints how long everything took, the most memory that the server had (VmHWM), its CPU time, and the light writer's
+waits: in seconds, and in windows of the others that were acknowledged in the meantime.  The status is 1 if
+
+    - a writer lost its connection, or a window was not acknowledged,
+    - the stream has another number of events than were sent,
+    - the server took more memory than its budget, --slack and what it takes when idle,
+    - the light writer waited for more than --patience seconds, or while more than --light-windows windows of the others
+      were acknowledged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import resource
+import selectors
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import time
+import zlib
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from struct import pack, unpack_from
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import servers
+import wire
+
+#: How long everybody together may wait without any acknowledgement, in seconds.
+SILENCE = 60.0
+#: How long the light writer pauses between two events, in seconds.
+PAUSE = 0.02
+STREAM = b"lumberjack"
+
+
+def window(events: int, size: int, level: int, version: int) -> bytes:
+    """Return the bytes of a window of *events* log lines, as Filebeat has them, of about *size* bytes each."""
+    frames = []
+    for number in range(1, events + 1):
+        head = b'{"@timestamp":"2026-11-22T10:%02d:%02d.%03dZ","@metadata":{"beat":"filebeat"},"message":"' % (
+            number // 60 % 60,
+            number % 60,
+            number * 7919 % 1000,
+        )
+        text = b"GET /static/%d/%d HTTP/1.1 %d " % (number * 48271 % 997, number * 16807 % 9973, 200 + number % 4)
+        document = head + (text * (1 + size // len(text)))[: max(0, size - len(head) - 2)] + b'"}'
+        frames.append(b"%dJ" % version + pack(">II", number, len(document)) + document)
+    inner = b"".join(frames)
+    if level:
+        body = zlib.compress(inner, level)
+        inner = b"%dC" % version + pack(">I", len(body)) + body
+    return b"%dW" % version + pack(">I", events) + inner
+
+
+class Writer:
+    """One writer: sends the same window again and again, and counts the acknowledgements of whole ones."""
+
+    def __init__(self, port: int, wanted: int, pipelining: int, events: int, data: bytes) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=SILENCE)
+        self.socket.setblocking(False)
+        self.wanted, self.pipelining, self.events, self.data = wanted, pipelining, events, memoryview(data)
+        self.begun = self.acked = self.kept_alive = 0
+        self._at = len(data)
+        self._heard = bytearray()
+
+    def write(self) -> bool:
+        """Send as much as the socket and the pipelining take; return False if only an acknowledgement helps."""
+        while True:
+            if self._at == len(self.data):
+                if self.begun == self.wanted or self.begun - self.acked == self.pipelining:
+                    return False
+                self.begun += 1
+                self._at = 0
+            try:
+                self._at += self.socket.send(self.data[self._at :])
+            except BlockingIOError:
+                return True
+
+    def read(self) -> int:
+        """Return how many windows were acknowledged by what came in."""
+        data = self.socket.recv(65536)
+        if not data:
+            raise ConnectionError("the server closed the connection of a writer")
+        self._heard += data
+        whole = len(self._heard) // 6
+        before = self.acked
+        for at in range(0, 6 * whole, 6):
+            number = unpack_from(">I", self._heard, at + 2)[0]
+            self.acked += number == self.events
+            self.kept_alive += number == 0
+        del self._heard[: 6 * whole]
+        return self.acked - before
+
+
+def crowd(pipe: Connection, port: int, count: int, arguments: argparse.Namespace, acked: Any, index: int) -> None:
+    """Connect *count* writers, wait for the word to begin, and report when everything is acknowledged."""
+    data = window(arguments.events, arguments.size, arguments.level, arguments.version)
+    try:
+        writers = [Writer(port, arguments.windows, arguments.pipelining, arguments.events, data) for _ in range(count)]
+        pipe.send("connected")
+        pipe.recv()
+        selector = selectors.DefaultSelector()
+        both = selectors.EVENT_READ | selectors.EVENT_WRITE
+        for writer in writers:
+            selector.register(writer.socket, both, writer)
+        left = count * arguments.windows
+        while left:
+            ready = selector.select(SILENCE)
+            if not ready:
+                raise TimeoutError(f"{left} windows are not acknowledged, and nothing came for {SILENCE:g} s")
+            for key, events in ready:
+                writer = key.data
+                if events & selectors.EVENT_READ:
+                    got = writer.read()
+                    left -= got
+                    acked[index] += got
+                wants = writer.write()
+                if wants != bool(key.events & selectors.EVENT_WRITE):
+                    selector.modify(writer.socket, both if wants else selectors.EVENT_READ, writer)
+        pipe.send({"kept alive": sum(writer.kept_alive for writer in writers)})
+    except (OSError, EOFError) as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+    with suppress(EOFError):
+        pipe.recv()  # the connections stay until everybody is ready
+
+
+def light(pipe: Connection, port: int, acked: Any) -> None:
+    """Send one event after the other, and report how long each waited, in seconds and in windows of the others."""
+    waits: list[tuple[float, int]] = []
+    data = b"2W" + pack(">I", 1) + b"2J" + pack(">II", 1, 11) + b'{"light":1}'
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=SILENCE) as peer:
+            pipe.send("connected")
+            while not pipe.poll(PAUSE):
+                before, began = sum(acked), time.monotonic()
+                peer.sendall(data)
+                while peer.recv(6, socket.MSG_WAITALL) != b"2A\0\0\0\1":
+                    pass
+                waits.append((time.monotonic() - began, sum(acked) - before))
+        pipe.send(waits)
+    except OSError as error:
+        pipe.send(f"the light writer: {type(error).__name__}: {error}")
+
+
+def told(pipe: Connection) -> Any:
+    """Return what a client process reports.
+
+    :raises ValueError: it failed
+    """
+    if not pipe.poll(20 * SILENCE):
+        raise ValueError("a client process does not come to an end")
+    said = pipe.recv()
+    if isinstance(said, str) and said != "connected":
+        raise ValueError(said)
+    return said
+
+
+def memory(pid: int) -> tuple[int, int]:
+    """Return what the server has at present, and the most that it ever had, in KiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    resident, most = (re.search(rf"{name}:\s+(\d+) kB", status) for name in ("VmRSS", "VmHWM"))
+    assert resident is not None
+    assert most is not None
+    return int(resident[1]), int(most[1])
+
+
+def cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def stored(port: int) -> int:
+    """Return the number of the stream's last event."""
+    with socket.create_connection(("127.0.0.1", port), timeout=SILENCE) as peer:
+        peer.sendall(wire.attach(STREAM, None))
+        frames = wire.Frames()
+        while True:
+            for kind, _, number, _ in frames.feed(peer.recv(65536)):
+                if kind == wire.ATTACHED:
+                    return number
+
+
+def run(server: servers.Server, arguments: argparse.Namespace) -> list[str]:
+    """Do it; return what was wrong."""
+    port, pid = server.port("lumberjack"), server.process.pid
+    context = multiprocessing.get_context("fork")
+    acked = context.Array("Q", arguments.processes, lock=False)
+    shares = [
+        arguments.writers // arguments.processes + (n < arguments.writers % arguments.processes)
+        for n in range(arguments.processes)
+    ]
+    targets: list[tuple[Any, tuple[Any, ...]]] = [
+        (crowd, (port, share, arguments, acked, n)) for n, share in enumerate(shares)
+    ]
+    targets.append((light, (port, acked)))
+    pipes = []
+    for target, words in targets:
+        ours, theirs = context.Pipe()
+        context.Process(target=target, args=(theirs, *words), daemon=True).start()
+        pipes.append(ours)
+    for pipe in pipes:
+        told(pipe)
+    idle, used = memory(pid)[0], cpu(pid)
+    began = time.monotonic()
+    for pipe in pipes[:-1]:
+        pipe.send("begin")
+    reports = [told(pipe) for pipe in pipes[:-1]]
+    seconds = time.monotonic() - began
+    pipes[-1].send("enough")
+    waits = told(pipes[-1])
+    most = memory(pid)[1]
+    for pipe in pipes[:-1]:
+        pipe.send("end")
+    count = arguments.writers * arguments.windows * arguments.events
+    found = stored(server.port("figg")) - len(waits)
+    longest, overtaken = (max(column) for column in zip(*waits, strict=True))
+    limit = (arguments.memory + arguments.slack << 10) + idle
+    problems = []
+    if found != count:
+        problems.append(f"{count} events were acknowledged, and {found} are in the stream")
+    if most > limit:
+        problems.append(f"the server took {most >> 10} MiB, of {limit >> 10} MiB")
+    if longest > arguments.patience:
+        problems.append(f"the light writer waited for {longest:.2f} s")
+    if overtaken > arguments.light_windows:
+        problems.append(f"{overtaken} windows of the others were acknowledged while the light writer waited")
+    figures = {
+        "writers": arguments.writers,
+        "pipelining": arguments.pipelining,
+        "level": arguments.level,
+        "events": count,
+        "acknowledged": sum(acked),
+        "seconds": round(seconds, 2),
+        "cpu": round(cpu(pid) - used, 2),
+        "idle_mib": idle >> 10,
+        "most_mib": most >> 10,
+        "budget_mib": arguments.memory,
+        "kept_alive": sum(report["kept alive"] for report in reports),
+        "light": len(waits),
+        "light_median_ms": round(1000 * statistics.median(wait for wait, _ in waits), 1),
+        "light_longest_ms": round(1000 * longest, 1),
+        "light_windows": overtaken,
+        "problems": len(problems),
+    }
+    print(json.dumps(figures), flush=True)
+    return problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--writers", type=int, default=500)
+    parser.add_argument("--pipelining", type=int, default=5, help="windows of a writer that are not acknowledged")
+    parser.add_argument("--windows", type=int, default=5, help="windows that each writer sends in all")
+    parser.add_argument("--events", type=int, default=2048, help="of a window")
+    parser.add_argument("--size", type=int, default=150, help="of an event, in bytes")
+    parser.add_argument("--level", type=int, default=3, help="of compression; 0: none")
+    parser.add_argument("--version", type=int, default=2, choices=(1, 2))
+    parser.add_argument("--processes", type=int, default=2, help="that the writers are shared among")
+    parser.add_argument("--memory", type=int, default=512, help="the server's budget, in MiB")
+    parser.add_argument("--slack", type=int, default=0, help="more than its budget that it may take, in MiB")
+    parser.add_argument("--light-windows", type=int, default=1 << 40, help="that may be acknowledged before its event")
+    parser.add_argument("--patience", type=float, default=1e9, help="the longest that the light writer may wait")
+    arguments = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    root = Path(tempfile.mkdtemp(prefix="fyrehose-writers-"))
+    options = [f"server.memory={arguments.memory}MiB", f"lumberjack.max-per-host={arguments.writers + 10}"]
+    words = [word for option in options for word in ("--option", option)]
+    server = servers.Server(root, *words)
+    try:
+        server.wait_until_serving()
+        problems = run(server, arguments)
+        problems += [line for line in server.log.splitlines() if "Traceback" in line or "#critical]" in line][:3]
+    except (ValueError, OSError, servers.ServerEnded) as error:
+        problems = [f"{type(error).__name__}: {error}"]
+    finally:
+        server.process.kill()
+        server.process.wait()
+    for problem in problems:
+        print(f"VIOLATION: {problem}")
+    if problems:
+        print(f"kept for a look: {root}")
+        return 1
+    shutil.rmtree(root)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
