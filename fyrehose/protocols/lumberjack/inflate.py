@@ -31,7 +31,7 @@ with suppress(ImportError):  # which is two and a half times as fast
 SLICE = 64 << 10
 #: How much of a compressed frame has to be there before it is inflated, in bytes; all of one that is smaller.
 PIECE = 256 << 10
-#: A compressed frame of one piece is checked before any of it is used if it comes to so many bytes at the most.
+#: How much is inflated before frames are taken out of it, in bytes: what a usual window comes to.
 WHOLE = 1 << 20
 #: What a decompressor takes, in bytes: its window and tables.
 ENGINE = 96 << 10
@@ -58,19 +58,17 @@ class Inflation:
     made: int = attrs.field(default=0, init=False)
     inner: int = attrs.field(default=0, init=False)
     done: bool = attrs.field(default=False, init=False)
-    _checked: bool = attrs.field(init=False)
     _size: int = attrs.field(init=False)
     _tail: bytes = attrs.field(default=b"", init=False)
     _engine: Any = attrs.field(factory=lambda: engine.decompressobj(), init=False)
 
     def __attrs_post_init__(self) -> None:
         self._size = self.left
-        self._checked = self.left <= PIECE
 
     @property
-    def usable(self) -> bool:
-        """Whether frames may be taken out of ``data``."""
-        return self.done or not self._checked or self.made > WHOLE
+    def full(self) -> bool:
+        """Whether frames are to be taken out of ``data`` before more is inflated."""
+        return self.done or len(self.data) > max(WHOLE, self.inner)
 
     @property
     def wanted(self) -> int:
@@ -87,7 +85,7 @@ class Inflation:
         """What ``data`` may grow to before something can be taken out of it, in bytes."""
         if self.done:
             return len(self.data)
-        return max(len(self.data), self.inner, 0 if self.usable else WHOLE) + PIECE
+        return max(len(self.data), self.inner, WHOLE) + PIECE
 
     @property
     def held(self) -> int:

@@ -258,7 +258,7 @@ class LumberjackServerSession:
 
         :return: where the payload begins that was not consumed, and whether the turn ends here
         """
-        if inflation.usable:
+        if inflation.full or len(self._buffer) - at < inflation.wanted:
             self._take_inner(inflation)
         if self._spent:
             self._more = True

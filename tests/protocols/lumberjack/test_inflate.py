@@ -69,7 +69,6 @@ def test_a_large_payload_is_inflated_as_it_arrives() -> None:
     payload = zlib.compress(data)
     assert whole(payload, arrives=10_000) == data
     inflation = Inflation(len(payload), 1 << 30)
-    assert inflation.usable, "before its checksum, as it is large"
     assert inflation.wanted == PIECE
     buffer = bytearray(payload[:PIECE])
     assert inflation.inflate(buffer, 0, 1 << 30) == PIECE
@@ -78,17 +77,25 @@ def test_a_large_payload_is_inflated_as_it_arrives() -> None:
 
 
 @either
-def test_a_payload_of_one_piece_is_checked_before_it_is_used_unless_it_comes_to_much() -> None:
-    for size, early in ((WHOLE, False), (WHOLE + 1, True)):
+def test_what_comes_to_much_is_used_before_it_is_checked() -> None:
+    for size, early in ((WHOLE, False), (WHOLE + 2 * SLICE, True)):
         payload = bytearray(zlib.compress(b"x" * size))
         inflation = Inflation(len(payload), 1 << 30)
-        at = 0
+        at, full = 0, False
         while not inflation.done:
-            assert inflation.usable == (inflation.made > WHOLE)
+            assert inflation.full == (len(inflation.data) > WHOLE)
+            assert inflation.needs == max(WHOLE, len(inflation.data)) + PIECE
             at = inflation.inflate(payload, at, 1)
-            assert inflation.needs >= len(inflation.data)
-        assert inflation.usable
-        assert (inflation.made > WHOLE) == early
+            full = full or (inflation.full and not inflation.done)
+        assert inflation.full
+        assert inflation.needs == size
+        assert full == early
+    inflation = Inflation(100, 1 << 30)
+    inflation.inner = 3 * WHOLE
+    inflation.data += bytes(3 * WHOLE)
+    assert not inflation.full
+    inflation.data += b"x"
+    assert inflation.full
 
 
 def test_a_frame_within_is_inflated_when_what_arrived_must_be_enough_for_it() -> None:
