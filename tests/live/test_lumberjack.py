@@ -271,7 +271,7 @@ def poison() -> dict[str, list[bytes]]:
         "80 JSON lines of 1 MB": [b'{"level":"info","request":"GET /","n":%07d}' % n * 23_256 for n in range(80)],
         "a line of 300 KB of NULs": [b'{"message":"' + b"\\u0000" * 300_000 + b'"}'],
         "a line of 3 MB of spaces": [b'{"message":"' + b" " * 3_000_000 + b'"}'],
-        "a line of 8 MB of quotes": [b'{"message":"' + b'\\"' * 8_000_000 + b'"}'],
+        "a line of 10 MB of quotes": [b'{"message":"' + b'\\"' * 10_000_000 + b'"}'],
     }
 
 
@@ -288,7 +288,7 @@ def test_large_windows_of_honest_writers_are_taken_with_the_default_limits(start
             while answer in (b"", b"2A\0\0\0\0"):
                 answer = peer.recv(6, socket.MSG_WAITALL)
             assert answer == b"%dA" % version + pack(">I", len(documents)), name
-            count += len(documents)
+            count += sum(1 + len(document) // (16 << 20) for document in documents)
             digest.update(b"".join(documents))
     grown = resident(place.server.process.pid) - before
     assert grown < 160 << 20, f"{grown >> 20} MiB, for windows of 82 MB"
@@ -297,11 +297,13 @@ def test_large_windows_of_honest_writers_are_taken_with_the_default_limits(start
 
 
 def test_an_event_that_is_too_large_is_refused_with_what_helps(start: Any) -> None:
-    place = Place(start("--listen", f"lumberjack={LOOPBACK}"))
-    with raw_socket(place) as peer:
-        peer.sendall(compressed([b"x" * ((16 << 20) + 1)], 3, 2))
-        assert peer.recv(6) == b""
+    place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.max-frame=1MiB"))
+    for size, answered in (((1 << 20) - 1, True), (1 << 20, True), ((1 << 20) + 1, False)):
+        with raw_socket(place) as peer:
+            peer.sendall(compressed([b"x" * size], 3, 2))
+            assert peer.recv(6) == (b"2A\0\0\0\1" if answered else b"")
     assert "the writer will send it again and again: lower the max_bytes of its input" in place.server.log
+    assert "raise the option lumberjack.max-frame" in place.server.log
 
 
 def writers(*words: str) -> dict[str, Any]:

@@ -4,7 +4,9 @@ and for each that is large.
     J  byte for byte; application/json, or application/x-lumberjack-j where it is plainly no JSON (empty, cut short)
     D  an object of JSON; application/x-lumberjack-d and the body of the frame where its pairs are not UTF-8
 
-A J frame's document is never decoded: whether it begins and ends as JSON does is all that is looked at.
+A J frame's document is never decoded: whether it begins and ends as JSON does is all that is looked at.  One that is
+larger than a record may be becomes several records: application/x-lumberjack-part, and for the last of them
+application/x-lumberjack-last-part.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ JSON = "application/json"
 NOT_JSON = "application/x-lumberjack-j"
 #: The body of a D frame (count, keys and values, as on the wire) that is not UTF-8, or too large as JSON.
 RAW_PAIRS = "application/x-lumberjack-d"
+#: A part of a document that is larger than a record may be, and the last part.
+PART = "application/x-lumberjack-part"
+LAST_PART = "application/x-lumberjack-last-part"
 #: Payloads that are at least so long are not joined with others, in bytes: another run costs less than the copy.
 LARGE = 128 << 10
 
@@ -67,6 +72,7 @@ class Columns:
     most: int
     _runs: list[EventRun] = attrs.field(factory=list, init=False)
     _groups: list[_Group] = attrs.field(factory=list, init=False)
+    _part_topic: str | None = attrs.field(default=None, init=False)
 
     def add_json(self, count: int, sequences: int | bytes, lengths: bytes, payload: bytes) -> int:
         """Documents; ``sequences`` is the first where they are consecutive, else a column.
@@ -99,6 +105,22 @@ class Columns:
         self._runs.append(
             EventRun(
                 lengths=pack("<I", len(body)), payload=body, producer_seq=sequence, topic=None, content_type=RAW_PAIRS
+            )
+        )
+
+    def add_part(self, sequence: int, payload: bytes, *, first: bool, last: bool) -> None:
+        """A part of a document; all of them have the topic that is found in the first."""
+        self._close()
+        if first:
+            found = kernel.find(payload[: self.most], self.path)
+            self._part_topic = None if found is None else topic_of(found)
+        self._runs.append(
+            EventRun(
+                lengths=pack("<I", len(payload)),
+                payload=payload,
+                producer_seq=sequence,
+                topic=self._part_topic,
+                content_type=LAST_PART if last else PART,
             )
         )
 

@@ -29,9 +29,9 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.records import MAX_PAYLOAD, Buffer
 
-#: The largest document, and the largest body of a D frame, in bytes.
+#: The largest document that becomes one record, and the largest body of a D frame, in bytes.
 MAX_EVENT = MAX_PAYLOAD
-#: The largest compressed frame, in bytes: a window of Filebeat's, of events that hardly compress.
+#: The largest compressed frame, in bytes: a window of Filebeat's, of events that hardly compress; and document.
 MAX_FRAME = 1 << 30
 #: The most pairs of a D frame, and the largest key, in bytes.
 MAX_PAIRS = 4_096
@@ -177,7 +177,7 @@ class Json(Frame):
     type = FrameType.JSON
 
     sequence: int = attrs.field(validator=_number)
-    payload: bytes = attrs.field(validator=attrs.validators.max_len(MAX_EVENT))
+    payload: bytes = attrs.field(validator=attrs.validators.max_len(MAX_FRAME))
 
     @classmethod
     def _from(cls, version: int, data: bytes) -> Self:
@@ -271,7 +271,7 @@ class Fields:
 
 def too_large(size: int, largest: int) -> RemoteProtocolError:
     """Return the refusal of an event of *size* bytes, or more."""
-    raised = "" if largest >= MAX_EVENT else ", or raise the option lumberjack.max-frame"
+    raised = "" if largest == MAX_EVENT else ", or raise the option lumberjack.max-frame"
     return RemoteProtocolError(
         "frame-too-large",
         f"an event of {size} bytes, {largest} are the most; the writer will send it again and again: lower the "

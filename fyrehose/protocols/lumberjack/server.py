@@ -15,12 +15,13 @@ from functools import partial
 from typing import ClassVar, cast
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.connections import SessionFactory
 from fyrehose.flow import Account
+from fyrehose.holding import RefusedConnection
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
 from fyrehose.protocols.lumberjack.session import MAX_INFLATED, Limits, LumberjackServerSession
@@ -52,9 +53,7 @@ class Settings(TLSSettings):
     topic_search: int = option(4 << 10, size, "how many bytes of an event the topic is looked for in")
     idle_timeout: float = option(60.0, duration, "time without a whole frame after which a writer is closed")
     silent_timeout: float = option(0.0, duration, "time for the first byte of a new connection; 0: as idle-timeout")
-    max_frame: int = option(
-        MAX_FRAME, size, "largest frame, in bytes; an event has at most 16 MiB in any case", least=1
-    )
+    max_frame: int = option(MAX_FRAME, size, "largest event, and largest compressed frame, in bytes", least=1)
     max_inflated: int = option(MAX_INFLATED, size, "what one compressed frame may come to, in bytes", least=1)
 
     def __attrs_post_init__(self) -> None:
@@ -105,13 +104,7 @@ class LumberjackProtocol(SessionProtocol):
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        turns = self._turns
-        turns.connections += 1
-        self.transport.bufferSize = turns.read
-        if not turns.connections & (turns.connections - 1):  # twice as many as when they were told last
-            for other in self.factory.connections:
-                if other.transport is not None:
-                    other.transport.bufferSize = turns.read
+        self.transport.bufferSize = self.factory.buffer_size
         self._active = self._spoke = self._heard = self.clock.seconds()
         self._arm(self.settings.idle_timeout)
 
@@ -122,7 +115,6 @@ class LumberjackProtocol(SessionProtocol):
         if not self._busy and not self.session.waits:
             self._spoke = self._heard
         super().dataReceived(data)
-        self.transport.bufferSize = self._turns.read
         self._work_on()
         self._arm(SILENCE if self.session.version == 1 else KEEP_ALIVE)
 
@@ -145,7 +137,6 @@ class LumberjackProtocol(SessionProtocol):
         if timer is not None:
             timer.cancel()
         super().connectionLost(reason)
-        self._turns.connections -= 1
         self._stop_working()
 
     # What the shell calls.
@@ -282,14 +273,14 @@ class LumberjackProtocol(SessionProtocol):
         self._turns.published(self._published, now)
         self._published = now
         share = self._turns.share
-        # It reads again when half of its share is free: in large pieces, not in drops.
-        throttled = now > (share // 2 if self._throttled else share)
-        if throttled != self._throttled and not self._disconnected():
-            self._throttled = throttled
-            if throttled:
-                self.reading.pauseProducing()
-            else:
+        if self._throttled:
+            # It reads again when half of its share is free: in large pieces, not in drops.
+            if now <= share // 2 and not self._disconnected():
+                self._throttled = False
                 self.reading.resumeProducing()
+        elif now > share:
+            self._throttled = True
+            self.reading.pauseProducing()
 
     # Time.
 
@@ -338,11 +329,43 @@ class LumberjackProtocol(SessionProtocol):
         return max(self._heard, now) + SILENCE
 
 
+class LumberjackFactory(SessionFactory):
+    """Makes connections that read the less at once the more of them there are.
+
+    :ivar buffer_size: what each reads at once, in bytes
+    """
+
+    def __init__(self, broker: IBroker, clock: IReactorTime, settings: Settings) -> None:
+        limits, self._turns = settings.limits, Turns(clock, broker.budget)
+        self._counted = 1  #: how many there were when they were told last
+        self.buffer_size = self._turns.read(1)
+
+        def make() -> LumberjackProtocol:
+            return LumberjackProtocol(LumberjackServerSession(limits), broker, clock, settings, self._turns)
+
+        super().__init__(make, KIT, LumberjackProtocol.log, broker, clock, settings)
+
+    def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | RefusedConnection | None:
+        protocol = super().buildProtocol(addr)
+        self._tell()
+        return protocol
+
+    def lost(self, protocol: SessionProtocol) -> None:
+        super().lost(protocol)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell all connections how much they read at once, when there are twice as many as before, or half."""
+        count = len(self.connections)
+        if self._counted // 2 < count < 2 * self._counted:
+            return
+        self._counted = max(1, count)
+        self.buffer_size = self._turns.read(self._counted)
+        for connection in self.connections:
+            if connection.transport is not None:
+                connection.transport.bufferSize = self.buffer_size
+
+
 def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> SessionFactory:
     """What listens."""
-    turns, limits = Turns(clock, broker.budget), settings.limits
-
-    def make() -> LumberjackProtocol:
-        return LumberjackProtocol(LumberjackServerSession(limits), broker, clock, settings, turns)
-
-    return SessionFactory(make, KIT, LumberjackProtocol.log, broker, clock, settings)
+    return LumberjackFactory(broker, clock, settings)

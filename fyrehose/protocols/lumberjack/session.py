@@ -56,7 +56,8 @@ RUN_WORK = 16
 class Limits:
     """What a session takes.
 
-    :ivar max_frame: the largest frame, in bytes; a document and a D frame have at most MAX_EVENT whatever this says
+    :ivar max_frame: the largest document and the largest compressed frame, in bytes; a D frame has at most MAX_EVENT
+        whatever this says
     :ivar max_inflated: what one compressed frame may come to, in bytes
     :ivar turn_bytes: what a turn takes, in bytes: more than is read at once
     :ivar turn_events: and in events of JSON, or what is as much work
@@ -77,8 +78,20 @@ class Limits:
 
     @property
     def max_event(self) -> int:
-        """The largest document, and the largest D frame, in bytes."""
+        """The largest document that becomes one record, and the largest D frame, in bytes."""
         return min(self.max_frame, MAX_EVENT)
+
+
+@attrs.define(eq=False)
+class Document:
+    """A document that is larger than a record may be, on its way.
+
+    :ivar left: how many bytes of it were not taken yet
+    """
+
+    sequence: int
+    size: int
+    left: int
 
 
 @attrs.define(eq=False)
@@ -104,6 +117,7 @@ class LumberjackServerSession:
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _inflation: Inflation | None = attrs.field(default=None, init=False)
     _fields: Fields | None = attrs.field(default=None, init=False)
+    _document: Document | None = attrs.field(default=None, init=False)
     _windows: Windows = attrs.field(factory=Windows, init=False)
     _columns: Columns = attrs.field(init=False)
     _out: list[bytes] = attrs.field(factory=list, init=False)
@@ -138,7 +152,7 @@ class LumberjackServerSession:
     def receive_eof(self) -> list[Event]:
         """The writer has finished sending; what is left of what it sent is forgotten."""
         self._buffer.clear()
-        self._inflation = self._fields = None
+        self._inflation = self._fields = self._document = None
         self._more = False
         self.expected = 0
         return []
@@ -232,7 +246,7 @@ class LumberjackServerSession:
         except RemoteProtocolError as error:
             self._broken = True
             self._buffer.clear()
-            self._inflation = self._fields = None
+            self._inflation = self._fields = self._document = None
             self.expected = 0
             broken.append(Broken(error=error))
         self._send(self._windows.acks())
@@ -284,7 +298,7 @@ class LumberjackServerSession:
 
     def _finish(self, inflation: Inflation, at: int) -> tuple[int, bool]:
         """All of it was inflated and taken: what is left of the compressed frame is ignored."""
-        if inflation.data:
+        if inflation.data or self._document is not None:
             raise RemoteProtocolError("partial-frame", "a compressed frame ends within a frame")
         at += inflation.skip(len(self._buffer) - at)
         if inflation.left:
@@ -298,10 +312,16 @@ class LumberjackServerSession:
     def _take(self, source: bytearray, at: int, inside: Inflation | None) -> int:
         """Take frames until the turn is over, a compressed one begins, or one is not whole; where that one begins."""
         end = len(source)
-        while at < end and self._inflation is inside:
+        while (at < end or self._document is not None) and self._inflation is inside:
             if self._spent:
                 self._more = True
                 break
+            before = at
+            if self._document is not None:
+                at = self._take_part(self._document, source, at)
+                if at == before:
+                    break
+                continue
             version = DIGITS.get(source[at])
             if version is None:
                 raise RemoteProtocolError("bad-version", f"{source[at]:#04x}")
@@ -313,7 +333,6 @@ class LumberjackServerSession:
                 raise RemoteProtocolError("bad-type", f"{kind:#04x}")
             if kind != FrameType.WINDOW or inside is not None:
                 self._check_version(version)
-            before = at
             at = getattr(self, self.takers[kind])(source, at, version)
             if at == before:
                 break
@@ -385,16 +404,35 @@ class LumberjackServerSession:
         return at + SHORT.size
 
     def _end_of_json(self, source: bytearray, at: int) -> int:
-        """The end of a J frame whose length is judged; ``at`` if it is not whole."""
+        """Judge the length of a J frame that is not whole; return ``at``, or the begin of a document in parts."""
         available = len(source) - at
         self.expected = LONG.size
         if available < LONG.size:
             return at
-        length: int = LONG.unpack_from(source, at)[3]
-        if length > self.limits.max_event:
-            raise too_large(length, self.limits.max_event)
+        _, _, sequence, length = LONG.unpack_from(source, at)
+        if length > self.limits.max_frame:
+            raise too_large(length, self.limits.max_frame)
+        if length > MAX_EVENT:
+            self._document = Document(sequence, length, length)
+            return at + LONG.size
         self.expected += length
-        return at if available < self.expected else at + self.expected
+        return at
+
+    def _take_part(self, document: Document, source: bytearray, at: int) -> int:
+        """Take the next part of a document; return ``at`` if it is not whole."""
+        size = min(document.left, MAX_EVENT)
+        if len(source) - at < size:
+            self.expected = size
+            return at
+        first, last = document.left == document.size, document.left == size
+        payload = bytes(memoryview(source)[at : at + size])
+        self._columns.add_part(document.sequence, payload, first=first, last=last)
+        self._windows.receive(int(last), document.sequence, self._inflation is None, records=1)
+        document.left -= size
+        self._document = None if last else document
+        self.expected = 0
+        self._spend(size, int(last), 1)
+        return at + size
 
     def _spend(self, size: int, frames: int, work: int) -> None:
         self._bytes -= size

@@ -65,36 +65,35 @@ class Turns:
 
     :ivar clock: the reactor, or a Clock
     :ivar budget: what all connections of all kits may hold
-    :ivar connections: how many there are; they say so here
-    :ivar in_flight: what they have published and is not durable, in bytes; see :meth:`published`
+    :ivar in_flight: what its connections have published and is not durable, in bytes; see :meth:`published`
     :ivar publishing: how many of them have anything on its way to the disk
+    :ivar share: what one of them may have on its way to the disk before it is read no further, in bytes
     """
 
     clock: IReactorTime
     budget: Budget
-    connections: int = attrs.field(default=0, init=False)
     in_flight: int = attrs.field(default=0, init=False)
     publishing: int = attrs.field(default=0, init=False)
+    share: int = attrs.field(default=0, init=False)
     _waiting: OrderedDict[Worker, None] = attrs.field(factory=OrderedDict, init=False)
     _running: OrderedDict[Worker, None] = attrs.field(factory=OrderedDict, init=False)
     _grants: dict[Worker, int] = attrs.field(factory=dict, init=False)
     _granted: int = attrs.field(default=0, init=False)
     _call: IDelayedCall | None = attrs.field(default=None, init=False)
 
-    @property
-    def read(self) -> int:
-        """How much a connection reads at once, in bytes; all of them may read before any is told to stop."""
-        return max(LEAST, min(READ, self._part(READS) // max(1, self.connections)))
+    def __attrs_post_init__(self) -> None:
+        self.published(0, 0)
 
-    @property
-    def share(self) -> int:
-        """What one connection may have on its way to the disk before it is read no further, in bytes."""
-        return max(LEAST, min(self.budget.each, self._part(FLIGHT) // max(1, self.publishing)))
+    def read(self, connections: int) -> int:
+        """Return how much each of *connections* reads at once, in bytes: all may read before any is told to stop."""
+        return max(LEAST, min(READ, self._part(READS) // max(1, connections)))
 
     def published(self, before: int, now: int) -> None:
         """Note that a connection has *now* bytes on their way to the disk, and no longer *before*."""
         self.in_flight += now - before
-        self.publishing += bool(now) - bool(before)
+        if not before or not now:
+            self.publishing += bool(now) - bool(before)
+            self.share = max(LEAST, min(self.budget.each, self._part(FLIGHT) // (self.publishing or 1)))
 
     def ask(self, worker: Worker) -> None:
         """``worker`` wants a turn; asking twice is asking once."""

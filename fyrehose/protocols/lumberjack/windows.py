@@ -53,7 +53,7 @@ class Windows:
 
     version: int = attrs.field(default=0, init=False)
     _windows: deque[Window] = attrs.field(factory=deque, init=False)
-    _pieces: deque[tuple[Window, int, int]] = attrs.field(factory=deque, init=False)
+    _pieces: deque[tuple[Window, int, int, int]] = attrs.field(factory=deque, init=False)
     unsealed: list[Window] = attrs.field(factory=list, init=False)
     _durable: int = attrs.field(default=0, init=False)
     _last_size: int | None = attrs.field(default=None, init=False)
@@ -92,16 +92,21 @@ class Windows:
         else:
             self._add(Window(version=version, size=size, finished=not size), sealed)
 
-    def receive(self, count: int, last: int, sealed: bool) -> None:
-        """``count`` events were received, at most :attr:`room`; ``last`` is the sequence of the last of them."""
+    def receive(self, count: int, last: int, sealed: bool, records: int | None = None) -> None:
+        """``count`` events were received, at most :attr:`room`; ``last`` is the sequence of the last of them.
+
+        :param records: how many records they become, where that is another number: one for a part of an event, which
+            counts as an event when its last part was received
+        """
         window = self._open or self._add(Window(version=self.version, size=self._implied), sealed)
         if not sealed and window.sealed:
             window.sealed = False
             self.unsealed.append(window)
-        window.received += count
-        window.last = last
-        window.finished = window.received == window.size
-        self._pieces.append((window, count, last))
+        self._pieces.append((window, count if records is None else records, count, last))
+        if count:
+            window.received += count
+            window.last = last
+            window.finished = window.received == window.size
 
     def seal(self) -> None:
         """The compressed frame has come to a good end."""
@@ -110,13 +115,14 @@ class Windows:
         self.unsealed.clear()
 
     def durable(self, count: int) -> None:
-        """The ``count`` oldest events that were not durable are."""
+        """The ``count`` oldest records that were not durable are."""
         self._durable += count
         while self._pieces and self._pieces[0][1] <= self._durable:
-            window, size, last = self._pieces.popleft()
-            self._durable -= size
-            window.durable += size
-            window.durable_last = last
+            window, records, events, last = self._pieces.popleft()
+            self._durable -= records
+            if events:
+                window.durable += events
+                window.durable_last = last
 
     def acks(self) -> list[Ack]:
         """What may be acknowledged now."""

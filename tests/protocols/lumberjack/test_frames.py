@@ -15,6 +15,7 @@ from fyrehose.protocols.lumberjack.frames import (
     FRAMES,
     LONG,
     MAX_EVENT,
+    MAX_FRAME,
     MAX_KEY,
     MAX_PAIRS,
     WRITER_FRAMES,
@@ -91,7 +92,14 @@ def test_our_own_misuse_is_said_at_once() -> None:
         with pytest.raises(LocalProtocolError):
             wrong()
     with pytest.raises(ValueError):
-        Json(sequence=1, payload=b"x" * (MAX_EVENT + 1))
+        Json(sequence=1, payload=Huge())
+
+
+class Huge(bytes):
+    """Bytes that say to be more than a frame may have."""
+
+    def __len__(self) -> int:
+        return MAX_FRAME + 1
 
 
 def test_compressed_is_zlib() -> None:

@@ -536,7 +536,6 @@ def test_all_read_less_at_once_as_there_are_more_of_them(server: Make) -> None:
     assert all(READS // 256 <= peer.transport.bufferSize <= 2 * READS // 256 for peer in peers)
     for peer in peers[1:]:
         peer.lose()
-    first.says(announce(0))
     assert first.transport.bufferSize == READ
 
 

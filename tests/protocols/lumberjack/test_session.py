@@ -116,7 +116,7 @@ BROKEN = [
     ("mixed-versions", announce(1) + packed(doc(1, version=1))),
     ("mixed-versions", packed(announce(1, version=1))),
     ("mixed-versions", announce(1) + doc(1) + doc(2, version=1)),
-    ("frame-too-large", b"2J" + pack(">II", 1, (16 << 20) + 1)),
+    ("frame-too-large", b"2J" + pack(">II", 1, (1 << 30) + 1)),
     ("frame-too-large", b"2J" + pack(">II", 1, 0xFFFFFFFF)),
     ("frame-too-large", b"2C" + pack(">I", (1 << 30) + 1)),
     ("frame-too-large", b"2D" + pack(">IIII", 1, 1, 0, 16 << 20)),
@@ -205,6 +205,7 @@ POISON = {
     "a line of 300 KB of raw NULs": (lambda: [b'{"message":"' + b"\0" * 300_000 + b'"}'], 3),
     "a line of 3 MB of spaces": (lambda: [b'{"message":"' + b" " * 3_000_000 + b'"}'], 9),
     "a line of 8 MB of quotes": (lambda: [b'{"message":"' + b'\\"' * 8_000_000 + b'"}'], 3),
+    "a line of 10 MB of quotes": (lambda: [b'{"message":"' + b'\\"' * 10_000_000 + b'"}', b"{}"], 3),
     "an event of 16 MiB of random text": (lambda: [random.Random(1).randbytes(8 << 20).hex().encode()], 3),
 }
 
@@ -235,8 +236,59 @@ def test_large_windows_of_honest_writers_are_taken_within_little_memory(peer: Ma
             look()
     assert fed.causes == []
     assert fed.acks == [(version, len(documents))], "one acknowledgement, at the end"
-    assert (count, digest.digest()) == (len(documents), hashlib.sha256(b"".join(documents)).digest())
-    assert most <= max(map(len, documents)) + (3 << 20), "the largest event, a read, and what is inflated at a time"
+    records = sum(1 + (len(document) - 1) // (16 << 20) for document in documents)
+    assert (count, digest.digest()) == (records, hashlib.sha256(b"".join(documents)).digest())
+    assert most <= min(16 << 20, max(map(len, documents))) + (3 << 20), (
+        "the largest event, a read, and what is inflated at a time"
+    )
+
+
+PART, LAST_PART = "application/x-lumberjack-part", "application/x-lumberjack-last-part"
+
+
+@both
+@pytest.mark.parametrize("squeezed", [False, True])
+@pytest.mark.parametrize("size", [(16 << 20) - 1, 16 << 20, (16 << 20) + 1, 32 << 20, (32 << 20) + 1])
+def test_an_event_that_is_larger_than_a_record_may_be_becomes_several(
+    peer: Make, size: int, squeezed: bool, version: int
+) -> None:
+    head = b'{"@metadata":{"beat":"fb"},"message":"'
+    document = head + b"x" * (size - len(head) - 2) + b'"}'
+    frames = doc(4, b"{}", version) + doc(5, document, version) + doc(6, b"[]", version)
+    wire = announce(3, version) + (packed(frames, version=version) if squeezed else frames)
+    fed = peer(auto=False)
+    for at in range(0, len(wire), 3_000_000):
+        assert fed.acks == []
+        fed.feed(wire[at : at + 3_000_000])
+        if at % 2:
+            fed.commit()
+    fed.commit()
+    assert fed.acks == [(version, 6)]
+    parts = -(-size // (16 << 20))
+    middle = fed.events[1:-1]
+    assert b"".join(payload for payload, *_ in middle) == document
+    assert [sequence for _, sequence, *_ in fed.events] == [4, *[5] * parts, 6]
+    assert {topic for *_, topic, _ in middle} == {"fb"}
+    assert [kind for *_, kind in middle] == ([J] if parts == 1 else [PART] * (parts - 1) + [LAST_PART])
+    assert (fed.session.held, fed.session.expected, fed.session.waits) == (0, 0, False)
+
+
+@both
+def test_a_window_is_not_acknowledged_before_the_last_part_of_its_event(peer: Make, version: int) -> None:
+    frame = doc(1, b" " * (40 << 20), version)
+    fed = peer().feed(announce(1, version) + frame[: 33 << 20])
+    fed.session.acknowledge_part()
+    fed.session.acknowledge_idle()
+    fed.commit()
+    assert (len(fed.events), fed.acks, fed.session.expected) == (2, [], 8 << 20)
+    fed.feed(frame[33 << 20 :])
+    assert fed.acks == [(version, 1)]
+
+
+def test_a_compressed_frame_that_ends_between_two_parts_of_an_event_is_refused(peer: Make) -> None:
+    inner = doc(1, b" " * (20 << 20))[: 10 + (16 << 20)]
+    fed = peer().feed(announce(1) + packed(inner))
+    assert (fed.causes, fed.acks) == (["partial-frame"], [])
 
 
 def test_a_peer_that_falls_silent_leaves_behind_about_what_it_sent(peer: Make) -> None:
@@ -284,7 +336,8 @@ def test_pairs_within_a_large_compressed_frame(peer: Make) -> None:
 
 def test_a_refusal_that_will_be_repeated_says_which_option_helps() -> None:
     for limits, data, words in (
-        (Limits(), b"2J" + pack(">II", 1, (16 << 20) + 1), "max_bytes of its input"),
+        (Limits(), b"2J" + pack(">II", 1, (1 << 30) + 1), "max_bytes of its input"),
+        (Limits(), b"2D" + pack(">IIII", 1, 1, 0, 16 << 20), "max_bytes of its input"),
         (Limits(max_frame=100), b"2J" + pack(">II", 1, 101), "lumberjack.max-frame"),
         (Limits(max_frame=100), b"2D" + pack(">IIII", 1, 1, 0, 200), "lumberjack.max-frame"),
         (Limits(max_frame=100), b"2C" + pack(">I", 101), "lumberjack.max-frame"),

@@ -161,13 +161,11 @@ def test_what_was_granted_and_not_filled_yet_counts_as_used() -> None:
 
 def test_all_connections_together_read_and_publish_so_much_at_once() -> None:
     turns = Table().turns
-    assert (turns.read, turns.share) == (READ, turns.budget.each)
-    turns.connections = READS // READ
-    assert turns.read == READ
-    turns.connections += 1
-    assert turns.read == READS // turns.connections < READ
-    turns.connections = 10_000
-    assert turns.read == LEAST
+    assert turns.share == turns.budget.each
+    most = READS // READ
+    assert [turns.read(count) for count in (0, 1, most)] == [READ] * 3
+    assert turns.read(most + 1) == READS // (most + 1) < READ
+    assert turns.read(10_000) == LEAST
     for _ in range(500):
         turns.published(0, 7)
     assert (turns.in_flight, turns.publishing, turns.share) == (3500, 500, FLIGHT // 500)
@@ -179,7 +177,7 @@ def test_all_connections_together_read_and_publish_so_much_at_once() -> None:
 
 def test_in_a_small_budget_they_read_and_publish_less() -> None:
     turns = Table(limit=1 << 20).turns
-    assert (turns.read, turns.share) == (128 << 10, 128 << 10)
+    assert (turns.read(1), turns.share) == (128 << 10, 128 << 10)
 
 
 def test_who_leaves_is_not_served() -> None:
