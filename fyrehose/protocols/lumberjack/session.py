@@ -173,6 +173,11 @@ class LumberjackServerSession:
         return len(self._windows) >= self.limits.max_windows
 
     @property
+    def buffered(self) -> int:
+        """How much of :attr:`expected` is in memory, in bytes."""
+        return len(self._buffer) + (0 if self._inflation is None else self._inflation.held)
+
+    @property
     def needs(self) -> int:
         """What :meth:`go_on` may have to hold inflated before it can publish any of it, in bytes."""
         return 0 if self._inflation is None or not self._more else self._inflation.needs
@@ -180,9 +185,7 @@ class LumberjackServerSession:
     @property
     def held(self) -> int:
         """What waits for :meth:`go_on`, in bytes."""
-        if not self._more:
-            return 0
-        return len(self._buffer) + (0 if self._inflation is None else self._inflation.held)
+        return self.buffered if self._more else 0
 
     @property
     def version(self) -> int:

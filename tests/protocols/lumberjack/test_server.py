@@ -608,9 +608,7 @@ def test_500_peers_that_fall_silent_within_large_events_hold_what_they_sent(serv
         peer = made.connect(host=f"10.0.{number >> 8}.{number & 255}")
         peer.says(announce(2) + b"2C" + pack(">I", len(bomb)) + bomb[:20_000])
     made.settle()
-    held = sum(
-        len(protocol.session._buffer) + protocol.session._inflation.held for protocol in made.factory.connections
-    )
+    held = sum(protocol.session.buffered for protocol in made.factory.connections)
     assert held <= 500 * 21_000
     honest = made.connect(host="10.1.1.1")
     honest.says(announce(2) + b"2C" + pack(">I", len(bomb)) + bomb)
