@@ -25,7 +25,7 @@ from fyrehose.holding import RefusedConnection
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
 from fyrehose.protocols.lumberjack.session import MAX_INFLATED, Limits, LumberjackServerSession
-from fyrehose.protocols.lumberjack.turns import Outcome, Turns
+from fyrehose.protocols.lumberjack.turns import LEAST, Outcome, Turns
 from fyrehose.records import Run
 from fyrehose.settings import duration, name, option, size
 from fyrehose.tcp import SessionProtocol
@@ -93,7 +93,6 @@ class LumberjackProtocol(SessionProtocol):
         self._turns = turns
         self._charged = 0  #: what the session holds, as the account has it
         self._published = 0  #: what is on its way to the disk, as ``turns`` has it
-        self._throttled = False  #: whether that is more than its share, and it is read no further
         self._working = False
         self._eof = False
         self._frames = 0
@@ -114,6 +113,8 @@ class LumberjackProtocol(SessionProtocol):
         self._heard = self.clock.seconds()
         if not self._busy and not self.session.waits:
             self._spoke = self._heard
+        if self._turns.crowded and (self._published or len(data) > LEAST):
+            self.session.postpone()
         super().dataReceived(data)
         self._work_on()
         self._arm(SILENCE if self.session.version == 1 else KEEP_ALIVE)
@@ -217,7 +218,7 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def _held_back(self) -> bool:
-        return self.session.crowded or self._published > self._turns.share
+        return self.session.crowded or self._published > self.broker.budget.each
 
     def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
         self.session.durable(events)
@@ -270,17 +271,8 @@ class LumberjackProtocol(SessionProtocol):
 
     def _note_published(self) -> None:
         now = cast("Account", self._account).held - self._charged
-        self._turns.published(self._published, now)
+        self._turns.in_flight += now - self._published
         self._published = now
-        share = self._turns.share
-        if self._throttled:
-            # It reads again when half of its share is free: in large pieces, not in drops.
-            if now <= share // 2 and not self._disconnected():
-                self._throttled = False
-                self.reading.resumeProducing()
-        elif now > share:
-            self._throttled = True
-            self.reading.pauseProducing()
 
     # Time.
 
@@ -355,9 +347,9 @@ class LumberjackFactory(SessionFactory):
         self._tell()
 
     def _tell(self) -> None:
-        """Tell all connections how much they read at once, when there are twice as many as before, or half."""
+        """Tell all connections how much they read at once, when they are an eighth more or fewer than before."""
         count = len(self.connections)
-        if self._counted // 2 < count < 2 * self._counted:
+        if 8 * abs(count - self._counted) < self._counted:
             return
         self._counted = max(1, count)
         self.buffer_size = self._turns.read(self._counted)

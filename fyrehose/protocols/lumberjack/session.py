@@ -145,6 +145,12 @@ class LumberjackServerSession:
         self._buffer += data
         return [] if self.more_work else self._turn(0)
 
+    def postpone(self) -> None:
+        """Only keep what comes in from now on, until :meth:`go_on`."""
+        if not self._broken:
+            self._more = True
+            self.expected = 0
+
     def go_on(self, granted: int) -> list[Event]:
         """The events of another turn, which inflates only while :attr:`needs` is ``granted`` bytes at the most."""
         return [] if self._broken else self._turn(granted)

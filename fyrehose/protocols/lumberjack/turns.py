@@ -9,8 +9,8 @@ back at once after a restart, what they inflate at a time is what the pool has.
               +---------------------+  needs more than it was granted, or something of it has to become durable first
 
 What is published waits for the disk behind everything that was published before it.  So what all connections together
-have on their way there is bounded, too: each has its share, and is read no further beyond it, and a light writer waits
-for little, however many heavy ones there are.
+have on their way there is bounded, too: nobody has a turn while it is as much as a commit takes, and a light writer
+waits for little, however many heavy ones there are.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from fyrehose.flow import Budget
 POOL = 64 << 20
 #: What all connections of a listener together read at once, in bytes.
 READS = 32 << 20
-#: What they have on their way to the disk before they are read no further, in bytes: as much as a commit or two.  With
-#: as much again as each reads before it is stopped, so long is the queue that the event of a light writer waits in.
+#: What they have on their way to the disk before the next one has a turn, in bytes: as much as a commit takes.
 FLIGHT = 16 << 20
 #: What a connection reads at once, in bytes: a window of a usual writer.  So much is a turn, a publish, and a part of a
 #: commit.
 READ = 1 << 20
-#: What it reads at once, and has on its way to the disk, however many there are, in bytes.
+#: What it reads at once however many there are, and publishes without a turn if it has nothing on its way, in bytes.
 LEAST = 16 << 10
 #: How many turns there are between two looks at the sockets.
 TURNS = 4
@@ -65,35 +64,26 @@ class Turns:
 
     :ivar clock: the reactor, or a Clock
     :ivar budget: what all connections of all kits may hold
-    :ivar in_flight: what its connections have published and is not durable, in bytes; see :meth:`published`
-    :ivar publishing: how many of them have anything on its way to the disk
-    :ivar share: what one of them may have on its way to the disk before it is read no further, in bytes
+    :ivar in_flight: what its connections have published and is not durable, in bytes; they say so here
     """
 
     clock: IReactorTime
     budget: Budget
     in_flight: int = attrs.field(default=0, init=False)
-    publishing: int = attrs.field(default=0, init=False)
-    share: int = attrs.field(default=0, init=False)
     _waiting: OrderedDict[Worker, None] = attrs.field(factory=OrderedDict, init=False)
     _running: OrderedDict[Worker, None] = attrs.field(factory=OrderedDict, init=False)
     _grants: dict[Worker, int] = attrs.field(factory=dict, init=False)
     _granted: int = attrs.field(default=0, init=False)
     _call: IDelayedCall | None = attrs.field(default=None, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.published(0, 0)
-
     def read(self, connections: int) -> int:
         """Return how much each of *connections* reads at once, in bytes: all may read before any is told to stop."""
-        return max(LEAST, min(READ, self._part(READS) // max(1, connections)))
+        return max(LEAST, min(READ, min(READS, self.budget.limit // 8) // max(1, connections)))
 
-    def published(self, before: int, now: int) -> None:
-        """Note that a connection has *now* bytes on their way to the disk, and no longer *before*."""
-        self.in_flight += now - before
-        if not before or not now:
-            self.publishing += bool(now) - bool(before)
-            self.share = max(LEAST, min(self.budget.each, self._part(FLIGHT) // (self.publishing or 1)))
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is on its way to the disk that nobody has a turn."""
+        return self.in_flight >= min(FLIGHT, self.budget.limit // 2)
 
     def ask(self, worker: Worker) -> None:
         """``worker`` wants a turn; asking twice is asking once."""
@@ -113,15 +103,12 @@ class Turns:
         if self._call is None and (self._running or self._waiting):
             self._call = self.clock.callLater(0, self._run)
 
-    def _part(self, size: int) -> int:
-        """Return *size*, or less where the budget is small."""
-        return min(size, self.budget.limit // 8)
-
     def _run(self) -> None:
         self._call = None
         for _ in range(TURNS):
-            self._admit()
-            if not self._running:
+            if not self.crowded:
+                self._admit()
+            if self.crowded or not self._running:
                 return  # whoever waits is woken by what it waits for
             worker, _ = self._running.popitem(last=False)
             self._take(worker)

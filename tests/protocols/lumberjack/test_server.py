@@ -539,20 +539,30 @@ def test_all_read_less_at_once_as_there_are_more_of_them(server: Make) -> None:
     assert first.transport.bufferSize == READ
 
 
-def test_a_writer_with_its_share_on_its_way_to_the_disk_is_read_no_further_until_half_of_it_is_durable(
+def test_while_much_is_on_its_way_to_the_disk_the_others_wait_for_their_turn_and_light_ones_do_not(
     server: Make,
 ) -> None:
     made = server(auto=False)
-    peer = made.connect()
+    heavy, other, light = (made.connect(port=5000 + number) for number in range(3))
     event = doc(1, b"x" * (1 << 20))
-    peer.says(announce(100))
-    for _ in range((made.broker.budget.each >> 20) - 1):
-        peer.says(event)
-    assert peer.transport.reads
-    peer.says(event)
-    assert not peer.transport.reads
+    heavy.says(announce(16) + event * 8)
+    heavy.says(event * 8)
+    other.says(announce(16) + event * 8)
+    made.settle()
+    assert made.broker.budget.used > FLIGHT
+    assert [peer.transport.reads for peer in (heavy, other, light)] == [False, False, True]
+    light.says(announce(1) + doc(1))
+    assert light.transport.reads
+    light.says(announce(1) + doc(2))
+    assert not light.transport.reads, "it has something on its way"
     made.journal.commit()
-    assert peer.transport.reads
+    assert light.acks == [(2, 1)]
+    for _ in range(5):
+        made.settle()
+        made.journal.commit()
+    assert light.acks == [(2, 1), (2, 2)]
+    assert heavy.acks == [(2, 1)]
+    assert all(peer.transport.reads for peer in (heavy, other, light))
 
 
 def test_a_frame_has_its_time_when_the_writer_is_read_no_further(server: Make) -> None:

@@ -144,40 +144,42 @@ def test_a_worker_that_is_held_back_gives_its_grant_back_and_asks_again() -> Non
 def test_the_budget_of_all_kits_counts_while_something_of_ours_will_be_released() -> None:
     table = Table(limit=100)
     table.budget.account(Reading(lambda: None, lambda: None)).hold(90)
-    table.turns.published(0, 5)
+    table.turns.in_flight = 5
     table.ask(table.toy("a", (20, DONE)), table.toy("b", (20, DONE)))
     assert table.run() == ""
-    table.turns.published(5, 0)
+    table.turns.in_flight = 0
     table.turns.wake()
     assert table.run() == "ab", "waiting would change nothing"
 
 
 def test_what_was_granted_and_not_filled_yet_counts_as_used() -> None:
     table = Table(limit=100)
-    table.turns.published(0, 5)
+    table.turns.in_flight = 5
     table.ask(table.toy("a", (60, MORE), (60, DONE)), table.toy("b", (60, DONE)))
     assert table.run() == "aab"
 
 
-def test_all_connections_together_read_and_publish_so_much_at_once() -> None:
+def test_all_connections_together_read_so_much_at_once() -> None:
     turns = Table().turns
-    assert turns.share == turns.budget.each
     most = READS // READ
     assert [turns.read(count) for count in (0, 1, most)] == [READ] * 3
     assert turns.read(most + 1) == READS // (most + 1) < READ
     assert turns.read(10_000) == LEAST
-    for _ in range(500):
-        turns.published(0, 7)
-    assert (turns.in_flight, turns.publishing, turns.share) == (3500, 500, FLIGHT // 500)
-    turns.published(7, 0)
-    assert (turns.in_flight, turns.publishing) == (3493, 499)
-    turns.published(7, 8)
-    assert (turns.in_flight, turns.publishing) == (3494, 499)
+    assert Table(limit=1 << 20).turns.read(1) == 128 << 10
 
 
-def test_in_a_small_budget_they_read_and_publish_less() -> None:
-    turns = Table(limit=1 << 20).turns
-    assert (turns.read(1), turns.share) == (128 << 10, 128 << 10)
+@pytest.mark.parametrize(("limit", "most"), [(1 << 40, FLIGHT), (1 << 20, 512 << 10)])
+def test_nobody_has_a_turn_while_much_is_on_its_way_to_the_disk(limit: int, most: int) -> None:
+    table = Table(limit)
+    table.turns.in_flight = most - 1
+    assert not table.turns.crowded
+    table.ask(table.toy("a", (0, MORE), (0, MORE), (0, DONE)))
+    table.turns.in_flight = most
+    assert table.turns.crowded
+    assert table.run() == ""
+    table.turns.in_flight = most - 1
+    table.turns.wake()
+    assert table.run() == "aaa"
 
 
 def test_who_leaves_is_not_served() -> None:
