@@ -136,6 +136,8 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/reorder.py --count $(HISTORIES)
 	$(BIN)/python tests/torture/sweep.py --count $(SWEEP)
 	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
+	$(BIN)/python tests/torture/lumberjack_writers.py --level 0
+	$(BIN)/python tests/torture/lumberjack_writers.py --level 3
 	$(BIN)/python tests/simulation/run.py --bugs
 	$(BIN)/python tests/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
 	$(BIN)/python tests/torture/mutants.py --jobs $(JOBS)

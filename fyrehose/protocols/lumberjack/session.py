@@ -169,11 +169,6 @@ class LumberjackServerSession:
         return self._more and not self._broken
 
     @property
-    def buffered(self) -> int:
-        """How much of the frame that is coming in is in memory, in bytes."""
-        return len(self._buffer)
-
-    @property
     def crowded(self) -> bool:
         """Whether so many windows are unacknowledged that :meth:`go_on` does nothing."""
         return len(self._windows) >= self.limits.max_windows
