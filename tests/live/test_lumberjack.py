@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import zlib
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -238,7 +238,7 @@ def test_a_bomb_of_1_gib_costs_less_than_70_mib(start: Any) -> None:
 
 def test_a_bomb_of_frames_is_stopped_at_the_limit_within_little_memory(start: Any) -> None:
     place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.max-inflated=64MiB"))
-    bomb = compressed([b"\0" * ((1 << 20) - 10)] * 1_024, 9, 2)
+    bomb = compressed([b"\0" * ((1 << 20) - 10)] * 128, 9, 2)
     before = resident(place.server.process.pid)
     for _ in range(3):
         with raw_socket(place) as peer:
@@ -321,6 +321,17 @@ def test_60_writers_at_once_are_served_within_the_budget_and_a_light_one_among_t
     figures = writers(*words, "--light-windows", "300")
     assert figures["acknowledged"] == 600
     assert figures["events"] == 600 * 2_048
+
+
+def test_250_writers_of_one_address_get_in_by_default(start: Any) -> None:
+    """Filebeats behind one NAT, or on the nodes of one Kubernetes cluster."""
+    place = Place(start("--listen", f"lumberjack={LOOPBACK}"))
+    with ExitStack() as stack:
+        peers = [stack.enter_context(raw_socket(place)) for _ in range(250)]
+        for peer in peers:
+            peer.sendall(b"2W" + pack(">I", 1) + b"2J" + pack(">II", 1, 2) + b"{}")
+        assert [peer.recv(6, socket.MSG_WAITALL) for peer in peers] == [b"2A" + pack(">I", 1)] * 250
+    assert "too-many-connections" not in place.server.log
 
 
 def test_the_command_line_publishes(start: Any, tmp_path: Path) -> None:
