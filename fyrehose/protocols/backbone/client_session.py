@@ -1,6 +1,7 @@
 """The backbone's client without a socket: subscriber, publisher and journal peer, each as far as it was asked for.
 
     every second     KEEPALIVE -> ACK of a token of ours, or the backbone is lost after 5 s without one
+    the first ACK    another KEEPALIVE at once, because a server holds back until the second
     DELIVER          -> Records, in order; a gap -> REQUESTs -> Records or Lost
     push             -> PUSH -> its DELIVER -> Confirmed, or Unconfirmed when it does not come
     FORWARD          -> DELIVERs of what is stored, straight to the requester
@@ -300,6 +301,7 @@ class ClientSession:
             if self._lost:
                 self._hold, self._hold_limit = now + HOLD, now + MOST_HOLD
             self._found, self._lost = True, False
+            self._keep_alive(now)
             events.append(Found())
             self._repair.restart(now)
             self._repair_now(events, now)

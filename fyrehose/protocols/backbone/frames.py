@@ -34,11 +34,14 @@ Address = tuple[str, int]
 MAX_UNFRAGMENTED = 1_463
 #: Bytes of a TOKEN.
 TOKEN = 16
+#: Bytes of a KEEPALIVE.
+KEEPALIVE = 29
 #: How many sequences one REQUEST or FORWARD brings at the most.
 MAX_SEQUENCES = 10_000
 
 __all__ = [
     "HEADER",
+    "KEEPALIVE",
     "MAX_DATA",
     "MAX_SEQUENCES",
     "MAX_UNFRAGMENTED",
@@ -48,6 +51,7 @@ __all__ = [
     "FrameType",
     "can_receive",
     "decode",
+    "first_seq",
 ]
 
 
@@ -278,3 +282,9 @@ def can_receive(client: Address) -> bool:
     host, port = client
     address = IPv4Address(host)
     return bool(port) and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def first_seq(delivers: Buffer, at: int) -> int:
+    """The SEQUENCE of the DELIVER that begins at byte ``at``."""
+    _, _, high, low = _DATA.unpack_from(delivers, at)
+    return _sequence(high, low)

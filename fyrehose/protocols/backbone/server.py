@@ -108,7 +108,8 @@ class BackboneServer:
     @property
     def subscribers(self) -> int:
         """How many are alive."""
-        return len(self._session.listening(self._clock.seconds()))
+        now = self._clock.seconds()
+        return len(self._session.listening(now)) + len(self._session.newcomers(now))
 
     def start(self, port: Port) -> None:
         """Serve at ``port``, which is bound."""
@@ -174,8 +175,14 @@ class BackboneServer:
     def deliver(self, delivery: Delivery) -> None:
         now = self._clock.seconds()
         listening = self._session.listening(now)
-        if listening:
-            self._send(delivery.encoded(encode_delivers), listening, now)
+        newcomers = self._session.newcomers(now)
+        if listening or newcomers:
+            encoded = delivery.encoded(encode_delivers)
+            self._send(encoded, listening, now)
+            for destination, client in newcomers:
+                for train in self._session.ration(client, encoded.trains, delivery.last_seq):
+                    self.port.send(train, destination)
+                    self._broker.counters.add(KIT, "delivers", train.count)
             self.port.flush()
         self._check_stopped()
 

@@ -1,8 +1,9 @@
 """The backbone's server without a socket: rules, limits and whose turn it is.
 
     PUSH        -> Pushed, within the rate of its address
-    KEEPALIVE   -> a place in the table and an ACK, where ADDR is the source's own
-    REQUEST     -> a FORWARD to the client whose turn it is, or Replay when it is the server's own journal's
+    KEEPALIVE   -> a place in the table and an ACK, where ADDR is the source's own; the second brings what was owed
+    REQUEST     -> a FORWARD to the client whose turn it is, or Replay when it is the server's own journal's, and
+                   whenever the client repeats itself; nothing for a client whose KEEPALIVEs do not come
     all else    -> Dropped; errors are never answered
 
 Specification: fyrehose-backbone.txt, rules 1 to 5 of the backbone.  Times are monotonic, in seconds, and arguments.
@@ -23,6 +24,7 @@ from fyrehose.kernels import backbone
 from fyrehose.policy import Action
 from fyrehose.protocols.backbone.frames import (
     HEADER,
+    KEEPALIVE,
     MAX_SEQUENCES,
     MAX_UNFRAGMENTED,
     Address,
@@ -33,16 +35,20 @@ from fyrehose.protocols.backbone.frames import (
     Request,
     can_receive,
     decode,
+    first_seq,
 )
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.protocols.backbone.settings import Settings
-from fyrehose.protocols.backbone.subscribers import Rotation, Subscribers
+from fyrehose.protocols.backbone.subscribers import Client, Rotation, Subscribers
+from fyrehose.protocols.backbone.trains import Train
 from fyrehose.records import Buffer
 
 #: A REQUEST like one that came less than this ago is the same, in seconds.
 MERGE = 0.1
 #: How many REQUESTs are remembered for that.
 MERGED = 4_096
+#: A client that has not sent its second KEEPALIVE gets at most so many bytes for each byte that came from it.
+AMPLIFICATION = 3
 #: A destination's bytes come in pieces of its rate times this, in seconds: what receive buffers hold.
 BURST = 1 / 16
 
@@ -135,6 +141,28 @@ class ServerSession:
         """Who gets the DELIVERs of what is durable now."""
         return self._subscribers.listening(now)
 
+    def newcomers(self, now: float) -> list[tuple[Address, Client]]:
+        """Who gets as many of them as :meth:`ration` allows, until its second KEEPALIVE comes."""
+        return self._subscribers.newcomers(now)
+
+    def ration(self, newcomer: Client, trains: tuple[Train, ...], last: int) -> list[Train]:
+        """Return as many of ``trains`` as the credit of ``newcomer`` covers, and keep the others for later.
+
+        :param last: the number of the last record in ``trains``
+        """
+        assert newcomer.credit is not None
+        allowed = []
+        for train in trains:
+            count = min(train.count, newcomer.credit // train.segment)
+            part = train.first(count)
+            newcomer.credit -= part.size
+            if count:
+                allowed.append(part)
+            if count < train.count:
+                newcomer.hold(first_seq(train.data, part.size), last)
+                break
+        return allowed
+
     def ready(self, destination: Address, now: float) -> bool:
         """Whether anything may go to ``destination`` now: the rate of its host says."""
         return self._bytes.ready(destination[0], now)
@@ -160,6 +188,7 @@ class ServerSession:
                 return
             lengths = lengths[: 4 * granted]
             payload = payload[: sum(memoryview(lengths).cast("I"))]
+        self._subscribers.pushed(source, AMPLIFICATION * (len(payload) + HEADER * granted))
         large = 0
         if segment > HEADER + MAX_UNFRAGMENTED:
             large = sum(size > MAX_UNFRAGMENTED for size in memoryview(lengths).cast("I"))
@@ -169,7 +198,7 @@ class ServerSession:
         try:
             frame = decode(datagram)
             if isinstance(frame, KeepAlive):
-                self._keep_alive(frame, source, now)
+                events.extend(self._keep_alive(frame, source, now))
             elif isinstance(frame, Request):
                 events.extend(self._request(frame, source, now))
             else:
@@ -178,15 +207,30 @@ class ServerSession:
             detail = str(error).removeprefix(error.cause).removeprefix(": ")
             events.append(Dropped(source=source, cause=error.cause, detail=detail))
 
-    def _keep_alive(self, frame: KeepAlive, source: Address, now: float) -> None:
+    def _keep_alive(self, frame: KeepAlive, source: Address, now: float) -> list[Event]:
         client = self._own_address(frame.address, source)
-        if not self._subscribers.seen(client, frame.flags, now):
+        ack = KeepAliveAck(token=frame.token).encode()
+        seen = self._subscribers.seen(client, frame.flags, now, AMPLIFICATION * KEEPALIVE - len(ack))
+        if not seen.admitted:
             # No ACK either: it would feign a subscription.
-            raise RemoteProtocolError("too-many-subscribers")
-        self._to_send.append((client, KeepAliveAck(token=frame.token).encode()))
+            raise RemoteProtocolError("too-many-subscribers", self._full("its own address holds as many as any other"))
+        self._to_send.append((client, ack))
+        events: list[Event] = [Replay(destination=client, first=first, last=last) for first, last in seen.owed]
+        if seen.displaced is not None:
+            why = self._full(f"its address holds the most, and {source[0]} needs one")
+            events.append(Dropped(source=seen.displaced, cause="subscriber-displaced", detail=why))
+        return events
+
+    def _full(self, why: str) -> str:
+        return f"all {self._settings.subscribers} places are taken, and {why}; raise backbone.subscribers"
 
     def _request(self, frame: Request, source: Address, now: float) -> list[Event]:
         requester = self._own_address(frame.address, source)
+        client = self._subscribers.find(requester, now)
+        if client is None:
+            raise RemoteProtocolError(
+                "request-without-keepalive", f"no KEEPALIVE of port {requester[1]} came in the last 5 s"
+            )
         frame = Request(address=requester, first=frame.first, last=frame.last)
         if self._is_repeated(frame, now):
             raise RemoteProtocolError("request-repeated")
@@ -197,7 +241,13 @@ class ServerSession:
         last = min(frame.last, newest, first + MAX_SEQUENCES - 1)
         if first > last:
             raise RemoteProtocolError("request-of-nothing")
-        peer = self._rotation.next([None, *self._subscribers.journals(now)], requester)
+        if client.credit is not None:
+            if not client.owe(first, last):
+                raise RemoteProtocolError("request-before-keepalive", "its second KEEPALIVE has not come")
+            return []
+        peer = None
+        if not client.repeats(first, last, now):
+            peer = self._rotation.next([None, *self._subscribers.journals(now)], requester)
         if peer is None:
             return [Replay(destination=requester, first=first, last=last)]
         if not self._forwards.take("all", 1, now):

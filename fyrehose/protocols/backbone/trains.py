@@ -38,6 +38,10 @@ class Train:
         """How many datagrams."""
         return -(-len(self.data) // self.segment)
 
+    def first(self, count: int) -> Train:
+        """Its first ``count`` datagrams."""
+        return self if count >= self.count else Train(memoryview(self.data)[: count * self.segment], self.segment)
+
 
 @attrs.frozen(slots=True)
 class Encoded:

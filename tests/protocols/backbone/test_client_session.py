@@ -106,6 +106,22 @@ def test_a_keepalive_says_what_the_client_is(options: dict[str, object], flags: 
     assert (frame.address, frame.flags, destination) == (SELF, flags, SERVER)
 
 
+def test_the_second_keepalive_follows_the_first_ack_at_once() -> None:
+    bench = Bench()
+    bench.join()
+    [(frame, destination)] = bench.sent()
+    assert isinstance(frame, KeepAlive)
+    assert destination == SERVER
+    assert bench.receive(KeepAliveAck(token=frame.token)) == []
+    assert bench.sent() == [], "the next one comes after a second"
+    # The same after a server that was lost: it has forgotten the client.
+    assert BackboneLost() in bench.tick(5.0)
+    [(frame, _)] = bench.sent()
+    assert isinstance(frame, KeepAlive)
+    assert bench.receive(KeepAliveAck(token=frame.token)) == [Found()]
+    assert [type(frame) for frame, _ in bench.sent()] == [KeepAlive]
+
+
 def test_a_keepalive_every_second_each_with_a_token_of_its_own() -> None:
     bench = joined()
     tokens = set()
@@ -233,6 +249,7 @@ def test_nothing_is_requested_of_a_backbone_that_is_lost() -> None:
 def test_a_client_that_does_not_subscribe_takes_and_asks_nothing() -> None:
     bench = Bench(subscribe=False, after=0)
     assert bench.join() == [Found()]
+    assert [type(frame) for frame, _ in bench.sent()] == [KeepAlive]
     assert bench.receive(Deliver(seq=1, data=b"1")) == [Ignored(cause="not-subscribed")]
     bench.tick(0.9)
     assert bench.sent() == []
@@ -300,7 +317,9 @@ def test_nothing_is_pushed_before_the_backbone_is_found() -> None:
     [(frame, _)] = bench.sent()
     assert isinstance(frame, KeepAlive)
     bench.receive(KeepAliveAck(token=frame.token))
-    assert bench.sent() == [(Push(data=b"early"), SERVER)]
+    again, push = bench.sent()
+    assert isinstance(again[0], KeepAlive), "until its second KEEPALIVE a client is sent very little"
+    assert push == (Push(data=b"early"), SERVER)
 
 
 def test_a_push_that_does_not_come_back() -> None:

@@ -32,6 +32,12 @@ def keep_alive(flags: Flags = Flags.NONE) -> KeepAlive:
     return KeepAlive(address=("0.0.0.0", 4000), flags=flags, token=bytes(16))
 
 
+def ask(world: Any, *clients: Any) -> None:
+    """Let ``clients`` send the two KEEPALIVEs without which a REQUEST is not answered."""
+    for client in clients or [CLIENT]:
+        world.send(*[keep_alive(Flags.NOSUBSCRIBE | Flags.NOJOURNAL)] * 2, source=client)
+
+
 def delivers(frames: list[object]) -> list[tuple[int, bytes]]:
     return [(frame.seq, frame.data) for frame in frames if isinstance(frame, Deliver)]
 
@@ -133,6 +139,7 @@ def test_threat_frames_of_a_server_sent_to_it(make_world: Make) -> None:
 
 def test_a_request_is_answered_by_the_journal(make_world: Make) -> None:
     world = make_world()
+    ask(world)
     world.send(*(Push(data=b"%d" % i) for i in range(1, 10)))
     world.send(Request(address=CLIENT, first=3, last=5))
     world.run(0.1)
@@ -142,6 +149,7 @@ def test_a_request_is_answered_by_the_journal(make_world: Make) -> None:
 
 def test_threat_a_request_for_everything_brings_ten_thousand(make_world: Make) -> None:
     world = make_world()
+    ask(world)
     for _ in range(24):
         world.send(*[Push(data=b"x")] * 500)
     world.send(Request(address=CLIENT, first=0, last=LAST_SEQ))
@@ -152,10 +160,13 @@ def test_threat_a_request_for_everything_brings_ten_thousand(make_world: Make) -
 
 def test_a_request_is_forwarded_with_the_clamped_range(make_world: Make) -> None:
     world = make_world()
+    ask(world)
     world.send(*[Push(data=b"x")] * 20)
-    world.send(keep_alive(Flags.NOSUBSCRIBE), source=OTHER)
-    for first in range(4):
-        world.send(Request(address=CLIENT, first=first, last=LAST_SEQ))
+    world.send(*[keep_alive(Flags.NOSUBSCRIBE)] * 2, source=OTHER)
+    for port in range(1, 5):
+        client = (CLIENT[0], port)
+        world.send(*[KeepAlive(address=client, flags=Flags(3), token=bytes(16))] * 2, source=client)
+        world.send(Request(address=client, first=port - 1, last=LAST_SEQ), source=client)
     forwards = [frame for frame in world.network.sent_to(OTHER) if isinstance(frame, Forward)]
     assert len(forwards) == 2
     assert all(frame.last == 20 and frame.first in (1, 2, 3) for frame in forwards)
@@ -163,6 +174,7 @@ def test_a_request_is_forwarded_with_the_clamped_range(make_world: Make) -> None
 
 def test_replays_keep_to_the_rate_of_their_destination_and_take_turns(make_world: Make) -> None:
     world = make_world(destination_rate=1 << 20)
+    ask(world, CLIENT, OTHER)
     for _ in range(40):
         world.send(*[Push(data=bytes(1_000))] * 100)
     world.send(Request(address=CLIENT, first=1, last=10_000))
@@ -178,6 +190,7 @@ def test_replays_keep_to_the_rate_of_their_destination_and_take_turns(make_world
 
 def test_more_than_can_be_owed_is_dropped(make_world: Make) -> None:
     world = make_world(request_rate=1_000, destination_rate=1)
+    ask(world)
     world.send(*[Push(data=b"x")] * 100)
     world.send(*(Request(address=CLIENT, first=1, last=last) for last in range(1, 30)))
     assert world.count("replays-behind") == 29 - 8
@@ -185,6 +198,7 @@ def test_more_than_can_be_owed_is_dropped(make_world: Make) -> None:
 
 def test_a_replay_of_a_damaged_journal_is_dropped(make_world: Make, monkeypatch: Any) -> None:
     world = make_world()
+    ask(world)
     world.send(Push(data=b"x"))
 
     def damaged(*_: object) -> None:
@@ -199,6 +213,7 @@ def test_a_replay_of_a_damaged_journal_is_dropped(make_world: Make, monkeypatch:
 
 def test_a_replay_ends_where_nothing_more_is_kept(make_world: Make) -> None:
     world = make_world()
+    ask(world)
     for i in range(1, 7):
         world.send(Push(data=b"%d" % i))
     request = Request(address=CLIENT, first=1, last=3).encode()
@@ -265,8 +280,8 @@ def test_records_too_large_for_a_datagram_are_left_out(make_world: Make) -> None
 
 def test_a_destination_above_its_rate_loses_and_the_others_do_not(make_world: Make) -> None:
     world = make_world(destination_rate=160_000)
-    world.send(keep_alive())
-    world.send(keep_alive(), source=OTHER)
+    world.send(*[keep_alive()] * 2)
+    world.send(*[keep_alive()] * 2, source=OTHER)
     world.server._session.charge(OTHER, 1 << 20, world.clock.seconds())
     world.send(Push(data=bytes(1_000)))
     assert len(delivers(world.network.sent_to(CLIENT))) == 1
@@ -280,7 +295,7 @@ def test_a_destination_above_its_rate_loses_and_the_others_do_not(make_world: Ma
 
 def test_a_congested_port_pauses_the_subscription_and_replays_and_loses_nothing(make_world: Make) -> None:
     world = make_world()
-    world.send(keep_alive())
+    world.send(*[keep_alive()] * 2)
     world.port.full = True
     for i in range(1, 6):
         world.send(Push(data=b"%d" % i))
@@ -297,6 +312,7 @@ def test_a_congested_port_pauses_the_subscription_and_replays_and_loses_nothing(
 
 def test_replays_stop_as_soon_as_the_port_is_congested(make_world: Make) -> None:
     world = make_world()
+    ask(world, CLIENT, OTHER)
     world.send(Push(data=b"1"), Push(data=b"2"))
     for client in (CLIENT, OTHER):
         request = Request(address=client, first=1, last=2).encode()

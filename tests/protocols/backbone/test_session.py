@@ -25,7 +25,9 @@ from fyrehose.protocols.backbone.frames import (
 )
 from fyrehose.protocols.backbone.session import Dropped, Event, Pushed, Replay, ServerSession
 from fyrehose.protocols.backbone.settings import Settings
-from fyrehose.records import LAST_SEQ
+from fyrehose.protocols.backbone.subscribers import QUIET
+from fyrehose.protocols.backbone.trains import Train, encode_delivers
+from fyrehose.records import LAST_SEQ, Run
 
 OWN = ("10.0.0.1", 2323)
 CLIENT = ("10.0.0.2", 4000)
@@ -54,9 +56,15 @@ class Bench:
         return [event.cause for event in events if isinstance(event, Dropped)]
 
     def join(self, *clients: Address, flags: Flags = Flags.NONE) -> None:
+        """The first two KEEPALIVEs of each of ``clients``."""
         for client in clients:
-            assert self.receive(keep_alive(client, flags), source=client) == []
+            assert self.receive(*[keep_alive(client, flags)] * 2, source=client) == []
         self.session.data_to_send()
+
+    def asking(self, *clients: Address) -> Bench:
+        """Itself, with ``clients`` that send KEEPALIVEs and want nothing but answers to their REQUESTs."""
+        self.join(*clients or [CLIENT], flags=QUIET)
+        return self
 
     def listening(self) -> list[Address]:
         return self.session.listening(self.now)
@@ -86,7 +94,7 @@ def test_an_empty_push_is_a_message() -> None:
 
 
 def test_a_train_of_pushes_is_one_event_and_other_datagrams_in_it_count() -> None:
-    bench = Bench()
+    bench = Bench().asking()
     push = Push(data=b"x" * 10).encode()
     train = push + push + request(1, 5) + push[:-1]
     assert len(request(1, 5)) == len(push)
@@ -141,9 +149,10 @@ def test_every_keepalive_is_acknowledged_with_its_token() -> None:
 
 def test_the_ack_goes_to_the_address_that_the_keepalive_names() -> None:
     bench = Bench()
-    bench.receive(keep_alive((CLIENT[0], 999)))
-    bench.receive(keep_alive(("0.0.0.0", 998)))
-    assert [destination for destination, _ in bench.session.data_to_send()] == [(CLIENT[0], 999), (CLIENT[0], 998)]
+    for _ in range(2):
+        bench.receive(keep_alive((CLIENT[0], 999)))
+        bench.receive(keep_alive(("0.0.0.0", 998)))
+        assert [destination for destination, _ in bench.session.data_to_send()] == [(CLIENT[0], 999), (CLIENT[0], 998)]
     assert bench.listening() == [(CLIENT[0], 999), (CLIENT[0], 998)]
 
 
@@ -212,38 +221,224 @@ def test_threat_flood_of_keepalives() -> None:
         bench.receive(keep_alive(("0.0.0.0", 1)), source=(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", 1))
         acked += len(bench.session.data_to_send())
     assert acked == 1_024
-    assert len(bench.listening()) == 1_024
+    assert len(bench.session.newcomers(bench.now)) == 1_024
     # Those that were there first are not pushed out, and go on being acknowledged.
     bench.receive(keep_alive(("0.0.0.0", 1)), source=("10.0.0.0", 1))
     assert len(bench.session.data_to_send()) == 1
+    assert bench.listening() == [("10.0.0.0", 1)]
     assert bench.causes(keep_alive(CLIENT)) == ["too-many-subscribers"]
 
 
+def flood(bench: Bench, host: str, count: int) -> int:
+    """KEEPALIVEs from ``count`` ports of ``host``; how many are acknowledged."""
+    for port in range(1, count + 1):
+        bench.receive(keep_alive((host, port)), source=(host, port))
+    return len(bench.session.data_to_send())
+
+
+@pytest.mark.parametrize(("crowd", "admitted"), [(1_023, 1_023), (1_024, 1_024), (1_025, 1_024), (1_100, 1_024)])
+def test_a_crowd_behind_one_address_has_all_places_that_nobody_else_wants(crowd: int, admitted: int) -> None:
+    bench = Bench()
+    assert flood(bench, CLIENT[0], crowd) == admitted
+    assert bench.causes(keep_alive(CLIENT), source=CLIENT) == ["too-many-subscribers"] if crowd > 1_023 else True
+
+
+def test_threat_one_host_takes_all_places() -> None:
+    bench = Bench()
+    flood(bench, CLIENT[0], 1_100)
+    # Every other host gets in, up to as many as the host of the flood is left with.
+    for n in range(512):
+        (dropped,) = bench.receive(keep_alive((OTHER[0], n + 1)), source=(OTHER[0], n + 1))
+        assert dropped == Dropped(
+            source=(CLIENT[0], n + 1),  # the one that has been silent for the longest
+            cause="subscriber-displaced",
+            detail="all 1024 places are taken, and its address holds the most, and 10.0.0.3 needs one; "
+            "raise backbone.subscribers",
+        )
+        assert [to for to, _ in bench.session.data_to_send()] == [(OTHER[0], n + 1)]
+    assert bench.causes(keep_alive((OTHER[0], 600)), source=(OTHER[0], 600)) == ["too-many-subscribers"]
+    # A third host takes from both, and the flood takes nothing back.
+    third = "10.0.0.4"
+    assert flood(bench, third, 400) == 341
+    assert 341 <= flood(bench, CLIENT[0], 1_100) <= 342
+    hosts = Counter(host for host, _ in [*bench.listening(), *(to for to, _ in bench.session.newcomers(bench.now))])
+    assert sorted(hosts.values()) == [341, 341, 342]
+
+
+def test_a_client_that_lost_its_place_gets_the_next_that_is_free() -> None:
+    bench = Bench(subscribers=2)
+    bench.join((CLIENT[0], 1), (CLIENT[0], 2))
+    bench.receive(*[keep_alive(OTHER)] * 2, source=OTHER)
+    bench.session.data_to_send()
+    assert bench.listening() == [(CLIENT[0], 2), OTHER]
+    for _ in range(5):
+        bench.now += 1.0
+        assert bench.causes(keep_alive((CLIENT[0], 1)), source=(CLIENT[0], 1)) == ["too-many-subscribers"]
+        bench.receive(keep_alive((CLIENT[0], 2)), source=(CLIENT[0], 2))
+        bench.session.data_to_send()
+    bench.now += 0.001  # OTHER has been silent for more than 5 s
+    bench.join((CLIENT[0], 1))
+    assert bench.listening() == [(CLIENT[0], 2), (CLIENT[0], 1)]
+
+
+def test_clients_that_want_nothing_are_acknowledged_with_a_place_or_without() -> None:
+    bench = Bench(subscribers=4)
+    for port in range(1, 10):
+        bench.receive(keep_alive((CLIENT[0], port), QUIET), source=(CLIENT[0], port))
+    assert len(bench.session.data_to_send()) == 9
+    assert flood(bench, CLIENT[0], 4) == 4, "they take no place of a subscriber"
+
+
+# Until the second KEEPALIVE.
+
+
+def delivery(*sizes: int, first: int = 1) -> tuple[tuple[Train, ...], int]:
+    """DELIVERs of so many bytes each, headers included, and the number of the last."""
+    run = Run.of("backbone", [bytes(size - 9) for size in sizes], source="x").numbered(first, 0)
+    return encode_delivers((run,)).trains, run.last_seq
+
+
+def numbers(trains: list[Train]) -> list[int]:
+    frames = [decode(bytes(t.data[at : at + t.segment])) for t in trains for at in range(0, t.size, t.segment)]
+    return [frame.seq for frame in frames if isinstance(frame, Deliver)]
+
+
+@pytest.mark.parametrize(("size", "sent"), [(69, [1]), (70, [1]), (71, [])])
+def test_threat_one_keepalive_brings_three_times_its_size(size: int, sent: list[int]) -> None:
+    """29 bytes came, and the ACK of 17 has gone out."""
+    bench = Bench()
+    bench.receive(keep_alive(CLIENT))
+    assert bench.listening() == []
+    [(_, client)] = bench.session.newcomers(bench.now)
+    assert numbers(bench.session.ration(client, *delivery(size))) == sent
+    assert numbers(bench.session.ration(client, *delivery(70, first=2))) == ([] if sent else [2])
+
+
+def test_what_a_newcomer_pushes_comes_back_to_it() -> None:
+    bench = Bench()
+    bench.receive(keep_alive(CLIENT), *[Push(data=bytes(91)).encode()] * 2)
+    [(_, client)] = bench.session.newcomers(bench.now)
+    assert client.credit == 70 + 3 * 200
+    assert numbers(bench.session.ration(client, *delivery(*[100] * 9))) == [1, 2, 3, 4, 5, 6]
+    assert client.credit == 70
+
+
+def test_the_second_keepalive_brings_what_was_held_back() -> None:
+    bench = Bench()
+    bench.receive(keep_alive(CLIENT))
+    [(_, client)] = bench.session.newcomers(bench.now)
+    assert numbers(bench.session.ration(client, *delivery(*[30] * 5, first=11))) == [11, 12]
+    assert numbers(bench.session.ration(client, *delivery(*[30] * 5, first=16))) == []
+    assert bench.receive(keep_alive(CLIENT)) == [Replay(destination=CLIENT, first=13, last=20)]
+    assert bench.listening() == [CLIENT]
+    assert bench.session.newcomers(bench.now) == []
+    assert bench.receive(keep_alive(CLIENT)) == []
+
+
+def test_a_client_that_was_silent_for_more_than_five_seconds_is_a_newcomer_again() -> None:
+    bench = Bench()
+    bench.join(CLIENT)
+    bench.now += 5.001
+    bench.receive(keep_alive(CLIENT))
+    assert bench.listening() == []
+    assert [to for to, _ in bench.session.newcomers(bench.now)] == [CLIENT]
+
+
+def test_a_request_before_the_second_keepalive_is_answered_then() -> None:
+    bench = Bench()
+    bench.receive(keep_alive(CLIENT, QUIET))
+    bench.session.data_to_send()
+    assert [bench.receive(request(first, 9)) for first in (2, 3)] == [[], []]
+    bench.now += 0.2
+    assert bench.receive(request(2, 9)) == []
+    for first in range(4, 10):
+        assert bench.receive(request(first, 9)) == []
+    assert bench.causes(request(10, 10)) == ["request-before-keepalive"]
+    replays = bench.receive(keep_alive(CLIENT, QUIET))
+    assert replays == [Replay(destination=CLIENT, first=first, last=9) for first in range(2, 10)]
+
+
+def test_threat_a_request_without_a_keepalive_brings_nothing() -> None:
+    bench = Bench()
+    assert bench.causes(request(1, 100)) == ["request-without-keepalive"]
+    bench.asking()
+    bench.now += 5.001
+    assert bench.causes(request(1, 100)) == ["request-without-keepalive"]
+    assert len(bench.session._asked) == len(bench.session._requests) == 0, "strangers leave nothing behind"
+
+
+def test_no_forward_to_a_newcomer() -> None:
+    bench = Bench().asking()
+    bench.receive(keep_alive(OTHER), source=OTHER)
+    bench.session.data_to_send()
+    for seq in range(1, 9):
+        assert bench.receive(request(seq, seq)) == [Replay(destination=CLIENT, first=seq, last=seq)]
+
+
 # REQUEST: rule 4.
+
+
+def test_the_journal_answers_a_repeated_request() -> None:
+    """300 clients with FLAGS=0 never answer: the second REQUEST is enough, even of a slightly different range."""
+    bench = Bench(last=2_000)
+    bench.join(*((OTHER[0], port) for port in range(1, 301)))
+    for port in range(1, 51):
+        asker = (CLIENT[0], port)
+        bench.asking(asker)
+        if bench.receive(request(1, 1_900, asker)):
+            continue  # it was the journal's turn
+        bench.now += 0.15
+        bench.join(*((OTHER[0], port) for port in range(1, 301)))
+        bench.asking(asker)
+        assert bench.receive(request(2, 2_000, asker)) == [Replay(destination=asker, first=2, last=2_000)]
+        # What it asks for next does not wait for such peers either.
+        assert bench.receive(request(2_000, 2_000, asker)) == [Replay(destination=asker, first=2_000, last=2_000)]
+
+
+def test_a_client_that_repeated_itself_is_forwarded_again_after_ten_seconds() -> None:
+    bench = Bench()
+    asked = 0
+
+    def forwarded() -> bool:
+        nonlocal asked
+        asked += 1
+        bench.join(*((OTHER[0], port) for port in range(1, 31)))
+        bench.asking()
+        return not bench.receive(request(asked, asked))
+
+    assert any(forwarded() for _ in range(3))
+    asked -= 1
+    bench.now += 0.15
+    assert not forwarded()
+    for _ in range(2):
+        bench.now += 4.9
+        assert not any(forwarded() for _ in range(9))
+    bench.now += 0.3
+    assert any(forwarded() for _ in range(3))
 
 
 def test_the_journal_answers_when_nobody_else_can() -> None:
     bench = Bench()
     bench.join(CLIENT)  # the requester itself
     bench.join(OTHER, flags=Flags.NOJOURNAL)
-    for i in range(5):
+    for i in range(3):
         assert bench.receive(request(3 + i, 9)) == [Replay(destination=CLIENT, first=3 + i, last=9)]
     assert bench.session.data_to_send() == []
 
 
 def test_a_request_is_forwarded_in_turn_and_never_to_the_requester() -> None:
-    bench = Bench(request_rate=10_000, forward_rate=10_000)
+    bench = Bench(last=300, request_rate=10_000, forward_rate=10_000)
     third = ("10.0.0.4", 4000)
     bench.join(CLIENT, OTHER)
     bench.join(third, flags=Flags.NOSUBSCRIBE)  # answers without listening
     turns: Counter[Address | None] = Counter()
     for i in range(300):
-        events = bench.receive(request(1, 1 + i % 90))
+        events = bench.receive(request(1 + i, 1 + i))
         bench.now += 0.01
         sent = bench.session.data_to_send()
         assert len(events) + len(sent) == 1
         for peer, datagram in sent:
-            assert decode(datagram) == Forward(address=CLIENT, first=1, last=1 + i % 90)
+            assert decode(datagram) == Forward(address=CLIENT, first=1 + i, last=1 + i)
             turns[peer] += 1
         turns[None] += len(events)
         bench.join(CLIENT, OTHER)
@@ -255,28 +450,27 @@ def test_no_forward_to_a_client_that_fell_silent() -> None:
     bench = Bench()
     bench.join(OTHER)
     bench.now += 5.001
-    for i in range(4):
-        assert bench.receive(request(1, 2 + i)) == [Replay(destination=CLIENT, first=1, last=2 + i)]
+    bench.asking()
+    for i in range(1, 5):
+        assert bench.receive(request(i, i)) == [Replay(destination=CLIENT, first=i, last=i)]
 
 
 def test_threat_a_request_for_everything() -> None:
-    bench = Bench(oldest=500, last=90_000)
+    bench = Bench(oldest=500, last=90_000).asking()
     assert bench.receive(request(0, LAST_SEQ)) == [Replay(destination=CLIENT, first=500, last=10_499)]
     bench.bounds = (500, 600)
     assert bench.receive(request(0, LAST_SEQ - 1)) == [Replay(destination=CLIENT, first=500, last=600)]
     bench.join(OTHER)
     sent = []
-    for i in range(4):
-        bench.receive(request(i, LAST_SEQ))
-        sent += bench.session.data_to_send()
+    for port in range(1, 5):
+        bench.asking((CLIENT[0], port)).receive(request(0, LAST_SEQ, (CLIENT[0], port)))
+        sent += [decode(datagram) for _, datagram in bench.session.data_to_send()]
     assert sent
-    assert {(peer, datagram) for peer, datagram in sent} == {
-        (OTHER, Forward(address=CLIENT, first=500, last=600).encode())
-    }
+    assert all(isinstance(each, Forward) and (each.first, each.last) == (500, 600) for each in sent)
 
 
 def test_the_edges_of_what_is_kept() -> None:
-    bench = Bench(oldest=10, last=20, request_rate=100)
+    bench = Bench(oldest=10, last=20, request_rate=100).asking()
     assert bench.receive(request(20, 20)) == [Replay(destination=CLIENT, first=20, last=20)]
     assert bench.receive(request(0, 10)) == [Replay(destination=CLIENT, first=10, last=10)]
     assert bench.causes(request(0, 9), request(21, 30)) == ["request-of-nothing"] * 2
@@ -290,7 +484,7 @@ def test_threat_from_above_to() -> None:
 
 
 def test_threat_requests_without_end() -> None:
-    bench = Bench()
+    bench = Bench().asking(CLIENT, (CLIENT[0], 5))
     answered = sum(isinstance(bench.receive(request(1, 1 + i))[0], Replay) for i in range(50))
     assert answered == 10
     # Another client of the same host has its own rate.
@@ -301,7 +495,7 @@ def test_threat_requests_without_end() -> None:
 
 def test_the_same_request_within_a_tenth_of_a_second_is_one() -> None:
     """Threat: REQUEST [0, 2^48), again and again."""
-    bench = Bench()
+    bench = Bench().asking()
     assert isinstance(bench.receive(request(1, 5))[0], Replay)
     bench.now += 0.09
     assert bench.causes(request(1, 5), request(1, 5, ("0.0.0.0", CLIENT[1]))) == ["request-repeated"] * 2
@@ -313,15 +507,20 @@ def test_the_same_request_within_a_tenth_of_a_second_is_one() -> None:
 def test_requests_to_be_merged_are_remembered_within_bounds() -> None:
     bench = Bench()
     for port in range(1, 10_000):
-        bench.receive(request(1, 5, (CLIENT[0], port)))
+        bench.asking((CLIENT[0], port % 1_000 + 1)).receive(
+            request(1, 1 + port // 1_000, (CLIENT[0], port % 1_000 + 1))
+        )
+    assert len(bench.session._asked) > 4_000
     assert len(bench.session._asked) <= 4_096
 
 
 def test_threat_forwards_as_an_attack_on_peers() -> None:
-    bench = Bench(request_rate=10_000)
+    bench = Bench(request_rate=10_000, subscribers=6_000)
     bench.join(OTHER)
     counts: Counter[str] = Counter()
     for port in range(1, 5_001):
+        bench.receive(*[keep_alive((CLIENT[0], port), QUIET)] * 2)
+        bench.session._to_send[-2:] = []
         for event in bench.receive(request(1, 5, (CLIENT[0], port))):
             counts[event.cause if isinstance(event, Dropped) else "replay"] += 1
     forwards = bench.session.data_to_send()

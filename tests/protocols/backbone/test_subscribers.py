@@ -8,16 +8,21 @@ from random import Random
 import pytest
 
 from fyrehose.protocols.backbone.frames import Address, Flags
-from fyrehose.protocols.backbone.subscribers import Rotation, Subscribers
+from fyrehose.protocols.backbone.subscribers import QUIET, Client, Rotation, Subscribers, Table
 
 
 def client(n: int) -> Address:
     return ("10.0.0.1", n)
 
 
+def joined(table: Subscribers, address: Address, flags: Flags, now: float) -> bool:
+    """Whether ``address`` is admitted with its first two KEEPALIVEs."""
+    return all(table.seen(address, flags, now).admitted for _ in range(2))
+
+
 def test_five_seconds_inclusive() -> None:
     table = Subscribers(9)
-    assert table.seen(client(1), Flags.NONE, 10.0)
+    assert joined(table, client(1), Flags.NONE, 10.0)
     assert table.listening(15.0) == [client(1)]
     assert table.journals(15.0) == [client(1)]
     assert table.listening(15.001) == []
@@ -27,36 +32,84 @@ def test_five_seconds_inclusive() -> None:
 
 def test_a_keepalive_makes_it_five_more() -> None:
     table = Subscribers(9)
-    table.seen(client(1), Flags.NONE, 0.0)
-    table.seen(client(2), Flags.NONE, 3.0)
-    table.seen(client(1), Flags.NONE, 4.0)
+    joined(table, client(1), Flags.NONE, 0.0)
+    joined(table, client(2), Flags.NONE, 3.0)
+    joined(table, client(1), Flags.NONE, 4.0)
     assert set(table.listening(8.5)) == {client(1)}
     assert table.listening(9.5) == []
 
 
 def test_the_latest_flags_win() -> None:
     table = Subscribers(9)
-    table.seen(client(1), Flags.NONE, 0.0)
-    table.seen(client(1), Flags.NOSUBSCRIBE, 1.0)
+    joined(table, client(1), Flags.NONE, 0.0)
+    joined(table, client(1), Flags.NOSUBSCRIBE, 1.0)
     assert (table.listening(1.0), table.journals(1.0)) == ([], [client(1)])
-    table.seen(client(1), Flags.NOJOURNAL, 2.0)
+    joined(table, client(1), Flags.NOJOURNAL, 2.0)
     assert (table.listening(2.0), table.journals(2.0)) == ([client(1)], [])
-    table.seen(client(1), Flags.NOSUBSCRIBE | Flags.NOJOURNAL, 3.0)
+    joined(table, client(1), Flags.NOSUBSCRIBE | Flags.NOJOURNAL, 3.0)
     assert (table.listening(3.0), table.journals(3.0)) == ([], [])
-    table.seen(client(1), Flags.NONE, 4.0)
+    joined(table, client(1), Flags.NONE, 4.0)
     assert (table.listening(4.0), table.journals(4.0)) == ([client(1)], [client(1)])
 
 
 def test_the_table_is_bounded_and_those_in_it_stay() -> None:
     table = Subscribers(2)
-    assert table.seen(client(1), Flags.NONE, 0.0)
-    assert table.seen(client(2), Flags.NONE, 0.0)
-    assert not table.seen(client(3), Flags.NONE, 0.0)
-    assert table.seen(client(1), Flags.NONE, 1.0)
-    assert table.seen(client(4), Flags.NOSUBSCRIBE | Flags.NOJOURNAL, 1.0)  # wants nothing, needs no place
-    assert not table.seen(client(3), Flags.NONE, 5.0)
-    assert table.seen(client(3), Flags.NONE, 5.1)  # client 2 has gone
+    assert joined(table, client(1), Flags.NONE, 0.0)
+    assert joined(table, client(2), Flags.NONE, 0.0)
+    assert not joined(table, client(3), Flags.NONE, 0.0)
+    assert joined(table, client(1), Flags.NONE, 1.0)
+    assert joined(table, client(4), Flags.NOSUBSCRIBE | Flags.NOJOURNAL, 1.0)  # wants nothing, needs no place
+    assert not joined(table, client(3), Flags.NONE, 5.0)
+    assert joined(table, client(3), Flags.NONE, 5.1)  # client 2 has gone
     assert len(table) == 2
+
+
+def test_the_count_of_places_by_host_is_kept_whatever_comes_and_goes() -> None:
+    """The host that holds the most is known without a look at the others: here it is counted."""
+    dice = Random(4)
+    table = Table(20)
+    for turn in range(5_000):
+        address = (f"10.0.0.{dice.choice((1, 1, 1, 2, 3, 4, 5))}", dice.randint(1, 30))
+        counts = Counter(host for host, _ in table.clients)
+        largest = max(counts.values(), default=0)
+        if address in table.clients:
+            dice.choice((table.renew, table.remove))(address)
+        else:
+            full = len(table.clients) == 20
+            admitted, displaced = table.add(address, Client(float(turn), Flags.NONE))
+            assert admitted == (not full or largest > counts[address[0]] + 1)
+            assert (displaced is not None) == (full and admitted)
+            if displaced is not None:
+                assert counts[displaced[0]] == largest
+                assert displaced not in table.clients
+        assert len(table.clients) <= 20
+    table.expire(1e9)
+    assert (len(table.clients), table._largest, table._hosts, table._holding) == (0, 0, {}, {})
+
+
+def test_flags_may_change_what_a_client_is_and_keep_what_it_has_shown() -> None:
+    table = Subscribers(9)
+    assert table.seen(client(1), Flags.NONE, 0.0, credit=70).owed == []
+    table.pushed(client(1), 30)
+    [(_, newcomer)] = table.newcomers(0.0)
+    assert newcomer.credit == 100
+    newcomer.hold(3, 4)
+    newcomer.owe(1, 2)
+    assert table.seen(client(1), QUIET, 1.0).owed == [(3, 4), (1, 2)]
+    assert len(table) == 0
+    found = table.find(client(1), 6.0)
+    assert found is newcomer
+    assert found.credit is None
+    assert table.seen(client(1), Flags.NONE, 6.0).admitted
+    assert table.listening(6.0) == [client(1)]
+    assert table.find(client(1), 11.1) is None
+
+
+def test_what_is_held_back_is_no_more_than_one_answer() -> None:
+    newcomer = Client(0.0, Flags.NONE, 0)
+    newcomer.hold(5, 5)
+    newcomer.hold(6, 90_000)
+    assert newcomer.confirm() == [(5, 10_004)]
 
 
 def test_a_rotation_is_fair_random_and_never_asks_who_asks() -> None:
