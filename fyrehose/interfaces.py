@@ -249,6 +249,14 @@ class ITailer(Interface):
     def resume() -> None:
         """Go on behind the last record that was handed out."""
 
+    def shortfall(complete: bool) -> str:
+        """Say why records are missing from what was handed out, or "" if none is known to be missing.
+
+        Records that were reported to ``lost`` need not be repeated, except where nobody can tell why they are missing.
+
+        :param complete: everything that was asked for came: records that would have followed do not matter
+        """
+
     def close() -> Deferred[Any]:
         """Let go of the server."""
 

@@ -213,7 +213,10 @@ def tail(
     """Write the messages of a stream to standard output, as they come.
 
     text: each message and a line feed.  json: an object a line, with the number and what else is known; a message that
-    is not UTF-8 is in "payload_base64".  raw: the messages alone, end to end.
+    is not UTF-8 is in "payload_base64".  raw: the messages alone, end to end.  On a terminal control characters, and
+    bytes that are not UTF-8, are escaped; a pipe or a file gets every byte as it is.
+
+    The exit status is 1 if some of what was asked for did not come; the error names the range.
 
     \b
         fyrehose tail --stream log
@@ -228,11 +231,12 @@ def tail(
         lambda reactor: tailing.tail(
             reactor,
             lambda take, lost: at.tailer(reactor, stream, since, take, lost),
-            formats.FORMATS[form],
+            formats.for_terminal(form) if os.isatty(1) else formats.FORMATS[form],
             count,
             idle,
             timeout,
             at.contacts,
+            since,
         )
     )
     sys.exit(status)

@@ -49,6 +49,7 @@ class Contacts:
     _lasted: bool = attrs.field(default=False, init=False)
     _unmade: str = attrs.field(default="", init=False)
     _open: int = attrs.field(default=0, init=False)
+    _made: bool = attrs.field(default=False, init=False)
     _unknown: bool = attrs.field(default=False, init=False)
 
     def __str__(self) -> str:
@@ -73,6 +74,11 @@ class Contacts:
             return "no address was found for that name"
         return "is it there and reachable, and does its policy let us in?"
 
+    @property
+    def broken(self) -> bool:
+        """Whether a connection was made, and none is open now."""
+        return self._made and not self._open
+
     def looked_up(self, found: bool) -> None:
         """The name is looked up, or an address was found for it."""
         self._unknown = not found
@@ -85,6 +91,7 @@ class Contacts:
     def made(self) -> None:
         """A connection is there."""
         self._unmade = ""
+        self._made = True
         self._open += 1
 
     def lost(self, seconds: float, ours: str, reason: Failure) -> None:

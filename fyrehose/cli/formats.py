@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from fyrehose.ndjson import lines
 from fyrehose.records import Run
 
 Format = Callable[[Run], bytes]
+
+#: What a terminal may obey: C0 but the line feed, DEL, C1, and what reorders or breaks a line.  Surrogates stand for
+#: bytes that are not UTF-8.
+_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\udc80-\udcff]")
 
 
 def text(run: Run) -> bytes:
@@ -26,3 +31,16 @@ def as_json(run: Run) -> bytes:
 
 
 FORMATS: dict[str, Format] = {"text": text, "raw": raw, "json": as_json}
+
+
+def for_terminal(name: str) -> Format:
+    """The format of that name, with everything escaped that a terminal would obey or could not show."""
+    form, json = FORMATS[name], name == "json"
+
+    def escape(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        if code >= 0xDC80:
+            return f"\\x{code - 0xDC00:02x}"
+        return f"\\u{code:04x}" if json or code > 0xFF else f"\\x{code:02x}"
+
+    return lambda run: _CONTROLS.sub(escape, form(run).decode(errors="surrogateescape")).encode()

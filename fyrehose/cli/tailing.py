@@ -21,6 +21,9 @@ from fyrehose.records import Run
 #: What may wait for standard output before the server is asked to pause, in bytes, and when it may go on.
 HIGH, LOW = 4 << 20, 1 << 20
 
+#: Lost ranges that the error at the end names.
+MOST_NAMED = 10
+
 Take = Callable[[Run], None]
 Lost = Callable[[int, int], None]
 
@@ -91,14 +94,18 @@ async def tail(
     idle: float | None,
     timeout: float,
     where: Contacts,
+    since: int | None = None,
 ) -> int:
     """Write what the tailer hands out until ``count`` messages are written, nothing has come for ``idle`` seconds, the
     reader leaves, or Ctrl-C; 0.
 
-    :raises FyrehoseError: the server is not there or turns us away, or standard output cannot be written
+    :param since: the number behind which the tailer begins; 0: with the oldest record that is kept
+    :raises FyrehoseError: the server is not there or turns us away, some of what was asked for did not come, or
+        standard output cannot be written
     """
     left = count
     waiting: IDelayedCall | None = None
+    missing: list[str] = []
 
     def take(run: Run) -> None:
         nonlocal left
@@ -113,26 +120,38 @@ async def tail(
         if left == 0:
             output.end()
 
-    tailer = make_tailer(take, _say_lost)
+    def lost(first: int, last: int) -> None:
+        click.echo(f"fyrehose: {first} to {last} are not kept any more", err=True)
+        if len(missing) < MOST_NAMED and not (since == 0 and first == 1):
+            missing.append(f"{first} to {last}")
+
+    def quiet() -> None:
+        nonlocal short
+        short = f"the connection to {where} is lost: {where.hint}" if where.broken else tailer.shortfall(False)
+        output.end()
+
+    short: str | None = None
+    tailer = make_tailer(take, lost)
     output = Output(worker(reactor).call, tailer)
     try:
         await connected(reactor, tailer, timeout, where)
         where.watch(lambda: output.end(where.turned_away))
         if idle is not None and not output.ended.called:
-            waiting = reactor.callLater(idle, output.end)
+            waiting = reactor.callLater(idle, quiet)
         await output.ended
         await output.drained()
         if output.error is not None:
             raise output.error
+        short = tailer.shortfall(True) if short is None else short
+        if missing and not short:
+            short = f"{', '.join(missing)} were asked for and are not kept any more"
+        if short:
+            raise FyrehoseError(f"not everything came: {short}")
     finally:
         if waiting is not None and waiting.active():
             waiting.cancel()
         tailer.close().addErrback(lambda failure: failure.trap(Exception))
     return 0
-
-
-def _say_lost(first: int, last: int) -> None:
-    click.echo(f"fyrehose: {first} to {last} are not kept any more", err=True)
 
 
 def _write(fd: int, data: bytes) -> None:

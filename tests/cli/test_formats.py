@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fyrehose.cli.formats import FORMATS, as_json, raw, text
+import json
+
+from fyrehose.cli.formats import FORMATS, as_json, for_terminal, raw, text
 from fyrehose.ndjson import lines
 from fyrehose.records import Run
 
@@ -23,3 +25,30 @@ def test_json_is_an_object_a_line() -> None:
 
 def test_every_format_has_a_name() -> None:
     assert set(FORMATS) == {"text", "raw", "json"}
+
+
+def test_a_terminal_is_given_nothing_that_it_would_obey() -> None:
+    hostile = [
+        b"\x1b]0;owned\x07",
+        "\x9b31m\x7f".encode(),
+        b"a\tb\r\nc",
+        b"\xff\xc3",
+        "\u202egnp.exe".encode(),
+        b"w\xc3\xb6",
+    ]
+    run = Run.of("s", hostile, source="x").numbered(1, 0)
+    expected = "\\x1b]0;owned\\x07\n\\x9b31m\\x7f\na\\x09b\\x0d\nc\n\\xff\\xc3\n\\u202egnp.exe\nwö\n"
+    assert for_terminal("text")(run).decode() == expected
+    shown = for_terminal("json")(run.slice(1, 2)).decode()
+    assert "\\u009b31m\\u007f" in shown
+    assert json.loads(shown)["payload"] == "\x9b31m\x7f", "it is the same JSON"
+    for form in FORMATS:
+        every = Run.of("s", [bytes([code]) for code in range(256)], source="x").numbered(1, 0)
+        shown = for_terminal(form)(every).decode()
+        assert shown.replace("\n", "").isprintable()
+
+
+def test_what_needs_no_escape_is_the_same_on_a_terminal() -> None:
+    run = Run.of("s", ["日本\u3000語 👩‍🚀 \\".encode(), b"plain"], source="x").numbered(1, 0)
+    for form in FORMATS:
+        assert for_terminal(form)(run) == FORMATS[form](run)

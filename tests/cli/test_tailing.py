@@ -27,6 +27,7 @@ class Tailer:
         self.take, self.lost = take, lost
         self.connecting: Deferred[None] = Deferred()
         self.told: list[str] = []
+        self.missing = ""
 
     def connect(self) -> Deferred[None]:
         return self.connecting
@@ -36,6 +37,9 @@ class Tailer:
 
     def resume(self) -> None:
         self.told.append("resume")
+
+    def shortfall(self, complete: bool) -> str:
+        return "" if complete else self.missing
 
     def close(self) -> Deferred[None]:
         self.told.append("close")
@@ -47,7 +51,13 @@ class Follower:
 
     tailer: Tailer
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int | None = None, idle: float | None = None) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        count: int | None = None,
+        idle: float | None = None,
+        since: int | None = None,
+    ) -> None:
         self.clock = Clock()
         self.jobs: list[tuple[Callable[[], None], Deferred[None]]] = []
         self.written: list[bytes] = []
@@ -55,7 +65,8 @@ class Follower:
         monkeypatch.setattr(tailing, "worker", lambda reactor: self)
         monkeypatch.setattr(tailing, "_write", lambda fd, data: self.written.append(data))
         self.contacts = Contacts("figg at h:1")
-        self.deferred = Deferred.fromCoroutine(tail(self.clock, self.make, text, count, idle, 5.0, self.contacts))
+        made = tail(self.clock, self.make, text, count, idle, 5.0, self.contacts, since)
+        self.deferred = Deferred.fromCoroutine(made)
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
     def make(self, take: Any, lost: Any) -> Tailer:
@@ -202,3 +213,61 @@ def test_a_server_that_turns_us_away(follower: Follower) -> None:
 def test_what_is_lost_is_said(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
     follower.tailer.lost(3, 7)
     assert capsys.readouterr().err == "fyrehose: 3 to 7 are not kept any more\n"
+
+
+@pytest.mark.parametrize("since", [None, 0, 2])
+def test_it_ends_with_an_error_that_names_what_did_not_come(monkeypatch: pytest.MonkeyPatch, since: int | None) -> None:
+    follower = Follower(monkeypatch, count=1, since=since)
+    follower.connect()
+    follower.tailer.lost(3, 7)
+    follower.tailer.lost(9, 9)
+    follower.records(b"a")
+    follower.write()
+    assert follower.written == [b"a\n"], "what came is written all the same"
+    assert [str(error) for error in follower.outcome] == [
+        "not everything came: 3 to 7, 9 to 9 were asked for and are not kept any more"
+    ]
+
+
+def test_a_tail_from_the_start_begins_with_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, count=1, since=0)
+    follower.connect()
+    follower.tailer.lost(1, 499)
+    follower.records(b"a")
+    follower.write()
+    assert follower.outcome == [0]
+
+
+def test_lost_ranges_without_end_make_no_error_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, idle=1)
+    follower.connect()
+    for seq in range(2, 2_000, 2):
+        follower.tailer.lost(seq, seq)
+    follower.clock.advance(1)
+    [error] = follower.outcome
+    assert isinstance(error, FyrehoseError)
+    assert len(str(error)) < 200
+
+
+def test_what_the_protocol_knows_to_be_missing_is_an_error_unless_the_count_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for count, outcome in ((None, "not everything came: 3 to 7 did not come"), (1, "0")):
+        follower = Follower(monkeypatch, count=count, idle=1)
+        follower.tailer.missing = "3 to 7 did not come"
+        follower.connect()
+        follower.records(b"a")
+        follower.write()
+        follower.clock.advance(1)
+        assert [str(each) for each in follower.outcome] == [outcome]
+
+
+def test_silence_of_a_connection_that_is_lost_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, idle=3)
+    follower.contacts.made()
+    follower.connect()
+    follower.contacts.lost(60.0, "10.0.0.1", Failure(ConnectionDone()))
+    follower.clock.advance(3)
+    [error] = follower.outcome
+    assert isinstance(error, FyrehoseError)
+    assert "the connection to figg at h:1 is lost" in str(error)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,73 @@ def test_a_server_that_is_not_there(command: str, protocol: str) -> None:
     assert ended.stderr.startswith("fyrehose: ")
     assert ended.stderr.count("\n") == 1
     assert f"127.0.0.1:{port}" in ended.stderr
+
+
+def test_a_tail_gets_everything_though_peers_do_not_answer(server: Server) -> None:
+    """300 clients with FLAGS=0 say that they would answer FORWARDs, and do not."""
+    server.publish(data=b"".join(b"%d\n" % i for i in range(2_000)))
+    at = ("127.0.0.1", server.running.port("backbone"))
+    mute = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(300)]
+    stop = threading.Event()
+
+    def keep_alive() -> None:
+        while not stop.wait(0.5):
+            for peer in mute:
+                peer.sendto(b"\x10" + bytes(4) + peer.getsockname()[1].to_bytes(2, "big") + bytes(6 + 16), at)
+
+    for peer in mute:
+        peer.bind(("127.0.0.1", 0))
+    thread = threading.Thread(target=keep_alive)
+    thread.start()
+    try:
+        for peer in mute:
+            assert peer.recv(17)[0] == 0x20
+            assert peer.recv(17)[0] == 0x20
+        words = ("--since", "start", "--idle", "1s")
+        assert server.tail(*words, protocol="backbone", stream=None).count(b"\n") == 2_000
+    finally:
+        stop.set()
+        thread.join()
+        for peer in mute:
+            peer.close()
+
+
+def test_a_tail_that_could_not_get_everything_names_the_range() -> None:
+    """The server is a plain socket that acknowledges, delivers 5, and answers no REQUEST."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as backbone:
+        backbone.bind(("127.0.0.1", 0))
+        backbone.settimeout(60)
+        words = [FYREHOSE, "tail", "--protocol", "backbone", "--from", f"127.0.0.1:{backbone.getsockname()[1]}"]
+        with subprocess.Popen([*words, "--since", "start", "--idle", "2s"], stderr=subprocess.PIPE) as process:
+            asked = 0
+            while asked < 3:
+                datagram, source = backbone.recvfrom(2_000)
+                if datagram[0] == 0x10:
+                    backbone.sendto(b"\x20" + datagram[13:], source)
+                    backbone.sendto(b"\x01\0\x01" + bytes(5) + b"\x05x", source)
+                asked += datagram[0] == 0x04
+            assert process.stderr is not None
+            said = process.stderr.read().decode()
+            assert process.wait(60) == 1
+    assert said == (
+        "fyrehose: not everything came: nobody sent 1 to 4, because they are not kept any more or the answers were "
+        "lost\n"
+    )
+
+
+def test_a_terminal_is_not_given_what_it_would_obey(server: Server) -> None:
+    server.publish(data=b"\x1b]0;owned\x07\xff\n")
+    words = [*server.words("tail", "figg", "backbone"), "--since", "start", "--count", "1"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(words, stdout=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while not shown.endswith(b"\n"):
+            shown += os.read(ours, 1_000)
+        assert process.wait(60) == 0
+    os.close(ours)
+    assert shown == b"\\x1b]0;owned\\x07\\xff\r\n"
+    assert server.tail("--since", "start", "--count", "1") == b"\x1b]0;owned\x07\xff\n", "a pipe gets every byte"
 
 
 def test_a_message_that_the_stream_does_not_take_is_a_failure(server: Server, tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ log = Logger()
 
 default_port = 2323
 
+#: Ranges that an error names.
+MOST_NAMED = 10
 #: A datagram may be lost; what is pushed again may come out twice.
 RETRIES = 5
 
@@ -44,10 +46,18 @@ def tailer(
 ) -> BackboneTailer:
     """A subscriber that repairs what it missed."""
     _only(stream)
-    return BackboneTailer(
-        lambda after: _client(reactor, host, port, Options(after=after), on_records=take, on_gap=lost),
+
+    def gap(first: int, last: int) -> None:
+        made.given_up = [*made.given_up[-MOST_NAMED:], (first, last)]
+        lost(first, last)
+
+    made = BackboneTailer(
+        lambda after: _client(
+            reactor, host, port, Options(after=after), on_records=take, on_gap=gap, on_alive=made.heard
+        ),
         after,
     )
+    return made
 
 
 def _client(reactor: Any, host: str, port: int, options: Options, **told: Any) -> BackboneClient:
@@ -62,11 +72,14 @@ class BackboneTailer:
 
     :ivar make: makes a client that begins behind a number
     :ivar after: that number
+    :ivar given_up: the latest ranges that nobody answered for
     """
 
     make: Callable[[int | None], BackboneClient]
     after: int | None
-    _client: BackboneClient | None = None
+    given_up: list[tuple[int, int]] = attrs.field(factory=list, init=False)
+    _client: BackboneClient | None = attrs.field(default=None, init=False)
+    _alive: bool = attrs.field(default=False, init=False)
 
     def connect(self) -> Deferred[None]:
         self._client = self.make(self.after)
@@ -81,6 +94,27 @@ class BackboneTailer:
 
     def resume(self) -> None:
         self.connect().addErrback(_say)
+
+    def heard(self, alive: bool) -> None:
+        """The server acknowledges KEEPALIVEs, or has not for 5 s."""
+        self._alive = alive
+
+    def shortfall(self, complete: bool) -> str:
+        """What is missing; UDP does not tell a record that is not kept any more from an answer that was lost."""
+        ranges = [*self.given_up]
+        client = self._client
+        if client is not None and not complete:
+            ranges += client.missing
+        said = []
+        if ranges:
+            named = ", ".join(f"{first} to {last}" for first, last in ranges[:MOST_NAMED])
+            more = f" and {len(ranges) - MOST_NAMED} more ranges" if len(ranges) > MOST_NAMED else ""
+            said.append(f"nobody sent {named}{more}, because they are not kept any more or the answers were lost")
+        if client is not None and not complete and not self._alive:
+            position = self.after if client.position is None else client.position
+            behind = "everything" if position is None else f"everything behind {position}"
+            said.append(f"the server has not answered for 5 s, so {behind} may be missing")
+        return "; ".join(said)
 
     def close(self) -> Deferred[None]:
         client, self._client = self._client, None

@@ -175,6 +175,11 @@ class BackboneClient:
         return None if self._session is None else self._session.position
 
     @property
+    def missing(self) -> list[tuple[int, int]]:
+        """The ranges below the highest number seen that have not come yet."""
+        return [] if self._session is None else self._session.missing
+
+    @property
     def address(self) -> Address:
         """Where the client listens.
 

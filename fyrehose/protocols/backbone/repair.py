@@ -83,6 +83,8 @@ class Repair:
     _waiting_size: int = attrs.field(default=0, init=False)
     _tail_due: float = attrs.field(default=0.0, init=False)
     _tail_asked_to: int = attrs.field(default=0, init=False)
+    #: whether something has come since the tail was asked for
+    _tail_fresh: bool = attrs.field(default=True, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.highest = self.position or 0
@@ -133,8 +135,10 @@ class Repair:
                 gap.asked_to = min(gap.last, first + MAX_SEQUENCES - 1)
         if len(ranges) < most and self.position is not None and self._tail_due <= now and self.highest < LAST_SEQ:
             ranges.append((self.highest + 1, LAST_SEQ))
+            # The first request after something came is repeated soon, because the server answers a repeat by itself.
+            self._tail_due = now + (self.pauses[0] if self._tail_fresh else self.probe)
+            self._tail_fresh = False
             self._tail_asked_to = min(self.highest + MAX_SEQUENCES, LAST_SEQ)
-            self._tail_due = now + self.probe
         return ranges
 
     def give_up(self, now: float) -> list[Lost | Run]:
@@ -157,7 +161,7 @@ class Repair:
         """There is somebody to ask again: what was asked for before does not count as asked in vain."""
         for gap in self._gaps:
             gap.due, gap.asked = now, 0
-        self._tail_due = now
+        self._tail_due, self._tail_fresh = now, True
 
     # Inside.
 
@@ -168,6 +172,7 @@ class Repair:
     def _tail_progress(self, last: int, now: float) -> None:
         if last <= self.highest:
             return
+        self._tail_fresh = True
         if not self._tail_asked_to:
             self._tail_due = now + self.probe
         elif last >= self._tail_asked_to:

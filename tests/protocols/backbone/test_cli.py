@@ -112,6 +112,36 @@ def test_a_server_that_has_gone_while_the_tail_paused(world: Any) -> None:
     reader.tailer.close()
 
 
+def test_what_a_tail_did_not_get(world: Any) -> None:
+    for i in range(1, 10):
+        world.send(Push(data=b"%d" % i))
+    world.journal.forget("backbone", 4)
+    reader = Reader(world, 0)
+    reader.tailer.connect()
+    world.run(1)
+    missing = "nobody sent 1 to 3, because they are not kept any more or the answers were lost"
+    assert reader.tailer.shortfall(False) == missing, "a gap that is still asked for"
+    assert reader.tailer.shortfall(True) == ""
+    world.run(12)
+    assert (reader.lost, reader.payloads) == ([(1, 3)], [b"4", b"5", b"6", b"7", b"8", b"9"])
+    assert reader.tailer.shortfall(True) == missing, "one that was given up"
+    world.server.stop()
+    world.run(6)
+    gone = "the server has not answered for 5 s, so everything behind 9 may be missing"
+    assert reader.tailer.shortfall(False) == f"{missing}; {gone}"
+    assert reader.tailer.shortfall(True) == missing
+    reader.tailer.close()
+
+
+def test_a_tail_that_got_everything_misses_nothing(world: Any) -> None:
+    world.send(Push(data=b"1"))
+    reader = Reader(world, 0)
+    reader.tailer.connect()
+    world.run(3)
+    assert (reader.tailer.shortfall(False), reader.tailer.shortfall(True)) == ("", "")
+    reader.tailer.close()
+
+
 def test_a_server_that_is_still_to_come_is_waited_for(world: Any) -> None:
     world.server.stop()
     publisher = cli.publisher(world.clock, *world.address, None, 5)
