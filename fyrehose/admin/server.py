@@ -36,8 +36,9 @@ from fyrehose.interfaces import JournalState
 from fyrehose.listening import TCPService
 from fyrehose.records import MAX_NAME
 from fyrehose.web.places import hosts_of, is_encrypted
-from fyrehose.web.server import WebProtocol, same, token_of
+from fyrehose.web.server import WebProtocol, token_of
 from fyrehose.web.session import Asked, WebSession
+from fyrehose.web.tokens import same
 
 EVENTS = "text/event-stream"
 #: Streams and subscribers that one answer lists at the most; more would keep the reactor too long.

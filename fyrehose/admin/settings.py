@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import attrs
 
 from fyrehose.errors import ConfigError
 from fyrehose.settings import count, option
+from fyrehose.web import tokens
 from fyrehose.web.places import is_encrypted, is_local
 from fyrehose.web.server import WebSettings
 
 KIT = "admin"
-#: A token that could be guessed keeps nobody out.
-SHORTEST_TOKEN = 16
 
 
 @attrs.frozen(kw_only=True)
@@ -27,22 +24,11 @@ class Settings(WebSettings):
 
 
 def read_token(path: str) -> str | None:
-    """The token in the first line of the file at ``path``; None without a path.
+    """Return the token that everybody has to show, or None without a file.
 
     :raises ConfigError: there is none that would do
     """
-    if not path:
-        return None
-    try:
-        token = Path(path).read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{KIT}.token-file cannot be read: {error}") from error
-    if len(token) < SHORTEST_TOKEN:
-        raise ConfigError(
-            f"the token in {path} has {len(token)} characters, "
-            f"{SHORTEST_TOKEN} are the least: openssl rand -hex 32 > {path}"
-        )
-    return token
+    return tokens.read_token(path, f"{KIT}.token-file")
 
 
 def check_place(endpoint: str, settings: Settings) -> None:

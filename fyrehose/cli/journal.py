@@ -168,20 +168,30 @@ def export(
 
 @journal.command()
 @click.option("--listen", "place", default="127.0.0.1:8120", show_default=True, metavar="HOST:PORT")
+@click.option("--token-file", default="", metavar="FILE", help="Its first line is the token that clients have to send.")
+@click.option(
+    "--hosts",
+    default="",
+    metavar="NAME,...",
+    help="Names that it may be asked for by; else, on loopback, localhost only.",
+)
 @_DIRECTORY
-def serve(directory: Path, place: str) -> None:
+def serve(directory: Path, place: str, token_file: str, hosts: str) -> None:
     """Serve the journal's files over HTTP, from this process and not from the one that takes messages in.
 
-    Spark reads them: spark.read.format("fyrehose").load("http://HOST:PORT").  Whoever can connect can read everything,
-    so it listens on loopback unless it is told otherwise.
+    Spark reads them: spark.read.format("fyrehose").load("http://HOST:PORT").  A client that can connect can read
+    everything, so an address that others can reach needs a token.  The token is not encrypted on the way: put a proxy
+    with TLS in front where the network is not yours.
 
     \b
         fyrehose journal serve data --listen 127.0.0.1:8120
+        fyrehose journal serve data --listen 10.0.0.5:8120 --token-file token
     """
     from fyrehose.cli import running
     from fyrehose.cli.serving import serve as serving
 
-    sys.exit(running.run(lambda reactor: serving(reactor, directory, place)))
+    names = tuple(name.strip().lower() for name in hosts.split(",") if name.strip())
+    sys.exit(running.run(lambda reactor: serving(reactor, directory, place, token_file, names)))
 
 
 @journal.command()

@@ -9,23 +9,35 @@ import click
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 
-from fyrehose.errors import FyrehoseError
+from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.journal.serve import site
 from fyrehose.journal.view import look
+from fyrehose.web.places import hosts_of, is_local
+from fyrehose.web.tokens import read_token
 
 
-async def serve(reactor: Any, directory: Path, place: str) -> int:
+async def serve(reactor: Any, directory: Path, place: str, token_file: str = "", names: tuple[str, ...] = ()) -> int:
     """Serve ``directory`` at ``place`` (``HOST:PORT``) until this is cancelled; then 0.
 
-    :raises FyrehoseError: there is no journal, or the port is taken
+    :param token_file: the file with the token that every request has to carry
+    :param names: by which it may be asked for; on loopback, besides localhost
+    :raises FyrehoseError: there is no journal, the port is taken, or others could read the journal without a token
     """
     empty = not look(directory).segments
     host, _, port = place.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or int(port) > 65535:
         raise FyrehoseError(f"{place!r} should be HOST:PORT, such as 127.0.0.1:8120")
+    endpoint = f"tcp:{port}:interface={host.replace(':', chr(92) + ':')}"
+    token = read_token(token_file, "--token-file")
+    if token is None and not is_local(endpoint):
+        raise ConfigError(
+            f"--listen {place} is open to others, who would read everything: it needs --token-file FILE, "
+            "or an address of this machine alone, such as 127.0.0.1:8120"
+        )
     try:
-        listening = reactor.listenTCP(int(port), site(directory), interface=host)
+        made = site(directory, hosts_of(endpoint, names), token)
+        listening = reactor.listenTCP(int(port), made, interface=host)
     except CannotListenError as error:
         raise FyrehoseError(f"{place} cannot be listened on: {error.socketError}") from error
     address = listening.getHost()

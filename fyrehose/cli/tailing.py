@@ -106,6 +106,7 @@ async def tail(
     left = count
     waiting: IDelayedCall | None = None
     missing: list[str] = []
+    short: str | None = None
 
     def take(run: Run) -> None:
         nonlocal left
@@ -130,7 +131,6 @@ async def tail(
         short = f"the connection to {where} is lost: {where.hint}" if where.broken else tailer.shortfall(False)
         output.end()
 
-    short: str | None = None
     tailer = make_tailer(take, lost)
     output = Output(worker(reactor).call, tailer)
     try:

@@ -7,7 +7,8 @@
     PUT /readers/NAME        how far a named reader has come, as a decimal number
 
 BASE is 16 hexadecimal digits, as in the names of the files.  Nothing is written but the readers' positions, and the
-process that takes messages in is not asked for anything.
+process that takes messages in is not asked for anything.  Host and Origin are checked as by the other listeners that
+speak HTTP; with a token every request has to carry it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IPushProducer
@@ -27,9 +28,13 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
+from fyrehose.counters import Counters
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.journal import readers, scan
 from fyrehose.journal.view import look
+from fyrehose.peers import host_of
+from fyrehose.web.places import FOREIGN_ORIGIN, foreign_host, host_in, same_origin
+from fyrehose.web.tokens import same, token_in
 
 log = Logger()
 
@@ -43,15 +48,64 @@ _BASE = re.compile(rb"[0-9a-f]{16}")
 _RANGE = re.compile(rb"bytes=(\d{1,19})-(\d{0,19})")
 
 
-def site(directory: Path) -> Site:
-    """What listens."""
-    made = Site(Root(directory), timeout=IDLE)
+def site(directory: Path, hosts: frozenset[str] | None = None, token: str | None = None) -> Site:
+    """Build the factory of a listener.
+
+    :param hosts: the names by which it may be asked for; None: by any
+    :param token: the token that every request has to carry; None: none
+    """
+    made = _Site(Root(directory), timeout=IDLE)
+    made.hosts, made.token = hosts, token
     made.requestFactory = _Asked
     return made
 
 
+class _Site(Site):
+    """A site that refuses requests of other sites' pages, and requests without its token."""
+
+    hosts: frozenset[str] | None = None
+    token: str | None = None
+
+    def __init__(self, root: Resource, timeout: float) -> None:
+        super().__init__(root, timeout=timeout)  # type: ignore[no-untyped-call]
+        self.counters = Counters()
+
+    def refusal(self, request: Request) -> tuple[int, str, str] | None:
+        """Return status, cause and reason if ``request`` may not be answered."""
+        headers: dict[str, str] = {}
+        for name in ("host", "origin", "sec-fetch-site", "authorization"):
+            said = request.requestHeaders.getRawHeaders(name.encode()) or []
+            if len(said) > 1:
+                return 400, "bad-request", f"two {name} headers are one too many"
+            if said:
+                headers[name] = said[0].decode("latin-1")
+        if self.hosts is not None and host_in(headers.get("host", "")) not in self.hosts:
+            return 421, "foreign-host", foreign_host(self.hosts)
+        if not same_origin(headers):
+            return 403, "foreign-origin", FOREIGN_ORIGIN
+        if self.token is not None and not same(token_in(headers.get("authorization", "")), self.token):
+            return 401, "bad-token", "this needs the token: Authorization: Bearer TOKEN, as in --token-file"
+        return None
+
+
 class _Asked(Request):
-    """One of whose body no more is kept than anybody looks at: a position."""
+    """A request that keeps no more of its body than a position has."""
+
+    def process(self) -> None:
+        """Answer, or refuse before anything is looked up."""
+        site = cast("_Site", self.channel.site)  # type: ignore[attr-defined]
+        refusal = site.refusal(self)
+        if refusal is None:
+            super().process()  # type: ignore[no-untyped-call]
+            return
+        status, cause, reason = refusal
+        site.counters.refuse(log, "journal-serve", cause, host_of(self.client), reason)
+        if status == 401:
+            self.responseHeaders.setRawHeaders(b"www-authenticate", [b"Bearer"])
+        body = _refused(self, status, reason)
+        self.responseHeaders.setRawHeaders(b"content-length", [b"%d" % len(body)])
+        self.write(body)  # type: ignore[no-untyped-call]
+        self.finish()  # type: ignore[no-untyped-call]
 
     def handleContentChunk(self, data: bytes) -> None:
         if self.content is not None and self.content.tell() <= _LONGEST:

@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from fyrehose import __version__
 from fyrehose.settings import duration, size
 from fyrehose.spark import showing
+from fyrehose.spark.places import TOKEN_FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,8 +60,21 @@ class Text(click.ParamType[Any]):
             self.fail(f"{value!r} should be {wanted}", param, ctx)
 
 
+def _name_token(ctx: click.Context, param: click.Parameter, file: str | None) -> None:
+    """Put the file where every job finds it, whichever way it comes to the journal."""
+    if file is not None:
+        os.environ[TOKEN_FILE] = file
+
+
 def _spark(command: F) -> F:
     for option in (
+        click.option(
+            "--token-file",
+            metavar="FILE",
+            callback=_name_token,
+            expose_value=False,
+            help=f"With the token of `fyrehose journal serve`.  [default: {TOKEN_FILE} of the environment]",
+        ),
         click.option("--memory", default="2g", show_default=True, help="Of Spark's driver."),
         click.option(
             "--master", metavar="URL", help="Where Spark runs.  [default: this machine, or as spark-submit says]"

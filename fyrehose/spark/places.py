@@ -9,6 +9,7 @@ and reading is a request for a range.  Nobody is asked to stop writing, rolling 
 from __future__ import annotations
 
 import json
+import os
 import time
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
 from pathlib import Path
@@ -21,11 +22,14 @@ from fyrehose.errors import ConfigError, JournalError
 from fyrehose.journal import readers, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.view import Extent, View, look
+from fyrehose.web.tokens import authorization, read_token
 
 #: What is read at a time, in bytes: over HTTP smaller ranges cost more than they carry.
 CHUNK = 4 << 20
 #: How long a server may be silent, in seconds, and how often it is asked again.
 TIMEOUT = 30.0
+#: The variable of the environment that names the file with a server's token.
+TOKEN_FILE = "FYREHOSE_TOKEN_FILE"
 TRIES = 4
 
 
@@ -58,13 +62,14 @@ class Place(Protocol):
         """Retention need not keep what is before ``position`` for ``reader`` any more."""
 
 
-def place(location: str) -> Place:
+def place(location: str, token_file: str | None = None) -> Place:
     """The place that people write as a path or as ``http://HOST:PORT``.
 
-    :raises ConfigError: it is neither
+    :param token_file: the file whose first line is the server's token; None: the one that the environment names
+    :raises ConfigError: it is neither, or there is no token in the file
     """
     if location.startswith(("http://", "https://")):
-        return Server(location.rstrip("/"))
+        return Server(location.rstrip("/"), read_token(token_file or os.environ.get(TOKEN_FILE, ""), "the token file"))
     if "://" in location and not location.startswith("file://"):
         raise ConfigError(f"{location!r} should be a journal's directory, or http://HOST:PORT of a server of journals")
     return Directory(Path(location.removeprefix("file://")).absolute())
@@ -106,16 +111,20 @@ class Directory:
 
 @attrs.frozen
 class Server:
-    """``fyrehose journal serve``, at http://HOST:PORT."""
+    """``fyrehose journal serve``, at http://HOST:PORT.
+
+    :ivar token: what it wants to see, if it does; workers get it with the place, and need no file
+    """
 
     url: str
+    token: str | None = attrs.field(default=None, repr=False)
 
     def __str__(self) -> str:
         return self.url
 
     def view(self) -> View:
         try:
-            said = json.loads(_ask(self.url, "GET", "/journal"))
+            said = json.loads(_ask(self, "GET", "/journal"))
             return View(int(said["mark"]), tuple(Extent(int(base), int(end)) for base, end in said["segments"]))
         except (Missing, ValueError, KeyError, TypeError) as error:
             raise JournalError(f"what answers at {self.url} is no `fyrehose journal serve`") from error
@@ -125,22 +134,22 @@ class Server:
 
     def index(self, base: int) -> bytes | None:
         try:
-            return _ask(self.url, "GET", f"/indexes/{base:016x}")
+            return _ask(self, "GET", f"/indexes/{base:016x}")
         except Missing:
             return None
 
     def open(self, base: int, limit: int) -> scan.SegmentReader:
-        return scan.SegmentReader(Path(f"/segments/{base:016x}"), base, _Remote(self.url), limit=limit, ahead=CHUNK)
+        return scan.SegmentReader(Path(f"/segments/{base:016x}"), base, _Remote(self), limit=limit, ahead=CHUNK)
 
     def report(self, reader: str, position: int) -> None:
-        _ask(self.url, "PUT", f"/readers/{readers.checked(reader)}", str(position).encode())
+        _ask(self, "PUT", f"/readers/{readers.checked(reader)}", str(position).encode())
 
 
 class _Remote(Files):
     """The one file that a reader of segments opens, over HTTP."""
 
-    def __init__(self, url: str) -> None:
-        self._connection = _Connection(url)
+    def __init__(self, server: Server) -> None:
+        self._connection = _Connection(server.url, server.token)
         self._path = ""
 
     def open(self, path: Path, flags: int) -> int:
@@ -162,9 +171,9 @@ class _Remote(Files):
         return self._connection.request("GET", self._path, headers=headers)
 
 
-def _ask(url: str, method: str, path: str, body: bytes = b"") -> bytes:
+def _ask(server: Server, method: str, path: str, body: bytes = b"") -> bytes:
     """One request by itself."""
-    connection = _Connection(url)
+    connection = _Connection(server.url, server.token)
     try:
         return connection.request(method, path, body)
     finally:
@@ -176,6 +185,7 @@ class _Connection:
     """Requests to one server, over one connection while it lasts."""
 
     url: str
+    token: str | None = attrs.field(default=None, repr=False)
     _http: HTTPConnection | None = attrs.field(default=None, init=False)
 
     def close(self) -> None:
@@ -192,7 +202,8 @@ class _Connection:
             try:
                 if self._http is None:
                     self._http = self._connect()
-                self._http.request(method, path, body or None, headers or {})
+                known = {} if self.token is None else {"Authorization": authorization(self.token)}
+                self._http.request(method, path, body or None, {**known, **(headers or {})})
                 answer = self._http.getresponse()
                 return self._taken(path, answer.status, answer.read())
             except (OSError, HTTPException) as error:
@@ -219,6 +230,9 @@ class _Connection:
             raise Missing(self.url + path)
         if status == 416:
             return b""  # beyond its end
+        if status == 401:
+            hint = f"name a file with it by --token-file, the option tokenFile, or {TOKEN_FILE}"
+            raise JournalError(f"{self.url} wants a token: {hint if self.token is None else 'it is not the one sent'}")
         if status >= 300:
             raise JournalError(f"{self.url}{path}: {status} {data[:200].decode(errors='replace').strip()}")
         return data

@@ -1,6 +1,7 @@
 """The data source ``fyrehose``: ``spark.read.format("fyrehose")`` and ``spark.readStream.format("fyrehose")``.
 
     path                 a journal's directory, or http://HOST:PORT of ``fyrehose journal serve``
+    tokenFile            the file with that server's token; else FYREHOSE_TOKEN_FILE of the environment names it
     streams, start, end  which records (spark/selection.py)
     startPosition, endPosition    the same by positions of the journal
     gaps                 ``error``, or ``skip``: numbers that the journal declares as lost are no error
@@ -89,7 +90,7 @@ class Options:
         if not path:
             raise ConfigError('which journal? .load("/path/of/journal"), or .load("http://HOST:PORT")')
         return cls(
-            place=place(path),
+            place=place(path, options.get("tokenFile")),
             selection=selection(options.get("streams"), options.get("start"), options.get("end")),
             latest=options.get("start") == "latest",
             start_position=_number(options, "startPosition"),

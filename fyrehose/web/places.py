@@ -1,12 +1,16 @@
-"""What an endpoint string says of who can come: by that a door decides how careful it has to be."""
+"""Who can come to an endpoint, and which requests no page of another site can have made a browser send."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from ipaddress import ip_address
 
 #: By these names a browser asks for a server on its own machine.
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
+#: The answer to a request that :func:`same_origin` refuses.
+FOREIGN_ORIGIN = "pages of other sites may not use this server"
 
 
 def is_local(endpoint: str) -> bool:
@@ -29,6 +33,29 @@ def hosts_of(endpoint: str, names: tuple[str, ...]) -> frozenset[str] | None:
     if is_local(endpoint):
         return LOCAL_HOSTS | {_interface(endpoint)} | set(names) - {""}
     return frozenset(names) or None
+
+
+def foreign_host(hosts: frozenset[str]) -> str:
+    """Return the answer to a request whose host is none of ``hosts``."""
+    return f"this server is asked for as {' or '.join(sorted(hosts))}, not by that name"
+
+
+def host_in(header: str) -> str:
+    """Return the host in a ``Host`` header, without its port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def same_origin(headers: Mapping[str, str]) -> bool:
+    """Return whether a request comes from no browser, or from a page of this server.
+
+    :param headers: by lower-case name
+    """
+    origin = headers.get("origin")
+    if origin is None:
+        return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+    return origin.partition("://")[2] == headers.get("host")
 
 
 def is_encrypted(endpoint: str) -> bool:

@@ -8,10 +8,6 @@ unread: then what still comes is thrown away for a while, because a peer that is
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from base64 import b64decode
-from binascii import Error as Base64Error
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -25,6 +21,7 @@ from fyrehose.settings import duration, option
 from fyrehose.tcp import LINGER, SessionProtocol
 from fyrehose.tls import TLSSettings
 from fyrehose.web.session import Asked, Refused, WebSession
+from fyrehose.web.tokens import token_in
 
 
 def host_names(text: str) -> tuple[str, ...]:
@@ -176,20 +173,5 @@ class WebProtocol(SessionProtocol):
 
 
 def token_of(asked: Asked) -> str | None:
-    """The token that a request carries: ``Bearer TOKEN``, or as the password of whoever, for browsers."""
-    kind, _, value = asked.headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        # What is sent is bytes, and a token in a file is UTF-8.
-        return value.strip().encode("latin-1", "replace").decode(errors="surrogateescape") or None
-    if kind.lower() == "basic":
-        try:
-            return b64decode(value, validate=True).decode().partition(":")[2] or None
-        except (Base64Error, UnicodeDecodeError):
-            return None
-    return None
-
-
-def same(token: str | None, secret: str) -> bool:
-    """Whether they are, in a time that says nothing of how much of it."""
-    digests = [hashlib.sha256(text.encode(errors="surrogateescape")).digest() for text in (token or "", secret)]
-    return token is not None and hmac.compare_digest(*digests)
+    """Return the token that a request carries, if it carries one: see :func:`~fyrehose.web.tokens.token_in`."""
+    return token_in(asked.headers.get("authorization", ""))

@@ -17,6 +17,7 @@ import attrs
 import h11
 
 from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
+from fyrehose.web.places import FOREIGN_ORIGIN, foreign_host, host_in, same_origin
 
 #: The largest head of a request, in bytes.
 MAX_HEAD = 16 << 10
@@ -305,12 +306,10 @@ class WebSession:
             self._bodied = asked.length != 0
         except ValueError as error:
             return self.refuse(400, "bad-request", str(error))
-        if self.hosts is not None and _host(asked.headers.get("host", "")) not in self.hosts:
-            return self.refuse(
-                421, "foreign-host", f"this server is asked for as {' or '.join(sorted(self.hosts))}, not by that name"
-            )
-        if not _same_origin(asked.headers):
-            return self.refuse(403, "foreign-origin", "pages of other sites may not use this server")
+        if self.hosts is not None and host_in(asked.headers.get("host", "")) not in self.hosts:
+            return self.refuse(421, "foreign-host", foreign_host(self.hosts))
+        if not same_origin(asked.headers):
+            return self.refuse(403, "foreign-origin", FOREIGN_ORIGIN)
         return self.asked(asked)
 
     def _offended(self, error: h11.RemoteProtocolError) -> list[object]:
@@ -353,18 +352,3 @@ def _asked(request: h11.Request) -> Asked:
         length=None if chunked else int(headers.get("content-length", "0")),
         framed=chunked or "content-length" in headers,
     )
-
-
-def _host(text: str) -> str:
-    """The host in a ``Host`` header, without its port."""
-    if text.startswith("["):
-        return text[1:].partition("]")[0].lower()
-    return text.partition(":")[0].lower()
-
-
-def _same_origin(headers: Headers) -> bool:
-    """Whether a browser that says from which page it asks says one of ours."""
-    origin = headers.get("origin")
-    if origin is None:
-        return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-    return origin.partition("://")[2] == headers.get("host")

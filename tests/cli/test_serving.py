@@ -11,7 +11,7 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.cli.serving import serve
-from fyrehose.errors import FyrehoseError
+from fyrehose.errors import ConfigError, FyrehoseError
 
 
 def start(reactor: Any, directory: Path, place: str) -> tuple[Deferred[Any], list[Any]]:
@@ -33,6 +33,29 @@ def test_it_listens_until_it_is_ended(
     assert said.err == f"fyrehose: there is nothing in {tmp_path} yet; is it the server's --data-dir?\n"
     task.cancel()
     assert ended == [0]
+
+
+@pytest.mark.parametrize("place", ["0.0.0.0:8120", "10.0.0.5:8120", "[::]:8120", "everywhere:8120"])
+def test_beyond_this_machine_it_needs_a_token(tmp_path: Path, place: str) -> None:
+    reactor = MemoryReactorClock()
+    _, ended = start(reactor, tmp_path, place)
+    with pytest.raises(ConfigError, match="who would read everything: it needs --token-file"):
+        ended[0].raiseException()
+    assert not reactor.tcpServers
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    task = Deferred.fromCoroutine(serve(reactor, tmp_path, place, str(token), ("a.example",)))
+    site = reactor.tcpServers[0][1]
+    assert (site.token, site.hosts) == ("0123456789abcdef", {"a.example"})
+    task.cancel()
+
+
+def test_on_this_machine_it_is_asked_for_by_the_names_of_this_machine(tmp_path: Path) -> None:
+    reactor = MemoryReactorClock()
+    task, _ = start(reactor, tmp_path, "[::1]:8120")
+    site = reactor.tcpServers[0][1]
+    assert (site.token, site.hosts) == (None, {"localhost", "127.0.0.1", "::1"})
+    task.cancel()
 
 
 @pytest.mark.parametrize("place", ["here", "127.0.0.1", "127.0.0.1:99999", "h:x"])

@@ -15,13 +15,17 @@ from fyrehose.journal.serve import site
 from fyrehose.journal.view import look
 
 
-def ask(bench: Any, method: str, path: str, headers: str = "", body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+def ask(
+    bench: Any, method: str, path: str, headers: str = "", body: bytes = b"", host: str = "x", made: Any = None
+) -> tuple[int, dict[str, str], bytes]:
     """The answer to one request."""
-    channel = site(bench.directory).buildProtocol(None)
+    channel = (made or site(bench.directory)).buildProtocol(None)
     channel.callLater = bench.clock.callLater
     transport = StringTransport()
     channel.makeConnection(transport)
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    )
     channel.dataReceived(head.encode() + body)
     channel.connectionLost(Failure(ConnectionDone()))
     head, _, rest = transport.value().partition(b"\r\n\r\n")
@@ -106,6 +110,53 @@ def test_readers_say_how_far_they_have_come(bench: Any) -> None:
         assert ask(bench, "PUT", f"/readers/{name}", body=body)[0] == 400
     assert ask(bench, "POST", "/journal")[0] == 405
     assert ask(bench, "GET", "/readers/lake")[0] == 405
+
+
+EVERYTHING = ("/journal", f"/segments/{0:016x}", f"/indexes/{0:016x}", "/readers", "/nothing")
+
+
+@pytest.mark.parametrize("path", EVERYTHING)
+def test_a_page_that_has_its_own_name_lead_here_gets_nothing(bench: Any, path: str) -> None:
+    made = site(bench.directory, frozenset({"localhost", "127.0.0.1", "::1"}))
+    for host in ("evil.example", "evil.example:8120", "", "127.0.0.1.evil.example"):
+        status, _, body = ask(bench, "GET", path, host=host, made=made)
+        assert (status, body.count(b"\n")) == (421, 1), host
+    assert made.counters.counts["journal-serve", "foreign-host"] == 4
+    for host in ("localhost", "127.0.0.1:8120", "[::1]:8120", "LOCALHOST:1"):
+        assert ask(bench, "GET", path, host=host, made=made)[0] in (200, 404)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Origin: http://evil.example\r\n", 403),
+        ("Origin: null\r\n", 403),
+        ("Sec-Fetch-Site: cross-site\r\n", 403),
+        ("Sec-Fetch-Site: same-site\r\n", 403),
+        ("Origin: http://x\r\n", 204),
+        ("Sec-Fetch-Site: same-origin\r\n", 204),
+        ("Sec-Fetch-Site: none\r\n", 204),
+        ("Origin: http://x\r\nOrigin: http://evil.example\r\n", 400),
+        ("Host: y\r\n", 400),
+    ],
+)
+def test_pages_of_other_sites_change_and_read_nothing(bench: Any, headers: str, status: int) -> None:
+    assert ask(bench, "PUT", "/readers/lake", headers, b"7")[0] == status
+    assert [reader.name for reader in readers.positions(bench.directory)] == (["lake"] if status == 204 else [])
+
+
+@pytest.mark.parametrize("path", EVERYTHING)
+def test_with_a_token_every_request_has_to_carry_it(bench: Any, path: str, log_lines: list[str]) -> None:
+    secret = "0123456789abcdef"
+    made = site(bench.directory, token=secret)
+    for wrong in ("", "Authorization: Bearer 0123456789abcdeg\r\n", f"Authorization: Token {secret}\r\n"):
+        status, headers, body = ask(bench, "GET", path, wrong, made=made)
+        assert (status, headers["www-authenticate"]) == (401, "Bearer")
+        assert secret.encode() not in body
+    status, headers, body = ask(bench, "HEAD", path, made=made)
+    assert (status, body) == (401, b"")
+    assert len(log_lines) == 1, "one line a second"
+    assert ask(bench, "GET", path, f"Authorization: Bearer {secret}\r\n", made=made)[0] in (200, 404)
 
 
 def test_a_journal_that_is_gone(bench: Any, tmp_path: Any) -> None:

@@ -127,13 +127,14 @@ class Written:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Path], str]]:
+def serve() -> Iterator[Callable[..., str]]:
     """Starts ``fyrehose journal serve`` in a process of its own; its address."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(directory: Path) -> str:
+    def start(directory: Path, *options: str) -> str:
         command = [sys.executable, "-c", "from fyrehose.cli import main; main()", "journal", "serve", "--listen"]
-        process = subprocess.Popen([*command, "127.0.0.1:0", str(directory)], stdout=subprocess.PIPE, text=True)
+        words = [*command, "127.0.0.1:0", *options, str(directory)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
         said = process.stdout.readline()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from fyrehose.errors import ConfigError, JournalCorrupt, JournalError
 from fyrehose.journal import readers
 from fyrehose.spark import places
 from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.places import Directory, Missing, Server, place
+from fyrehose.spark.places import TOKEN_FILE, Directory, Missing, Server, place
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
@@ -52,6 +53,34 @@ def test_a_server_is_read_like_a_directory(written: Opener, serve: Callable[[Pat
     server.report("lake", 77)
     directory.report("other", 78)
     assert [(r.name, r.position) for r in readers.positions(journal.directory)] == [("lake", 77), ("other", 78)]
+
+
+@pytest.mark.live
+def test_a_server_with_a_token(
+    written: Opener, serve: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = written()
+    journal.fill(30)
+    token, other = tmp_path / "token", tmp_path / "other"
+    token.write_text("0123456789abcdef\n")
+    other.write_text("0123456789abcdeg\n")
+    url = serve(journal.directory, "--token-file", str(token))
+    monkeypatch.delenv(TOKEN_FILE, raising=False)
+    with pytest.raises(JournalError, match="wants a token: name a file with it by --token-file"):
+        place(url).view()
+    with pytest.raises(JournalError, match="wants a token: it is not the one sent"):
+        place(url, str(other)).view()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        place(url, str(tmp_path / "none"))
+    view = place(str(journal.directory)).view()
+    assert place(url, str(token)).view() == view
+    monkeypatch.setenv(TOKEN_FILE, str(token))
+    there = pickle.loads(pickle.dumps(place(url)))  # as workers get it, who have no such file
+    token.unlink()
+    assert there.view() == view
+    assert "0123456789abcdef" not in repr(there)
+    there.open(0, view.mark).close()
+    there.report("lake", 7)
 
 
 @pytest.mark.live

@@ -20,8 +20,9 @@ from fyrehose.connections import SessionFactory
 from fyrehose.sequencer import Sequencer
 from fyrehose.tcp import LINGER
 from fyrehose.testing import MemoryJournal
-from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, same, token_of
+from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, token_of
 from fyrehose.web.session import MAX_AHEAD, Asked, WebSession
+from fyrehose.web.tokens import same
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 
