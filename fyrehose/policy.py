@@ -139,6 +139,11 @@ class Policy:
         """Return whether any rule allows *identity* anything, or could once it has proved more."""
         return any(rule.meets(identity, proofs) for rule in self.rules)
 
+    def allows_every(self, identity: Identity, action: Action) -> bool:
+        """Return whether one rule allows ``identity`` to do ``action`` with every stream but the server's own."""
+        wanted = [rule.publish if action is Action.PUBLISH else rule.subscribe for rule in self.of(identity)]
+        return any(EVERY in patterns for patterns in wanted)
+
     def of(self, identity: Identity) -> tuple[Rule, ...]:
         """The rules whose conditions ``identity`` meets: all that need be asked about it."""
         return tuple(rule for rule in self.rules if rule.meets(identity))

@@ -253,3 +253,17 @@ def test_a_peer_is_admitted_while_a_rule_may_still_be_met(
 ) -> None:
     policy = parse({"allow": [{"network": "192.168.0.1", "publish": "*"}, {**rule, "subscribe": "s"}]})
     assert policy.admits(Identity(host=host), proofs) is admitted
+
+
+def test_who_may_do_something_with_every_stream() -> None:
+    policy = parse(
+        {
+            "allow": [
+                {"network": "10.0.0.1", "publish": "*", "subscribe": "a*"},
+                {"network": "10.0.0.2", "subscribe": ["a", "*"]},
+            ]
+        }
+    )
+    one, other, third = (Identity(host=f"10.0.0.{n}") for n in (1, 2, 3))
+    assert [policy.allows_every(who, Action.SUBSCRIBE) for who in (one, other, third)] == [False, True, False]
+    assert [policy.allows_every(who, Action.PUBLISH) for who in (one, other, third)] == [True, False, False]

@@ -9,7 +9,9 @@
     GET /api/events?match=          the last minutes, then the status each second, as server-sent events
     GET /api/streams/NAME/tail      what comes into a stream, as much as can be read, as server-sent events
 
-With a token, everything but /health and /ready asks for it: as ``Bearer``, or as a password, which browsers do.
+With a token, everything but /health and /ready asks for it: as ``Bearer``, or as a password, which browsers do.  The
+token shows everything.  Without one (on this machine only) a policy holds here, too: the tail of a stream is for a peer
+that may subscribe to the stream, and names of streams are for a peer that may subscribe to all of them.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from fyrehose.broker import Broker
 from fyrehose.connections import SessionFactory
 from fyrehose.interfaces import JournalState
 from fyrehose.listening import TCPService
+from fyrehose.policy import LOOPBACK, OPEN, Action, Identity, digest
 from fyrehose.records import MAX_NAME
 from fyrehose.web.places import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of
@@ -50,6 +53,8 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+#: What a peer can do that the policy shows too little to.
+_ADVICE = "allow it by the policy, or set admin.token-file, whose token shows everything"
 #: The files of the page, by the paths that they are asked for.
 FILES = {
     "": ("index.html", "text/html; charset=utf-8"),
@@ -66,24 +71,40 @@ class Admin:
     status: Status
     token: str | None
     exported: Any
+    #: the same without names of streams
+    unnamed: Any = attrs.field(default=attrs.Factory(lambda self: metrics.registry(self.status, 0), takes_self=True))
     page: dict[str, tuple[bytes, str]] = attrs.field(factory=lambda: dict(_page()))
 
-    #: the status as an event, by what streams had to match, until the next sample
-    _events: dict[str, bytes] = attrs.field(factory=dict, init=False)
+    #: the status as an event, by what streams had to match and whether they are named, until the next sample
+    _events: dict[tuple[str, bool], bytes] = attrs.field(factory=dict, init=False)
     _at: float = attrs.field(default=0.0, init=False)
 
     @property
     def broker(self) -> Broker:
         return self.status.broker
 
-    def status_event(self, sample: Sample, match: str) -> bytes:
+    def whole(self, match: str, limit: int, named: bool) -> dict[str, Any]:
+        """The status; without names of streams, and without a way to find them out, unless they may be ``named``."""
+        if named:
+            return self.status.whole(match, limit)
+        said = self.status.whole("", 0)
+        said["streams"]["hidden"] = True
+        return said
+
+    def status_event(self, sample: Sample, match: str, named: bool) -> bytes:
         """The status as of ``sample``, put together once however many look at it."""
         if self._at != sample.time:
             self._at = sample.time
             self._events.clear()
-        if match not in self._events:
-            self._events[match] = as_event("status", self.status.whole(match))
-        return self._events[match]
+        key = (match if named else "", named)
+        if key not in self._events:
+            self._events[key] = as_event("status", self.whole(match, LISTED, named))
+        return self._events[key]
+
+    def is_open(self) -> bool:
+        """Return whether a peer that has come so far may see everything: it has the token, or there is no policy."""
+        policy = self.broker.guard.policy
+        return self.token is not None or policy is OPEN or policy is LOOPBACK
 
 
 class AdminProtocol(WebProtocol):
@@ -114,7 +135,8 @@ class AdminProtocol(WebProtocol):
             headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
             self.session.respond(200, body, kind, headers)
         elif event.path == ("metrics",):
-            self.session.respond(200, metrics.text(self.admin.exported), metrics.CONTENT_TYPE)
+            exported = self.admin.exported if self._named(event) else self.admin.unnamed
+            self.session.respond(200, metrics.text(exported), metrics.CONTENT_TYPE)
         elif event.path[0] == "api":
             self._api(event)
         else:
@@ -146,25 +168,44 @@ class AdminProtocol(WebProtocol):
                 said = f"limit is a number from 0 to {MOST_LISTED}, and page one from 0 to {MOST_PAGES}"
                 self._refuse(400, "bad-query", said)
             elif what == "status":
-                self._respond(status.whole(match, limit))
+                self._respond(self.admin.whole(match, limit, self._named(event)))
+            elif not self._named(event):
+                raise errors.Forbidden(f"{self._identity(event)} may not see the names of all streams: {_ADVICE}")
             elif what == "streams":
                 self._respond(status.streams_page(match, page, limit))
             else:
                 self._respond(status.subscribers_page(page, limit))
         elif event.path == ("api", "events"):
-            self._stream(event, lambda: self._watch(match))
+            self._stream(event, lambda: self._watch(event, match))
         elif len(event.path) == 4 and event.path[1] == "streams" and event.path[3] == "tail":
             stream = event.path[2]
             if not 1 <= len(stream.encode()) <= MAX_NAME:
                 self._refuse(400, "bad-name", f"a stream's name is 1 to {MAX_NAME} bytes of UTF-8")
                 return
-            self._stream(event, lambda: self._tail(stream))
+            if not self._may_read(event, stream):
+                raise errors.Forbidden(f"{self._identity(event)} may not read stream {stream[:80]!r}: {_ADVICE}")
+            self._stream(event, lambda: self._tail(event, stream))
         else:
             said = "there are /api/status, /api/streams, /api/subscribers, /api/events and /api/streams/NAME/tail"
             self._refuse(404, "no-such-path", said)
 
     def _respond(self, said: dict[str, Any]) -> None:
         self.session.respond(200, json.dumps(said, ensure_ascii=False).encode() + b"\n")
+
+    def _identity(self, event: Asked) -> Identity:
+        token = token_of(event)
+        return self.identity if token is None else attrs.evolve(self.identity, token=digest(token))
+
+    def _may_read(self, event: Asked, stream: str) -> bool:
+        """Return whether the peer may see what is in ``stream``."""
+        admin = self.admin
+        return admin.is_open() or admin.broker.guard.policy.allows(self._identity(event), Action.SUBSCRIBE, stream)
+
+    def _named(self, event: Asked) -> bool:
+        """Return whether the peer may see the names of all streams."""
+        return self.admin.is_open() or self.admin.broker.guard.policy.allows_every(
+            self._identity(event), Action.SUBSCRIBE
+        )
 
     def _refuse(self, status: int, cause: str, detail: str, headers: dict[str, str] | None = None) -> None:
         self.refused(*self.session.refuse(status, cause, detail, headers))
@@ -186,19 +227,20 @@ class AdminProtocol(WebProtocol):
         self.session.send(as_event(name, value))
         self.flush()
 
-    def _watch(self, match: str) -> Callable[[], None]:
+    def _watch(self, event: Asked, match: str) -> Callable[[], None]:
         sampler = self.admin.status.sampler
         self._say("history", [_sample(sample) for sample in sampler.samples])
-        self._say("status", self.admin.status.whole(match))
+        self._say("status", self.admin.whole(match, LISTED, self._named(event)))
 
         def sampled(sample: Sample) -> None:
             if not self._write_paused:  # whoever reads slowly sees fewer of them
-                self.session.send(as_event("sample", _sample(sample)) + self.admin.status_event(sample, match))
+                status = self.admin.status_event(sample, match, self._named(event))
+                self.session.send(as_event("sample", _sample(sample)) + status)
                 self.flush()
 
         return sampler.watch(sampled)
 
-    def _tail(self, stream: str) -> Callable[[], None]:
+    def _tail(self, event: Asked, stream: str) -> Callable[[], None]:
         tail = Tail(self.admin.broker, stream)
         timer: IDelayedCall
 
@@ -206,6 +248,10 @@ class AdminProtocol(WebProtocol):
             nonlocal timer
             timer = self.clock.callLater(EVERY, look)
             if self._write_paused:
+                return
+            if not self._may_read(event, stream):  # the policy has changed
+                self._say("trouble", {"error": f"the policy does not allow this stream any more: {_ADVICE}"})
+                self.finish()
                 return
             try:
                 new = tail.look()

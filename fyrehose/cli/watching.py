@@ -19,6 +19,7 @@ from rich.text import Text
 from fyrehose.cli.asking import DEFAULT_URL, Asker
 from fyrehose.cli.journal import escaped
 from fyrehose.cli.listing import terminal
+from fyrehose.errors import FyrehoseError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,6 +61,11 @@ def streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit
     asker = Asker.of(url, token_file, ca)
     status = _with_rates(asker, match, min(limit, PAGE))
     listed = status["streams"]["listed"]
+    if status["streams"].get("hidden"):
+        raise FyrehoseError(
+            f"the server's policy does not let us see the names of its {status['streams']['total']} streams: "
+            'give it admin.token-file, or a rule with network = "127.0.0.1" and subscribe = "*"'
+        )
     if limit > PAGE and status["streams"]["matching"] > PAGE:
         listed = _all_streams(asker, match)[:limit]
     if form == "json":

@@ -23,6 +23,7 @@ from fyrehose.admin.settings import Settings
 from fyrehose.admin.tail import EVERY
 from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.interfaces import JournalState
+from fyrehose.policy import Identity, digest, parse
 from fyrehose.testing import MemoryJournal
 
 TOKEN = "0123456789abcdef"
@@ -259,6 +260,76 @@ def test_a_tail(connect: Connect, watched: Any) -> None:
     watched.clock.advance(EVERY)
     assert [len(new["records"]) for _, new in peer.events()] == [1]
     peer.leave()
+
+
+def policy(watched: Any, *rules: dict[str, Any]) -> None:
+    """Put a policy in force."""
+    watched.broker.guard.change(parse({"allow": list(rules)}))
+
+
+def test_a_tail_obeys_the_policy(connect: Connect, watched: Any) -> None:
+    watched.publish(b"secret", stream="payroll")
+    watched.publish(b"seen", stream="orders.new")
+    policy(watched, {"network": "127.0.0.1", "subscribe": "orders.*"}, {"network": "10.0.0.0/8", "subscribe": "*"})
+    status, head, body = connect().ask("/api/streams/payroll/tail")
+    assert status == 401
+    assert "WWW-Authenticate: Bearer" in head
+    assert "admin.token-file" in json.loads(body)["error"]
+    assert b"event: records" in connect().ask("/api/streams/orders.new/tail")[2]
+    assert watched.broker.counters.counts["admin", "Forbidden"] == 1
+
+
+def test_a_tail_ends_when_the_policy_changes(connect: Connect, watched: Any) -> None:
+    watched.publish(b"one", stream="orders")
+    policy(watched, {"network": "127.0.0.1", "subscribe": "orders"})
+    peer = connect()
+    assert b"event: records" in peer.ask("/api/streams/orders/tail")[2]
+    policy(watched, {"network": "127.0.0.1", "subscribe": "other"})
+    watched.publish(b"secret", stream="orders")
+    watched.clock.advance(EVERY)
+    ((name, said),) = peer.events()
+    assert name == "trouble"
+    assert "the policy does not allow this stream any more" in said["error"]
+    assert peer.transport.disconnecting
+
+
+@pytest.mark.parametrize("path", ["/api/status", "/api/status?match=pay", "/metrics", "/api/events"])
+def test_names_of_streams_obey_the_policy(connect: Connect, watched: Any, path: str) -> None:
+    watched.publish(b"x", stream="payroll")
+    assert b"payroll" in connect().ask(path)[2]
+    policy(watched, {"network": "127.0.0.1", "subscribe": "orders.*"})
+    assert b"payroll" not in connect().ask(path)[2]
+    assert b"payroll" in connect(token=TOKEN).ask(path, f"Authorization: Bearer {TOKEN}")[2]
+    policy(watched, {"network": "127.0.0.1", "subscribe": ["orders.*", "*"]})
+    assert b"payroll" in connect().ask(path)[2]
+    policy(watched, {"token": f"sha256:{digest(TOKEN)}", "subscribe": "*"})
+    assert b"payroll" not in connect().ask(path)[2]
+    assert b"payroll" in connect().ask(path, f"Authorization: Bearer {TOKEN}")[2]
+
+
+def test_no_filter_finds_out_a_name_that_is_hidden(connect: Connect, watched: Any) -> None:
+    for name in ("payroll", "orders"):
+        watched.publish(b"x", stream=name)
+    policy(watched, {"network": "127.0.0.1", "subscribe": "nothing"})
+    said = [connect().json(f"/api/status?match={match}")["streams"] for match in ("pay", "zzz", "")]
+    assert said == [{"total": 2, "matching": 2, "listed": [], "hidden": True}] * 3
+
+
+def test_names_are_not_in_events_of_those_who_may_not_see_them(connect: Connect, watched: Any) -> None:
+    """The status is put together once for all that look at it."""
+    watched.publish(b"x", stream="payroll")
+    policy(watched, {"network": "127.0.0.1", "subscribe": "orders"})
+    blind, seeing = connect(), connect()
+    blind.ask("/api/events")
+    seeing.protocol.admin = blind.protocol.admin
+    seeing.protocol.identity = Identity(host="10.0.0.1")
+    policy(watched, {"network": "10.0.0.1", "subscribe": "*"})
+    seeing.ask("/api/events")
+    for _ in range(2):
+        watched.clock.pump([0.1] * 11)
+        for peer, named in ((blind, False), (seeing, True)):
+            assert (b"payroll" in peer.transport.value()) is named
+            peer.transport.clear()
 
 
 def test_a_tail_of_what_is_damaged(connect: Connect, watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,15 @@ def test_more_streams_than_one_answer_holds_are_fetched_page_by_page(
     assert asked == [("http://127.0.0.1:8118", "x", 2)] * len(asked)
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_streams_whose_names_are_hidden(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    hidden = {**status(), "streams": {"total": 3, "matching": 3, "listed": [], "hidden": True}}
+    monkeypatch.setattr(Asker, "status", lambda *_: hidden)
+    result = CliRunner().invoke(main, ["streams", "--format", form])
+    assert result.exit_code == 1
+    assert "does not let us see the names of its 3 streams: give it admin.token-file" in result.output
+
+
 def test_streams_as_json(asked: list[Any]) -> None:
     assert json.loads(run("streams", "--format", "json")) == status()["streams"]["listed"][0]
 

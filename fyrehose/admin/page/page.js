@@ -217,6 +217,10 @@ function show(status) {
     ? `${count(streams.listed.length)} of ${count(streams.total)}` : count(streams.total));
   // Those that are listed are the busiest; among them a row stays where it is.
   streams.listed.sort((a, b) => (a.name < b.name ? -1 : 1));
+  if (streams.hidden) {
+    set("streams-count", `${count(streams.total)}; their names need the token of admin.token-file, or a policy that ` +
+      "lets this machine subscribe to *");
+  }
   fill("streams", streams.listed.map((each) => [
     chooser(each.name), [each.last.toLocaleString("en"), "n"], [count(each.rate), "n"],
     [each.first.toLocaleString("en"), "n"], [count(each.subscribers), "n"],
@@ -315,6 +319,12 @@ function follow(stream) {
   state.tail = new EventSource(`api/streams/${encodeURIComponent(stream)}/tail`);
   state.tail.addEventListener("records", (event) => {
     if (!state.paused) append(JSON.parse(event.data));
+  });
+  state.tail.addEventListener("error", (event) => {
+    // A connection that broke is made again; an answer that refuses is the end.
+    if (event.target.readyState === EventSource.CLOSED) {
+      clear("This stream cannot be shown. The policy has to allow it, or admin.token-file has to name a token.");
+    }
   });
   state.tail.addEventListener("trouble", (event) => {
     state.tail.close();
