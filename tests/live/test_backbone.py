@@ -256,6 +256,29 @@ async def test_threat_little_goes_to_an_address_that_sent_one_keepalive() -> Non
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_crowd_behind_one_address_joins_at_once_and_misses_nothing() -> None:
+    """What is published between the first KEEPALIVE and the second comes without a REQUEST."""
+    server = await Server.start()
+    publisher = server.peer()
+    crowd = [server.peer() for _ in range(500)]
+    for peer in crowd:
+        peer.keep_alive()
+    await until(reactor, lambda: all(peer.read() for peer in crowd))
+    payloads = [b"%03d" % i * 300 for i in range(100)]
+    for at in range(0, 100, 50):
+        publisher.push(*payloads[at : at + 50])
+        await until(reactor, lambda at=at: server.broker.bounds("backbone")[1] == at + 50)
+    for peer in crowd:
+        peer.keep_alive()
+    expected = list(enumerate(payloads, 1))
+    for peer in crowd:
+        await until(reactor, lambda peer=peer: len(set(peer.delivers())) == 100)
+        assert sorted(set(peer.delivers())) == expected
+    assert server.count("too-many-subscribers") == server.count("replays-behind") == 0
+    await server.stop()
+
+
+@pytest_twisted.ensureDeferred
 async def test_peers_that_never_answer_keep_no_gap_open() -> None:
     """300 clients with FLAGS=0 say that they would answer FORWARDs, and do not."""
     server = await Server.start()

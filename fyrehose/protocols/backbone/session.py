@@ -105,6 +105,7 @@ class ServerSession:
         self._bounds = bounds
         self._is_own = is_own
         self._subscribers = Subscribers(settings.subscribers)
+        self._fresh = self._subscribers.fresh
         self._rotation = Rotation(random)
         self._pushes = Rates(settings.push_rate, settings.push_rate)
         self._requests = Rates(settings.request_rate, settings.request_rate)
@@ -188,7 +189,8 @@ class ServerSession:
                 return
             lengths = lengths[: 4 * granted]
             payload = payload[: sum(memoryview(lengths).cast("I"))]
-        self._subscribers.pushed(source, AMPLIFICATION * (len(payload) + HEADER * granted))
+        if self._fresh and (newcomer := self._fresh.get(source)) is not None and newcomer.credit is not None:
+            newcomer.credit += AMPLIFICATION * (len(payload) + HEADER * granted)
         large = 0
         if segment > HEADER + MAX_UNFRAGMENTED:
             large = sum(size > MAX_UNFRAGMENTED for size in memoryview(lengths).cast("I"))

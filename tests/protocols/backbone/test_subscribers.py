@@ -90,9 +90,9 @@ def test_the_count_of_places_by_host_is_kept_whatever_comes_and_goes() -> None:
 def test_flags_may_change_what_a_client_is_and_keep_what_it_has_shown() -> None:
     table = Subscribers(9)
     assert table.seen(client(1), Flags.NONE, 0.0, credit=70).owed == []
-    table.pushed(client(1), 30)
     [(_, newcomer)] = table.newcomers(0.0)
-    assert newcomer.credit == 100
+    assert table.fresh == {client(1): newcomer}
+    assert newcomer.credit == 70
     newcomer.hold(3, 4)
     newcomer.owe(1, 2)
     assert table.seen(client(1), QUIET, 1.0).owed == [(3, 4), (1, 2)]
