@@ -212,11 +212,8 @@ def tail(
 ) -> None:
     """Write the messages of a stream to standard output, as they come.
 
-    text: each message and a line feed.  json: an object a line, with the number and what else is known; a message that
-    is not UTF-8 is in "payload_base64".  raw: the messages alone, end to end.  On a terminal control characters, and
-    bytes that are not UTF-8, are escaped; a pipe or a file gets every byte as it is.
-
-    The exit status is 1 if some of what was asked for did not come; the error names the range.
+    text: each message and a line feed, escaped on a terminal.  json: an object a line; a message that is not UTF-8 is
+    in "payload_base64".  raw: the messages alone.  Status 1: some of what was asked for did not come.
 
     \b
         fyrehose tail --stream log

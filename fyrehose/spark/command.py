@@ -73,7 +73,7 @@ def _spark(command: F) -> F:
             metavar="FILE",
             callback=_name_token,
             expose_value=False,
-            help=f"With the token of `fyrehose journal serve`.  [default: {TOKEN_FILE} of the environment]",
+            help=f"With the journal's token; or {TOKEN_FILE}.",
         ),
         click.option("--memory", default="2g", show_default=True, help="Of Spark's driver."),
         click.option(
