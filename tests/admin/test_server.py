@@ -293,7 +293,7 @@ def test_a_tail_ends_when_the_policy_changes(connect: Connect, watched: Any) -> 
     assert peer.transport.disconnecting
 
 
-@pytest.mark.parametrize("path", ["/api/status", "/api/status?match=pay", "/metrics", "/api/events"])
+@pytest.mark.parametrize("path", ["/api/status", "/api/status?match=pay", "/api/streams", "/metrics", "/api/events"])
 def test_names_of_streams_obey_the_policy(connect: Connect, watched: Any, path: str) -> None:
     watched.publish(b"x", stream="payroll")
     assert b"payroll" in connect().ask(path)[2]
