@@ -4,8 +4,9 @@
     send     frames -> the socket; raises Full or Gone; nothing waits here
 
 The FD does not say "there is a message": it becomes readable when the socket has been told something, and *any* call on
-the socket, a send too, takes that in and makes the FD silent again.  So what a send may have swallowed is looked for by
-another turn, and a turn that ends before the socket is empty asks for one more.
+the socket takes that in and makes the FD silent again, also a send, and also a send that fails.  So a send that
+succeeds schedules a turn, one that fails does so if there is something to be read, and so does a turn that ends before
+the socket is empty.
 
 in: what the reactor and the owner call      out: messages as lists of bytes
 """
@@ -74,7 +75,9 @@ class ZMQPort:
         self.receive = receive
         self._turn_over = turn_over
         self._fd = int(socket.getsockopt(zmq.FD))
-        self._readable = socket.getsockopt(zmq.TYPE) != zmq.PUB
+        kind = socket.getsockopt(zmq.TYPE)
+        self._readable = kind != zmq.PUB
+        self._wanted = zmq.POLLIN if kind == zmq.ROUTER else zmq.POLLIN | zmq.POLLOUT
         self._again: IDelayedCall | None = None
         self._reading = False
         self._closed = False
@@ -120,8 +123,10 @@ class ZMQPort:
                 # Its own bytes: a view would keep the whole piece of the journal that it is a part of.
                 lent.add(self.socket.send(bytes(data), zmq.NOBLOCK, copy=False, track=True), size)
         except zmq.Again:
+            self._look()
             raise Full from None
         except zmq.ZMQError as error:
+            self._look()
             if error.errno == zmq.EHOSTUNREACH:
                 raise Gone from None
             raise
@@ -168,6 +173,15 @@ class ZMQPort:
             self._turn_over()
 
     # Inside.
+
+    def _look(self) -> None:
+        """Schedule a turn if there is something to do: a send that failed may have silenced the descriptor.
+
+        A turn without anything to read would fail to send again, and keep the reactor busy for as long as the peer is
+        full; so a ROUTER, which says that it can be written while any peer has room, is asked for messages only.
+        """
+        if self._readable and self._again is None and int(self.socket.getsockopt(zmq.EVENTS)) & self._wanted:
+            self.poke()
 
     def _soon(self) -> None:
         self._again = None

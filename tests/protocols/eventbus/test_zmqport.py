@@ -222,6 +222,40 @@ def test_edge_triggered_what_a_send_swallowed_is_found(context: Context) -> None
     pair.reactor.until(lambda: len(pair.received) == 5_000)
 
 
+@pytest.mark.parametrize("failure", [Full, Gone])
+def test_a_send_that_fails_leaves_no_message_unread(context: Context, failure: type[Exception]) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
+    pair.port.start()
+    pair.peer.send(b"here I am")
+    pair.reactor.until(lambda: bool(pair.received))
+    if failure is Full:
+        fill(pair.port, b"a")
+    for _ in range(3):
+        pair.reactor.turn()
+    pair.peer.send(b"unread")
+    # As libzmq does when a send has found that enough time has passed: everything that the socket was told is taken in.
+    pair.port.take_in()
+    assert select([pair.port], [], [], 0)[0] == [], "the descriptor is silent"
+    with pytest.raises(failure):
+        pair.port.send([b"\0peer\xff" if failure is Full else b"nobody", b"a"])
+    pair.reactor.until(lambda: len(pair.received) == 2)
+
+
+def test_a_send_that_fails_schedules_no_turn_where_there_is_nothing_to_read(context: Context) -> None:
+    pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
+    pair.port.start()
+    pair.peer.send(b"here I am")
+    pair.reactor.until(lambda: bool(pair.received))
+    pair.reactor.turn()
+    pair.reactor.turn()
+    fill(pair.port, b"a")
+    pair.reactor.turn()
+    for name in (b"\0peer\xff", b"nobody"):
+        with pytest.raises((Full, Gone)):
+            pair.port.send([name, b"a"])
+    assert not pair.reactor.getDelayedCalls(), "a full peer would keep the reactor busy"
+
+
 def test_full_and_gone(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
     pair.port.start()
@@ -236,6 +270,28 @@ def test_full_and_gone(context: Context) -> None:
         pair.port.send([b"nobody", b"a"])
     pair.port.send([b"\0peer\xff", b"again"])
     assert pair.peer.recv_multipart() == [b"again"]
+
+
+def test_room_that_a_failed_send_has_noticed_is_not_forgotten(context: Context) -> None:
+    pair = Pair.make(context, zmq.DEALER, zmq.DEALER, SNDHWM=2)
+    pair.port.start()
+    fill(pair.port, b"a")
+    for _ in range(3):
+        pair.reactor.turn()
+    pair.turns.clear()
+    send = pair.port._messages.send
+
+    def full(*args: Any) -> None:
+        try:
+            send(*args)
+        finally:
+            for _ in range(3):  # the peer makes room before the port has looked
+                pair.peer.recv_multipart()
+
+    pair.port._messages = attrs.make_class("Failing", {"send": attrs.field(default=full)})()  # type: ignore[assignment]
+    with pytest.raises(Full):
+        pair.port.send([b"a"])
+    assert pair.reactor.getDelayedCalls()
 
 
 def test_room_again_is_noticed(context: Context) -> None:
