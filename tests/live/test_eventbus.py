@@ -189,7 +189,20 @@ def test_a_req_socket_with_its_delimiters(serve: Any, bus: Bus) -> None:
     serve()
     asking = bus.socket(zmq.REQ, 0)
     asking.send_multipart([b"SYNCSTART", b"", b"7"])
-    assert asking.recv_multipart() == [b"SYNCEND", b"", b"7"]
+    assert asking.recv_multipart() == [b"SYNCEND", b"", b"0"]
+
+
+def test_a_client_with_a_position_beyond_the_end_goes_on_with_the_next_event(serve: Any, bus: Bus) -> None:
+    """As after a backup was restored: it discards what is not above the number in SYNCEND."""
+    serve()
+    subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
+    collector.send_multipart(event(1))
+    first = number(subscriber.recv_multipart()[1])
+    for since in (first, first + 1, 5_000):
+        (end,) = bus.sync(b"/z/", struct.pack(">Q", since))
+        assert number(end[2]) == first
+    collector.send_multipart(event(2))
+    assert number(subscriber.recv_multipart()[1]) > number(end[2])
 
 
 @pytest.mark.parametrize("name", ["select", "poll", "epoll"])

@@ -302,6 +302,10 @@ class ClientSession:
             return
         self._asking = self._unanswered = False
         since = self._since  # what is held back may make us ask again
+        if end.sequence < since != LAST_SEQ:
+            # The stream ends before the number that we have: it is another journal, or an older copy of it.
+            self._restart(events, now)
+            return
         self._moved = self._checked = now
         self._spread = self._jitter()
         self._resend(events, now)

@@ -33,7 +33,7 @@ class Snapshot:
     :ivar dialect: how its sequences are written
     :ivar next: the number to read from
     :ivar last: the number to stop at
-    :ivar highest: the greatest number sent, or the one that the client asked with
+    :ivar highest: the greatest number sent, or the one that the client asked with; never beyond the stream's end
     :ivar moved: when it last got on, in seconds
     :ivar lent: what its large messages take
     """
@@ -57,8 +57,13 @@ class Snapshot:
         self.next = self.request.sequence + 1
 
     def start(self, last: int, now: float) -> None:
-        """It is its turn; the stream ends at number ``last``."""
+        """Begin to send; the stream ends at number ``last``.
+
+        A client that asks with a larger number has it from another journal, or from before a backup was restored here.
+        With its own number in SYNCEND it would discard everything that is published from now on.
+        """
         self.last, self.moved = last, now
+        self.highest = min(self.highest, last)
 
     def peek(self) -> Frames | None:
         """The next message for the client, without its routing id; None where a piece of the journal is needed."""

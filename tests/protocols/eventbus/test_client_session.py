@@ -264,6 +264,21 @@ class TestAnotherJournal:
         assert one.receive_broadcasts([broadcast(2)], 1) == [Restarted()]
 
 
+    def test_an_answer_that_ends_before_the_position(self) -> None:
+        one = session(after=5)
+        one.connected(0)
+        assert asked(one) == [(To.SNAPSHOT, 5)]
+        assert one.receive_syncs([end(3)], 0) == [Restarted()]
+        assert asked(one) == [(To.ANEW, 0)]
+        assert sequences(one.receive_syncs([sync(1), sync(2), sync(3), end(3)], 1)) == [1, 2, 3]
+
+    def test_no_position_is_none_beyond_the_end(self) -> None:
+        one = session()
+        one.connected(0)
+        assert asked(one) == [(To.SNAPSHOT, (1 << 48) - 1)]
+        assert Restarted() not in one.receive_syncs([end(3)], 0)
+
+
 class TestPublishing:
     def test_its_own_uuid_comes_back(self) -> None:
         one = ready(subscribe=False)

@@ -64,11 +64,17 @@ class TestOne:
             (b"SYNCEND", b"6"),
         ]
 
-    @pytest.mark.parametrize(("after", "last"), [(0, 0), (4, 4), (7, 4), (2**48 - 1, 4)])
+    @pytest.mark.parametrize(("after", "last"), [(0, 0), (3, 4), (4, 4)])
     def test_nothing_echoes_the_request(self, after: int, last: int) -> None:
         one = snapshot(after=after)
         one.start(last, 0)
         assert drain(one, []) == [(b"SYNCEND", b"%d" % after)]
+
+    @pytest.mark.parametrize(("after", "last"), [(1, 0), (5, 4), (7, 4), (2**48 - 1, 4)])
+    def test_a_position_beyond_the_end_is_answered_with_the_end(self, after: int, last: int) -> None:
+        one = snapshot(after=after)
+        one.start(last, 0)
+        assert drain(one, []) == [(b"SYNCEND", b"%d" % last)]
 
     def test_nothing_of_its_subtrees_echoes_the_request_too(self) -> None:
         one = snapshot(spec=b"/z/", after=1)
