@@ -300,6 +300,28 @@ def test_thousands_of_short_connections(serve: Any, bus: Bus) -> None:
     assert "too-many-connections" not in server.log, "those that left are not counted any more"
 
 
+def test_refused_clients_get_in_when_there_is_room(serve: Any, bus: Bus) -> None:
+    """With sockets of ZeroMQ, which decide by themselves when to come back."""
+    server = serve("max-connections=20")
+    first = [bus.snapshot() for _ in range(19)]
+    for socket in first:
+        assert bus.sync(socket=socket) == [[b"SYNCEND", b"", bytes(8)]]
+    others = [bus.snapshot() for _ in range(30)]
+    for socket in others:
+        socket.send_multipart([b"SYNCSTART", b"", bytes(8)])
+    server.wait_for("too-many-connections from 127.0.0.1 at port")
+    assert not any(socket.poll(0) for socket in others)
+    while others:
+        first.pop().close()
+        answered: list[Socket] = []
+        deadline = time.monotonic() + PATIENCE / 1000
+        while not answered:
+            assert time.monotonic() < deadline, f"{len(others)} are still refused"
+            answered = [socket for socket in others if socket.poll(10)]
+        others = [socket for socket in others if socket not in answered]
+        first += answered
+
+
 def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> None:
     """Threat: wrong frame counts, huge frames."""
     server = serve()

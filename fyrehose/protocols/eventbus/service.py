@@ -14,19 +14,19 @@ from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IListeningPort
+from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker
 from fyrehose.policy import Action, Identity
-from fyrehose.protocols.eventbus.connections import Connections
+from fyrehose.protocols.eventbus.connections import Connections, Key
 from fyrehose.protocols.eventbus.encoding import KIT
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.sockets import Context, Keys, Socket, address, load_clients, make_socket
-from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, Door
+from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, TOO_MANY, Door
 from fyrehose.protocols.eventbus.zmqport import ACCEPTED, DISCONNECTED, Monitor, ZMQPort
 
 log = Logger()
@@ -48,6 +48,8 @@ REQUEST_SIZE = 32 << 10
 SUBSCRIPTION_SIZE = 4 << 10
 #: How long what was sent has to leave after the end, in milliseconds.
 LINGER = 1_000
+#: How long a connection that is refused is kept open, in seconds: its client comes back as soon as it ends.
+HOLD = 1.0
 #: How often three free ports in a row are looked for.
 ATTEMPTS = 50
 
@@ -93,12 +95,13 @@ class EventBusService(Service):
         self._server: EventBusServer | None = None
         self._ports: list[ZMQPort] = []
         self._monitors: list[Monitor] = []
+        self._ending: dict[Key, IDelayedCall] = {}
 
     def startService(self) -> Deferred[Listening]:
         """Bind; fires with what listens, or fails with what keeps it from listening."""
         Service.startService(self)
         self._context = zmq.Context()
-        self._peers = Connections()
+        self._peers = Connections(self._settings.max_connections)
         # The door first: nobody is let in while nobody answers there.
         asked = self._context.socket(zmq.REP)
         asked.bind(ADDRESS)
@@ -200,24 +203,45 @@ class EventBusService(Service):
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
         self._monitors = [
-            Monitor(reactor, context, socket, ACCEPTED | DISCONNECTED, self._connection)
-            for socket in (snapshot, publisher, collector)
+            Monitor(reactor, context, socket, ACCEPTED | DISCONNECTED, partial(self._connection, port))
+            for port, socket in enumerate((snapshot, publisher, collector), self._port)
         ]
         server.start(requests, broadcasts, pubs)
 
-    def _connection(self, event: int, value: int) -> None:
+    def _connection(self, port: int, event: int, value: int) -> None:
+        counters, peers = self._broker.counters, self._peers
+        before = peers.count
         if event == ACCEPTED:
-            self._peers.accepted(value)
-            self._broker.counters.add(KIT, "connections")
-            self._broker.counters.gauge(KIT, "connections", 1)
+            counters.add(KIT, "connections")
+            refused = peers.accepted(port, value)
+            if refused is not None:
+                # One that was connected has to go now; a new one waits, or its client comes back at once.
+                self._refuse(refused, peers.crowded() or refused != (port, value))
         else:
-            self._peers.disconnected(value)
-            self._broker.counters.gauge(KIT, "connections", -1)
+            peers.disconnected(port, value)
+            ending = self._ending.pop((port, value), None)
+            if ending is not None and ending.active():
+                ending.cancel()
+        counters.gauge(KIT, "connections", peers.count - before)
+
+    def _refuse(self, key: Key, at_once: bool) -> None:
+        peers = self._peers
+        detail = f"max-connections is {self._settings.max_connections}; the client comes back and gets in when one ends"
+        self._broker.counters.refuse(log, KIT, TOO_MANY, f"{peers.host(*key)} at port {key[0]}", detail)
+        if at_once:
+            peers.end(*key)
+        else:
+            self._ending[key] = self._reactor.callLater(HOLD, peers.end, *key)
 
     def _asked(self, door: ZMQPort, question: list[bytes], count: int) -> None:
         """ZeroMQ asks whether a connection may be."""
-        answer = self._door.answer(question, full=self._peers.count > self._settings.max_connections)
-        if answer.cause is not None:
+        # What was accepted is known to the monitors before ZeroMQ asks, and to us when we have read it.
+        for monitor in self._monitors:
+            monitor.take_in()
+        answer = self._door.answer(question, refused=self._peers.refuse)
+        if answer.cause == TOO_MANY:
+            pass  # counted when it was accepted
+        elif answer.cause is not None:
             detail = "{} may not {}".format(*answer.wanted) if answer.wanted is not None else ""
             self._broker.counters.refuse(log, KIT, answer.cause, answer.address, detail)
         elif answer.wanted is not None:
@@ -226,6 +250,10 @@ class EventBusService(Service):
 
     def _close(self) -> Deferred[None]:
         self._broker.counters.gauge(KIT, "connections", -self._peers.count)
+        for ending in self._ending.values():
+            if ending.active():
+                ending.cancel()
+        self._ending.clear()
         monitors, self._monitors = self._monitors, []
         ports, self._ports = self._ports, []
         context, self._context = self._context, None

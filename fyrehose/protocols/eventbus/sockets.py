@@ -19,7 +19,7 @@ SILENCE = 45_000
 #: A handshake takes no longer, in milliseconds.
 HANDSHAKE = 10_000
 #: Connections that the system keeps for us until they are accepted.
-BACKLOG = 1_024
+BACKLOG = 4_096
 #: How long a client waits before it connects again, in milliseconds: at first, and at the most.
 RECONNECT = 100
 RECONNECT_MOST = 5_000

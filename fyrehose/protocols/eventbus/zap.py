@@ -3,6 +3,9 @@
     request   version  request id  domain  address  identity  mechanism  credentials...
     reply     version  request id  status  text  user id  metadata
 
+A client of libzmq that is answered with 400 never comes back.  After 300, which stands for a temporary failure, it
+waits until the connection ends, and connects again.
+
 in: the frames of a request      out: the frames of the reply, and why it was refused
 """
 
@@ -21,6 +24,9 @@ ADDRESS = "inproc://zeromq.zap.01"
 DOMAINS = {Action.PUBLISH: b"eventbus.publish", Action.SUBSCRIBE: b"eventbus.subscribe"}
 
 VERSION = b"1.0"
+
+#: The only cause that is answered as a temporary failure.
+TOO_MANY = "too-many-connections"
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -49,24 +55,25 @@ class Door:
     clients: frozenset[bytes] | None = None
     curve: bool = False
 
-    def answer(self, frames: Sequence[bytes], *, full: bool = False) -> Answer:
-        """The answer to a question, whatever its frames are.
+    def answer(self, frames: Sequence[bytes], *, refused: Callable[[str], bool] = lambda address: False) -> Answer:
+        """Return the answer to a question, whatever its frames are.
 
-        :param full: there are as many connections as there may be
+        :param refused: says whether an address has more connections than there is room for
         """
         request = frames[1] if len(frames) > 1 else b""
         action = next((action for action, domain in DOMAINS.items() if frames[2:3] == [domain]), None)
         if len(frames) < 6 or frames[0] != VERSION or action is None:
             return Answer(frames=_reply(request, b"500", b"not ZAP 1.0"), cause="bad-zap-request", address="?")
         address = frames[3].decode("ascii", "replace")
-        if full:
-            cause: str | None = "too-many-connections"
+        if refused(address):
+            cause: str | None = TOO_MANY
         else:
             cause = self._key_refusal(frames[5], frames[6:]) if self.curve else None
         identity = Identity(host=address, key=z85.encode(frames[6]).decode() if self.curve and not cause else None)
         if cause is None and not self.may(identity, action):
             cause = "Forbidden"
-        reply = _reply(request, b"200", b"OK") if cause is None else _reply(request, b"400", cause.encode())
+        status = b"200" if cause is None else b"300" if cause == TOO_MANY else b"400"
+        reply = _reply(request, status, (cause or "OK").encode())
         return Answer(frames=reply, cause=cause, address=address, wanted=(identity, action))
 
     def may(self, identity: Identity, action: Action) -> bool:

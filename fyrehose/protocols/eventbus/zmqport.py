@@ -239,6 +239,10 @@ class Monitor:
         self._port = ZMQPort(reactor, pair, self._receive)
         self._port.start()
 
+    def take_in(self) -> None:
+        """Report at once everything that has happened."""
+        self._port.doRead()
+
     def close(self) -> None:
         """Hear nothing more; before the socket is closed."""
         if not self._watched.closed:

@@ -263,7 +263,6 @@ class TestAnotherJournal:
         one.receive_syncs([end(5)], 0)
         assert one.receive_broadcasts([broadcast(2)], 1) == [Restarted()]
 
-
     def test_an_answer_that_ends_before_the_position(self) -> None:
         one = session(after=5)
         one.connected(0)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from fyrehose.policy import Action, Identity
-from fyrehose.protocols.eventbus.connections import REMEMBERED, Connections
+from fyrehose.protocols.eventbus import connections
+from fyrehose.protocols.eventbus.connections import REMEMBERED, UNKNOWN, Connections
+from fyrehose.protocols.eventbus.settings import Settings
 
 PUBLISH, SUBSCRIBE = Action.PUBLISH, Action.SUBSCRIBE
 
@@ -60,14 +62,14 @@ HOSTS = [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "::ffff:127.0.0.1"), *([("::1
 @pytest.mark.parametrize(("host", "said"), HOSTS)
 def test_who_may_not_be_here_any_more_is_sent_away(connect: Any, host: str, said: str) -> None:
     pair, peers = connect(host), Connections()
-    peers.accepted(pair.server.fileno())
+    peers.accepted(pair.port, pair.server.fileno())
     peers.admit(Identity(host=said), PUBLISH)
     peers.admit(Identity(host=said), SUBSCRIBE)
     assert peers.part(lambda identity, action: True, [pair.port]) == 0
     assert not pair.lost
     assert peers.part(lambda identity, action: action is SUBSCRIBE, [pair.port]) == 1
     assert pair.lost
-    peers.disconnected(pair.server.fileno())
+    peers.disconnected(pair.port, pair.server.fileno())
     assert peers.count == 0
     assert peers.part(lambda identity, action: action is SUBSCRIBE, [pair.port]) == 0, "it is known no more"
 
@@ -76,9 +78,9 @@ def test_others_stay(connect: Any) -> None:
     ours, not_ours, gone = connect(), connect(), connect()
     peers = Connections()
     for pair in (ours, not_ours, gone):
-        peers.accepted(pair.server.fileno())
+        peers.accepted(pair.port, pair.server.fileno())
     gone.server.close()
-    peers.accepted(100_000)
+    peers.accepted(1, 100_000)
     peers.admit(Identity(host="10.0.0.1"), PUBLISH)
     assert peers.part(lambda *_: False, [ours.port, gone.port]) == 0, "nobody is here from there"
     peers.admit(Identity(host="127.0.0.1"), PUBLISH)
@@ -89,7 +91,7 @@ def test_others_stay(connect: Any) -> None:
 def test_a_descriptor_that_is_a_file_by_now(connect: Any, tmp_path: Any) -> None:
     peers = Connections()
     with tmp_path.joinpath("file").open("w") as file:
-        peers.accepted(file.fileno())
+        peers.accepted(1, file.fileno())
         peers.admit(Identity(), PUBLISH)
         assert peers.part(lambda *_: False, [1]) == 0
         file.write("still open")
@@ -97,10 +99,84 @@ def test_a_descriptor_that_is_a_file_by_now(connect: Any, tmp_path: Any) -> None
 
 def test_those_that_are_too_many_to_be_remembered_are_judged_again_all(connect: Any) -> None:
     pair, peers = connect(), Connections()
-    peers.accepted(pair.server.fileno())
+    peers.accepted(pair.port, pair.server.fileno())
     peers.admit(Identity(), PUBLISH)
     for n in range(REMEMBERED):
         peers.admit(Identity(host=f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}"), PUBLISH)
     assert len(peers._admitted) == REMEMBERED
     assert peers.part(lambda *_: True, [pair.port]) == 1
     assert pair.lost
+
+
+class Crowd:
+    """Connections of many hosts, without sockets: their descriptors count up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+        self.peers = Connections(most)
+        self.hosts: dict[int, str] = {}
+        self.ended: list[int] = []
+        monkeypatch.setattr(connections, "_peer", lambda port, descriptor: self.hosts[descriptor])
+        monkeypatch.setattr(connections, "_shut_down", lambda descriptor, hosts, ports: self.ended.append(descriptor))
+
+    def join(self, host: str = "10.0.0.1", count: int = 1) -> list[int]:
+        """Connect; return the descriptors that were refused."""
+        refused = []
+        for _ in range(count):
+            self.hosts[len(self.hosts)] = host
+            key = self.peers.accepted(1, len(self.hosts) - 1)
+            if key is not None:
+                refused.append(key[1])
+        return refused
+
+
+@pytest.mark.parametrize(("most", "places"), [(1, 1), (2, 2), (16, 15), (1_500, 1_407), (20_000, 19_744)])
+def test_a_sixteenth_of_the_connections_is_for_those_that_are_refused(
+    monkeypatch: pytest.MonkeyPatch, most: int, places: int
+) -> None:
+    crowd = Crowd(monkeypatch, most)
+    assert crowd.join(count=places) == []
+    refused = crowd.join(count=most - places + 2)
+    assert refused == list(range(places, most + 2))
+    assert crowd.peers.crowded()
+    crowd.peers.disconnected(1, 0)
+    assert crowd.join() == [], "those that are refused do not take the place of others"
+
+
+def test_15_000_connections_of_one_address_are_admitted_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three for each of 5,000 clients."""
+    crowd = Crowd(monkeypatch, Settings().max_connections)
+    assert crowd.join(count=15_000) == []
+
+
+def test_a_full_server_makes_room_for_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = Crowd(monkeypatch, 12)
+    assert crowd.join("fd00::1", 6) == crowd.join("fd00::2", 6) == [], "one network"
+    assert crowd.join("10.0.0.1", 4) == [11, 10, 9, 8], "the newest of those that have the most"
+    assert crowd.join("10.0.0.1") == [16]
+    crowd.peers.end(1, 16)
+    crowd.peers.end(1, 0)
+    assert crowd.ended == [16], "only what was refused is ended"
+
+
+def test_a_question_is_about_a_connection_that_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = Crowd(monkeypatch, 1)
+    crowd.join()
+    assert not crowd.peers.refuse("10.0.0.1")
+    crowd.join(count=2)
+    assert not crowd.peers.refuse("10.0.0.2")
+    assert crowd.peers.refuse("::ffff:10.0.0.1")
+    assert crowd.peers.refuse("10.0.0.1")
+    assert not crowd.peers.refuse("10.0.0.1")
+    crowd.join()
+    crowd.peers.disconnected(1, 3)
+    assert not crowd.peers.refuse("10.0.0.1"), "it has gone before it was asked about"
+
+
+def test_descriptors_of_two_ports_may_have_the_same_number(connect: Any) -> None:
+    pair, peers = connect(), Connections()
+    peers.accepted(pair.port, pair.server.fileno())
+    peers.accepted(1, pair.server.fileno())
+    assert (peers.host(pair.port, pair.server.fileno()), peers.count) == ("127.0.0.1", 2)
+    assert peers.disconnected(1, pair.server.fileno()) == UNKNOWN
+    assert peers.disconnected(pair.port, pair.server.fileno()) == "127.0.0.1"
+    assert peers.count == 0

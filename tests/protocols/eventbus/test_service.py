@@ -162,21 +162,47 @@ def test_who_may_connect(make_house: Any) -> None:
     house.service.stopService()
 
 
-def test_how_many(make_house: Any) -> None:
+def test_how_many(make_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     house = make_house(max_connections=2)
     house.start()
+    monkeypatch.setattr(connections, "_peer", lambda port, descriptor: "127.0.0.1")
+    ended: list[Any] = []
+    monkeypatch.setattr(connections, "_shut_down", lambda *args: ended.append(args))
     monitors = house.fake.monitors
     for n in range(2):
         monitors[n].happened(ACCEPTED, 0)
         assert house.ask() == b"200"
-    monitors[2].happened(ACCEPTED, 0)
-    assert house.ask() == b"400"
-    monitors[2].happened(DISCONNECTED, 0)
+    monitors[2].happened(ACCEPTED, 7)
+    assert house.ask() == b"300"
+    assert ended == [(7, ["127.0.0.1"], [5558])]
+    monitors[2].happened(DISCONNECTED, 7)
+    monitors[1].happened(DISCONNECTED, 0)
+    monitors[2].happened(ACCEPTED, 7)
     assert house.ask() == b"200"
     assert house.broker.counters.counts["eventbus", "too-many-connections"] == 1
-    assert house.broker.counters.counts["eventbus", "connections"] == 3
+    assert house.broker.counters.counts["eventbus", "connections"] == 4
     assert house.service.connections == 2
     house.service.stopService()
+    assert house.broker.counters.gauges["eventbus", "connections"] == 0
+
+
+def test_a_refused_connection_is_kept_open_for_a_second(make_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_peer", lambda port, descriptor: "127.0.0.1")
+    ended: list[int] = []
+    monkeypatch.setattr(connections, "_shut_down", lambda descriptor, hosts, ports: ended.append(descriptor))
+    house = make_house(max_connections=48)
+    house.start()
+    for n in range(48):
+        house.fake.monitors[n % 3].happened(ACCEPTED, n)
+    assert ended == []
+    house.fake.monitors[0].happened(ACCEPTED, 48)
+    assert ended == [48], "three are kept"
+    house.fake.monitors[0].happened(DISCONNECTED, 45)
+    house.reactor.advance(1)
+    assert ended == [48, 46, 47]
+    house.fake.monitors[0].happened(ACCEPTED, 49)
+    house.service.stopService()
+    assert not house.reactor.getDelayedCalls()
 
 
 def test_keys(make_house: Any, tmp_path: Path) -> None:
