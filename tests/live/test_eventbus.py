@@ -63,6 +63,7 @@ class Bus:
 
     def __init__(self) -> None:
         self.context: zmq.Context[Socket] = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, 11_000)
         self.port = 0
         self._sockets: list[Socket] = []  # none is lost before it is closed
 
@@ -223,11 +224,11 @@ def test_no_wake_up_is_lost(serve: Any, bus: Bus) -> None:
         for n in range(begin, begin + 1_000):
             collector.send_multipart(event(n))
             if n % 100 == 0:
-                asking.send_multipart([b"SYNCSTART", b"/z/", b"%d" % n])
+                asking.send_multipart([b"SYNCSTART", b"/z/%d/" % n, b"%d" % n])
         for n in range(begin, begin + 1_000):
             assert subscriber.recv_multipart()[5] == event(n)[5]
             if n % 100 == 0 and n == begin + 900:
-                while asking.recv_multipart() != [b"SYNCEND", b"/z/", b"%d" % n]:
+                while asking.recv_multipart()[:2] != [b"SYNCEND", b"/z/%d/" % n]:
                     pass
 
 
@@ -393,6 +394,62 @@ time.sleep(100)
         stopped.wait()
         assert stopped.stdout is not None
         stopped.stdout.close()
+
+
+def test_clients_that_stop_reading_their_snapshots_keep_nobody_waiting(serve: Any, bus: Bus) -> None:
+    """Threat: as many as there are places, and more, from the same address."""
+    server = serve()
+    collector = bus.collector()
+    for n in range(300):
+        collector.send_multipart(event(n, data=bytes(100_000)))
+    bus.history(300)
+    code = f"""
+import signal, os, zmq
+context = zmq.Context()
+sockets = [context.socket(zmq.DEALER) for _ in range(20)]
+for socket in sockets:
+    socket.setsockopt(zmq.RCVHWM, 1)
+    socket.connect("tcp://127.0.0.1:{bus.port}")
+    socket.send_multipart([b"SYNCSTART", b"", b"0"])
+for socket in sockets:
+    socket.recv_multipart()
+print("reading", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+for socket in sockets:
+    while socket.recv_multipart()[0] != b"SYNCEND":
+        pass
+print("read", flush=True)
+"""
+    stopped = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert stopped.stdout is not None
+        assert stopped.stdout.readline() == b"reading\n"
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+        for _ in range(3):
+            assert len(bus.sync(b"/a/")) == 301
+        assert "snapshot-stalled" not in server.log, "nobody had to wait until they were given up"
+        stopped.send_signal(signal.SIGCONT)
+        assert stopped.stdout.readline() == b"read\n", "they go on where they were"
+    finally:
+        stopped.kill()
+        stopped.wait()
+        assert stopped.stdout is not None
+        stopped.stdout.close()
+
+
+@pytest.mark.parametrize("count", [72, 73, 500, 5_000])
+def test_all_that_ask_at_one_moment_are_answered(serve: Any, bus: Bus, count: int) -> None:
+    """The text: the server MUST respond.  All of them come from one address."""
+    server = serve()
+    bus.collector().send_multipart(event(1))
+    bus.history(1)
+    asking = [bus.snapshot() for _ in range(count)]
+    for socket in asking:
+        socket.send_multipart([b"SYNCSTART", b"/a/", bytes(8)])
+    for socket in asking:
+        assert socket.recv_multipart()[0] == b"SYNC"
+        assert socket.recv_multipart()[0] == b"SYNCEND"
+    assert "too-many" not in server.log
 
 
 class TestKeys:

@@ -312,7 +312,7 @@ class EventBus:
             dedup=dice.random() < 0.5,
             sequence=dice.choice((Dialect.BINARY, Dialect.BINARY, Dialect.DECIMAL)),
             snapshots=dice.choice((1, 8)),
-            snapshots_waiting=dice.choice((1, 64)),
+            snapshots_memory=dice.choice((8 << 10, 64 << 20)),
         )
         self.listening: dict[str, ServerPort] = {}
         server.doors.append(partial(Door, self))

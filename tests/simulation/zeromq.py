@@ -17,7 +17,7 @@ import attrs
 from twisted.internet.error import ConnectionLost
 from world import Host, World
 
-from fyrehose.protocols.eventbus.lent import LEAST, Lent
+from fyrehose.protocols.eventbus.lent import Account, Lent
 from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Full, Gone
 
 Message = list[bytes]
@@ -146,6 +146,7 @@ class ServerPort(Port):
         turn_over: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(host.callLater)
+        self.name, self.origin = "SNAPSHOT", ("10.0.0.1", -1)
         self.host, self.waiting, self.wrote = host, waiting, wrote
         self.receive, self.turn_over = receive, turn_over
         self.peers: dict[bytes, Channel] = {}
@@ -164,18 +165,19 @@ class ServerPort(Port):
     def drained(self) -> bool:
         return not self.heard
 
-    def send(self, frames: Sequence[Any], lent: Lent | None = None) -> None:
+    def send(self, frames: Sequence[Any], lent: Lent | Account | None = None) -> None:
         message = [bytes(frame) for frame in frames]
         parcel = Parcel(message)
-        large = lent is not None and len(message[-1]) >= LEAST
-        if lent is not None and large and not lent.fits(len(message[-1])):
+        size = len(message[-1])
+        large = lent is not None and size >= lent.least
+        if lent is not None and large and not lent.fits(size):
             raise Full
         if self.receive is None:
             self._publish(parcel)
         else:
             self._route(parcel)
         if lent is not None and large:
-            lent.add(parcel, len(message[-1]))
+            lent.add(parcel if lent.tracks(size) else None, size)
 
     def _route(self, parcel: Parcel) -> None:
         identity, *frames = parcel.frames
@@ -213,6 +215,8 @@ class ServerPort(Port):
             for _ in range(self.host.world.random.choice((1, len(self.heard)))):
                 if self.heard and self.reading:
                     identity, frames = self.heard.popleft()
+                    channel = self.peers.get(identity)
+                    self.origin = ("" if channel is None else channel.host, -1)
                     self.receive([identity, *frames], 1 + len(frames))
         self.turn_over()
         if self.heard:

@@ -16,6 +16,7 @@ from zmq.backend.cython import _zmq
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
+from libc.string cimport strcmp
 
 cdef extern from *:
     """
@@ -25,9 +26,12 @@ cdef extern from *:
     ctypedef struct message_t:
         pass
 
+NOWHERE = ("", -1)
+
 cdef enum:
     DONTWAIT = 1
     SNDMORE = 2
+    SRCFD = 2
 
 cdef int EMPTY = errno.EAGAIN
 cdef int INTERRUPTED = errno.EINTR
@@ -38,6 +42,8 @@ cdef int (*msg_recv)(message_t*, void*, int) noexcept
 cdef int (*msg_more)(message_t*) noexcept
 cdef void* (*msg_data)(message_t*) noexcept
 cdef size_t (*msg_size)(message_t*) noexcept
+cdef int (*msg_get)(message_t*, int) noexcept
+cdef const char* (*msg_gets)(message_t*, const char*) noexcept
 cdef int (*send_bytes)(void*, const void*, size_t, int) noexcept
 cdef int (*last_error)() noexcept
 
@@ -47,7 +53,7 @@ cdef size_t find(library, name) except 0:
 
 
 cdef int find_all() except -1:
-    global msg_init, msg_close, msg_recv, msg_more, msg_data, msg_size, send_bytes, last_error
+    global msg_init, msg_close, msg_recv, msg_more, msg_data, msg_size, msg_get, msg_gets, send_bytes, last_error
     if zmq.zmq_version_info() < (4, 1):
         raise ImportError("a message of this libzmq has another size")
     try:
@@ -58,6 +64,8 @@ cdef int find_all() except -1:
         msg_more = <int (*)(message_t*) noexcept>find(library, "zmq_msg_more")
         msg_data = <void* (*)(message_t*) noexcept>find(library, "zmq_msg_data")
         msg_size = <size_t (*)(message_t*) noexcept>find(library, "zmq_msg_size")
+        msg_get = <int (*)(message_t*, int) noexcept>find(library, "zmq_msg_get")
+        msg_gets = <const char* (*)(message_t*, const char*) noexcept>find(library, "zmq_msg_gets")
         send_bytes = <int (*)(void*, const void*, size_t, int) noexcept>find(library, "zmq_send")
         last_error = <int (*)() noexcept>find(library, "zmq_errno")
     except (AttributeError, OSError) as error:
@@ -75,6 +83,8 @@ cdef class Messages:
     cdef Py_ssize_t kept
     cdef list frames
     cdef Py_ssize_t count
+    cdef tuple origin
+    cdef bytes address
 
     def __init__(self, socket, Py_ssize_t kept):
         self.socket = socket
@@ -82,6 +92,21 @@ cdef class Messages:
         self.kept = kept
         self.frames = []
         self.count = 0
+        self.origin = NOWHERE
+        self.address = b""
+
+    cdef int find_origin(self, message_t* message) except -1:
+        # Most messages come from where the last one came from, and then there is nothing to make.
+        cdef const char* address = msg_gets(message, b"Peer-Address")
+        cdef int descriptor
+        if address == NULL:
+            self.origin, self.address = NOWHERE, b""
+            return 0
+        descriptor = msg_get(message, SRCFD)
+        if descriptor != <int>self.origin[1] or strcmp(address, self.address):
+            self.address = address
+            self.origin = (self.address.decode("ascii", "replace"), descriptor)
+        return 0
 
     cdef int check_open(self) except -1:
         # Behind this address is nothing when it is closed.
@@ -106,6 +131,8 @@ cdef class Messages:
                     if error == EMPTY or messages:
                         break
                     raise zmq.ZMQError(error)
+                if not self.count:
+                    self.find_origin(&message)
                 if self.count < self.kept:
                     data = PyBytes_FromStringAndSize(<const char*>msg_data(&message), <Py_ssize_t>msg_size(&message))
                     self.frames.append(data)
@@ -113,7 +140,7 @@ cdef class Messages:
                 self.count += 1
                 frames -= 1
                 if not msg_more(&message):
-                    messages.append((self.frames, self.count))
+                    messages.append((self.frames, self.count, self.origin))
                     self.frames = []
                     self.count = 0
         finally:

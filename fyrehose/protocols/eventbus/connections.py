@@ -176,6 +176,11 @@ def _peer(port: int, descriptor: int) -> str:
         return UNKNOWN  # it has gone already
 
 
+def shut_down(host: str, descriptor: int, port: int) -> bool:
+    """Shut the connection *descriptor* down if it is one from *host* to *port*; return whether it was."""
+    return _shut_down(descriptor, [_plain(host)], [port])
+
+
 def _shut_down(descriptor: int, hosts: Collection[str], ports: Collection[int]) -> bool:
     """Shut the connection down if it is one of ours, with one of ``hosts``."""
     try:

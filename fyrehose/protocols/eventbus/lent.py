@@ -1,17 +1,27 @@
-"""How much memory a socket has borrowed: what bounds large events, of which ZeroMQ counts the number only.
+"""Account for the memory that ZeroMQ holds: it counts the messages that wait for a peer, and not their bytes.
 
-in: what is sent, with something that says when the socket has done with it      out: whether more may be lent
+:class:`Lent` bounds the large events of a socket that all peers share.  :class:`Pool` bounds what waits for the clients
+of a ROUTER, all of it, and shares that between them: the more is held, the less each client may have, so that clients
+which do not read leave something to the others, and one network never has more than half.
+
+in: what is sent, with something that says when the socket has done with it      out: whether more may be sent
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Protocol
 
 import attrs
 
 #: Data from this size on is lent to the socket; what is smaller is copied, and its number is bound enough, in bytes.
 LEAST = 8 << 10
+#: Which part of the room in a pool one client may take.
+PART = 32
+#: What a message takes besides its data: its other frames, and what the socket keeps of each, in bytes.
+OVERHEAD = 512
+#: The socket says that it has done with a message after so many bytes; more often would cost more than it tells.
+TRACKED = 16 << 10
 
 
 class Tracker(Protocol):
@@ -26,14 +36,21 @@ class Lent:
     """Memory that is lent and not given back.
 
     :ivar limit: how much may be, in bytes; a message of any size may be the first
+    :ivar least: smaller messages are copied, and not accounted for, in bytes
     """
 
     limit: int
+    least: int = LEAST
     size: int = attrs.field(default=0, init=False)
     _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
 
-    def add(self, tracker: Tracker, size: int) -> None:
-        """``size`` bytes are lent until ``tracker`` says that they are not."""
+    def tracks(self, size: int) -> bool:
+        """Return whether the socket has to say when it has done with a message of *size* bytes."""
+        return True
+
+    def add(self, tracker: Tracker | None, size: int) -> None:
+        """Account for a message of *size* bytes until *tracker* says that the socket has done with it."""
+        assert tracker is not None
         self._trackers.append((tracker, size))
         self.size += size
 
@@ -43,3 +60,98 @@ class Lent:
         while self._trackers and self._trackers[0][0].done:
             self.size -= self._trackers.popleft()[1]
         return not self.size or self.size + size <= self.limit
+
+
+@attrs.define(eq=False)
+class Account:
+    """What the socket holds for one client.
+
+    Only some messages are tracked: a client takes its messages in order, so one that is done tells of all before it.
+
+    :ivar size: how much that is, in bytes
+    :ivar open: whether more is to be sent
+    """
+
+    pool: Pool
+    identity: bytes
+    network: str
+    least: int = attrs.field(default=0, init=False)
+    size: int = attrs.field(default=0, init=False)
+    open: bool = attrs.field(default=False, init=False)
+    _untracked: int = attrs.field(default=0, init=False)
+    _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
+
+    def fits(self, size: int) -> bool:
+        """Return whether a message of *size* bytes may be sent, too; a client that holds nothing may have any."""
+        self.settle()
+        size += OVERHEAD
+        room = self.pool.room(self.network)
+        # What it holds already was room, too.
+        return self.size + size <= (self.size + room) // PART or (not self.size and size <= room)
+
+    def tracks(self, size: int) -> bool:
+        """Return whether the socket has to say when it has done with the next message, of *size* bytes."""
+        return self._untracked + size + OVERHEAD >= TRACKED
+
+    def add(self, tracker: Tracker | None, size: int) -> None:
+        """Account for a message of *size* bytes, with its *tracker* if it has one."""
+        size += OVERHEAD
+        self._untracked += size
+        self._change(size)
+        if tracker is not None:
+            self._trackers.append((tracker, self._untracked))
+            self._untracked = 0
+
+    def settle(self) -> bool:
+        """Take off what the socket has done with; return whether that is anything."""
+        before = self.size
+        while self._trackers and self._trackers[0][0].done:
+            self._change(-self._trackers.popleft()[1])
+        if not self._trackers and not self.open:
+            # The client has taken all but a little, which nothing tells of.
+            self._change(-self._untracked)
+            self._untracked = 0
+        return self.size < before
+
+    def _change(self, size: int) -> None:
+        self.size += size
+        self.pool.change(self, size)
+
+
+@attrs.define(eq=False)
+class Pool:
+    """What a ROUTER holds for all clients.
+
+    :ivar limit: the most, in bytes; one network has half of it at the most
+    :ivar size: how much it is, in bytes
+    """
+
+    limit: int
+    size: int = attrs.field(default=0, init=False)
+    networks: Counter[str] = attrs.field(factory=Counter, init=False)
+    _holding: dict[tuple[str, bytes], Account] = attrs.field(factory=dict, init=False)
+
+    def account(self, identity: bytes, network: str) -> Account:
+        """Return the account of the client *identity*: a new one, unless something is still held for it."""
+        return self._holding.get((network, identity)) or Account(self, identity, network)
+
+    def settle(self) -> None:
+        """Take off what the socket has done with."""
+        for account in list(self._holding.values()):
+            account.settle()
+
+    def room(self, network: str) -> int:
+        """Return how much more may be held for *network*, in bytes."""
+        return min(self.limit - self.size, self.limit // 2 - self.networks[network])
+
+    def change(self, account: Account, size: int) -> None:
+        """Count *size* bytes more, or less, for *account*, which has counted them."""
+        network = account.network
+        if account.size:
+            self._holding[network, account.identity] = account
+        else:
+            self._holding.pop((network, account.identity), None)
+        self.size += size
+        self.networks[network] += size
+        if not self.networks[network]:
+            del self.networks[network]

@@ -17,8 +17,13 @@ from zmq.backend import Socket as Backend
 from fyrehose import kernels
 from fyrehose.records import Buffer
 
-#: The frames of one, and how many it had.
-Message = tuple[list[bytes], int]
+#: The address that a message came from, and the file descriptor of its connection.
+Origin = tuple[str, int]
+#: The frames of one, how many it had, and where it came from.
+Message = tuple[list[bytes], int, Origin]
+
+#: Where a message came from that came by no connection: within the process.
+NOWHERE: Origin = ("", -1)
 
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -38,6 +43,7 @@ class Messages:
         self._kept = kept
         self._frames: list[bytes] = []
         self._count = 0
+        self._origin = NOWHERE
 
     def receive(self, frames: int, size: int) -> tuple[list[Message], int, int]:
         """What has come, until that was so many frames or so many bytes that are kept.
@@ -58,13 +64,15 @@ class Messages:
                 if messages:  # a REP is read again when it has answered; all else is said again by the next call
                     break
                 raise
+            if not self._count:
+                self._origin = _origin(frame)
             if self._count < self._kept:
                 self._frames.append(frame.bytes)
                 size -= len(self._frames[-1])
             self._count += 1
             frames -= 1
             if not frame.more:
-                messages.append((self._frames, self._count))
+                messages.append((self._frames, self._count, self._origin))
                 self._frames, self._count = [], 0
         return messages, frames, size
 
@@ -77,6 +85,13 @@ class Messages:
         last = len(frames) - 1
         for at, frame in enumerate(frames):
             _send(self._socket, frame, _MORE if more or at < last else _LAST)
+
+
+def _origin(frame: zmq.Frame) -> Origin:
+    try:
+        return str(frame.get("Peer-Address")), int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return NOWHERE
 
 
 def _fastest() -> type[Messages]:

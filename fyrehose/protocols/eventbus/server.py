@@ -10,7 +10,7 @@ a durable record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol, cast
 
@@ -22,8 +22,10 @@ from zope.interface import implementer
 
 from fyrehose.errors import FyrehoseError, InvalidName, JournalCorrupt, PayloadTooLarge, ReadOnly
 from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.peers import network_of
 from fyrehose.protocols.eventbus.encoding import KIT, Frames, event_frames
-from fyrehose.protocols.eventbus.lent import Lent
+from fyrehose.protocols.eventbus.lent import Account, Lent
+from fyrehose.protocols.eventbus.messages import Origin
 from fyrehose.protocols.eventbus.session import Batch, Refused, ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
@@ -33,10 +35,12 @@ from fyrehose.records import Buffer, Delivery
 log = Logger()
 
 #: Drops that are everyday life: counted, not worth a line.
-QUIET = frozenset({"duplicate", "snapshot-left", "snapshot-replaced"})
+QUIET = frozenset({"duplicate", "snapshot-left"})
 #: What goes out in one turn, of broadcasts and of snapshots each: events, and bytes of data.
 EVENTS_TURN = 500
 BYTES_TURN = 256 << 10
+#: What a snapshot may send before it gives its place to one that waits, in bytes.
+SNAPSHOT_SHARE = 1 << 20
 #: What is read of the journal for a snapshot at a time, in bytes.
 PIECE = 64 << 10
 #: A piece that has nothing for its client counts as so many events of a turn.
@@ -56,6 +60,9 @@ PATIENCE = 10.0
 class Port(Protocol):
     """What the server asks of :class:`fyrehose.protocols.eventbus.zmqport.ZMQPort`."""
 
+    name: str
+    origin: Origin
+
     def start(self) -> None: ...
 
     def pause(self) -> None: ...
@@ -66,17 +73,24 @@ class Port(Protocol):
 
     def drained(self) -> bool: ...
 
-    def send(self, frames: Sequence[Buffer], lent: Lent | None = None) -> None: ...
+    def send(self, frames: Sequence[Buffer], lent: Lent | Account | None = None) -> None: ...
 
 
 @implementer(ISink)
 class EventBusServer:
     """Owner of the ports, sink of the stream."""
 
-    def __init__(self, clock: IReactorTime, broker: IBroker, settings: Settings) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        broker: IBroker,
+        settings: Settings,
+        end_connection: Callable[[str, int], object] = lambda host, descriptor: None,
+    ) -> None:
         self._clock = clock
         self._broker = broker
         self._settings = settings
+        self._end_connection = end_connection
         self._session = ServerSession(settings)
         self._account = broker.budget.account(self)
         self._crowded = False
@@ -89,6 +103,7 @@ class EventBusServer:
         self._lent = Lent(BROADCAST_MEMORY)
         self._pumping: IDelayedCall | None = None
         self._serving: IDelayedCall | None = None
+        self._looked = 0.0
         self._stopping = False
         self._stopped: Deferred[None] | None = None
         self._heard_all = False
@@ -136,7 +151,7 @@ class EventBusServer:
         """A message that came to COLLECTOR."""
         refused = self._session.receive_pub(message, count, self._clock.seconds())
         if refused is not None:
-            self._drop(refused)
+            self._drop(refused, self._collector)
 
     def pubs_over(self) -> None:
         """COLLECTOR's turn is over: all that came in it is published at once."""
@@ -151,13 +166,14 @@ class EventBusServer:
 
     def request_received(self, message: list[bytes], count: int) -> None:
         """A message that came to SNAPSHOT."""
-        answer = self._session.receive_request(message, count, self._clock.seconds())
+        host, descriptor = self._snapshot.origin
+        answer = self._session.receive_request(message, count, host, network_of(host), descriptor)
         if isinstance(answer, Refused):
-            self._drop(answer)
+            self._drop(answer, self._snapshot)
             return
         self._broker.counters.add(KIT, "snapshots")
         if answer.again:
-            self._count_drop("snapshot-replaced", answer.identity)
+            self._broker.counters.add(KIT, "snapshot-replaced")
         # A client subscribes before it asks; that it did must be known before the end of its snapshot is.
         self._publisher.take_in()
 
@@ -284,15 +300,43 @@ class EventBusServer:
         """Each snapshot in its turn, until the turn is over."""
         self._serving = None
         snapshots = self._session.snapshots
-        now = self._clock.seconds()
-        snapshots.admit(self._broker.bounds(self._settings.stream)[1], now)
+        now, end = self._clock.seconds(), self._broker.bounds(self._settings.stream)[1]
+        self._look_aside(now)
         left = EVENTS_TURN
-        for snapshot in snapshots.in_turn():
-            left = self._send_some(snapshot, left, now)
-            if left <= 0:
+        served: set[bytes] = set()
+        while left > 0:
+            snapshots.admit(end, now)
+            row = [snapshot for snapshot in snapshots.in_turn() if snapshot.identity not in served]
+            if not row:
                 break
+            for snapshot in row:
+                served.add(snapshot.identity)
+                left = self._send_some(snapshot, left, now)
+                if left <= 0:
+                    break
         if len(snapshots):
             self._serve_soon(0 if left < EVENTS_TURN else SNAPSHOT_WAIT)
+
+    def _look_aside(self, now: float) -> None:
+        """Have those wait for a place again whose clients have read something; cancel those that read nothing."""
+        if now - self._looked < SNAPSHOT_WAIT:
+            return
+        self._looked = now
+        self._session.pool.settle()
+        hungry = self._settings.snapshots
+        for snapshot in list(self._session.snapshots.aside.values()):
+            held, snapshot.held = snapshot.held, snapshot.account.size
+            if snapshot.held < held:
+                self._session.snapshots.wait(snapshot)
+                snapshot.moved = now
+            elif not snapshot.held:
+                # There was no memory for it: some are tried each time, and the others in their turn.
+                hungry -= 1
+                if hungry >= 0:
+                    self._session.snapshots.wait(snapshot)
+                snapshot.moved = now
+            else:
+                self._check_stalled(snapshot, now)
 
     def _send_some(self, snapshot: Snapshot, left: int, now: float) -> int:
         """Messages of ``snapshot``, ``left`` at the most; how many are left then."""
@@ -306,41 +350,57 @@ class EventBusServer:
                     if snapshot.peek() is None:
                         left -= PIECE_COST
                     continue
-                self._snapshot.send((*envelope, *message), snapshot.lent)
+                self._snapshot.send((*envelope, *message), snapshot.account)
                 snapshot.sent(now)
                 size += len(message[-1])
                 sent += 1
                 left -= 1
         except Full:
-            self._check_stalled(snapshot, now)
+            self._step_aside(snapshot, now)
         except Gone:
             self._cancel(snapshot, "snapshot-left")
         except JournalCorrupt as damage:
             self._cancel(snapshot, "journal-corrupt", str(damage))
         self._broker.counters.add(KIT, "syncs", sent - snapshot.ended)
+        snapshot.given += size
         if snapshot.ended:
             self._session.snapshots.forget(snapshot)
+        elif snapshot.given >= SNAPSHOT_SHARE and self._session.snapshots.waiting:
+            self._session.snapshots.wait(snapshot)
         return left
+
+    def _step_aside(self, snapshot: Snapshot, now: float) -> None:
+        """Give the place of a snapshot that cannot be sent to one that waits; alone it keeps what it has read."""
+        if self._session.snapshots.waiting:
+            snapshot.held = snapshot.account.size
+            self._session.snapshots.step_aside(snapshot)
+        elif snapshot.account.size:
+            self._check_stalled(snapshot, now)
 
     def _check_stalled(self, snapshot: Snapshot, now: float) -> None:
         if now - snapshot.moved > self._settings.stall_timeout:
-            self._cancel(snapshot, "snapshot-stalled")
+            took = f"it has taken nothing for {self._settings.stall_timeout:g} s; its connection is ended, and it asks again"
+            self._cancel(snapshot, "snapshot-stalled", took)
+            # What waits for it in ZeroMQ's memory goes with its connection.
+            self._end_connection(snapshot.host, snapshot.descriptor)
 
     def _cancel(self, snapshot: Snapshot, cause: str, detail: str = "") -> None:
         self._session.snapshots.forget(snapshot)
-        self._count_drop(cause, snapshot.identity, detail)
+        self._count_drop(cause, snapshot.host, self._snapshot, snapshot.identity, detail)
 
     # Drops.
 
-    def _drop(self, refused: Refused) -> None:
-        error = refused.error
-        self._count_drop(error.cause, refused.identity, str(error).removeprefix(error.cause).removeprefix(": "))
+    def _drop(self, refused: Refused, port: Port) -> None:
+        error, (host, _) = refused.error, port.origin
+        detail = str(error).removeprefix(error.cause).removeprefix(": ")
+        self._count_drop(error.cause, host, port, refused.identity, detail)
 
-    def _count_drop(self, cause: str, identity: bytes, detail: str = "") -> None:
+    def _count_drop(self, cause: str, host: str, port: Port, identity: bytes, detail: str = "") -> None:
         if cause in QUIET:
             self._broker.counters.add(KIT, cause)
         else:
-            self._broker.counters.refuse(log, KIT, cause, f"client {identity[:16].hex()}", detail)
+            peer = f"{host} at {port.name} (client {identity[:16].hex()})"
+            self._broker.counters.refuse(log, KIT, cause, peer, detail)
 
     # Stopping.
 

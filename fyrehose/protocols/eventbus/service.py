@@ -21,7 +21,7 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker
 from fyrehose.policy import Action, Identity
-from fyrehose.protocols.eventbus.connections import Connections, Key
+from fyrehose.protocols.eventbus.connections import Connections, Key, shut_down
 from fyrehose.protocols.eventbus.encoding import KIT
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
@@ -48,6 +48,8 @@ REQUEST_SIZE = 32 << 10
 SUBSCRIPTION_SIZE = 4 << 10
 #: How long what was sent has to leave after the end, in milliseconds.
 LINGER = 1_000
+#: What the text calls the three ports.
+NAMES = ("SNAPSHOT", "PUBLISHER", "COLLECTOR")
 #: How long a connection that is refused is kept open, in seconds: its client comes back as soon as it ends.
 HOLD = 1.0
 #: How often three free ports in a row are looked for.
@@ -196,10 +198,12 @@ class EventBusService(Service):
     def _serve(self, snapshot: Socket, publisher: Socket, collector: Socket) -> None:
         context, reactor = self._context, self._reactor
         assert context is not None
-        server = self._server = EventBusServer(reactor, self._broker, self._settings)
-        requests = ZMQPort(reactor, snapshot, server.request_received, server.requests_over)
-        broadcasts = ZMQPort(reactor, publisher)
-        pubs = ZMQPort(reactor, collector, server.pub_received, server.pubs_over)
+        end_connection = partial(shut_down, port=self._port)
+        server = self._server = EventBusServer(reactor, self._broker, self._settings, end_connection)
+        names = [f"{name} (port {port})" for port, name in enumerate(NAMES, self._port)]
+        requests = ZMQPort(reactor, snapshot, server.request_received, server.requests_over, names[0])
+        broadcasts = ZMQPort(reactor, publisher, name=names[1])
+        pubs = ZMQPort(reactor, collector, server.pub_received, server.pubs_over, names[2])
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
         self._monitors = [
@@ -227,7 +231,9 @@ class EventBusService(Service):
     def _refuse(self, key: Key, at_once: bool) -> None:
         peers = self._peers
         detail = f"max-connections is {self._settings.max_connections}; the client comes back and gets in when one ends"
-        self._broker.counters.refuse(log, KIT, TOO_MANY, f"{peers.host(*key)} at port {key[0]}", detail)
+        self._broker.counters.refuse(
+            log, KIT, TOO_MANY, f"{peers.host(*key)} at {NAMES[key[0] - self._port]} (port {key[0]})", detail
+        )
         if at_once:
             peers.end(*key)
         else:

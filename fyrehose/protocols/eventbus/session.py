@@ -20,9 +20,13 @@ from fyrehose.protocols.eventbus.dedup import Seen
 from fyrehose.protocols.eventbus.drafts import Drafts
 from fyrehose.protocols.eventbus.encoding import KIT
 from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, SyncStart, check_event, without_delimiter
+from fyrehose.protocols.eventbus.lent import Pool
 from fyrehose.protocols.eventbus.settings import Settings, Syntax
 from fyrehose.protocols.eventbus.snapshots import Snapshot, Snapshots
 from fyrehose.records import Run
+
+#: What may wait for the clients of snapshots, all together, in bytes.
+SNAPSHOT_MEMORY = 256 << 20
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -62,7 +66,8 @@ class ServerSession:
         self._drafts = Drafts(settings.stream, KIT)
         self._seen = Seen() if settings.dedup else None
         self._uuids: list[bytes] = []
-        self.snapshots = Snapshots(settings.snapshots, settings.snapshots_waiting)
+        self.snapshots = Snapshots(settings.snapshots, settings.snapshots_memory)
+        self.pool = Pool(SNAPSHOT_MEMORY)
 
     def receive_pub(self, message: Sequence[bytes], count: int, now: float) -> Refused | None:
         """A message that came to COLLECTOR; it had ``count`` frames, of which the first 16 at the most are there.
@@ -84,19 +89,25 @@ class ServerSession:
             return Refused(identity=identity, error=error)
         return None
 
-    def receive_request(self, message: Sequence[bytes], count: int, now: float) -> Refused | Requested:
-        """A message that came to SNAPSHOT."""
+    def receive_request(
+        self, message: Sequence[bytes], count: int, host: str = "", network: str = "", descriptor: int = -1
+    ) -> Refused | Requested:
+        """A message that came to SNAPSHOT from *host* in *network*, by the connection with this *descriptor*."""
         identity = message[0]
         lenient = self._settings.subtrees is Syntax.REFERENCE
         try:
             frames, delimiter = without_delimiter(_whole(message, count), counts=(2, 3))
             request = SyncStart.parse(frames, lenient=lenient)
             dialect = request.dialect or self._settings.sequence
-            replaced = self.snapshots.add(Snapshot(identity, request, delimiter, dialect))
+            account = self.pool.account(identity, network)
+            replaced = self.snapshots.add(Snapshot(identity, request, delimiter, dialect, account, host, descriptor))
         except RemoteProtocolError as error:
             return Refused(identity=identity, error=error)
         except OverflowError:
-            many = RemoteProtocolError("too-many-snapshots", f"{len(self.snapshots)} are sent or wait")
+            many = RemoteProtocolError(
+                "too-many-snapshots",
+                f"{len(self.snapshots)} are sent or wait, and take {self.snapshots.used} bytes; raise snapshots-memory",
+            )
             return Refused(identity=identity, error=many)
         return Requested(identity=identity, again=replaced is not None)
 

@@ -51,7 +51,9 @@ class Settings:
     max_payload: int = option(MAX_PAYLOAD, size, "the largest event taken, in bytes", least=1)
     max_connections: int = option(20_000, count, "connections at a time, of all three ports together", least=1)
     snapshots: int = option(8, count, "snapshots that are sent at a time", least=1)
-    snapshots_waiting: int = option(64, count, "snapshots that wait; a request beyond them is dropped")
+    snapshots_memory: int = option(
+        64 << 20, size, "memory of requests for snapshots; one address has half; a request beyond it is dropped"
+    )
     stall_timeout: float = option(30.0, duration, "time for a snapshot's client to take more, or it is cancelled")
 
     def __attrs_post_init__(self) -> None:

@@ -22,8 +22,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.protocols.eventbus.lent import LEAST, Lent
-from fyrehose.protocols.eventbus.messages import Fastest
+from fyrehose.protocols.eventbus.lent import Account, Lent
+from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest, Origin
 from fyrehose.records import Buffer
 
 log = Logger()
@@ -59,6 +59,7 @@ class ZMQPort:
     """One socket in a reactor.
 
     :param receive: is called with each message: at most MOST_FRAMES frames, and how many there were
+    :param name: what log lines call the port
     :param turn_over: is called when nothing more comes in this turn, and whenever the socket may take more than before
     """
 
@@ -68,9 +69,10 @@ class ZMQPort:
         socket: zmq.Socket[bytes],
         receive: Callable[[Message, int], None] = _nothing,
         turn_over: Callable[[], None] = _nothing,
+        name: str = "",
     ) -> None:
+        self.name = name
         self.socket = socket
-        socket.copy_threshold = LEAST
         self._reactor = reactor
         self.receive = receive
         self._turn_over = turn_over
@@ -81,6 +83,8 @@ class ZMQPort:
         self._again: IDelayedCall | None = None
         self._reading = False
         self._closed = False
+        #: where the message came from that is being handed out
+        self.origin: Origin = NOWHERE
         self._messages = Fastest(socket, MOST_FRAMES)
 
     def start(self) -> None:
@@ -102,26 +106,30 @@ class ZMQPort:
         if self._again is None and self._reading:
             self._again = self._reactor.callLater(0, self._soon)
 
-    def send(self, frames: Sequence[Buffer], lent: Lent | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], lent: Lent | Account | None = None) -> None:
         """One message, whole or not at all.
 
-        :param lent: has what large messages take; without it they are copied
+        :param lent: accounts for what messages take; without it they are copied
         :raises Full: a ROUTER's peer, or everybody of a DEALER, has as much as may wait; or as much is lent as may be
         :raises Gone: a ROUTER knows no such peer
         """
         data = frames[-1]
         size = len(data)
-        if lent is not None and size < LEAST:
+        if lent is not None and size < lent.least:
             lent = None
         if lent is not None and not lent.fits(size):
             raise Full
         try:
             if lent is None:
                 self._messages.send(frames)
-            else:
+            elif lent.tracks(size):
                 self._messages.send(frames[:-1], True)
                 # Its own bytes: a view would keep the whole piece of the journal that it is a part of.
-                lent.add(self.socket.send(bytes(data), zmq.NOBLOCK, copy=False, track=True), size)
+                frame = zmq.Frame(bytes(data), track=True, copy=False, copy_threshold=0)
+                lent.add(self.socket.send(frame, zmq.NOBLOCK, copy=False, track=True), size)
+            else:
+                self._messages.send(frames)
+                lent.add(None, size)
         except zmq.Again:
             self._look()
             raise Full from None
@@ -196,7 +204,7 @@ class ZMQPort:
         frames, size = FRAMES_TURN, BYTES_TURN
         while self._reading:
             messages, frames, size = self._messages.receive(frames, size)
-            for message, count in messages:
+            for message, count, self.origin in messages:
                 self._hand_out(message, count)
             if frames <= 0 or size <= 0:
                 self.poke()

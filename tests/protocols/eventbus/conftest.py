@@ -14,7 +14,7 @@ from twisted.internet.defer import succeed
 from twisted.internet.task import Clock
 
 from fyrehose.broker import Broker
-from fyrehose.protocols.eventbus.lent import LEAST, Lent
+from fyrehose.protocols.eventbus.lent import Account, Lent
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.zmqport import Full, Gone
@@ -42,14 +42,28 @@ class TurnClock(Clock):
                 call.func(*call.args, **call.kw)
 
 
+@attrs.define
+class Parcel:
+    """A message that was sent; the socket has done with it if its client reads."""
+
+    port: FakePort
+    client: bytes
+
+    @property
+    def done(self) -> bool:
+        return self.port.done and self.client not in self.port.room
+
+
 @attrs.define(eq=False)
 class FakePort:
     """Keeps what is sent.
 
-    :ivar room: how many messages a client takes; all, where it is not in here
+    :ivar room: how many messages a client takes, which it does not read; all, where it is not in here
     :ivar gone: routing ids of clients that have left
     """
 
+    name: str = "PORT"
+    origin: tuple[str, int] = ("10.0.0.1", 7)
     reading: bool = False
     sent: list[list[bytes]] = attrs.field(factory=list)
     room: dict[bytes, int] = attrs.field(factory=dict)
@@ -74,18 +88,19 @@ class FakePort:
     def drained(self) -> bool:
         return self.empty
 
-    def send(self, frames: Sequence[Buffer], lent: Lent | None = None) -> None:
-        if bytes(frames[0]) in self.gone:
+    def send(self, frames: Sequence[Buffer], lent: Lent | Account | None = None) -> None:
+        client, size = bytes(frames[0]), len(frames[-1])
+        if client in self.gone:
             raise Gone
-        client = bytes(frames[0])
+        accounted = lent is not None and size >= lent.least
+        if lent is not None and accounted and not lent.fits(size):
+            raise Full
         if client in self.room:
             if not self.room[client]:
                 raise Full
             self.room[client] -= 1
-        if lent is not None and len(frames[-1]) >= LEAST:
-            if not lent.fits(len(frames[-1])):
-                raise Full
-            lent.add(self, len(frames[-1]))
+        if lent is not None and accounted:
+            lent.add(Parcel(self, client) if lent.tracks(size) else None, size)
         self.sent.append([bytes(frame) for frame in frames])
 
     def take(self) -> list[list[bytes]]:
@@ -107,7 +122,8 @@ class World:
 
     def begin(self) -> None:
         """A server, for the first time or again, on what the journal has."""
-        self.server = EventBusServer(self.clock, self.broker, self.settings)
+        self.ended: list[tuple[str, int]] = []
+        self.server = EventBusServer(self.clock, self.broker, self.settings, lambda *args: self.ended.append(args))
         self.snapshot, self.publisher, self.collector = FakePort(), FakePort(), FakePort()
         self.server.start(self.snapshot, self.publisher, self.collector)
         self.run()
@@ -253,7 +269,9 @@ class FakeZMQ:
         self.contexts.append(FakeContext(self.taken))
         return self.contexts[-1]
 
-    def _port(self, reactor: Any, socket: FakeSocket, receive: Any = None, turn_over: Any = None) -> Any:
+    def _port(
+        self, reactor: Any, socket: FakeSocket, receive: Any = None, turn_over: Any = None, name: str = ""
+    ) -> Any:
         self.ports.append(FakeZMQPort(socket, receive, turn_over))
         return self.ports[-1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from fyrehose.protocols.eventbus.lent import Lent
+from fyrehose.protocols.eventbus.lent import OVERHEAD, PART, TRACKED, Account, Lent, Pool
 
 
 @attrs.define
@@ -29,3 +29,55 @@ def test_lent_and_given_back() -> None:
     second.done = True
     assert lent.fits(101)
     assert lent.size == 0
+
+
+def take(account: Account, size: int) -> Message | None:
+    """Send *size* bytes; return what the socket says of them, if it has to."""
+    tracker = Message() if account.tracks(size) else None
+    account.add(tracker, size)
+    return tracker
+
+
+def test_a_message_that_is_done_tells_of_those_before_it() -> None:
+    pool = Pool(1 << 30)
+    account = pool.account(b"c", "10.0.0.1")
+    account.open = True
+    sent = [take(account, 100) for _ in range(60)]
+    assert [n for n, tracker in enumerate(sent) if tracker is not None] == [26, 53]
+    assert account.size == pool.size == 60 * (100 + OVERHEAD)
+    assert sent[26] is not None
+    sent[26].done = True
+    assert account.settle()
+    assert not account.settle()
+    assert account.size == pool.size == 33 * (100 + OVERHEAD)
+    assert pool.account(b"c", "10.0.0.1") is account
+    assert sent[53] is not None
+    sent[53].done = True
+    account.open = False
+    pool.settle()
+    assert account.size == pool.size == 0, "nothing tells of the last few"
+    assert pool.account(b"c", "10.0.0.1") is not account
+    assert not pool.networks
+
+
+def test_the_more_is_held_the_less_one_client_may_have() -> None:
+    pool = Pool(256 << 20)
+    held = []
+    for n in range(100):
+        account = pool.account(b"%d" % n, "10.0.0.1")
+        while account.fits(60_000):
+            account.add(Message(), 60_000)
+        held.append(account.size)
+    assert held == sorted(held, reverse=True)
+    assert (4 << 20) - 60_000 - OVERHEAD < held[0] <= 4 << 20
+    assert pool.size < 128 << 20
+    assert all(held), "everybody may have a message"
+    other = pool.account(b"x", "10.0.0.2")
+    assert other.fits((128 << 20) // PART - OVERHEAD), "what another network holds is not taken from this one"
+    assert not pool.account(b"y", "10.0.0.1").fits(16 << 20)
+
+
+def test_small_messages_are_tracked_now_and_then() -> None:
+    account = Pool(1 << 30).account(b"c", "10.0.0.1")
+    tracked = [take(account, 10) is not None for _ in range(320)]
+    assert sum(tracked) == 320 * (10 + OVERHEAD) // TRACKED

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fyrehose import kernels
 from fyrehose.protocols.eventbus import messages as pure
-from fyrehose.protocols.eventbus.messages import Fastest
+from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest
 
 try:
     from fyrehose.kernels.native import zeromq as native
@@ -71,9 +71,37 @@ def test_messages_come_whole(kernel: ModuleType, pair: Pair) -> None:
     for frames in ([b"a", b"", b"\0\xff" * 50_000], [b""], [b"1", b"2", b"3", b"4", b"5"]):
         pair.other.send_multipart(frames)
     found, frames_left, bytes_left = messages.receive(MUCH, MUCH)
-    assert found == [([b"a", b"", b"\0\xff" * 50_000], 3), ([b""], 1), ([b"1", b"2", b"3"], 5)]
+    assert found == [
+        ([b"a", b"", b"\0\xff" * 50_000], 3, NOWHERE),
+        ([b""], 1, NOWHERE),
+        ([b"1", b"2", b"3"], 5, NOWHERE),
+    ]
     assert (MUCH - frames_left, MUCH - bytes_left) == (9, 100_004), "of frames that are not kept, no bytes"
     assert messages.receive(MUCH, MUCH) == ([], MUCH, MUCH)
+
+
+@both
+def test_a_message_says_where_it_came_from(kernel: ModuleType) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        router = context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.RCVTIMEO, 20_000)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        messages = kernel.Messages(router, 16)
+        origins: list[tuple[str, int]] = []
+        dealers = [context.socket(zmq.DEALER) for _ in range(2)]
+        for dealer in (*dealers, dealers[0]):
+            dealer.connect(f"tcp://127.0.0.1:{port}") if dealer not in dealers[: len(origins)] else None
+            dealer.send_multipart([b"x", b"y"])
+            assert router.poll(20_000)
+            ((_, count, origin),) = messages.receive(MUCH, MUCH)[0]
+            assert count == 3
+            origins.append(origin)
+    finally:
+        context.destroy(0)
+    assert [host for host, _ in origins] == ["127.0.0.1"] * 3
+    assert origins[0] == origins[2] != origins[1]
+    assert all(descriptor > 0 for _, descriptor in origins)
 
 
 @both
@@ -84,7 +112,7 @@ def test_a_message_may_take_several_calls(kernel: ModuleType, pair: Pair) -> Non
     assert messages.receive(100, 1) == ([], 99, -1)
     assert messages.receive(0, 100) == ([], 0, 100)
     assert messages.receive(100, 0) == ([], 100, 0)
-    assert messages.receive(100, 100) == ([([b"ab", b"cd", b"ef"], 3)], 99, 98)
+    assert messages.receive(100, 100) == ([([b"ab", b"cd", b"ef"], 3, NOWHERE)], 99, 98)
 
 
 @both
@@ -94,12 +122,12 @@ def test_what_was_read_is_handed_out_before_an_error(kernel: ModuleType) -> None
         messages = kernel.Messages(pair.socket, 16)
         for question in (b"1", b"2"):
             pair.other.send_multipart([b"", question])
-        assert messages.receive(MUCH, MUCH)[0] == [([b"1"], 1)]
+        assert messages.receive(MUCH, MUCH)[0] == [([b"1"], 1, NOWHERE)]
         with pytest.raises(zmq.ZMQError) as raised:
             messages.receive(MUCH, MUCH)
         assert raised.value.errno == zmq.EFSM
         messages.send([b"answer"])
-        assert messages.receive(MUCH, MUCH)[0] == [([b"2"], 1)]
+        assert messages.receive(MUCH, MUCH)[0] == [([b"2"], 1, NOWHERE)]
         assert pair.other.recv_multipart() == [b"", b"answer"]
 
 
@@ -163,4 +191,4 @@ def test_native_as_pure(sent: list[list[bytes]], kept: int, calls: list[tuple[in
     last: Any = found[-1]
     assert last == ([], MUCH, MUCH)
     messages = [message for each in found for message in each[0]]  # type: ignore[index]
-    assert messages == [(frames[:kept], len(frames)) for frames in sent]
+    assert messages == [(frames[:kept], len(frames), NOWHERE) for frames in sent]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.protocols.eventbus.session import Refused, Requested, ServerSession
 from fyrehose.protocols.eventbus.settings import Settings, Syntax
+from fyrehose.protocols.eventbus.snapshots import COST
 
 TIME = b"2024-05-01T10:20:30.123Z"
 UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
@@ -24,7 +25,7 @@ def pub(session: ServerSession, *frames: bytes, identity: bytes = b"c", now: flo
 
 
 def ask(session: ServerSession, *frames: bytes, identity: bytes = b"c") -> Any:
-    answer = session.receive_request([identity, *frames][:16], 1 + len(frames), 0.0)
+    answer = session.receive_request([identity, *frames][:16], 1 + len(frames), "10.0.0.1", "10.0.0.1")
     return answer.error.cause if isinstance(answer, Refused) else answer
 
 
@@ -118,12 +119,14 @@ class TestRequests:
     ) -> None:
         session = ServerSession(Settings(sequence=listener))
         ask(session, b"SYNCSTART", b"", sequence)
-        assert session.snapshots.waiting[b"c"].dialect is dialect
+        session.snapshots.admit(9, 0)
+        assert session.snapshots.active[b"c"].dialect is dialect
 
     def test_delimiters_are_kept(self) -> None:
         session = ServerSession(Settings())
         ask(session, b"", b"SYNCSTART", b"", b"0")
-        assert session.snapshots.waiting[b"c"].delimiter
+        session.snapshots.admit(9, 0)
+        assert session.snapshots.active[b"c"].delimiter
 
     def test_subtrees_of_the_reference_program(self) -> None:
         assert ask(ServerSession(Settings()), b"SYNCSTART", b"a,b", b"0") == "bad-subtree"
@@ -138,10 +141,13 @@ class TestRequests:
 
     def test_a_storm(self) -> None:
         """Threat: a storm of snapshots from 0."""
-        session = ServerSession(Settings(snapshots=8, snapshots_waiting=64))
-        answers = [ask(session, b"SYNCSTART", b"", b"0", identity=b"%d" % n) for n in range(1_000)]
-        assert answers.count("too-many-snapshots") == 1_000 - 72
+        session = ServerSession(Settings())
+        answers = [ask(session, b"SYNCSTART", b"", b"0", identity=b"%d" % n) for n in range(40_000)]
+        assert answers.count("too-many-snapshots") == 40_000 - (32 << 20) // COST
+        assert "too-many-snapshots" not in answers[:5_000], "5,000 clients of one address are many, and no storm"
         assert ask(session, b"SYNCSTART", b"", b"0", identity=b"0") == Requested(identity=b"0", again=True)
+        other = session.receive_request([b"other", b"SYNCSTART", b"", b"0"], 4, "10.0.0.2", "10.0.0.2")
+        assert isinstance(other, Requested), "one address leaves room for others"
 
 
 @given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([b"", b"SYNCSTART", *EVENT])), max_size=10))

@@ -5,13 +5,20 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.protocols.eventbus.frames import Dialect, Subtrees, SyncStart
-from fyrehose.protocols.eventbus.snapshots import Snapshot, Snapshots
+from fyrehose.protocols.eventbus.lent import Pool
+from fyrehose.protocols.eventbus.snapshots import COST, COST_BYTE, Snapshot, Snapshots
 from fyrehose.records import Run
 
 
-def snapshot(identity: bytes = b"c", spec: bytes = b"", after: int = 0, dialect: Dialect = Dialect.DECIMAL) -> Snapshot:
+def snapshot(
+    identity: bytes = b"c",
+    spec: bytes = b"",
+    after: int = 0,
+    dialect: Dialect = Dialect.DECIMAL,
+    network: str = "10.0.0.1",
+) -> Snapshot:
     request = SyncStart(subtrees=Subtrees.parse(spec), sequence=after, dialect=dialect)
-    return Snapshot(identity, request, False, dialect)
+    return Snapshot(identity, request, False, dialect, Pool(1 << 30).account(identity, network))
 
 
 def runs(*topics: str, first: int = 1, each: int = 2) -> list[Run]:
@@ -99,11 +106,9 @@ class TestOne:
 
 class TestMany:
     def test_some_at_once_the_others_in_a_row(self) -> None:
-        snapshots = Snapshots(2, 3)
+        snapshots = Snapshots(2, 1 << 20)
         for n in range(5):
             assert snapshots.add(snapshot(b"%d" % n)) is None
-        with pytest.raises(OverflowError):
-            snapshots.add(snapshot(b"5"))
         snapshots.admit(9, 1.5)
         assert list(snapshots.active) == [b"0", b"1"]
         assert snapshots.active[b"0"].last == 9
@@ -114,8 +119,62 @@ class TestMany:
         assert list(snapshots.active) == [b"1", b"2"]
         assert len(snapshots) == 4
 
+    @pytest.mark.parametrize("spec", [b"", b"/a/" * 80])
+    def test_the_requests_of_one_network_take_half_of_the_memory(self, spec: bytes) -> None:
+        each = COST + COST_BYTE * len(spec)
+        snapshots = Snapshots(1, 10 * each)
+        for n in range(5):
+            snapshots.add(snapshot(b"%d" % n, spec))
+        with pytest.raises(OverflowError):
+            snapshots.add(snapshot(b"5", spec))
+        assert snapshots.add(snapshot(b"4", spec)) is not None, "a client that asks again takes no more"
+        for n in range(10, 15):
+            snapshots.add(snapshot(b"%d" % n, spec, network="10.0.0.2"))
+        with pytest.raises(OverflowError):
+            snapshots.add(snapshot(b"x", spec, network="10.0.0.3"))
+        assert snapshots.used == snapshots.memory
+        snapshots.clear()
+        assert snapshots.used == 0
+
+    def test_networks_take_turns(self) -> None:
+        snapshots = Snapshots(4, 1 << 20)
+        for n in range(100):
+            snapshots.add(snapshot(b"%d" % n))
+        snapshots.add(snapshot(b"a", network="10.0.0.2"))
+        snapshots.add(snapshot(b"b", network="10.0.0.2"))
+        snapshots.admit(9, 0)
+        assert list(snapshots.active) == [b"0", b"a", b"1", b"b"]
+
+    def test_one_that_steps_aside_goes_on_where_it_was(self) -> None:
+        snapshots, journal = Snapshots(1, 1 << 20), runs("/a/", "/b/", "/a/")
+        one = snapshot(spec=b"/a/")
+        snapshots.add(one)
+        snapshots.admit(6, 0)
+        one.feed(journal, 0)
+        one.peek()
+        one.sent(0)
+        snapshots.add(snapshot(b"d"))
+        snapshots.step_aside(one)
+        snapshots.admit(7, 1)
+        assert (list(snapshots.active), list(snapshots.aside), len(snapshots)) == ([b"d"], [b"c"], 2)
+        snapshots.wait(one)
+        assert not snapshots.aside
+        snapshots.forget(snapshots.active[b"d"])
+        snapshots.admit(8, 2)
+        assert drain(one, journal) == [(b"SYNC", b"2"), (b"SYNC", b"5"), (b"SYNC", b"6"), (b"SYNCEND", b"6")]
+
+    def test_one_that_steps_aside_before_its_end_ends(self) -> None:
+        snapshots, one = Snapshots(1, 1 << 20), snapshot(after=4)
+        snapshots.add(one)
+        snapshots.admit(4, 0)
+        assert one.peek() is not None
+        snapshots.step_aside(one)
+        snapshots.wait(one)
+        snapshots.admit(5, 0)
+        assert drain(one, []) == [(b"SYNCEND", b"4")]
+
     def test_a_storm_from_one_client_is_one_snapshot(self) -> None:
-        snapshots = Snapshots(1, 2)
+        snapshots = Snapshots(1, 1 << 20)
         first = snapshot(after=0)
         snapshots.add(first)
         for n in range(1, 1_000):
@@ -126,22 +185,23 @@ class TestMany:
         assert snapshots.active[b"c"].request.sequence == 999
 
     def test_a_new_request_ends_the_old_one(self) -> None:
-        snapshots = Snapshots(1, 1)
+        snapshots = Snapshots(1, 1 << 20)
         first, second = snapshot(after=1), snapshot(after=2)
         snapshots.add(first)
         snapshots.admit(9, 0)
         snapshots.add(snapshot(b"d"))
-        assert snapshots.add(second) is first, "also where the row is full: it gives a place back"
+        assert snapshots.add(second) is first
         snapshots.forget(first)
         assert len(snapshots) == 2
         snapshots.admit(9, 0)
         assert list(snapshots.active) == [b"d"]
 
     def test_clear(self) -> None:
-        snapshots = Snapshots(1, 1)
+        snapshots = Snapshots(1, 1 << 20)
         snapshots.add(snapshot(b"a"))
         snapshots.admit(1, 0)
         snapshots.add(snapshot(b"b"))
         snapshots.clear()
         assert len(snapshots) == 0
+        assert not snapshots.waiting
         assert snapshots.in_turn() == []
