@@ -289,6 +289,20 @@ def test_a_slow_subscriber_misses_some_and_has_them_after_it_has_asked(serve: An
     assert missing <= set(found)
 
 
+def test_subscribers_that_do_not_read_take_nothing_from_the_one_beside_them(serve: Any, bus: Bus) -> None:
+    """400 MiB of large events and some of 8 KiB, with two subscribers that have stopped."""
+    server = serve()
+    stopped = [bus.subscriber(b"/a/", RCVHWM=1) for _ in range(2)]
+    reader, collector = bus.subscriber(b"/a/"), bus.collector()
+    sizes = [1 << 20] * 400 + [8 << 10] * 50 + [100] * 50
+    for n, size in enumerate(sizes):
+        collector.send_multipart(event(n, data=bytes(size)))
+    assert [len(reader.recv_multipart()[5]) for _ in sizes] == sizes
+    server.wait_for("subscriber-too-slow from 127.0.0.1 at PUBLISHER")
+    assert "broadcast-memory-full" not in server.log
+    assert len(stopped) == 2
+
+
 def test_thousands_of_short_connections(serve: Any, bus: Bus) -> None:
     """As the reference program publishes: a new connection for each event."""
     server = serve("max-connections=1500")

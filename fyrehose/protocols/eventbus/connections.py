@@ -73,6 +73,10 @@ class Connections:
         """Return the address of an open connection."""
         return self._hosts.get((port, descriptor), UNKNOWN)
 
+    def of(self, port: int) -> list[tuple[str, int]]:
+        """Return the connections of *port*: the address and the descriptor of each."""
+        return [(host, descriptor) for (accepted, descriptor), host in self._hosts.items() if accepted == port]
+
     def accepted(self, port: int, descriptor: int) -> Key | None:
         """Add a connection; return the one that is refused for it: this one, another that makes room, or None."""
         key, host = (port, descriptor), _peer(port, descriptor)

@@ -10,9 +10,9 @@ a durable record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
-from typing import Protocol, cast
+from typing import cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -24,13 +24,14 @@ from fyrehose.errors import FyrehoseError, InvalidName, JournalCorrupt, PayloadT
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.peers import network_of
 from fyrehose.protocols.eventbus.encoding import KIT, Frames, event_frames
-from fyrehose.protocols.eventbus.lent import Account, Lent
-from fyrehose.protocols.eventbus.messages import Origin
+from fyrehose.protocols.eventbus.laggards import Laggards
+from fyrehose.protocols.eventbus.lent import Lent
+from fyrehose.protocols.eventbus.ports import Peers, Port
 from fyrehose.protocols.eventbus.session import Batch, Refused, ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
 from fyrehose.protocols.eventbus.zmqport import Full, Gone
-from fyrehose.records import Buffer, Delivery
+from fyrehose.records import Delivery
 
 log = Logger()
 
@@ -49,31 +50,15 @@ PIECE_COST = 50
 SNAPSHOT_WAIT = 0.05
 #: What large events may take that wait for subscribers, all together, in bytes.
 BROADCAST_MEMORY = 256 << 20
+#: How often subscribers are looked at when that is used up, and how long the others wait for slow ones, in seconds.
+BROADCAST_LOOK = 0.02
+BROADCAST_WAIT = 1.0
 #: How long nothing is read after the disk was found to be full, in seconds.
 FULL_WAIT = 5.0
 #: How long stopping goes on reading what clients have sent, in seconds.
 LAST_CALL = 1.0
 #: How long stopping waits for what was accepted to be durable and broadcast, in seconds.
 PATIENCE = 10.0
-
-
-class Port(Protocol):
-    """What the server asks of :class:`fyrehose.protocols.eventbus.zmqport.ZMQPort`."""
-
-    name: str
-    origin: Origin
-
-    def start(self) -> None: ...
-
-    def pause(self) -> None: ...
-
-    def poke(self) -> None: ...
-
-    def take_in(self) -> None: ...
-
-    def drained(self) -> bool: ...
-
-    def send(self, frames: Sequence[Buffer], lent: Lent | Account | None = None) -> None: ...
 
 
 @implementer(ISink)
@@ -85,12 +70,16 @@ class EventBusServer:
         clock: IReactorTime,
         broker: IBroker,
         settings: Settings,
-        end_connection: Callable[[str, int], object] = lambda host, descriptor: None,
+        peers: Peers | None = None,
     ) -> None:
         self._clock = clock
         self._broker = broker
         self._settings = settings
-        self._end_connection = end_connection
+        self._peers = peers or Peers()
+        self._laggards = Laggards(self._peers.subscribers)
+        #: since when large events wait for subscribers, and when those were judged last
+        self._full_since: float | None = None
+        self._judged = 0.0
         self._session = ServerSession(settings)
         self._account = broker.budget.account(self)
         self._crowded = False
@@ -263,6 +252,8 @@ class EventBusServer:
     def _pump(self) -> None:
         """Some of what was delivered; the rest when others have had their turn."""
         self._pumping = None
+        if self._lent.size <= self._lent.limit // 2:
+            self._full_since = None
         outgoing, publisher = self._outgoing, self._publisher
         assert outgoing is not None
         publisher.take_in()
@@ -271,10 +262,13 @@ class EventBusServer:
             try:
                 publisher.send(frames, self._lent)
             except Full:
-                # Some subscribers have stopped reading.  All have to ask for this one, and nobody waits for anybody.
-                self._broker.counters.refuse(
-                    log, KIT, "broadcast-memory-full", "subscribers", f"{len(frames[-1])} bytes"
-                )
+                if self._wait_for_subscribers():
+                    self._outgoing = chain((frames,), outgoing)
+                    self._pumping = self._clock.callLater(BROADCAST_LOOK, self._pump)
+                    break
+                # Nobody is found whose fault it is.  All have to ask for this one.
+                detail = f"an event of {len(frames[-1])} bytes is not broadcast"
+                self._broker.counters.refuse(log, KIT, "broadcast-memory-full", "subscribers", detail)
             sent += 1
             size += len(frames[-1])
             if sent >= EVENTS_TURN or size >= BYTES_TURN:
@@ -286,6 +280,26 @@ class EventBusServer:
             if self._subscription is not None:
                 self._subscription.resumeProducing()
             self._check_stopped()
+
+    def _wait_for_subscribers(self) -> bool:
+        """End the connections of slow subscribers when others have waited; return whether to go on waiting."""
+        now = self._clock.seconds()
+        if self._full_since is None:
+            self._full_since = self._judged = now
+            self._laggards.begin(now)
+        self._laggards.look()
+        if now - self._judged < BROADCAST_WAIT:
+            return True
+        self._judged = now
+        slow = self._laggards.slow(now)
+        for host, descriptor in slow:
+            detail = "others wait for it to take large events; its connection is ended, and it asks for what it missed"
+            where = f"{host} at {self._publisher.name}"
+            self._broker.counters.refuse(log, KIT, "subscriber-too-slow", where, detail)
+            self._peers.end_subscriber(host, descriptor)
+        if slow:
+            self._full_since = None
+        return bool(slow) or self._laggards.waits
 
     # The past.
 
@@ -379,10 +393,11 @@ class EventBusServer:
 
     def _check_stalled(self, snapshot: Snapshot, now: float) -> None:
         if now - snapshot.moved > self._settings.stall_timeout:
-            took = f"it has taken nothing for {self._settings.stall_timeout:g} s; its connection is ended, and it asks again"
-            self._cancel(snapshot, "snapshot-stalled", took)
+            timeout = f"{self._settings.stall_timeout:g} s"
+            detail = f"it has taken nothing for {timeout}; its connection is ended, and it has to ask again"
+            self._cancel(snapshot, "snapshot-stalled", detail)
             # What waits for it in ZeroMQ's memory goes with its connection.
-            self._end_connection(snapshot.host, snapshot.descriptor)
+            self._peers.end_snapshot(snapshot.host, snapshot.descriptor)
 
     def _cancel(self, snapshot: Snapshot, cause: str, detail: str = "") -> None:
         self._session.snapshots.forget(snapshot)

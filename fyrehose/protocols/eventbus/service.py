@@ -23,6 +23,7 @@ from fyrehose.interfaces import IBroker
 from fyrehose.policy import Action, Identity
 from fyrehose.protocols.eventbus.connections import Connections, Key, shut_down
 from fyrehose.protocols.eventbus.encoding import KIT
+from fyrehose.protocols.eventbus.ports import Peers
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.sockets import Context, Keys, Socket, address, load_clients, make_socket
@@ -198,8 +199,12 @@ class EventBusService(Service):
     def _serve(self, snapshot: Socket, publisher: Socket, collector: Socket) -> None:
         context, reactor = self._context, self._reactor
         assert context is not None
-        end_connection = partial(shut_down, port=self._port)
-        server = self._server = EventBusServer(reactor, self._broker, self._settings, end_connection)
+        peers = Peers(
+            partial(self._peers.of, self._port + 1),
+            partial(shut_down, port=self._port + 1),
+            partial(shut_down, port=self._port),
+        )
+        server = self._server = EventBusServer(reactor, self._broker, self._settings, peers)
         names = [f"{name} (port {port})" for port, name in enumerate(NAMES, self._port)]
         requests = ZMQPort(reactor, snapshot, server.request_received, server.requests_over, names[0])
         broadcasts = ZMQPort(reactor, publisher, name=names[1])
@@ -228,12 +233,13 @@ class EventBusService(Service):
                 ending.cancel()
         counters.gauge(KIT, "connections", peers.count - before)
 
+    def _where(self, port: int, host: str) -> str:
+        return f"{host} at {NAMES[port - self._port]} (port {port})"
+
     def _refuse(self, key: Key, at_once: bool) -> None:
         peers = self._peers
         detail = f"max-connections is {self._settings.max_connections}; the client comes back and gets in when one ends"
-        self._broker.counters.refuse(
-            log, KIT, TOO_MANY, f"{peers.host(*key)} at {NAMES[key[0] - self._port]} (port {key[0]})", detail
-        )
+        self._broker.counters.refuse(log, KIT, TOO_MANY, self._where(key[0], peers.host(*key)), detail)
         if at_once:
             peers.end(*key)
         else:

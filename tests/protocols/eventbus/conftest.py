@@ -15,6 +15,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker import Broker
 from fyrehose.protocols.eventbus.lent import Account, Lent
+from fyrehose.protocols.eventbus.ports import Peers
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.zmqport import Full, Gone
@@ -123,10 +124,15 @@ class World:
     def begin(self) -> None:
         """A server, for the first time or again, on what the journal has."""
         self.ended: list[tuple[str, int]] = []
-        self.server = EventBusServer(self.clock, self.broker, self.settings, lambda *args: self.ended.append(args))
+        self.subscribers: list[tuple[str, int]] = []
+        self.peers = Peers(lambda: self.subscribers, self._end, self._end)
+        self.server = EventBusServer(self.clock, self.broker, self.settings, self.peers)
         self.snapshot, self.publisher, self.collector = FakePort(), FakePort(), FakePort()
         self.server.start(self.snapshot, self.publisher, self.collector)
         self.run()
+
+    def _end(self, *connection: Any) -> None:
+        self.ended.append(connection)
 
     def run(self, turns: int = 20) -> None:
         """What is due now, and what comes of it."""

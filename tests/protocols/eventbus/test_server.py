@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
+from fyrehose.protocols.eventbus import laggards
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -144,6 +145,30 @@ class TestBroadcasting:
         world.broker.publish([Run.of("eventbus", [b"x"], source="figg")])
         assert world.publisher.taken_in == before + 2
 
+    def test_a_subscriber_that_does_not_read_loses_its_connection_and_the_others_nothing(
+        self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(world.server._lent, "limit", 40_000)
+        world.subscribers = [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)]
+        unsent = {1: 0, 2: 5_000, 3: 5_000}
+        monkeypatch.setattr(laggards, "_unsent", unsent.__getitem__)
+        monkeypatch.setattr(laggards, "_taken", lambda descriptor: 0)
+        world.publisher.done = False
+        for n in range(4):
+            world.publish(*make_event(n, data=bytes(20_000)))
+        assert world.sequences() == [1, 2]
+        unsent[3] = 0  # it has taken everything since
+        world.pass_time(0.9, 0.1)
+        assert world.ended == []
+        world.pass_time(0.3, 0.1)
+        assert world.ended == [("10.0.0.2", 2)]
+        assert world.count("subscriber-too-slow") == 1
+        world.subscribers.pop(1)
+        world.publisher.done = True
+        world.pass_time(0.2, 0.1)
+        assert world.sequences() == [3, 4], "in order, and none is missing"
+        assert world.count("broadcast-memory-full") == 0
+
     def test_large_events_that_nobody_reads_are_dropped_and_small_ones_are_not(
         self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -152,6 +177,7 @@ class TestBroadcasting:
         for n in range(10):
             world.publish(*make_event(n, data=bytes(20_000)))
             world.publish(*make_event(n, data=b"small"))
+        world.pass_time(9, 0.02)
         assert len([frames for frames in world.publisher.sent if len(frames[5]) > 5]) == 2
         assert len(world.publisher.take()) == 12
         assert world.count("broadcast-memory-full") == 8

@@ -1,0 +1,75 @@
+"""Which subscribers keep the others waiting."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from fyrehose.protocols.eventbus import laggards
+from fyrehose.protocols.eventbus.laggards import LEAST_RATE, LONGEST, Laggards
+
+A, B, C = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)
+FAST, SLOW = 10 * LEAST_RATE, LEAST_RATE // 2
+
+
+@pytest.mark.parametrize(
+    ("behind", "taken", "elapsed", "slow"),
+    [
+        ([A], [0], 1.0, [A]),
+        ([A], [SLOW], 1.0, [A]),
+        ([A], [FAST], 1.0, []),
+        ([A], [FAST * 4], LONGEST, [A]),
+        ([A, B], [FAST, 0], 1.0, [B]),
+        ([A, B], [FAST, FAST // 5], 1.0, [B]),
+        ([A, B], [FAST, FAST // 3], 1.0, []),
+        ([A, B, C], [SLOW, SLOW, 0], 1.0, [C]),
+        ([A, B, C], [SLOW, SLOW, SLOW], LONGEST, []),
+        ([A, B, C], [0, 0, 0], 1.0, [A, B, C]),
+        ([], [], LONGEST, []),
+    ],
+)
+def test_who_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+    behind: list[tuple[str, int]],
+    taken: list[int],
+    elapsed: float,
+    slow: list[tuple[str, int]],
+) -> None:
+    """Nobody is ended only because all are equally slow: then nobody waits for anybody."""
+    now = dict.fromkeys((1, 2, 3), 0)
+    monkeypatch.setattr(laggards, "_unsent", lambda descriptor: descriptor in [each for _, each in behind])
+    monkeypatch.setattr(laggards, "_taken", now.__getitem__)
+    found = Laggards(lambda: [A, B, C])
+    found.begin(5.0)
+    found.look()
+    assert found.waits == bool(behind)
+    now.update({descriptor: size for (_, descriptor), size in zip(behind, taken, strict=True)})
+    assert found.slow(5.0 + elapsed) == slow
+
+
+def test_the_kernel_says_who_has_not_taken_what_was_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        reader, stopped = (socket.create_connection(listening.getsockname()) for _ in range(2))
+        ours = [listening.accept()[0] for _ in range(2)]
+    found = Laggards(lambda: [("127.0.0.1", each.fileno()) for each in ours])
+    for each in ours:
+        each.setblocking(False)
+        while True:
+            try:
+                each.send(bytes(1 << 16))
+            except BlockingIOError:
+                break
+    found.begin(0.0)
+    reader.setblocking(False)
+    while laggards._unsent(ours[0].fileno()):
+        try:
+            reader.recv(1 << 20)
+        except BlockingIOError:
+            pass
+    found.look()
+    assert found.slow(1.0) == [("127.0.0.1", ours[1].fileno())]
+    assert laggards._taken(ours[0].fileno()) > 1 << 16
+    for each in (reader, stopped, *ours):
+        each.close()
+    assert (laggards._unsent(100_000), laggards._taken(100_000)) == (0, 0)
