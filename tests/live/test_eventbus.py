@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from socket import create_connection
 from typing import Any
 
 import pytest
@@ -365,6 +366,37 @@ def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> N
     assert server.stop() == 0
 
 
+def test_garbage_leaves_a_line_with_its_address_and_port(serve: Any, bus: Bus) -> None:
+    server = serve()
+    garbage = (
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        bytes(100),
+        b"\xff" * 100,
+        b"\xff" + bytes(8) + b"\x7f\x03\0" + b"BOGUS".ljust(20, b"\0") + bytes(32),
+    )
+    with create_connection(("127.0.0.1", bus.port + 2), PATIENCE / 1000) as rude:
+        # Whoever connects makes the server look who has come; of one that is closed before that it has no address.
+        bus.sync()
+        rude.sendall(garbage[0])
+        server.wait_for(f"bad-handshake from 127.0.0.1 at COLLECTOR (port {bus.port + 2})")
+    for offset in range(3):
+        for data in garbage:
+            with create_connection(("127.0.0.1", bus.port + offset), PATIENCE / 1000) as rude:
+                rude.sendall(data)
+                try:
+                    while rude.recv(1_000):
+                        pass
+                except ConnectionError:
+                    pass
+    collector = bus.collector()
+    collector.send_multipart([*event(1)[:5], bytes((16 << 20) + 1)])
+    server.wait_for(f"data-too-large from 127.0.0.1 at COLLECTOR (port {bus.port + 2})")
+    collector.send_multipart(event(1))
+    assert len(bus.history(1)) == 1
+    bus.sync(b"/a/", b"0")
+    server.wait_for("--option eventbus.sequence=decimal")
+
+
 def test_binary_routing_ids_and_two_of_one(serve: Any, bus: Bus) -> None:
     """Threat: identity collision."""
     serve()
@@ -506,7 +538,8 @@ class TestKeys:
         stranger = bus.snapshot(RCVTIMEO=500, SNDTIMEO=500)
         with pytest.raises(zmq.Again):
             bus.sync(socket=stranger)
-        running.wait_for("eventbus: Forbidden from 127.0.0.1: 127.0.0.1 may not subscribe")
+        where = f"127.0.0.1 at SNAPSHOT (port {bus.port})"
+        running.wait_for(f"eventbus: Forbidden from {where}: 127.0.0.1 may not subscribe")
 
     def test_a_policy_that_is_read_again_parts_with_who_is_connected(
         self, serve: Any, bus: Bus, tmp_path: Path

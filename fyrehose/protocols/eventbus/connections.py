@@ -114,6 +114,10 @@ class Connections:
         _remove(self._unasked, host, next(iter(waiting)))
         return True
 
+    def was_refused(self, port: int, descriptor: int) -> bool:
+        """Return whether an open connection is one that was refused."""
+        return (port, descriptor) in self._refused
+
     def crowded(self) -> bool:
         """Return whether more refused connections are open than may be kept open."""
         return len(self._refused) > self.held

@@ -93,6 +93,7 @@ class EventBusServer:
         self._pumping: IDelayedCall | None = None
         self._serving: IDelayedCall | None = None
         self._looked = 0.0
+        self._said = False
         self._stopping = False
         self._stopped: Deferred[None] | None = None
         self._heard_all = False
@@ -163,8 +164,24 @@ class EventBusServer:
         self._broker.counters.add(KIT, "snapshots")
         if answer.again:
             self._broker.counters.add(KIT, "snapshot-replaced")
+        if answer.deaf:
+            self._say_how_to_hear(host)
         # A client subscribes before it asks; that it did must be known before the end of its snapshot is.
         self._publisher.take_in()
+
+    def _say_how_to_hear(self, host: str) -> None:
+        counters = self._broker.counters
+        counters.add(KIT, "decimal-requests")
+        if not self._said:
+            self._said = True
+            log.warn(
+                "{kit}: {host} at {port} asks with a sequence in decimal text, and broadcasts have theirs in binary: a "
+                "client of the reference program (Node) drops every one of them; for those use "
+                "--option eventbus.sequence=decimal, in a listener of their own if there are others (said once)",
+                kit=KIT,
+                host=host,
+                port=self._snapshot.name,
+            )
 
     def requests_over(self) -> None:
         """SNAPSHOT's turn is over; it may also take more than before."""

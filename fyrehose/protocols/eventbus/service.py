@@ -23,12 +23,22 @@ from fyrehose.interfaces import IBroker
 from fyrehose.policy import Action, Identity
 from fyrehose.protocols.eventbus.connections import Connections, Key, shut_down
 from fyrehose.protocols.eventbus.encoding import KIT
+from fyrehose.protocols.eventbus.handshakes import LEFT, TIMEOUT, Handshakes
 from fyrehose.protocols.eventbus.ports import Peers
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
-from fyrehose.protocols.eventbus.sockets import Context, Keys, Socket, address, load_clients, make_socket
+from fyrehose.protocols.eventbus.sockets import HANDSHAKE, Context, Keys, Socket, address, load_clients, make_socket
 from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, TOO_MANY, Door
-from fyrehose.protocols.eventbus.zmqport import ACCEPTED, DISCONNECTED, Monitor, ZMQPort
+from fyrehose.protocols.eventbus.zmqport import (
+    ACCEPTED,
+    ALL,
+    CONNECTED,
+    DISCONNECTED,
+    FAILED_AUTH,
+    FAILED_PROTOCOL,
+    Monitor,
+    ZMQPort,
+)
 
 log = Logger()
 
@@ -163,7 +173,9 @@ class EventBusService(Service):
             context, zmq.PUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING
         )
         waiting = min(max(PUBS_MEMORY // payload, PUBS_WAITING_LEAST), PUBS_WAITING_MOST)
-        collector = make_socket(context, zmq.ROUTER, largest=payload, received=waiting, sent=1)
+        # ZeroMQ says nothing of a frame that is too large for it, so what is a little too large is refused here.
+        largest = payload + max(payload // 4, REQUEST_SIZE)
+        collector = make_socket(context, zmq.ROUTER, largest=largest, received=waiting, sent=1)
         for socket in (snapshot, publisher, collector):
             action = Action.PUBLISH if socket is collector else Action.SUBSCRIBE
             socket.setsockopt(zmq.ZAP_DOMAIN, DOMAINS[action])
@@ -212,10 +224,33 @@ class EventBusService(Service):
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
         self._monitors = [
-            Monitor(reactor, context, socket, ACCEPTED | DISCONNECTED, partial(self._connection, port))
+            Monitor(reactor, context, socket, ALL, partial(self._happened, port, Handshakes()))
             for port, socket in enumerate((snapshot, publisher, collector), self._port)
         ]
         server.start(requests, broadcasts, pubs)
+
+    def _happened(self, port: int, handshakes: Handshakes, event: int, value: int) -> None:
+        """Handle what a monitor says; for a failed handshake *value* says why, else it is a file descriptor."""
+        if event == CONNECTED:
+            handshakes.succeeded()
+        elif event not in (ACCEPTED, DISCONNECTED):
+            handshakes.failed(value, protocol=event == FAILED_PROTOCOL, refused=event == FAILED_AUTH)
+        else:
+            if event == ACCEPTED:
+                handshakes.accepted(value)
+            elif (cause := handshakes.ended(value)) is not None and not self._peers.was_refused(port, value):
+                self._handshake_failed(cause, self._where(port, self._peers.host(port, value)))
+            self._connection(port, event, value)
+
+    def _handshake_failed(self, cause: str, where: str) -> None:
+        counters = self._broker.counters
+        if cause == LEFT:  # as a check whether the port is open does
+            counters.add(KIT, cause)
+        elif cause == TIMEOUT:
+            counters.refuse(log, KIT, cause, where, f"it has said nothing for {HANDSHAKE // 1000} s, or not enough")
+        else:
+            what = "what it sent is no handshake of ZeroMQ 3 or later, or that of a wrong kind of socket or key"
+            counters.refuse(log, KIT, cause, where, what)
 
     def _connection(self, port: int, event: int, value: int) -> None:
         counters, peers = self._broker.counters, self._peers
@@ -255,7 +290,8 @@ class EventBusService(Service):
             pass  # counted when it was accepted
         elif answer.cause is not None:
             detail = "{} may not {}".format(*answer.wanted) if answer.wanted is not None else ""
-            self._broker.counters.refuse(log, KIT, answer.cause, answer.address, detail)
+            port = self._port + 2 if answer.wanted and answer.wanted[1] is Action.PUBLISH else self._port
+            self._broker.counters.refuse(log, KIT, answer.cause, self._where(port, answer.address), detail)
         elif answer.wanted is not None:
             self._peers.admit(*answer.wanted)
         door.send(answer.frames)

@@ -19,7 +19,7 @@ from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.dedup import Seen
 from fyrehose.protocols.eventbus.drafts import Drafts
 from fyrehose.protocols.eventbus.encoding import KIT
-from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, SyncStart, check_event, without_delimiter
+from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, Dialect, SyncStart, check_event, without_delimiter
 from fyrehose.protocols.eventbus.lent import Pool
 from fyrehose.protocols.eventbus.settings import Settings, Syntax
 from fyrehose.protocols.eventbus.snapshots import Snapshot, Snapshots
@@ -39,10 +39,16 @@ class Refused:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Requested:
-    """A client waits for a snapshot; ``again`` when that takes the place of one that it asked for before."""
+    """A client waits for a snapshot.
+
+    :ivar again: this takes the place of one that it asked for before
+    :ivar deaf: it writes sequences as text, and broadcasts have them in binary: a client of the reference program,
+        which reads those as no number at all, and drops every event
+    """
 
     identity: bytes
     again: bool
+    deaf: bool = False
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -109,7 +115,8 @@ class ServerSession:
                 f"{len(self.snapshots)} are sent or wait, and take {self.snapshots.used} bytes; raise snapshots-memory",
             )
             return Refused(identity=identity, error=many)
-        return Requested(identity=identity, again=replaced is not None)
+        deaf = request.dialect is Dialect.DECIMAL and self._settings.sequence is Dialect.BINARY
+        return Requested(identity=identity, again=replaced is not None, deaf=deaf)
 
     def _repeated(self, seen: Seen, frames: Sequence[bytes], now: float) -> bool:
         check_event(frames)  # what is refused must not be remembered

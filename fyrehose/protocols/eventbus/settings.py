@@ -49,7 +49,7 @@ class Settings:
     subtrees: Syntax = option(Syntax.TEXT, choice(Syntax), "subtrees of clients: text or reference (commas, prefixes)")
     dedup: bool = option(False, boolean, "drop an event whose UUID was seen in the last 10 minutes (100,000 are kept)")
     max_payload: int = option(MAX_PAYLOAD, size, "the largest event taken, in bytes", least=1)
-    max_connections: int = option(20_000, count, "connections at a time, of all three ports together", least=1)
+    max_connections: int = option(16_000, count, "connections at a time, of all three ports together", least=1)
     snapshots: int = option(8, count, "snapshots that are sent at a time", least=1)
     snapshots_memory: int = option(
         64 << 20, size, "memory of requests for snapshots; one address has half; a request beyond it is dropped"

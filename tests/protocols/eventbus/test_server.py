@@ -350,6 +350,26 @@ class TestSnapshots:
         world.pass_time(1)
         assert [frames[0] for frames in world.snapshot.take()] == [b"c", b"c"]
 
+    def test_a_client_that_cannot_read_broadcasts_is_noticed_once(
+        self, make_world: Any, world: World, log_lines: list[str]
+    ) -> None:
+        world.ask(b"SYNCSTART", b"", bytes(8))
+        world.ask(b"SYNCSTART", b"", b"")
+        assert world.count("decimal-requests") == 0
+        for _ in range(2):
+            world.ask(b"SYNCSTART", b"", b"0")
+        assert world.count("decimal-requests") == 2
+        (line,) = [line for line in log_lines if "decimal" in line]
+        assert "10.0.0.1 at PORT asks with a sequence in decimal text" in line
+        assert "--option eventbus.sequence=decimal" in line
+        decimal = make_world(sequence=type(world.settings.sequence)("decimal"))
+        decimal.ask(b"SYNCSTART", b"", b"0")
+        assert decimal.count("decimal-requests") == 0
+
+    def test_a_refused_message_is_logged_with_its_address_and_port(self, world: World, log_lines: list[str]) -> None:
+        world.publish(b"x")
+        assert "wrong-frame-count from 10.0.0.1 at PORT (client 70): 1 where an event has 6" in log_lines[-1]
+
     def test_a_repeated_request_is_counted(self, world: World) -> None:
         world.ask(b"SYNCSTART", b"", b"0")
         world.ask(b"SYNCSTART", b"", b"0")

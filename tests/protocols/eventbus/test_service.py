@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from socket import create_server
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from fyrehose.broker import Broker
 from fyrehose.errors import ConfigError
 from fyrehose.policy import parse
 from fyrehose.protocols.eventbus import connections
+from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT
 from fyrehose.protocols.eventbus.service import EventBusService
 from fyrehose.protocols.eventbus.settings import Settings
-from fyrehose.protocols.eventbus.zmqport import ACCEPTED, DISCONNECTED
+from fyrehose.protocols.eventbus.zmqport import ACCEPTED, CONNECTED, DISCONNECTED, FAILED, FAILED_AUTH, FAILED_PROTOCOL
 from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
@@ -78,7 +80,7 @@ def test_three_ports_in_a_row_and_a_door(make_house: Any) -> None:
     domains = [socket.options[zmq.ZAP_DOMAIN] for socket in sockets[1:]]
     assert domains == [b"eventbus.subscribe", b"eventbus.subscribe", b"eventbus.publish"]
     assert sockets[1].options[zmq.MAXMSGSIZE] == 32 << 10
-    assert sockets[3].options[zmq.MAXMSGSIZE] == 16 << 20
+    assert sockets[3].options[zmq.MAXMSGSIZE] == 20 << 20
     assert (sockets[1].options[zmq.SNDHWM], sockets[2].options[zmq.SNDHWM]) == (1_000, 10_000)
     assert sockets[1].options[zmq.ROUTER_MANDATORY] == 1
     assert sockets[1].options[zmq.ROUTER_HANDOVER] == 0
@@ -184,6 +186,32 @@ def test_how_many(make_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert house.service.connections == 2
     house.service.stopService()
     assert house.broker.counters.gauges["eventbus", "connections"] == 0
+
+
+def test_a_handshake_that_fails_is_counted_and_logged(make_house: Any, log_lines: list[str]) -> None:
+    house = make_house()
+    house.start()
+    snapshot, _, collector = house.fake.monitors
+    counts = house.broker.counters.counts
+    with create_server(("127.0.0.1", 0)) as listening:
+        for monitor, event, number in (
+            (snapshot, FAILED_PROTOCOL, 0x11000002),
+            (collector, None, 0),
+            (collector, FAILED, 11),
+            (collector, FAILED, 32),
+            (collector, FAILED_AUTH, 400),
+            (collector, CONNECTED, 0),
+        ):
+            monitor.happened(ACCEPTED, listening.fileno())
+            if event is not None:
+                monitor.happened(event, number)
+            monitor.happened(DISCONNECTED, listening.fileno())
+    assert [counts["eventbus", cause] for cause in (BAD, TIMEOUT, LEFT)] == [2, 1, 1]
+    lines = [line for line in log_lines if "handshake" in line]
+    assert len(lines) == 2, "one a second for each cause, and none for checks whether the port is open"
+    assert "bad-handshake from an unknown address at SNAPSHOT (port 5556): what it sent is no" in lines[0]
+    assert house.service.connections == 0
+    house.service.stopService()
 
 
 def test_a_refused_connection_is_kept_open_for_a_second(make_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ class TestRequests:
         session = ServerSession(Settings())
         for identity in (b"\0\0\0\0\x01", b"\xff\0text", bytes(range(255))):
             assert ask(session, b"SYNCSTART", b"/a/", b"7", identity=identity) == Requested(
-                identity=identity, again=False
+                identity=identity, again=False, deaf=True
             )
         session.snapshots.admit(9, 0)
         assert list(session.snapshots.active) == [b"\0\0\0\0\x01", b"\xff\0text", bytes(range(255))]
@@ -145,7 +145,7 @@ class TestRequests:
         answers = [ask(session, b"SYNCSTART", b"", b"0", identity=b"%d" % n) for n in range(40_000)]
         assert answers.count("too-many-snapshots") == 40_000 - (32 << 20) // COST
         assert "too-many-snapshots" not in answers[:5_000], "5,000 clients of one address are many, and no storm"
-        assert ask(session, b"SYNCSTART", b"", b"0", identity=b"0") == Requested(identity=b"0", again=True)
+        assert ask(session, b"SYNCSTART", b"", b"0", identity=b"0") == Requested(identity=b"0", again=True, deaf=True)
         other = session.receive_request([b"other", b"SYNCSTART", b"", b"0"], 4, "10.0.0.2", "10.0.0.2")
         assert isinstance(other, Requested), "one address leaves room for others"
 

@@ -1,0 +1,57 @@
+"""Which connections were none of ZeroMQ's."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
+
+
+def test_a_connection_that_ends_after_its_handshake() -> None:
+    found = Handshakes()
+    for _ in range(2):
+        found.accepted(7)
+        found.succeeded()
+        assert found.ended(7) is None
+
+
+def test_a_connection_that_ends_without_a_word_before_its_handshake() -> None:
+    found = Handshakes()
+    found.accepted(7)
+    assert found.ended(7) == BAD
+    found.accepted(7)
+    found.succeeded()
+    assert found.ended(7) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "options", "cause"),
+    [
+        (errno.EAGAIN, {}, TIMEOUT),
+        (errno.EPIPE, {}, LEFT),
+        (errno.ECONNRESET, {}, LEFT),
+        (0x11000002, {"protocol": True}, BAD),
+        (400, {"refused": True}, None),
+    ],
+)
+def test_a_failure_belongs_to_the_next_that_ends(number: int, options: dict[str, bool], cause: str | None) -> None:
+    found = Handshakes()
+    found.accepted(7)
+    found.accepted(8)
+    found.failed(number, **options)
+    assert found.ended(8) == cause
+    found.succeeded()
+    assert found.ended(7) is None
+
+
+def test_where_it_is_not_known_which_has_succeeded_nobody_is_blamed() -> None:
+    found = Handshakes()
+    for descriptor in (7, 8, 9):
+        found.accepted(descriptor)
+    found.succeeded()
+    assert found.ended(8) is None
+    assert found.ended(7) == BAD
+    found.succeeded()
+    assert found.ended(9) is None
