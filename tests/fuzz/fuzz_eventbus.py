@@ -168,7 +168,7 @@ class Fuzzer:
         self.now += self.random.choice([0, 0.1, 100])
         count = 1 + len(message)
         session.receive_pub([identity, *message][:16], count, self.now)
-        session.receive_request([identity, *message][:16], count, self.now)
+        session.receive_request([identity, *message][:16], count)
         batch = session.take()
         if batch is not None:
             for run in batch.runs:
