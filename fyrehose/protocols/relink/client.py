@@ -48,9 +48,9 @@ FAREWELL = 5.0
 
 
 def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> float:
-    """How long to wait before the next try, in seconds, after ``attempt`` tries have failed: 0, 0.1, 0.2, 0.4 ... 30,
-    each 20 % more or less."""
-    return min(0.1 * 2.0 ** min(attempt - 1, 10), 30.0) * (0.8 + 0.4 * randomness()) if attempt > 0 else 0.0
+    """How long to wait before the next try, in seconds, after ``attempt`` tries have failed: 0, 0.1, 0.2, 0.4 ... 5,
+    each 20 % more or less.  However long a server was away, its clients are back within 10 s."""
+    return min(0.1 * 2.0 ** min(attempt - 1, 10), 5.0) * (0.8 + 0.4 * randomness()) if attempt > 0 else 0.0
 
 
 @attrs.define(eq=False)

@@ -230,6 +230,8 @@ class Subscribing(Endpoint):
     # What the session says.
 
     def begin(self) -> None:
+        # The pong shows that the peer knows the link, which is then kept for long, even if no record comes.
+        self.link.ping()
         self._subscribe(0)
 
     def rewound(self, event: events.Rewound) -> None:

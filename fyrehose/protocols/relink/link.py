@@ -60,6 +60,8 @@ class Link:
     #: whether it came to its good end, or was lost
     over: bool = attrs.field(default=False, init=False)
     attached: bool = attrs.field(default=False, init=False)
+    #: whether a packet of the peer ever came in, which shows that the peer knows the link
+    heard: bool = attrs.field(default=False, init=False)
     #: whether messages may go out: the link is new, or the peer has resumed
     may_send: bool = attrs.field(default=False, init=False)
     shutting_down: bool = attrs.field(default=False, init=False)

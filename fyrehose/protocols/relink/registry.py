@@ -6,7 +6,6 @@ where the journal is.  A link without a connection is kept for a while, and ther
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -19,7 +18,9 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import JournalCorrupt, PublishError
 from fyrehose.interfaces import IBroker
+from fyrehose.peers import network_of
 from fyrehose.protocols.relink import linklog, snapshot
+from fyrehose.protocols.relink.crowds import Crowd
 from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.linklog import Anchors, Kind
@@ -32,8 +33,6 @@ log = Logger()
 LOOK = 1.0
 #: A checkpoint is written when the records behind the last one have more bytes than this, and than four such.
 CHECKPOINT = 1 << 20
-#: Failed resumes are counted over so many seconds.
-MINUTE = 60.0
 
 
 class Holder(Protocol):
@@ -50,7 +49,6 @@ class Entry:
     :ivar identity: what the connector proved to be, if anything; it has to prove it again
     :ivar anchors: where numbers of our channel lie in the stream that it reads
     :ivar host: from where it was used last
-    :ivar used: whether anything ever came in on it
     :ivar saved: whether it is known after a restart
     :ivar writes: how many writes about it have not come to their end
     :ivar expires: when it is forgotten, while it has no connection
@@ -61,7 +59,6 @@ class Entry:
     identity: bytes
     host: str
     anchors: Anchors
-    used: bool = False
     saved: bool = True
     holder: Holder | None = None
     writes: int = 0
@@ -116,7 +113,9 @@ class Registry:
     _checkpoint_size: int = attrs.field(default=0, init=False)
     _behind: int = attrs.field(default=0, init=False)
     _checkpointing: bool = attrs.field(default=False, init=False)
-    _failed: dict[str, deque[float]] = attrs.field(factory=dict, init=False)
+    #: links without a connection: those on which the peer ever said something, and the others
+    _detached: Crowd[Entry] = attrs.field(factory=Crowd, init=False)
+    _unused: Crowd[Entry] = attrs.field(factory=Crowd, init=False)
     _looking: LoopingCall | None = attrs.field(default=None, init=False)
 
     # Opening and closing.
@@ -139,6 +138,7 @@ class Registry:
                 links = None
         if links is None:
             self.entries.clear()
+            self._detached = Crowd()
             self.epoch = max(self.now(), found.epoch + 1)
         log.info("relink: {count} links in stream {stream}", count=len(self.entries), stream=self.stream)
         return self._write_checkpoint().addCallback(self._opened)
@@ -158,37 +158,35 @@ class Registry:
         link = self._link(saved.terms, 0)
         for part in saved.snapshots:
             snapshot.restore(link, part)
-        entry = Entry(link, saved.name, saved.identity, "", saved.anchors, used=True)
-        entry.expires = self.clock.seconds() + self.settings.retention
+        link.heard = True
+        entry = Entry(link, saved.name, saved.identity, "", saved.anchors)
         self.entries[saved.name] = entry
+        self._leave(entry)
 
     def _link(self, terms: Terms, link_id: int) -> Link:
         return Link(terms, False, self.epoch, link_id, self.settings.limits, durable=True, kept=False)
 
     # Links.
 
-    def find(self, hello: Hello, identity: bytes) -> Entry | None:
-        """The link that ``hello`` asks for, if it is known and asked for on the same terms by the same peer."""
+    def find(self, hello: Hello, identity: bytes, host: str) -> Entry | None:
+        """Return the link that *hello* asks for, or None if it is not known by these terms and this identity.
+
+        The peer does not learn which of these it was: it gets a new link in either case.  So nothing is limited here: a
+        guess of 63 random bits costs the same as any new link, and an honest peer whose link is lost is not refused.
+        """
         if not hello.link_id or hello.epoch != self.epoch:
             return None
         entry = self.entries.get(linklog.name_of(hello.epoch, hello.link_id))
-        if entry is None or entry.link.terms != hello.terms or entry.identity != identity or entry.link.over:
+        if entry is None or entry.link.over:
+            self.broker.counters.add("relink", "links-unknown")
+            return None
+        if entry.link.terms != hello.terms or entry.identity != identity:
+            differs = "terms" if entry.link.terms != hello.terms else "a certificate"
+            detail = f"link {entry.label} was made with {differs} other than these; the peer gets a new link"
+            self.broker.counters.refuse(log, "relink", "resumes-mismatched", host, detail)
             return None
         entry.link.id = hello.link_id
         return entry
-
-    def may_resume(self, host: str, *, failed: bool = False) -> bool:
-        """Whether ``host`` may try; ``failed``: it has just failed once more."""
-        now = self.clock.seconds()
-        tries = self._failed.setdefault(host, deque())
-        while tries and tries[0] <= now - MINUTE:
-            tries.popleft()
-        if failed:
-            tries.append(now)
-        allowed = len(tries) <= self.settings.failed_resumes
-        if not tries:
-            del self._failed[host]
-        return allowed
 
     def create(self, terms: Terms, identity: bytes, host: str, anchors: Anchors) -> Entry | None:
         """A new link, which is not written yet; None: there are too many."""
@@ -200,22 +198,27 @@ class Registry:
             if name not in self.entries:
                 break
         entry = Entry(self._link(terms, link_id), name, identity, host, anchors)
-        entry.expires = self.clock.seconds() + self.settings.unused_retention
         if anchors:
             entry.link.channel(0)
         self.entries[name] = entry
         return entry
 
     def _make_room(self) -> bool:
-        detached = [entry for entry in self.entries.values() if entry.holder is None]
-        if not detached:
+        """Discard one link without a connection, and return whether there was one.
+
+        Links that nothing was ever said on go first; otherwise the network that has the most links gives up its oldest.
+        """
+        entry = self._unused.oldest_of_largest() or self._detached.oldest_of_largest()
+        if entry is None:
             return False
-        self.discard(min(detached, key=lambda entry: entry.expires or 0.0), "too-many-links")
+        self.discard(entry, "links-displaced", f"all {self.settings.max_links} links are taken; raise relink.max-links")
         return True
 
     def attached(self, entry: Entry, holder: Holder, host: str) -> Deferred[None]:
         """``holder`` takes the link over; fires when its state is settled, and the old connection means nothing."""
         old, entry.holder = entry.holder, holder
+        self._unused.discard(entry)
+        self._detached.discard(entry)
         entry.host, entry.expires = host, None
         if old is not None:
             old.fenced()
@@ -224,21 +227,25 @@ class Registry:
     def detached(self, entry: Entry) -> None:
         """The link has no connection any more."""
         entry.holder = None
-        if self.entries.get(entry.name) is not entry:
-            return
-        keep = self.settings.retention if entry.used else self.settings.unused_retention
-        entry.expires = self.clock.seconds() + keep
-        idle = [one for one in self.entries.values() if one.holder is None and one.host == entry.host]
-        if len(idle) > self.settings.max_detached_per_host:
-            self.discard(min(idle, key=lambda one: one.expires or 0.0), "too-many-detached-links")
+        if self.entries.get(entry.name) is entry:
+            self._leave(entry)
 
-    def discard(self, entry: Entry, why: str | None = None) -> None:
+    def _leave(self, entry: Entry) -> None:
+        """Keep *entry*, which has no connection, for a while."""
+        heard = entry.link.heard
+        (self._detached if heard else self._unused).add(entry, network_of(entry.host))
+        keep = self.settings.retention if heard else self.settings.unused_retention
+        entry.expires = self.clock.seconds() + keep
+
+    def discard(self, entry: Entry, why: str | None = None, detail: str = "") -> None:
         """The link has ended, or is lost."""
         if self.entries.pop(entry.name, None) is None:
             return
         entry.link.over = True
+        self._unused.discard(entry)
+        self._detached.discard(entry)
         if why is not None:
-            self.broker.counters.refuse(log, "relink", why, entry.host, f"link {entry.label} is lost")
+            self.broker.counters.refuse(log, "relink", why, entry.host, f"link {entry.label} is lost: {detail}")
         self.forget(entry)
 
     def forget(self, entry: Entry) -> None:
@@ -333,8 +340,6 @@ class Registry:
         for entry in [one for one in self.entries.values() if one.expires is not None and one.expires <= now]:
             self.broker.counters.add("relink", "links-expired")
             self.discard(entry)
-        for host in [host for host, tries in self._failed.items() if tries[-1] <= now - MINUTE]:
-            del self._failed[host]
         much = self._behind > max(CHECKPOINT, 4 * self._checkpoint_size)
         # The journal keeps what it was told to keep; where that was the last checkpoint, another is due.
         gone = self.broker.bounds(self.stream)[0] > self._checkpoint

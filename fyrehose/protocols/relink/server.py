@@ -131,24 +131,16 @@ class RelinkProtocol(SessionProtocol):
             self.drop(error)
             return
         self.broker.check(Action.SUBSCRIBE if place.subscribe else Action.PUBLISH, place.stream)
-        entry = self.registry.find(hello, identity)
+        entry = self.registry.find(hello, identity, self.peer)
         if entry is not None:
             self._hold(entry)
             settled = self.registry.attached(entry, self, self.peer)
             settled.addCallback(lambda _: self._settled(entry, place, resumed=True)).addErrback(self._failed)
-        elif not self._may_ask(hello):
-            self.drop(RemoteProtocolError("too-many-failed-resumes"))
         elif hello.require:
             self.session.refuse(self.registry.epoch)
-            self.broker.counters.add(KIT, "links-unknown")
             self.finish()
         else:
             self._create(hello, identity, place)
-
-    def _may_ask(self, hello: Hello) -> bool:
-        """Whoever guesses link ids may not do so for long."""
-        guess = hello.link_id != 0 and hello.epoch == self.registry.epoch
-        return not guess or self.registry.may_resume(self.peer, failed=True)
 
     def _create(self, hello: Hello, identity: bytes, place: Place) -> None:
         entry = self.registry.create(hello.terms, identity, self.peer, first_anchor(self.broker, place))
@@ -234,8 +226,6 @@ class RelinkProtocol(SessionProtocol):
 
     def received(self, found: Sequence[object]) -> None:
         super().received(found)
-        if self.entry is not None and found:
-            self.entry.used = self.entry.used or not isinstance(found[0], (events.Asked, events.Linked))
         if self.endpoint is not None and not self._closing:
             self.endpoint.after_read()
 

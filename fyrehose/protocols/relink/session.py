@@ -125,6 +125,7 @@ class Session:
         packet = self._decoder.next_packet()
         if packet is None:
             return False
+        link.heard = True
         found += self._packet(link, packet)
         return self._decoder.ready and not link.over
 

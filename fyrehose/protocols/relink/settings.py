@@ -16,10 +16,8 @@ class Settings(TLSSettings):
     """What the kit takes as ``--option relink.NAME=VALUE``."""
 
     max_links: int = option(10_000, count, "links that are kept, connected or not", least=1)
-    max_detached_per_host: int = option(16, count, "links without a connection that are kept for one address")
     retention: float = option(300.0, duration, "how long a link without a connection is kept")
     unused_retention: float = option(10.0, duration, "the same, where no packet ever came")
-    failed_resumes: int = option(10, count, "resumes of unknown links in a minute from one address")
     ping_after: float = option(15.0, duration, "silence after which a ping is sent")
     drop_after: float = option(45.0, duration, "silence after which the connection is given up; its link is kept")
     max_message: int = option(MAX_PAYLOAD, size, "largest message taken, in bytes, padding included")

@@ -1,0 +1,67 @@
+"""Links without a connection, counted by network: they say which link gives way when there are too many.
+
+Many honest links may come from one address (NAT, Kubernetes), so no address has a limit of its own.  When the listener
+as a whole is full, the network with the most links gives up its oldest one.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import attrs
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class Crowd(Generic[T]):
+    """Members of networks, each network's in the order in which they were added.
+
+    Adding, removing and finding the largest network take the same time however many there are.
+    """
+
+    _members: dict[str, dict[T, None]] = attrs.field(factory=dict, init=False)
+    #: network of each member
+    _networks: dict[T, str] = attrs.field(factory=dict, init=False)
+    #: number of members -> the networks that have as many
+    _levels: dict[int, dict[str, None]] = attrs.field(factory=dict, init=False)
+    _most: int = attrs.field(default=0, init=False)
+
+    def __len__(self) -> int:
+        return len(self._networks)
+
+    def add(self, member: T, network: str) -> None:
+        """Add *member*, which is in no network yet, as the youngest of *network*."""
+        members = self._members.setdefault(network, {})
+        self._move(network, len(members), len(members) + 1)
+        members[member] = None
+        self._networks[member] = network
+
+    def discard(self, member: T) -> None:
+        """Remove *member*, if it is there."""
+        network = self._networks.pop(member, None)
+        if network is None:
+            return
+        members = self._members[network]
+        self._move(network, len(members), len(members) - 1)
+        del members[member]
+        if not members:
+            del self._members[network]
+
+    def oldest_of_largest(self) -> T | None:
+        """Return the oldest member of the network that has the most, or None if there are no members."""
+        if not self._most:
+            return None
+        network = next(iter(self._levels[self._most]))
+        return next(iter(self._members[network]))
+
+    def _move(self, network: str, old: int, new: int) -> None:
+        if old:
+            del self._levels[old][network]
+            if not self._levels[old]:
+                del self._levels[old]
+        if new:
+            self._levels.setdefault(new, {})[network] = None
+        # A count changes by one, so the largest one does, too.
+        if new > self._most or (old == self._most and old not in self._levels):
+            self._most = new

@@ -1,0 +1,44 @@
+"""Which link gives way when there are too many."""
+
+from __future__ import annotations
+
+from random import Random
+
+from fyrehose.protocols.relink.crowds import Crowd
+
+
+def test_the_largest_network_gives_up_its_oldest_member() -> None:
+    crowd: Crowd[str] = Crowd()
+    assert crowd.oldest_of_largest() is None
+    for member, network in (("a", "x"), ("b", "y"), ("c", "y")):
+        crowd.add(member, network)
+    assert crowd.oldest_of_largest() == "b"
+    crowd.discard("b")
+    crowd.discard("b")
+    assert len(crowd) == 2
+    assert crowd.oldest_of_largest() in ("a", "c")
+    crowd.discard("a")
+    crowd.discard("c")
+    assert crowd.oldest_of_largest() is None
+
+
+def test_it_agrees_with_counting() -> None:
+    dice = Random(7)
+    crowd: Crowd[int] = Crowd()
+    plain: dict[int, int] = {}
+    for number in range(3_000):
+        if plain and dice.random() < 0.45:
+            gone = dice.choice(list(plain))
+            del plain[gone]
+            crowd.discard(gone)
+        else:
+            plain[number] = dice.randrange(6)
+            crowd.add(number, str(plain[number]))
+        found = crowd.oldest_of_largest()
+        if not plain:
+            assert found is None
+            continue
+        counts = {network: sum(one == network for one in plain.values()) for network in plain.values()}
+        assert found is not None
+        assert counts[plain[found]] == max(counts.values())
+        assert found == next(member for member in plain if plain[member] == plain[found])
