@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_twisted
 from twisted.internet import reactor, ssl
+from twisted.internet.defer import gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, wrapClientTLS
+from twisted.internet.task import deferLater
 
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.testing.certificates import Authority
@@ -20,7 +26,69 @@ pytestmark = pytest.mark.live
 
 TORTURE = Path(__file__).parents[1] / "torture"
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
-LISTEN = ("--data-dir", "data", "--listen", "relink=tcp:0:interface=127.0.0.1")
+#: How many clients come back together; FYREHOSE_CROWD=1000 takes half a minute.
+CROWD = int(os.environ.get("FYREHOSE_CROWD", "200"))
+LISTEN = ("--data-dir", "data", "--listen", "relink=tcp:0:interface=127.0.0.1", "--option", "relink.max-per-host=2000")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+async def settled(condition: Callable[[], bool], what: Callable[[], str] = str) -> None:
+    """Wait until *condition* holds, for 60 seconds at the most."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        await deferLater(reactor, 0.02)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_crowd_at_one_address_keeps_its_links_over_an_orderly_restart(start: Any) -> None:
+    """Most of them publish, the others subscribe: each is back on its link, and nothing is lost or doubled."""
+    links = CROWD
+    # The listener's links are found by its endpoint string, so it has to be the same after the restart.
+    port = free_port()
+    listen = (*LISTEN[:3], f"relink=tcp:{port}:interface=127.0.0.1", *LISTEN[4:])
+    server = start(*listen)
+    lost: list[Any] = []
+    states: list[bool] = []
+    got: dict[int, list[bytes]] = {number: [] for number in range(links // 20)}
+
+    def client(name: str, **more: Any) -> RelinkClient:
+        endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", port)
+        return RelinkClient(reactor, endpoint, name, on_lost=lost.append, on_state=states.append, **more)
+
+    publishers = [client("publish:s") for _ in range(links - links // 20)]
+    subscribers = [
+        client("subscribe:s@0", on_message=lambda channel, seq, parts, got=got[number]: got.append(parts[0]))
+        for number in range(links // 20)
+    ]
+    clients = publishers + subscribers
+    await gatherResults([one.connect() for one in clients])
+    await gatherResults([one.send(b"before %d" % number) for number, one in enumerate(publishers)])
+    before = [(one.link.epoch, one.link.id) for one in clients if one.link is not None]
+    assert server.stop() == 0
+    start(*listen)
+    began = time.monotonic()
+    await settled(
+        lambda: states.count(False) >= links and states.count(True) - states.count(False) == links,
+        lambda: f"{states.count(False)} times a connection was lost, {states.count(True)} times there was one",
+    )
+    back = time.monotonic() - began
+    print(f"{links} links were back {back:.1f} s after the server was")  # a figure for docs/security.md
+    await gatherResults([one.send(b"after %d" % number) for number, one in enumerate(publishers)])
+    await settled(
+        lambda: all(len(one) >= 2 * len(publishers) for one in got.values()),
+        lambda: str({len(v) for v in got.values()}),
+    )
+    assert [(one.link.epoch, one.link.id) for one in clients if one.link is not None] == before
+    assert not lost
+    expected = sorted(b"%s %d" % (when, number) for number in range(len(publishers)) for when in (b"before", b"after"))
+    assert all(sorted(one) == expected for one in got.values())
+    await gatherResults([one.close() for one in clients])
 
 
 def command(*words: str, lines: str = "") -> subprocess.CompletedProcess[str]:
