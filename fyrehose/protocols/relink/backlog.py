@@ -1,18 +1,20 @@
 """What came in on a link and is not finished: how much it is, what may still come, and when it is too much.
 
 What waits for our owner holds the connection: nothing more is read.  What waits for the peer - for its commit or its
-rollback - cannot, since that would not be read either: it has a limit that is an error to pass.
+rollback - cannot, since that would not be read either: beyond a limit its messages are not kept, and a commit of them
+is answered with ``uncommitted``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import attrs
 
-from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.relink.limits import Limits
-from fyrehose.protocols.relink.receiving import ReceiveChannel
+from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
 
 #: Of so many channels it is looked up which is the fullest; of more only those are looked at that are half full.
 FEW = 8
@@ -55,16 +57,20 @@ class Backlog:
             size += limits.backlog_size + limits.message_size + 1
         return max(each, 1), max(size, 1)
 
-    def add(self, channel: ReceiveChannel, cost: int) -> None:
-        """Messages came in on ``channel``.
+    def fitting(self, channel: ReceiveChannel, sizes: Sequence[int]) -> int:
+        """Return how many messages of the given *sizes* more may wait on *channel*, which is transactional."""
+        if channel.dropped is not None:
+            return 0
+        count = min(len(sizes), 2 * self.limits.backlog - channel.undecided)
+        left = 2 * self.limits.backlog_size + self.limits.message_size - self.size
+        if sum(sizes[:count]) + OVERHEAD * count <= left:
+            return count
+        return bisect_right([*accumulate(size + OVERHEAD for size in sizes[:count])], left)
 
-        :raises RemoteProtocolError: it is too much that waits for the peer
-        """
+    def add(self, channel: ReceiveChannel, cost: int) -> None:
+        """Charge messages that came in on *channel*."""
         self.size += cost
         self.measure(channel)
-        count, size = 2 * self.limits.backlog, 2 * self.limits.backlog_size + self.limits.message_size
-        if channel.undecided > count or self.size > size:
-            raise RemoteProtocolError("backlog-too-large", f"more than {count} undecided, or {size} bytes in all")
 
     def let_go(self, channel: ReceiveChannel, cost: int) -> None:
         """Messages of ``channel`` are finished, or will come again."""

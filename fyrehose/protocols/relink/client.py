@@ -87,7 +87,8 @@ class RelinkClient:
     _sent: dict[int, deque[tuple[int, Deferred[None]]]] = attrs.field(factory=dict, init=False)
     _rooms: list[tuple[int, Deferred[None]]] = attrs.field(factory=list, init=False)
     _closes: dict[int, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
-    _inbox: deque[tuple[int, int, tuple[bytes, ...]]] = attrs.field(factory=deque, init=False)
+    #: messages of the listener that wait: channel, number (its complement: rolled back), parts (None: refused)
+    _inbox: deque[tuple[int, int, tuple[bytes, ...] | None]] = attrs.field(factory=deque, init=False)
     _busy: bool = attrs.field(default=False, init=False)
     _handing_out: bool = attrs.field(default=False, init=False)
     _paused: bool = attrs.field(default=False, init=False)
@@ -369,8 +370,9 @@ class RelinkClient:
         self._hand_out()
 
     def _on_decided(self, event: events.Decided) -> None:
+        if event.dropped:
+            self._inbox.append((event.channel, event.last if event.commit else ~event.last, None))
         for seq, parts in enumerate(event.messages, event.first):
-            # None in the place of the number: rolled back, to be consumed in its turn.
             self._inbox.append((event.channel, seq if event.commit else ~seq, parts))
         self._hand_out()
 
@@ -386,11 +388,14 @@ class RelinkClient:
             self._handing_out = False
         self.flush_soon()
 
-    def _hand_out_one(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> None:
+    def _hand_out_one(self, channel: int, seq: int, parts: tuple[bytes, ...] | None) -> None:
         link = self.link
         assert link is not None
         if seq < 0:
             link.consume(channel, ~seq)
+            return
+        if parts is None:
+            link.consume(channel, seq, Ack.UNCOMMITTED)
             return
         self._busy = True
         done: Deferred[Any] = maybeDeferred(self._take, channel, seq, parts)

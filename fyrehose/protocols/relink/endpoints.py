@@ -132,37 +132,75 @@ class Publishing(Endpoint):
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
         #: what was decided together, in order, and is staged
         self._decided: list[events.Decided] = []
+        #: why a message of a plain channel can never be written
+        self._refusal: PublishError | None = None
 
     def received(self, event: events.Received) -> None:
         self._plain.setdefault(event.channel, (event.first, []))[1].extend(event.messages.pieces)
 
     def decided(self, event: events.Decided) -> None:
+        if event.commit and event.dropped:
+            self.protocol.count_too_large(event.last - event.first + 1)
         self._stage(event)
         self._decided.append(event)
 
     def _stage(self, event: events.Decided) -> None:
-        self.link.stage(event.channel, event.last, Ack.COMMITTED if event.commit else None)
+        result = Ack.UNCOMMITTED if event.dropped else Ack.COMMITTED
+        self.link.stage(event.channel, event.last, result if event.commit else None)
 
     def after_read(self) -> None:
         """All that came together is one write: the messages, and once the cursors of each channel."""
-        plain, self._plain = self._plain, {}
-        decided, self._decided = self._decided, []
-        runs = self._committed(decided) if decided else []
-        staged = {event.channel: event.last for event in decided}
-        for channel, (first, pieces) in plain.items():
-            messages = Messages(tuple(pieces))
+        if self._plain:
+            plain = [(channel, first, Messages(tuple(pieces))) for channel, (first, pieces) in self._plain.items()]
+            self._plain = {}
+            self._write_plain(plain)
+            if self._refusal is not None:
+                self.protocol.end_link(self._refusal)
+        if self._decided:
+            decided, self._decided = self._decided, []
+            runs = self._committed(decided)
+            staged = {event.channel: event.last for event in decided}
+            self.protocol.write(runs, staged, partial(self._apart, decided) if runs else None)
+
+    def _write_plain(self, plain: list[tuple[int, int, Messages]]) -> None:
+        """Write messages of plain channels: for each channel the number of the first, and the messages."""
+        runs: list[Run] = []
+        staged: dict[int, int | None] = {}
+        for channel, first, messages in plain:
             runs += self._runs(channel, first, messages)
             last = staged[channel] = first + len(messages) - 1
             self.link.stage(channel, last)
-        if staged:
-            self.protocol.write(runs, staged, partial(self._apart, decided) if runs and decided else None)
+        self.protocol.write(runs, staged, partial(self._plain_apart, plain))
+
+    def _plain_apart(self, plain: list[tuple[int, int, Messages]], error: PublishError) -> bool:
+        """Write what the stream takes of *plain*, which it refuses as a whole.
+
+        Of each channel that is all before the first message that is refused.  There is no way to refuse a message of a
+        plain channel but to end the link.
+        """
+        for channel, first, _ in plain:
+            self.link.unstage(channel, first - 1)
+        if len(plain) > 1:
+            for one in plain:
+                self._write_plain([one])
+            return True
+        channel, first, messages = plain[0]
+        if len(messages) == 1:
+            refusal = f"message {first} of channel {channel} is refused, so the link ends: {error}"
+            self._refusal = type(error)(f"{refusal}; in a transaction it alone would be refused")
+            return True
+        head, tail = messages.cut(len(messages) // 2)
+        self._write_plain([(channel, first, head)])
+        if self.link.receiving[channel].done == first + len(head) - 1:
+            self._write_plain([(channel, first + len(head), tail)])
+        return True
 
     def _committed(self, decided: list[events.Decided]) -> list[Run]:
         """The runs of what was committed; commits that follow on are written as one."""
         found: list[tuple[int, int, list[Piece]]] = []
         expected: tuple[int, int] | None = None
         for event in decided:
-            if not event.commit:
+            if not event.commit or event.dropped:
                 continue
             if expected != (event.channel, event.first):
                 found.append((event.channel, event.first, []))
@@ -262,9 +300,14 @@ class Subscribing(Endpoint):
         self._leave()
 
     def _leave(self) -> None:
-        if 0 in self.link.sending and self.link.sending[0].mode is Sending.OPEN:
-            self.link.close(0)
-        self.protocol.handle_events(self.link.shutdown())
+        link = self.link
+        channel = link.sending.get(0)
+        if channel is not None and link.may_send:  # else the peer's report says what it holds: see rewound
+            if not channel.next:
+                del link.sending[0]  # nothing was sent on it, so the peer never saw it open
+            elif channel.mode is Sending.OPEN:
+                link.close(0)
+        self.protocol.handle_events(link.shutdown())
 
     def end(self) -> None:
         self._pending.clear()

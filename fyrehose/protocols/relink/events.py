@@ -58,13 +58,17 @@ class Received:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Decided:
-    """The peer commits or rolls back its messages ``first`` to ``last``; ``stage`` and ``settle`` them."""
+    """The peer commits or rolls back its messages ``first`` to ``last``; ``stage`` and ``settle`` them.
+
+    :ivar dropped: the messages were not kept, because too much was undecided: a commit of them fails
+    """
 
     channel: int
     first: int
     last: int
     commit: bool
     messages: Messages
+    dropped: bool = False
 
 
 @attrs.frozen(kw_only=True, slots=True)

@@ -29,11 +29,14 @@ from fyrehose.protocols.relink.frames import (
 )
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import Limits
-from fyrehose.protocols.relink.messages import Column, Messages, Piece
+from fyrehose.protocols.relink.messages import Column, Messages, Piece, cut
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import Event as Mode
 from fyrehose.protocols.relink.tables import Receiving, Sending
+
+#: What a channel of the peer takes in memory, in bytes.
+CHANNEL = 2_048
 
 
 @attrs.define(eq=False)
@@ -41,8 +44,8 @@ class Link:
     """One link, from one peer's point of view.
 
     :ivar connector: whether we are the one who connects
-    :ivar durable: what came in and is not consumed does not outlive the connection, because the process may not: it is
-        not acknowledged as received, and the peer sends it again
+    :ivar durable: the link outlives its process.  What the owner was given and did not settle is forgotten with the
+        connection, and the peer sends it again; what the peer has not decided is kept as long as the process lives
     :ivar kept: whether messages of ours are kept until they are consumed, or made again by the owner
     """
 
@@ -288,9 +291,9 @@ class Link:
         for sent in self.sending.values():
             sent.attach()
         for received in self.receiving.values():
-            if self.durable:
+            if self.durable and not received.held:
                 self._backlog.let_go(received, received.rewind())
-            for packet in received.report(not self.durable):
+            for packet in received.report():
                 self._emit(packet, self.peer_size)
         self._emit(frames.RESUME)
         for received in self.receiving.values():
@@ -323,9 +326,14 @@ class Link:
         return self.pings
 
     def acknowledge(self) -> None:
-        """Say ``received``, once for all that came in since the last time (R2)."""
+        """Say ``received``, once for all that came in since the last time (R2).
+
+        A durable link says it only where the peer's decision is missing: in all other cases ``consumed`` follows, which
+        implies it, when the messages are durable.
+        """
         for id_ in sorted(self._unsaid):
-            receipt = self.receiving[id_].receipt()
+            channel = self.receiving[id_]
+            receipt = channel.receipt(self.durable) if not self.durable or channel.undecided else None
             if receipt is not None:
                 self._emit(receipt, self.peer_size)
         self._unsaid.clear()
@@ -352,9 +360,9 @@ class Link:
 
     def ponged(self, packet: GeneralPacket) -> list[Event]:
         """The k-th pong answers the k-th ping."""
+        if self.pongs == self.pings:
+            return []  # nobody asked, and it answers nothing
         self.pongs += 1
-        if self.pongs > self.pings:
-            raise RemoteProtocolError("pong-unasked")
         found: list[Event] = []
         for channel in self.receiving.values():
             if channel.trim is not None and channel.trim[0] <= self.pongs:
@@ -407,13 +415,42 @@ class Link:
     def _take(self, id_: int, messages: Piece, size: int, sizes: Sequence[int]) -> list[Event]:
         channel = self.receiving.get(id_) or self._open(id_)
         cost = size + OVERHEAD * len(sizes)
-        first = channel.accept(messages, cost, sizes)
-        if not self.durable:
+        if channel.transactional:
             self._unsaid.add(id_)
+            if self._backlog.fitting(channel, sizes) < len(sizes):
+                return self._take_some(channel, messages, sizes)
+        elif not self.durable:
+            self._unsaid.add(id_)
+        first = channel.accept(messages, cost, sizes)
         self._backlog.add(channel, cost)
         if channel.transactional:
             return []
         return [events.Received(channel=id_, first=first, messages=Messages((messages,)))]
+
+    def _take_some(self, channel: ReceiveChannel, messages: Piece, sizes: Sequence[int]) -> list[Event]:
+        """Keep what still fits of a transaction that is too large; the others only have their numbers."""
+        count = self._backlog.fitting(channel, sizes)
+        if count:
+            cost = sum(sizes[:count]) + OVERHEAD * count
+            channel.accept(cut(messages, count)[0], cost, sizes[:count])
+            self._backlog.add(channel, cost)
+        channel.accept_dropped(len(sizes) - count)
+        return []
+
+    def drop_undecided(self) -> None:
+        """Let go of all messages that the peer has not decided; a commit of them will have failed."""
+        for channel in self.receiving.values():
+            if channel.undecided:
+                self._backlog.let_go(channel, channel.drop_undecided())
+
+    @property
+    def weight(self) -> int:
+        """What the peer's channels take in memory, in bytes: themselves, and what is undecided.
+
+        Messages of plain channels do not count: they wait for the journal, and the connection's account has them.
+        """
+        undecided = self._backlog.size if self.peer_transactions else 0
+        return CHANNEL * len(self.receiving) + undecided
 
     def _open(self, channel: int) -> ReceiveChannel:
         if self.shutdown_received:
@@ -442,8 +479,16 @@ class Link:
         if decided is None:
             return []
         first, last, messages = decided
-        commit = packet.kind is Op.COMMIT
-        return [events.Decided(channel=channel.id, first=first, last=last, commit=commit, messages=messages)]
+        return [
+            events.Decided(
+                channel=channel.id,
+                first=first,
+                last=last,
+                commit=packet.kind is Op.COMMIT,
+                messages=Messages(()) if messages is None else messages,
+                dropped=messages is None,
+            )
+        ]
 
     def _closing(self, id_: int) -> list[Event]:
         channel = self.receiving.get(id_)

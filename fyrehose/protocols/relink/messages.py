@@ -75,6 +75,19 @@ class Messages:
         for piece in self.pieces:
             yield from piece
 
+    def cut(self, count: int) -> tuple[Messages, Messages]:
+        """Return the first *count* messages, and the others."""
+        head: list[Piece] = []
+        tail = list(self.pieces)
+        while count:
+            piece = tail.pop(0)
+            if len(piece) > count:
+                piece, rest = cut(piece, count)
+                tail.insert(0, rest)
+            head.append(piece)
+            count -= len(piece)
+        return Messages(tuple(head)), Messages(tuple(tail))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Messages) and tuple(self) == tuple(other)
 

@@ -20,6 +20,7 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack, Acknowledgement
 from fyrehose.protocols.relink.messages import Messages, Piece, cut
 from fyrehose.protocols.relink.numbers import nearest
+from fyrehose.protocols.relink.sending import MAX_WINDOW as MOST_UNDECIDED
 from fyrehose.protocols.relink.tables import RECEIVING, Event, Receiving
 
 #: What a message costs besides its payload, in bytes: so that a flood of empty ones is counted, too.
@@ -63,8 +64,11 @@ class ReceiveChannel:
     leaving: bool = attrs.field(default=False, init=False)
     #: how many results went out since the last such ping
     unconfirmed: int = attrs.field(default=0, init=False)
-    #: what came together and is not consumed: what it costs in all, and the bytes of each message
-    _costs: deque[tuple[int, Sequence[int]]] = attrs.field(factory=deque, init=False)
+    #: the first of the undecided messages that are not kept, because too much is undecided; None: all are kept
+    dropped: int | None = attrs.field(default=None, init=False)
+    #: what came together and is not consumed: its number of messages, what it costs in all, and the bytes of each
+    #: message, or None where they are not kept
+    _costs: deque[tuple[int, int, Sequence[int] | None]] = attrs.field(factory=deque, init=False)
     _undecided: deque[Piece] = attrs.field(factory=deque, init=False)
     #: the last result that went out on this connection
     _emitted: tuple[Ack, int] | None = attrs.field(default=None, init=False)
@@ -78,6 +82,11 @@ class ReceiveChannel:
     def undecided(self) -> int:
         """How many messages wait for the peer's commit or rollback."""
         return self.next - 1 - self.dec if self.transactional else 0
+
+    @property
+    def held(self) -> bool:
+        """Whether only the peer's decisions are missing: everything that came in is kept, or finished."""
+        return self.transactional and not self.leaving and self.dec == self.done == self.consumed
 
     @property
     def exhausted(self) -> bool:
@@ -97,15 +106,52 @@ class ReceiveChannel:
         """
         if self.mode is not Receiving.OPEN:
             raise RemoteProtocolError("message-after-close")
-        self._costs.append((cost, sizes))
+        self._costs.append((len(sizes), cost, sizes))
         if self.transactional:
             self._undecided.append(messages)
         first = self.next
         self.next += len(sizes)
         return first
 
-    def decide(self, number: int | None) -> tuple[int, int, Messages] | None:
-        """What is undecided up to ``number`` is decided now: the first, the last, and the messages; None: nothing (R4).
+    def accept_dropped(self, count: int) -> None:
+        """Give *count* messages more their numbers without keeping them: the transaction they are in is too large.
+
+        :raises RemoteProtocolError: close came before them, or more are undecided than numbers can tell apart
+        """
+        if self.mode is not Receiving.OPEN:
+            raise RemoteProtocolError("message-after-close")
+        if self.dropped is None:
+            self.dropped = self.next
+        self.next += count
+        if self._costs and self._costs[-1][2] is None:
+            count += self._costs.pop()[0]
+        self._costs.append((count, 0, None))
+        if self.undecided > MOST_UNDECIDED:
+            raise RemoteProtocolError("backlog-too-large", f"more than {MOST_UNDECIDED} undecided messages")
+
+    def drop_undecided(self) -> int:
+        """Keep the numbers of all undecided messages, and not the messages; return the bytes let go."""
+        count, freed = self.undecided, 0
+        left = count
+        while left:
+            n, cost, sizes = self._costs.pop()
+            if n > left:
+                assert sizes is not None or not cost
+                part = 0 if sizes is None else sum(sizes[n - left :]) + OVERHEAD * left
+                self._costs.append((n - left, cost - part, None if sizes is None else sizes[: n - left]))
+                n, cost = left, part
+            left -= n
+            freed += cost
+        if count:
+            self._costs.append((count, 0, None))
+            self._undecided.clear()
+            self.dropped = self.dec + 1
+        return freed
+
+    def decide(self, number: int | None) -> tuple[int, int, Messages | None] | None:
+        """Decide what is undecided up to *number*, and return the first, the last, and the messages.
+
+        Returns None where that is nothing (R4), and None in the place of messages that were not kept.
 
         :raises RemoteProtocolError: that did not come in, or the channel has no transactions
         """
@@ -118,6 +164,10 @@ class ReceiveChannel:
         if last < first:
             return None
         self.dec = last
+        if self.dropped is not None and last >= self.dropped:
+            self._undecided.clear()  # what is kept came before what is not
+            self.dropped = None if last + 1 == self.next else last + 1
+            return first, last, None
         return first, last, Messages(tuple(self._oldest_undecided(last - first + 1)))
 
     def _oldest_undecided(self, count: int) -> Iterator[Piece]:
@@ -175,12 +225,12 @@ class ReceiveChannel:
         """What the oldest ``count`` messages cost."""
         freed = 0
         while count:
-            cost, sizes = self._costs.popleft()
-            if len(sizes) > count:
-                part = sum(sizes[:count]) + OVERHEAD * count
-                self._costs.appendleft((cost - part, sizes[count:]))
+            n, cost, sizes = self._costs.popleft()
+            if n > count:
+                part = 0 if sizes is None else sum(sizes[:count]) + OVERHEAD * count
+                self._costs.appendleft((n - count, cost - part, None if sizes is None else sizes[count:]))
                 return freed + part
-            count -= len(sizes)
+            count -= n
             freed += cost
         return freed
 
@@ -196,12 +246,16 @@ class ReceiveChannel:
         plain = through == self.consumed + 1
         return Acknowledgement(kind=Ack.CONSUMED, channels=(self.id,), number=None if plain else through)
 
-    def receipt(self) -> Acknowledgement | None:
-        """``received``, for all that came in since the last time; without a number only behind another (S5)."""
+    def receipt(self, numbered: bool) -> Acknowledgement | None:
+        """``received``, for all that came in since the last time; without a number only behind another (S5).
+
+        :param numbered: say the number in any case, because a later report may say less: to a peer that counts them,
+            what follows it would mean other messages
+        """
         last = self.next - 1
         if self.told >= last:
             return None
-        plain = self._receipt == last - 1
+        plain = self._receipt == last - 1 and not numbered
         self.told = self._receipt = last
         return Acknowledgement(kind=Ack.RECEIVED, channels=(self.id,), number=None if plain else last)
 
@@ -228,21 +282,19 @@ class ReceiveChannel:
         self.leaving = False
         self.unstage(self.consumed)
         self._undecided.clear()
-        freed = sum(cost for cost, _ in self._costs)
+        self.dropped = None
+        freed = sum(cost for _, cost, _ in self._costs)
         self._costs.clear()
         if self.mode is Receiving.CLOSING:
             self.advance(Event.REWOUND)
         return freed
 
-    def report(self, received: bool) -> list[Acknowledgement]:
-        """The resync report (R5).
-
-        :param received: whether what came in and is not consumed is still here, and stays here
-        """
+    def report(self) -> list[Acknowledgement]:
+        """The resync report (R5)."""
         self._emitted = self._receipt = None
         self.told = self.next - 1
         packets: list[Acknowledgement] = []
-        if received and self.next - 1 > self.consumed:
+        if self.next - 1 > self.consumed:
             self._receipt = self.next - 1
             packets.append(Acknowledgement(kind=Ack.RECEIVED, channels=(self.id,), number=self.next - 1))
         for run in self.results:

@@ -63,6 +63,8 @@ class Entry:
     holder: Holder | None = None
     writes: int = 0
     expires: float | None = None
+    #: what it holds in memory, as it was measured last, in bytes
+    weight: int = 0
     #: whether a write was refused, so that what it was about has to come again
     failed: bool = False
     _settled: list[Deferred[None]] = attrs.field(factory=list, init=False)
@@ -116,6 +118,8 @@ class Registry:
     #: links without a connection: those on which the peer ever said something, and the others
     _detached: Crowd[Entry] = attrs.field(factory=Crowd, init=False)
     _unused: Crowd[Entry] = attrs.field(factory=Crowd, init=False)
+    #: what all links hold in memory, in bytes
+    _weight: int = attrs.field(default=0, init=False)
     _looking: LoopingCall | None = attrs.field(default=None, init=False)
 
     # Opening and closing.
@@ -139,6 +143,7 @@ class Registry:
         if links is None:
             self.entries.clear()
             self._detached = Crowd()
+            self._weight = 0
             self.epoch = max(self.now(), found.epoch + 1)
         log.info("relink: {count} links in stream {stream}", count=len(self.entries), stream=self.stream)
         return self._write_checkpoint().addCallback(self._opened)
@@ -162,6 +167,7 @@ class Registry:
         entry = Entry(link, saved.name, saved.identity, "", saved.anchors)
         self.entries[saved.name] = entry
         self._leave(entry)
+        self._weigh(entry, link.weight)
 
     def _link(self, terms: Terms, link_id: int) -> Link:
         return Link(terms, False, self.epoch, link_id, self.settings.limits, durable=True, kept=False)
@@ -229,6 +235,7 @@ class Registry:
         entry.holder = None
         if self.entries.get(entry.name) is entry:
             self._leave(entry)
+            self.measure(entry)
 
     def _leave(self, entry: Entry) -> None:
         """Keep *entry*, which has no connection, for a while."""
@@ -242,6 +249,7 @@ class Registry:
         if self.entries.pop(entry.name, None) is None:
             return
         entry.link.over = True
+        self._weigh(entry, 0)
         self._unused.discard(entry)
         self._detached.discard(entry)
         if why is not None:
@@ -253,6 +261,45 @@ class Registry:
         if entry.saved:
             entry.saved = False
             self._write(Kind.GONE, entry.name).addErrback(self._not_written)
+
+    # Memory.
+
+    def measure(self, entry: Entry) -> None:
+        """Note what *entry* holds in memory; where that is too much for all links together, let go of some of it."""
+        weight = entry.link.weight
+        if weight == entry.weight or entry.link.over:
+            return
+        self._weigh(entry, weight)
+        if self._weight > self.settings.link_memory:
+            self._relieve()
+
+    def _weigh(self, entry: Entry, weight: int) -> None:
+        self._weight += weight - entry.weight
+        entry.weight = weight
+
+    def _relieve(self) -> None:
+        """Let go of an eighth of the limit, of the networks that hold the most, and there of the largest links.
+
+        A link that still has no room without its undecided messages, because it has so many channels, is lost.
+        """
+        goal = self.settings.link_memory * 7 // 8
+        networks: dict[str, list[Entry]] = {}
+        for entry in self.entries.values():
+            networks.setdefault(network_of(entry.host), []).append(entry)
+        for entries in sorted(networks.values(), key=lambda entries: -sum(entry.weight for entry in entries)):
+            entries.sort(key=lambda entry: -entry.weight)
+            for entry in entries:
+                if self._weight <= goal:
+                    return
+                entry.link.drop_undecided()
+                self._weigh(entry, entry.link.weight)
+            for entry in entries:
+                if self._weight <= goal:
+                    return
+                holder = entry.holder
+                self.discard(entry, "links-too-large", "all links hold too much; raise relink.link-memory")
+                if holder is not None:
+                    holder.fenced()
 
     # Writing.
 

@@ -46,7 +46,7 @@ log = Logger()
 
 #: How long a door that a full disk keeps shut waits before it tries again, in seconds.
 FULL_WAIT = 2.0
-#: Deals with a write that was refused for good; whether it could.
+#: Deals with a write that was refused for good, before :meth:`RelinkProtocol.write` returns; whether it could.
 Refused = Callable[[PublishError], bool]
 #: Refusals that are for good.  They are known at once, before anything else is written.
 FOR_GOOD = (InvalidName, PayloadTooLarge, StreamFull, TooManyStreams)
@@ -84,6 +84,8 @@ class RelinkProtocol(SessionProtocol):
         self._flush_due: IDelayedCall | None = None
         self._unread_paused = False
         self._hung_up = False
+        #: whether the link ends with the connection, when everything that was written is acknowledged
+        self._ends_link = False
 
     # What the reactor calls.
 
@@ -228,6 +230,8 @@ class RelinkProtocol(SessionProtocol):
         super().received(found)
         if self.endpoint is not None and not self._closing:
             self.endpoint.after_read()
+            if self.entry is not None:
+                self.registry.measure(self.entry)
 
     def handle_events(self, found: Sequence[object]) -> None:
         """Deal with what our own doing has led to."""
@@ -297,7 +301,7 @@ class RelinkProtocol(SessionProtocol):
         assert account is not None
         for run in runs:
             if not self.broker.permits(Action.PUBLISH, run.stream):
-                self._forbidden(entry, run.stream)
+                self._forbidden(run.stream)
                 return
         size = sum(run.size for run in runs)
         self._in_flight += 1
@@ -320,14 +324,22 @@ class RelinkProtocol(SessionProtocol):
 
         self.registry.write_delta(entry, list(staged), runs, settle, self.broker)
 
-    def _forbidden(self, entry: Entry, stream: str) -> None:
-        """It was allowed when the link was made.  What is staged will never be written: the link is lost."""
-        self.session.fenced()
-        self.registry.discard(entry)
+    def _forbidden(self, stream: str) -> None:
+        """End the link, because its peer was allowed to publish when the link was made, and is not any more."""
+        self._ends_link = True
         try:
             self.broker.check(Action.PUBLISH, stream)
         except Forbidden as error:
             self.forbid(error)
+
+    def end_link(self, error: PublishError) -> None:
+        """End the link, because the stream refuses a message of a plain channel for good, and would do so again.
+
+        What was written before is acknowledged first.
+        """
+        self._ends_link = True
+        self.count_refusal(error)
+        self.finish()
 
     def _written_through(self, entry: Entry, staged: Mapping[int, int | None]) -> None:
         link = entry.link
@@ -337,6 +349,7 @@ class RelinkProtocol(SessionProtocol):
                 self._forgotten(link.forget(channel))
             elif found is not None and found.consumed < through <= found.done:
                 link.settle(channel, through)
+        self.registry.measure(entry)
 
     def _forgotten(self, found: Sequence[object]) -> None:
         if found and self._closing and self.entry is not None:
@@ -350,6 +363,13 @@ class RelinkProtocol(SessionProtocol):
         if isinstance(error, FOR_GOOD):
             self.registry.discard(entry)  # and would be refused again
         self._refused(failure)
+
+    def count_too_large(self, messages: int) -> None:
+        """Count a transaction that was not kept, because too much was undecided."""
+        detail = (
+            f"a transaction of {messages} messages is not committed; raise relink.backlog, backlog-size or link-memory"
+        )
+        self.broker.counters.refuse(self.log, KIT, "transactions-too-large", self.peer, detail)
 
     def count_refusal(self, error: PublishError) -> None:
         """A publish was refused for good."""
@@ -372,6 +392,9 @@ class RelinkProtocol(SessionProtocol):
         if not self._hung_up:
             self._hung_up = True
             super()._hang_up()
+            if self._ends_link and self.entry is not None and self.entry.holder is self:
+                self.session.fenced()
+                self.registry.discard(self.entry)
 
     def flush_soon(self) -> None:
         """Write when this turn of the reactor is over, and take what was held back."""

@@ -26,6 +26,9 @@ class Settings(TLSSettings):
         1_024, count, "messages of a channel that wait to be durable; twice as many to be decided", least=1
     )
     backlog_size: int = option(16 << 20, size, "bytes of all messages of a link that wait", least=1)
+    link_memory: int = option(
+        256 << 20, size, "bytes that all links may hold: undecided messages, and 2 KiB for each channel", least=1
+    )
     window: int = option(1_024, count, "messages sent to a subscriber that it has not consumed")
 
     def __attrs_post_init__(self) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.relink.backlog import FEW, Backlog
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.messages import column_of
@@ -88,11 +85,27 @@ def test_bytes_hold_the_connection_only_while_something_waits_for_us() -> None:
 
 def test_what_waits_for_the_peer_has_an_end() -> None:
     waits = backlog(transactional=True)
-    come(waits, *[b""] * 12)
-    with pytest.raises(RemoteProtocolError, match="backlog-too-large"):
-        come(waits, b"")
+    come(waits, *[b""] * 11)
+    (channel,) = waits.channels.values()
+    assert waits.fitting(channel, [0]) == 1
+    assert waits.fitting(channel, [0, 0]) == 1
+    come(waits, b"")
+    assert waits.fitting(channel, [0]) == 0
     large = backlog(transactional=True)
-    for _ in range(8):
-        come(large, b"x" * 190)
-    with pytest.raises(RemoteProtocolError, match="backlog-too-large"):
-        come(large, b"x" * 190)
+    (channel,) = large.channels.values()
+    most = 2 * 1_000 + 100
+    assert large.fitting(channel, [most - OVERHEAD]) == 1
+    assert large.fitting(channel, [most - OVERHEAD + 1]) == 0
+    assert large.fitting(channel, [most - 2 * OVERHEAD, 0]) == 2
+    assert large.fitting(channel, [most - 2 * OVERHEAD, 1]) == 1
+
+
+def test_nothing_fits_behind_what_was_not_kept() -> None:
+    waits = backlog(transactional=True)
+    (channel,) = waits.channels.values()
+    channel.accept_dropped(3)
+    assert waits.fitting(channel, [0]) == 0
+    channel.decide(1)
+    assert waits.fitting(channel, [0]) == 0, "the third is still undecided"
+    channel.decide(2)
+    assert waits.fitting(channel, [0]) == 1

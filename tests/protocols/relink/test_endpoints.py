@@ -10,7 +10,7 @@ from fyrehose.errors import RemoteProtocolError
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import Place, first_anchor, parse, stream_seq
-from fyrehose.protocols.relink.frames import Message
+from fyrehose.protocols.relink.frames import SHUTDOWN, Message
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
 
@@ -196,6 +196,20 @@ def test_a_subscriber_leaves(make_server: Any) -> None:
     assert isinstance(peer.talk()[-1], events.Ended)
     assert peer.closed
     assert not server.registry.entries
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_subscriber_that_leaves_before_any_record_hears_of_no_channel(make_server: Any, restarted: bool) -> None:
+    server = make_server()
+    peer = server.linked("subscribe:s")
+    if restarted:
+        peer.leave()
+        server.restart()
+        peer = server.linked(old=peer.link)
+    peer.transport.clear()
+    peer.say(SHUTDOWN.serialize())
+    server.clock.advance(0)
+    assert peer.transport.value() == SHUTDOWN.serialize()
 
 
 def test_a_subscriber_that_left_is_not_known_after_a_restart(make_server: Any) -> None:

@@ -122,16 +122,60 @@ def test_threat_backlog_bytes(make_server: Any) -> None:
     assert len(entry.link.receiving) == 16
 
 
-def test_threat_what_is_not_decided(make_server: Any) -> None:
-    """What waits for the peer's own commit cannot hold the connection: twice the backlog ends the link."""
+@pytest.mark.parametrize(("messages", "result"), [(2_047, "COMMITTED"), (2_048, "COMMITTED"), (2_049, "UNCOMMITTED")])
+def test_threat_what_is_not_decided(make_server: Any, messages: int, result: str) -> None:
+    """What waits for the peer's own commit cannot hold the connection: of twice the backlog and more nothing is kept,
+    its commit fails, and the link goes on."""
     server = make_server()
     peer = server.linked(connector_size=2, connector_transactions=True)
-    peer.say(message() * 2_048)
+    commit = Operation(kind=Op.COMMIT, channels=(0,), number=messages - 1).serialize(2)
+    peer.link.send((1,), (b"on another channel",))
+    peer.link.decide(1, Op.COMMIT)
+    peer.talk()
+    (entry,) = server.registry.entries.values()
+    peer.say(message() * messages)
+    assert entry.link.weight <= 2 * 2_048 + 2_048 * 65
+    peer.transport.clear()
+    peer.say(commit)
+    said = Acknowledgement(kind=Ack[result], channels=(0,), number=messages - 1).serialize(2)
+    assert peer.transport.value().startswith(said)
+    assert len(server.payloads()) == 1 + (messages if result == "COMMITTED" else 0)
+    assert server.count("transactions-too-large") == (result == "UNCOMMITTED")
+    assert entry.link.weight == 2 * 2_048
+    peer.say(message() + Operation(kind=Op.COMMIT, channels=(0,), number=messages).serialize(2))
+    assert server.payloads()[-1] == b"x"
     assert not peer.closed
-    peer.say(message())
-    assert peer.closed
-    assert server.count("backlog-too-large") == 1
-    assert server.payloads() == []
+
+
+def test_threat_undecided_messages_of_many_links(make_server: Any) -> None:
+    """All links together hold so much: the address that holds the most lets go, whether it is connected or not."""
+    server = make_server(link_memory=str(1 << 20))
+    honest = server.linked(connector_size=2, connector_transactions=True, host="10.0.0.1")
+    honest.say(message(parts=(b"x" * 50_000,)))
+    greedy = [server.linked(connector_size=2, connector_transactions=True, host="10.0.0.2") for _ in range(8)]
+    for peer in greedy:
+        for _ in range(10):
+            peer.say(message(parts=(b"x" * 50_000,)))
+        peer.leave()
+    assert server.registry._weight == sum(entry.link.weight for entry in server.registry.entries.values()) <= 1 << 20
+    assert len(server.registry.entries) == 9, "none of them is lost"
+    honest.say(Operation(kind=Op.COMMIT, channels=(0,), number=0).serialize(2))
+    assert server.payloads() == [b"x" * 50_000]
+
+
+def test_threat_channels_of_many_links(make_server: Any) -> None:
+    """Where channels take the room, which cannot be given back, the largest links of that address are lost."""
+    server = make_server(link_memory=str(100 * 2_048))
+    honest = server.linked(connector_size=2, host="10.0.0.1")
+    honest.say(b"".join(message(channel) for channel in range(40)))
+    for _ in range(4):
+        greedy = server.linked(connector_size=2, host="10.0.0.2")
+        greedy.say(b"".join(message(channel) for channel in range(50)))
+    assert server.registry._weight <= 100 * 2_048
+    assert server.count("links-too-large") >= 1
+    assert not honest.closed
+    honest.leave()
+    assert server.linked(old=honest.link, host="10.0.0.1").events[0].resumed
 
 
 def test_threat_guessed_and_hijacked_links(make_server: Any) -> None:

@@ -10,6 +10,7 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.messages import Column, Messages, column_of
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
+from fyrehose.protocols.relink.sending import MAX_WINDOW as MOST_UNDECIDED
 from fyrehose.protocols.relink.tables import Event, Receiving
 
 
@@ -77,38 +78,37 @@ def test_unstaging() -> None:
 
 def test_the_report() -> None:
     got = channel(8, decided=6)
-    assert said(got.report(True)) == [("RECEIVED", 7)]
-    assert said(got.report(False)) == []
+    assert said(got.report()) == [("RECEIVED", 7)]
     got.stage(1, Ack.COMMITTED)
     got.stage(2, None)
     got.stage(3, Ack.UNCOMMITTED)
     got.settle(2)
-    assert said(got.report(True)) == [("RECEIVED", 7), ("COMMITTED", 1), ("CONSUMED", 2)]
+    assert said(got.report()) == [("RECEIVED", 7), ("COMMITTED", 1), ("CONSUMED", 2)]
     got.settle(3)
     got.forget_results(0)
-    assert said(got.report(False)) == [("COMMITTED", 1), ("UNCOMMITTED", 3), ("CONSUMED", 3)]
+    assert said(got.report()) == [("RECEIVED", 7), ("COMMITTED", 1), ("UNCOMMITTED", 3), ("CONSUMED", 3)]
     got.forget_results(1)
-    assert said(got.report(False)) == [("UNCOMMITTED", 3), ("CONSUMED", 3)]
+    assert said(got.report()) == [("RECEIVED", 7), ("UNCOMMITTED", 3), ("CONSUMED", 3)]
 
 
 def test_receipts_cover_all_that_came() -> None:
     got = channel(1, transactional=False)
-    receipts = [got.receipt()]
+    receipts = [got.receipt(False)]
     got.accept(((),), 1, (0,))
-    receipts.append(got.receipt())
+    receipts.append(got.receipt(False))
     got.accept(((),), 1, (0,))
     got.accept(((),), 1, (0,))
-    receipts.append(got.receipt())
+    receipts.append(got.receipt(False))
     assert [receipt.number for receipt in receipts if receipt] == [0, None, 3]
-    assert got.receipt() is None
+    assert got.receipt(False) is None
     got.stage(3, None)
     got.settle(3)
     got.accept(((),), 1, (0,))
     got.stage(4, None)
     got.settle(4)
-    assert got.receipt() is None, "consumed has said it"
+    assert got.receipt(False) is None, "consumed has said it"
     got.accept(((),), 1, (0,))
-    last = got.receipt()
+    last = got.receipt(False)
     assert last is not None
     assert last.number == 5, "to the letter a plain one would mean another message"
 
@@ -172,3 +172,52 @@ def test_closing() -> None:
     got.advance(Event.PING)
     got.detach()
     assert got.exhausted, "the barrier is to be built again"
+
+
+def test_a_receipt_may_have_to_carry_its_number() -> None:
+    got = channel(1, transactional=False)
+    got.receipt(True)
+    got.accept(((),), 1, (0,))
+    receipt = got.receipt(True)
+    assert receipt is not None
+    assert receipt.number == 1
+
+
+def test_messages_that_are_not_kept_have_their_numbers_and_cost_nothing() -> None:
+    got = channel(0)
+    got.accept(((b"a",), (b"b",), (b"c",)), 3 * OVERHEAD + 3, (1, 1, 1))
+    got.accept_dropped(2)
+    got.accept_dropped(4)
+    assert (got.next, got.undecided, got.dropped) == (9, 9, 3)
+    first, last, messages = got.decide(1)  # type: ignore[misc]
+    assert (first, last, messages) == (0, 1, Messages.of((b"a",), (b"b",)))
+    assert got.decide(4) == (2, 4, None), "one of them is not there, so none of them counts"
+    got.stage(1, Ack.COMMITTED)
+    got.stage(4, Ack.UNCOMMITTED)
+    assert got.settle(1)[1] == 2 * OVERHEAD + 2
+    assert got.settle(4)[1] == OVERHEAD + 1
+    assert got.decide(8) == (5, 8, None)
+    got.stage(8, None)
+    assert got.settle(8)[1] == 0
+    got.accept(((b"d",),), OVERHEAD + 1, (1,))
+    assert got.decide(None) == (9, 9, Messages.of((b"d",)))
+
+
+def test_undecided_messages_may_be_dropped_later() -> None:
+    got = channel(0)
+    got.accept(((b"a",), (b"b",), (b"c",)), 3 * OVERHEAD + 3, (1, 1, 1))
+    got.accept(((b"d",),), OVERHEAD + 1, (1,))
+    got.decide(0)
+    assert got.drop_undecided() == 3 * OVERHEAD + 3
+    assert got.drop_undecided() == 0
+    assert got.decide(3) == (1, 3, None)
+    got.stage(0, Ack.COMMITTED)
+    got.stage(3, Ack.UNCOMMITTED)
+    assert got.settle(3)[1] == OVERHEAD + 1
+
+
+def test_numbers_that_are_not_kept_have_an_end() -> None:
+    got = channel(0)
+    got.accept_dropped(MOST_UNDECIDED)
+    with pytest.raises(RemoteProtocolError, match="backlog-too-large"):
+        got.accept_dropped(1)

@@ -193,6 +193,126 @@ def test_a_plain_message_that_is_refused_for_good_costs_the_link(make_server: An
     peer.talk()
     assert peer.closed
     assert not server.registry.entries
+    assert server.count("PayloadTooLarge") == 1
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_was_stored_before_a_message_that_is_refused_is_acknowledged(make_server: Any, together: bool) -> None:
+    """So that a publisher which sends again what was not acknowledged stores nothing twice."""
+    server = make_server(auto=False)
+    server.broker.restrict("s", 3)
+    peer = server.connect()
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    for payload in (b"1", b"2", b"3", b"too large", b"4"):
+        send(peer, payload)
+        if not together:
+            peer.talk()
+    send(peer, b"5", channel=1)
+    peer.talk()
+    assert not peer.closed
+    assert server.registry.entries
+    server.journal.commit()
+    server.clock.advance(0)
+    assert peer.closed
+    peer.events += peer.session.receive_data(peer.transport.value())
+    consumed = {e.channel: e.last for e in peer.events if isinstance(e, events.Consumed)}
+    assert consumed == ({0: 2, 1: 0} if together else {0: 2}), "each channel up to the message that is refused"
+    assert server.payloads() == [b"1", b"2", b"3", *([b"5"] if together else [])]
+    assert not server.registry.entries, "the same message would come again"
+    peer.leave()
+    unknown = [parts.parts[0] for parts in peer.link.unknown()]
+    assert unknown == [b"too large", b"4", *([] if together else [b"5"])]
+
+
+def test_a_publisher_whose_right_is_taken_has_what_was_stored_acknowledged(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.connect()
+    peer.talk()
+    server.journal.commit()
+    peer.talk()
+    send(peer, b"1")
+    peer.talk()
+    server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "subscribe": "s"}]}))
+    send(peer, b"2")
+    peer.talk()
+    server.journal.commit()
+    server.clock.advance(0)
+    assert peer.session.receive_data(peer.transport.value()) == [events.Consumed(channel=0, first=0, last=0)]
+    assert peer.closed
+    assert server.payloads() == [b"1"]
+    assert not server.registry.entries
+
+
+# What is received and not decided.
+
+
+def receipts(peer: Any) -> list[int]:
+    return [channel.recv for channel in peer.link.sending.values()]
+
+
+def test_undecided_messages_are_acknowledged_as_received_once_for_all_that_came(make_server: Any) -> None:
+    """So that a peer may wait for it before its commit."""
+    server = make_server()
+    peer = server.linked(connector_transactions=True)
+    send(peer, b"1", b"2", b"3")
+    peer.say(b"".join(peer.session.data_to_send()))
+    assert peer.transport.value() == Acknowledgement(kind=Ack.RECEIVED, channels=(0,), number=2).serialize(1)
+    peer.talk()
+    assert receipts(peer) == [2]
+    peer.link.decide(0, Op.COMMIT)
+    assert kinds(peer.talk()) == ["Resulted", "Consumed"]
+
+
+def test_nothing_is_said_of_what_is_decided_or_durable_at_once(make_server: Any) -> None:
+    """``consumed`` implies it, so it costs nothing where a commit comes with its messages."""
+    server = make_server(auto=False)
+    for transactional in (False, True):
+        peer = server.connect(connector_transactions=transactional)
+        peer.talk()
+        server.journal.commit()
+        peer.talk()
+        send(peer, b"1", b"2")
+        if transactional:
+            peer.link.decide(0, Op.COMMIT)
+        peer.say(b"".join(peer.session.data_to_send()))
+        server.clock.advance(0)
+        assert peer.transport.value() == b""
+
+
+def test_undecided_messages_survive_a_reconnection(make_server: Any) -> None:
+    server = make_server()
+    peer = server.linked(connector_transactions=True)
+    send(peer, b"1", b"2")
+    peer.talk()
+    peer.leave()
+    again = server.connect(old=peer.link)
+    heard: list[bytes] = []
+    take = again.protocol.dataReceived
+    again.protocol.dataReceived = lambda data: (heard.append(data), take(data))
+    again.talk()
+    assert receipts(again) == [1]
+    assert Message(channels=(0,), parts=(b"1",)).serialize(1) not in b"".join(heard), "it was not sent again"
+    again.link.decide(0, Op.COMMIT)
+    again.talk()
+    assert server.payloads() == [b"1", b"2"]
+    assert server.count("links-resumed") == 1
+
+
+def test_what_a_killed_server_had_received_comes_again(make_server: Any) -> None:
+    """The report says that it holds less than it said before; the peer goes by the report."""
+    server = make_server()
+    peer = server.linked(connector_transactions=True)
+    send(peer, b"1", b"2")
+    peer.talk()
+    assert receipts(peer) == [1]
+    peer.leave()
+    server.restart()
+    again = server.linked(old=peer.link)
+    again.link.decide(0, Op.COMMIT)
+    again.talk()
+    assert server.payloads() == [b"1", b"2"]
 
 
 def test_a_full_disk_costs_the_connection_and_not_the_link(make_server: Any) -> None:
@@ -611,16 +731,30 @@ def test_what_is_not_durable_holds_its_sender(make_server: Any) -> None:
     assert peer.link.sending[0].base == 10
 
 
-def test_what_nobody_decides_has_an_end(make_server: Any) -> None:
+def test_a_transaction_that_is_too_large_fails_and_costs_nothing_else(make_server: Any) -> None:
     server = make_server(backlog="3")
     peer = server.linked(connector_transactions=True)
-    for _ in range(6):
-        send(peer, b"x")
+    send(peer, *[b"x"] * 7)
     peer.talk()
     assert not peer.closed
-    send(peer, b"x")
+    peer.link.decide(0, Op.COMMIT)
+    send(peer, b"y")
+    peer.link.decide(0, Op.COMMIT)
     peer.talk()
-    assert server.count("backlog-too-large") == 1
+    results = [(e.first, e.last, e.result) for e in peer.events if isinstance(e, events.Resulted)]
+    assert results == [(0, 6, Ack.UNCOMMITTED), (7, 7, Ack.COMMITTED)]
+    assert server.payloads() == [b"y"]
+    assert server.count("transactions-too-large") == 1
+
+
+def test_a_transaction_that_is_too_large_may_be_rolled_back(make_server: Any) -> None:
+    server = make_server(backlog="3")
+    peer = server.linked(connector_transactions=True)
+    send(peer, *[b"x"] * 7)
+    peer.talk()
+    peer.link.decide(0, Op.ROLLBACK)
+    assert peer.talk() == [events.Consumed(channel=0, first=0, last=6)]
+    assert server.count("transactions-too-large") == 0
 
 
 def test_pings_are_answered_until_nobody_reads_the_answers(make_server: Any) -> None:

@@ -235,7 +235,6 @@ def test_the_first_offence_counts_among_gathered_messages(why: str) -> None:
     ("data", "expected"),
     [
         (RESUME.serialize(), "resume-unexpected"),
-        (PONG.serialize(), "pong-unasked"),
         (COMMIT, None),
         (MESSAGE + COMMIT + COMMIT, "operation-on-unreceived"),
         (MESSAGE + Operation(kind=Op.CLOSE, channels=(3,)).serialize(1) + MESSAGE, "message-after-close"),
@@ -255,6 +254,16 @@ def test_what_a_peer_may_not_do(data: bytes, expected: str | None) -> None:
         assert session.link.over
         assert session.receive_data(MESSAGE) == []
         assert session.data_to_send() == []
+
+
+def test_a_pong_that_nobody_asked_for_is_ignored() -> None:
+    session = listener()
+    assert session.receive_data(PONG.serialize() * 3) == []
+    assert session.link is not None
+    assert session.link.ping() == 1
+    assert session.link.pongs == 0, "the pong of this ping is still to come"
+    session.receive_data(PONG.serialize() + MESSAGE)
+    assert session.link.pongs == 1
 
 
 @pytest.mark.parametrize("what", ["received", "consumed", "result", "numbered", "plain result"])
