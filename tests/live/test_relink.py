@@ -12,14 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import pytest_twisted
 from twisted.internet import reactor, ssl
 from twisted.internet.defer import gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, wrapClientTLS
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import deferLater
+from zope.interface import implementer
 
 from fyrehose.protocols.relink.client import RelinkClient
+from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.testing.certificates import Authority
 
 pytestmark = pytest.mark.live
@@ -121,8 +125,51 @@ def test_publish_and_tail(start: Any) -> None:
         *("tail", "--protocol", "relink", "--from", at, "--stream", "s"),
         *("--since", "500", "--count", "1", "--format", "json"),
     )
-    assert json.loads(as_json.stdout) == {"stream": "s", "source": "relink", "payload": "line 499"}
+    assert json.loads(as_json.stdout) == {"stream": "s", "seq": 500, "source": "relink", "payload": "line 499"}
     assert server.stop() == 0
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.define(eq=False)
+class Moving:
+    """An endpoint of a server that moves to another port."""
+
+    port: int
+
+    def connect(self, factory: Any) -> Any:
+        return TCP4ClientEndpoint(reactor, "127.0.0.1", self.port).connect(factory)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_reader_whose_link_is_lost_misses_and_doubles_nothing(start: Any) -> None:
+    """The server moves to another endpoint, where nothing is known of its links.  The reader goes on behind its last
+    record, and a reader that has seen no record goes on where it began."""
+    server = start(*LISTEN)
+    endpoint = Moving(server.port("relink"))
+    got: dict[str, list[tuple[int, bytes]]] = {"busy": [], "quiet?@1": []}
+
+    def reads(stream: str) -> RelinkReader:
+        return RelinkReader(
+            reactor, endpoint, stream, on_record=lambda seq, parts: got[stream].append((seq, b"".join(parts)))
+        )
+
+    def publish(stream: str, payload: str) -> None:
+        at = f"127.0.0.1:{server.port('relink')}"
+        published = command("publish", "--protocol", "relink", "--to", at, "--stream", stream, payload)
+        assert published.returncode == 0, published.stderr
+
+    readers = [reads(stream) for stream in got]
+    await gatherResults([reader.client.connect() for reader in readers])
+    await settled(lambda: all(reader.position == 0 for reader in readers))
+    publish("busy", "1")
+    await settled(lambda: got["busy"] == [(1, b"1")])
+    assert server.stop() == 0
+    server = start(*LISTEN[:3], "relink=tcp:0:interface=127.0.0.1:backlog=100")
+    publish("busy", "2")
+    publish("quiet?@1", "1")
+    endpoint.port = server.port("relink")
+    await settled(lambda: got == {"busy": [(1, b"1"), (2, b"2")], "quiet?@1": [(1, b"1")]}, lambda: str(got))
+    await gatherResults([reader.client.close() for reader in readers])
 
 
 def test_a_protocol_without_transactions_says_so(start: Any) -> None:

@@ -16,7 +16,9 @@ from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClients, IPublisher, ITailer
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.names import publish_name
 from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.transactions import Transaction
 from fyrehose.records import Run
 
@@ -32,7 +34,7 @@ LARGEST = Limits().backlog
 
 def publisher(reactor: Any, host: str, port: int, stream: str | None, window: int) -> RelinkPublisher:
     """A publisher to one stream, each message by itself."""
-    name = f"publish:{_named(stream)}"
+    name = publish_name(_named(stream))
     limits = Limits(window=window)
     return RelinkPublisher(RelinkClient(reactor, HostnameEndpoint(reactor, host, port), name, limits=limits))
 
@@ -44,7 +46,7 @@ def transactional_publisher(
     if size > LARGEST:
         raise ConfigError(f"a transaction of {size} messages is too large, {LARGEST} are the most")
     limits = Limits(window=max(window, size))
-    name = f"publish:{_named(stream)}"
+    name = publish_name(_named(stream))
     endpoint = HostnameEndpoint(reactor, host, port)
     client = RelinkClient(reactor, endpoint, name, transactional=True, limits=limits)
     return TransactionalPublisher(reactor, client, size)
@@ -60,14 +62,7 @@ def tailer(
     lost: Callable[[int, int], object],
 ) -> RelinkTailer:
     """A reader of one stream."""
-    named = _named(stream)
-    _, at, number = named.rpartition("@")
-    if after is None and at and number.isascii() and number.isdecimal():
-        raise ConfigError(f"relink would take {named!r} for a stream and a number: say --since, too")
-    tailer = RelinkTailer(named, take)
-    name = f"subscribe:{named}" if after is None else f"subscribe:{named}@{after}"
-    tailer.client = RelinkClient(reactor, HostnameEndpoint(reactor, host, port), name, on_message=tailer.message)
-    return tailer
+    return RelinkTailer(reactor, HostnameEndpoint(reactor, host, port), _named(stream), after, take, lost)
 
 
 @implementer(IPublisher)
@@ -162,33 +157,42 @@ class TransactionalPublisher:
 @implementer(ITailer)
 @attrs.define(eq=False)
 class RelinkTailer:
-    """A client that reads one stream.  Relink does not say the numbers that messages have in it."""
+    """A client that reads one stream, and goes on behind the last record when its link is lost."""
 
+    clock: Any
+    endpoint: Any
     stream: str
+    after: int | None
     take: Callable[[Run], object]
-    client: RelinkClient = attrs.field(init=False)
+    lost: Callable[[int, int], object]
+    reader: RelinkReader = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.reader = RelinkReader(
+            self.clock, self.endpoint, self.stream, after=self.after, on_record=self.record, on_gap=self.lost
+        )
 
     def connect(self) -> Deferred[None]:
-        return self.client.connect()
+        return self.reader.client.connect()
 
     def pause(self) -> None:
-        self.client.pause()
+        self.reader.client.pause()
 
     def resume(self) -> None:
-        self.client.resume()
+        self.reader.client.resume()
 
     def shortfall(self, complete: bool) -> str:
         return ""  # records come in order over one connection
 
     def close(self) -> Deferred[None]:
-        return self.client.close()
+        return self.reader.client.close()
 
-    def message(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> None:
-        """A record."""
+    def record(self, seq: int, parts: tuple[bytes, ...]) -> None:
+        """Hand a record on."""
         if len(parts) == 1:
-            self.take(Run.of(self.stream, parts, source="relink"))
+            self.take(Run.of(self.stream, parts, source="relink", first_seq=seq))
         else:
-            self.take(Run.of(self.stream, [join(parts)], source="relink", content_type=CONTENT_TYPE))
+            self.take(Run.of(self.stream, [join(parts)], source="relink", content_type=CONTENT_TYPE, first_seq=seq))
 
 
 def _named(stream: str | None) -> str:

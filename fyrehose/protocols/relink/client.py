@@ -58,11 +58,12 @@ class RelinkClient:
     """A connector.
 
     :ivar clock: the reactor, or a Clock
-    :ivar name: the endpoint's name, as the listener has it: ``publish:STREAM`` or ``subscribe:STREAM[@SEQ]``
+    :ivar name: the endpoint's name, as the listener has it: ``publish:STREAM`` or ``subscribe:STREAM[@SEQ][?seq]``
     :ivar transactional: whether our messages count only when they are committed
     :ivar on_message: is called with channel, number and parts of each message of the listener, in order; when it has
         returned, or the Deferred that it returned has fired, the message is consumed.  If that fails, a committed
         message is reported as not processed; a plain one ends the link.
+    :ivar rename: gives the endpoint's name anew for each new link; then a link that is lost is not replaced before that
     :ivar on_lost: is called with the messages whose outcome is not known, when the link was lost
     :ivar on_state: is called with True when the link can be used, with False when its connection is gone
     """
@@ -76,6 +77,7 @@ class RelinkClient:
     listener_id_size: int = attrs.field(default=4, kw_only=True)
     limits: Limits = attrs.field(factory=Limits, kw_only=True)
     on_message: Callable[[int, int, tuple[bytes, ...]], Any] | None = attrs.field(default=None, kw_only=True)
+    rename: Callable[[], str] | None = attrs.field(default=None, kw_only=True)
     on_lost: Callable[[list[Unknown]], object] = attrs.field(default=lambda unknown: None, kw_only=True)
     on_state: Callable[[bool], object] = attrs.field(default=lambda connected: None, kw_only=True)
     retry: Callable[[int], float] = attrs.field(default=backoff, kw_only=True)
@@ -263,6 +265,9 @@ class RelinkClient:
         if self._connection is not None:
             self._connection.give_up()
         self._connection = connection
+        old = None if self.link is None or self.link.over else self.link
+        if old is None and self.rename is not None:
+            self.name = self.rename()
         terms = Terms(
             endpoint=self.name,
             connector_size=self.id_size,
@@ -270,8 +275,12 @@ class RelinkClient:
             connector_transactions=self.transactional,
             listener_transactions=self.listener_transactional,
         )
-        old = None if self.link is None or self.link.over else self.link
-        hello = Hello(terms=terms, epoch=old.epoch if old else 0, link_id=old.id if old else 0)
+        hello = Hello(
+            terms=terms,
+            require=old is not None and self.rename is not None,
+            epoch=old.epoch if old else 0,
+            link_id=old.id if old else 0,
+        )
 
         def fresh(epoch: int, link_id: int) -> Link:
             return Link(terms, True, epoch, link_id, self.limits)
@@ -301,11 +310,8 @@ class RelinkClient:
 
     def _on_linked(self, event: events.Linked) -> None:
         self._tries = 0
-        if event.lost is not None:
-            if event.lost.shutdown_said and not event.lost.sending:
-                self._on_ended(None)  # it had come to its good end, and only we had not heard of it
-                return
-            self._lose(event.lost)
+        if event.lost is not None and not self._lost(event.lost):
+            return
         self.link = event.link
         if event.resumed:
             return
@@ -313,6 +319,24 @@ class RelinkClient:
             self._end()
             return
         self._usable()
+
+    def _on_refused(self, event: events.Refused) -> None:
+        """The listener does not know our link any more: connect again, for a new one."""
+        self._tries = 0
+        if event.lost is None or not self._lost(event.lost):
+            return
+        if self._closing:
+            self._end()
+        elif self._connection is not None:
+            self._connection.give_up()
+
+    def _lost(self, link: Link) -> bool:
+        """Deal with a link that the listener does not know any more; return False if that was its good end."""
+        if link.shutdown_said and not link.sending:
+            self._on_ended(None)  # it had come to its good end, and only we had not heard of it
+            return False
+        self._lose(link)
+        return True
 
     def _on_resumed(self, event: events.Resumed) -> None:
         self._usable()
@@ -365,11 +389,15 @@ class RelinkClient:
     # Messages of the listener.
 
     def _on_received(self, event: events.Received) -> None:
+        if self.link is None or self.link.over:
+            return  # it was lost by a message that came together with these
         for seq, parts in enumerate(event.messages, event.first):
             self._inbox.append((event.channel, seq, parts))
         self._hand_out()
 
     def _on_decided(self, event: events.Decided) -> None:
+        if self.link is None or self.link.over:
+            return
         if event.dropped:
             self._inbox.append((event.channel, event.last if event.commit else ~event.last, None))
         for seq, parts in enumerate(event.messages, event.first):

@@ -1,4 +1,4 @@
-"""What a connector can ask for: ``publish:STREAM``, ``subscribe:STREAM`` and ``subscribe:STREAM@SEQ``.
+"""What a connector can ask for: to publish to a stream, or to subscribe to one (names.py has the names).
 
     Publishing    messages -> runs -> the journal, together with the link's cursors -> consumed, committed
     Subscribing   the journal -> messages on channel 0, as far as the window that the peer's consumed holds open
@@ -20,51 +20,20 @@ from fyrehose.errors import PublishError, RemoteProtocolError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import Ack
-from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.linklog import Anchors
 from fyrehose.protocols.relink.messages import Column, Messages, Parts, Piece, piece_of
+from fyrehose.protocols.relink.names import SEQ_SIZE, Place
 from fyrehose.protocols.relink.registry import Entry
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import Sending
-from fyrehose.records import LAST_SEQ, MAX_NAME, Delivery, Run
+from fyrehose.records import Delivery, Run
 
 if TYPE_CHECKING:
     from fyrehose.protocols.relink.server import RelinkProtocol
 
 KIT = "relink"
-#: As many as the last number of a stream has.
-MAX_DIGITS = len(str(LAST_SEQ))
 #: How many gaps of a stream may lie in what a subscriber has not consumed.
 MOST_ANCHORS = 1_000
-
-
-@attrs.frozen(kw_only=True, slots=True)
-class Place:
-    """An endpoint name, understood."""
-
-    stream: str
-    subscribe: bool
-    #: for subscribers: begin behind this number; None: with what is published from now on
-    after: int | None = None
-
-
-def parse(terms: Terms) -> Place:
-    """What ``terms`` ask for.
-
-    :raises RemoteProtocolError: there is no such endpoint, or it is not to be had with these transactions
-    """
-    verb, _, stream = terms.endpoint.partition(":")
-    name, at, number = stream.rpartition("@")
-    after = None
-    if verb == "subscribe" and at and number.isascii() and number.isdecimal():
-        if len(number) > MAX_DIGITS:
-            raise RemoteProtocolError("endpoint-unknown")
-        stream, after = name, int(number)
-    if verb not in ("publish", "subscribe") or not 1 <= len(stream.encode()) <= MAX_NAME:
-        raise RemoteProtocolError("endpoint-unknown")
-    if terms.listener_transactions or (verb == "subscribe" and terms.connector_transactions):
-        raise RemoteProtocolError("transactions-unsupported")
-    return Place(stream=stream, subscribe=verb == "subscribe", after=after)
 
 
 def first_anchor(broker: IBroker, place: Place) -> Anchors:
@@ -73,7 +42,7 @@ def first_anchor(broker: IBroker, place: Place) -> Anchors:
         return []
     oldest, last = broker.bounds(place.stream)
     after = last if place.after is None else min(max(place.after, oldest - 1), last)
-    return [(0, after + 1)]
+    return [(int(place.seqs), after + 1)]  # what comes before it says where it begins
 
 
 def stream_seq(anchors: Anchors, channel_seq: int) -> int:
@@ -247,6 +216,11 @@ class Publishing(Endpoint):
         self.protocol.handle_events(self.link.shutdown())
 
 
+def _said(seq: int) -> bytes:
+    """A record's number, as a part of a message."""
+    return seq.to_bytes(SEQ_SIZE, "little")
+
+
 @attrs.frozen
 class _Gap:
     """What follows begins at this number of the stream."""
@@ -322,10 +296,14 @@ class Subscribing(Endpoint):
         return self.protocol.reader
 
     def deliver(self, delivery: Delivery) -> None:
-        most = self.link.limits.parts
+        seqs = self.place.seqs
+        most = self.link.limits.parts - seqs
         for run in delivery.runs:
             piece = piece_of(run, most)
-            self._pending.extend([piece] if isinstance(piece, Column) else piece)
+            if seqs:
+                self._pending.extend((_said(seq), *parts) for seq, parts in enumerate(piece, run.first_seq))
+            else:
+                self._pending.extend([piece] if isinstance(piece, Column) else piece)
         self._pump()
         self.protocol.flush()
 
@@ -340,6 +318,9 @@ class Subscribing(Endpoint):
 
     def _subscribe(self, channel_seq: int) -> None:
         """Go on with the record that is number ``channel_seq`` on the channel."""
+        if self.place.seqs and not channel_seq:
+            self._pending.append((b"", _said(self.entry.anchors[0][1] - 1)))
+            channel_seq = 1
         wanted = stream_seq(self.entry.anchors, channel_seq)
         subscription = self.protocol.broker.subscribe(self.place.stream, wanted - 1, self)
         if subscription.position < wanted - 1:

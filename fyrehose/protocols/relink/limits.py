@@ -6,6 +6,9 @@ import attrs
 
 from fyrehose.records import MAX_PAYLOAD
 
+#: What the largest record takes besides, in bytes, when its number is sent with it.
+NUMBERED = 64
+
 
 @attrs.frozen(kw_only=True, slots=True)
 class Limits:
@@ -17,6 +20,8 @@ class Limits:
     parts: int = 1_024
     #: the parts of one message, padding included (and, but for one part, a table of their sizes), in bytes
     message_size: int = MAX_PAYLOAD
+    #: the same of a message that we send
+    sent_size: int = MAX_PAYLOAD
     #: the peer's channels that are open at a time
     channels: int = 4_096
     #: messages of one channel that wait for us before we read no further; twice as many may wait for its decision

@@ -132,7 +132,7 @@ class Link:
         """
         limits = self.limits
         size = sum(frames.aligned(len(part)) for part in parts) + (0 if len(parts) == 1 else 4 + 4 * len(parts))
-        if len(parts) > limits.parts or len(channels) > limits.targets or size > limits.message_size:
+        if len(parts) > limits.parts or len(channels) > limits.targets or size > limits.sent_size:
             raise LocalProtocolError(f"a message of {len(parts)} parts and {size} bytes is too large")
         for channel in set(channels):
             room = self.channel(channel).room
@@ -148,7 +148,7 @@ class Link:
 
         :raises LocalProtocolError: one is too large, or the window has no room for all; then nothing was sent
         """
-        most = self.limits.message_size
+        most = self.limits.sent_size
         if frames.aligned(len(messages.payload)) > most and frames.aligned(max(messages.sizes)) > most:
             raise LocalProtocolError(f"a message of {max(messages.sizes)} bytes is too large")
         first = self.channel(channel).add(messages)

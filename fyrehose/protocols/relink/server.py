@@ -33,8 +33,9 @@ from fyrehose.interfaces import IBroker
 from fyrehose.listening import TCPService
 from fyrehose.policy import Action
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.endpoints import KIT, Endpoint, Place, Publishing, Subscribing, first_anchor, parse
+from fyrehose.protocols.relink.endpoints import KIT, Endpoint, Publishing, Subscribing, first_anchor
 from fyrehose.protocols.relink.handshake import Hello
+from fyrehose.protocols.relink.names import Place, parse
 from fyrehose.protocols.relink.registry import Entry, Registry
 from fyrehose.protocols.relink.session import ListenerSession
 from fyrehose.protocols.relink.settings import Settings

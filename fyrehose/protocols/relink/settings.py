@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from fyrehose.protocols.relink.limits import Limits
+from fyrehose.protocols.relink.limits import NUMBERED, Limits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
 from fyrehose.settings import count, duration, option, size
@@ -42,6 +42,7 @@ class Settings(TLSSettings):
         """Those of each link."""
         return Limits(
             message_size=self.max_message,
+            sent_size=MAX_PAYLOAD + NUMBERED,
             channels=self.max_channels,
             backlog=self.backlog,
             backlog_size=self.backlog_size,

@@ -25,8 +25,10 @@ def test_what_is_made() -> None:
     clock = MemoryReactorClock()
     assert cli.publisher(clock, "h", 1, "s", 7).client.limits.window == 7
     tailer = cli.tailer(clock, "h", 1, "s", 5, print, print)
-    assert tailer.client.name == "subscribe:s@5"
-    assert cli.tailer(clock, "h", 1, "s", None, print, print).client.name == "subscribe:s"
+    assert tailer.reader.client.name == "subscribe:s@5?seq"
+    assert cli.tailer(clock, "h", 1, "s", None, print, print).reader.client.name == "subscribe:s?seq"
+    assert cli.tailer(clock, "h", 1, "log@5", None, print, print).reader.client.name == "subscribe:log%405?seq"
+    assert cli.publisher(clock, "h", 1, "a?b", 7).client.name == "publish:a%3Fb"
     transactional = cli.transactional_publisher(clock, "h", 1, "s", 7, 50)
     assert (transactional.client.limits.window, transactional.client.transactional) == (50, True)
 
@@ -36,7 +38,6 @@ def test_what_is_made() -> None:
     [
         lambda: cli.publisher(MemoryReactorClock(), "h", 1, None, 7),
         lambda: cli.tailer(MemoryReactorClock(), "h", 1, None, 5, print, print),
-        lambda: cli.tailer(MemoryReactorClock(), "h", 1, "log@5", None, print, print),
         lambda: cli.transactional_publisher(MemoryReactorClock(), "h", 1, "s", 7, 5_000),
     ],
 )
@@ -91,21 +92,25 @@ def test_a_transaction_whose_link_is_lost(make_client: Any) -> None:
 
 
 def test_reading(make_client: Any) -> None:
+    _, wire = make_client()
     runs: list[Any] = []
-    tailer = RelinkTailer("s", runs.append)
-    client, wire = make_client("subscribe:s@0", on_message=tailer.message)
-    tailer.client = client
+    gaps: list[tuple[int, int]] = []
+    tailer = RelinkTailer(wire.server.clock, wire, "s", 0, runs.append, lambda *gap: gaps.append(gap))
+    connected = outcome(tailer.connect())
     tailer.pause()
-    wire.server.publish("s", b"x")
+    for payload in (b"1", b"2", b"x"):
+        wire.server.publish("s", payload)
     wire.server.publish("s", join((b"a", b"b")), content_type=CONTENT_TYPE)
+    wire.server.journal.forget("s", 3)
     wire.pump()
-    assert runs == []
+    assert (connected, runs) == (["done"], [])
     tailer.resume()
     wire.pump()
     assert [(bytes(run.payload), run.content_type, run.first_seq) for run in runs] == [
-        (b"x", None, 0),
-        (join((b"a", b"b")), CONTENT_TYPE, 0),
+        (b"x", None, 3),
+        (join((b"a", b"b")), CONTENT_TYPE, 4),
     ]
+    assert gaps == [(1, 2)]
     closed = outcome(tailer.close())
     wire.pump()
     assert closed == ["done"]

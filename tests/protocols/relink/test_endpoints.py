@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from fyrehose.errors import RemoteProtocolError
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.endpoints import Place, first_anchor, parse, stream_seq
+from fyrehose.protocols.relink.endpoints import first_anchor, stream_seq
 from fyrehose.protocols.relink.frames import SHUTDOWN, Message
-from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.names import Place
 from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
 
 
@@ -21,30 +20,6 @@ def got(peer: Any) -> list[tuple[int, tuple[bytes, ...]]]:
 
 def bodies(peer: Any) -> list[bytes]:
     return [parts[0] for _, parts in got(peer)]
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("publish:a", Place(stream="a", subscribe=False)),
-        ("publish:a@5", Place(stream="a@5", subscribe=False)),
-        ("subscribe:a", Place(stream="a", subscribe=True)),
-        ("subscribe:a@0", Place(stream="a", subscribe=True, after=0)),
-        ("subscribe:a@b", Place(stream="a@b", subscribe=True)),
-        ("subscribe:a@b@7", Place(stream="a@b", subscribe=True, after=7)),
-        ("publish:é:x", Place(stream="é:x", subscribe=False)),
-    ],
-)
-def test_names_of_endpoints(name: str, place: Place) -> None:
-    assert parse(Terms(endpoint=name)) == place
-
-
-@pytest.mark.parametrize(
-    "name", ["", "x", "publish", "publish:", "subscribe:@5", "PUBLISH:a", "subscribe:a@" + "1" * 16]
-)
-def test_names_of_none(name: str) -> None:
-    with pytest.raises(RemoteProtocolError, match="endpoint-unknown"):
-        parse(Terms(endpoint=name))
 
 
 def test_anchors(make_server: Any) -> None:
@@ -269,3 +244,52 @@ def test_a_slow_transport_pauses_the_stream(make_server: Any) -> None:
     peer.protocol.resumeProducing()
     peer.talk()
     assert bodies(peer) == [b"1"]
+
+
+def said(seq: int) -> bytes:
+    return seq.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_records_with_their_numbers(make_server: Any, restarted: bool) -> None:
+    """Channel 0 begins with where it begins, and goes on over reconnections and restarts like any other."""
+    server = make_server(window="2")
+    for i in range(1, 7):
+        server.publish("s", b"%d" % i)
+    peer = server.linked("subscribe:s@2?seq")
+    assert got(peer) == [(0, (b"", said(2))), (1, (said(3), b"3"))]
+    peer.leave()
+    if restarted:
+        server.restart()
+    again = server.linked(old=peer.link)
+    again.link.consume(0, 1)
+    again.talk()
+    assert got(again) == [(2, (said(4), b"4")), (3, (said(5), b"5"))]
+    again.leave()
+    if restarted:
+        server.restart()
+    third = server.linked(old=again.link)
+    third.link.consume(0, 3)
+    third.talk()
+    assert got(third) == [(4, (said(6), b"6"))]
+
+
+def test_where_a_channel_begins_is_said_again_if_it_was_not_heard(make_server: Any) -> None:
+    server = make_server()
+    server.publish("s", b"1")
+    peer = server.linked("subscribe:s?seq")
+    (beginning,) = got(peer)
+    peer.leave()
+    peer.link.receiving.clear()  # as if nothing of it had arrived
+    server.publish("s", b"2")
+    again = server.linked(old=peer.link)
+    assert got(again) == [beginning, (1, (said(2), b"2"))] == [(0, (b"", said(1))), (1, (said(2), b"2"))]
+
+
+def test_a_number_beyond_the_end_begins_at_the_end(make_server: Any) -> None:
+    server = make_server()
+    server.publish("s", b"1", b"2")
+    peer = server.linked("subscribe:s@1000?seq")
+    server.publish("s", b"3")
+    peer.talk()
+    assert got(peer) == [(0, (b"", said(2))), (1, (said(3), b"3"))]

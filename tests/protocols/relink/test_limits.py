@@ -24,11 +24,13 @@ def message(channel: int = 0, size: int = 2, parts: tuple[bytes, ...] = (b"x",))
 
 def test_defaults() -> None:
     limits = Limits()
-    assert (limits.targets, limits.parts, limits.message_size) == (1_024, 1_024, 16 << 20)
+    assert (limits.targets, limits.parts, limits.sent_size) == (1_024, 1_024, 16 << 20)
+    assert limits.message_size == Settings().limits.message_size == 16 << 20
+    assert Settings().limits.sent_size == (16 << 20) + 64, "the largest record, with its number"
     assert (limits.channels, limits.backlog, limits.backlog_size, limits.window) == (4_096, 1_024, 16 << 20, 1_024)
     assert limits.results == 256
     settings = Settings()
-    assert settings.max_links == 10_000
+    assert (settings.max_links, settings.link_memory) == (10_000, 256 << 20)
     assert (settings.retention, settings.unused_retention, settings.handshake_timeout) == (300.0, 10.0, 10.0)
     assert (settings.ping_after, settings.drop_after) == (15.0, 45.0)
 

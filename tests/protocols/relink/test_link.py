@@ -62,7 +62,7 @@ def test_a_multicast_without_room_everywhere_is_sent_nowhere() -> None:
 @pytest.mark.parametrize("wrong", [((300,), (b"x",)), ((0,) * 3, ()), ((0,), (b"",) * 5), ((0,), (b"x" * 65,))])
 def test_what_cannot_be_sent(wrong: Any) -> None:
     with pytest.raises(LocalProtocolError):
-        link(limits={"targets": 2, "parts": 4, "message_size": 64}).send(*wrong)
+        link(limits={"targets": 2, "parts": 4, "sent_size": 64}).send(*wrong)
 
 
 def test_operations_on_channels_that_are_not_open() -> None:
@@ -208,7 +208,7 @@ def test_a_run_is_one_packet_a_message_and_is_sent_again_like_others() -> None:
 
 
 def test_a_run_that_does_not_fit_is_not_sent_at_all() -> None:
-    ours = link(limits={"window": 2, "message_size": 64})
+    ours = link(limits={"window": 2, "sent_size": 64})
     with pytest.raises(LocalProtocolError, match="full"):
         ours.send_run(0, column_of([b"a"] * 3))
     with pytest.raises(LocalProtocolError, match="too large"):

@@ -1,0 +1,64 @@
+"""Endpoint names: what is asked for, and streams whose own names have special characters."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.names import Place, parse, publish_name, subscribe_name
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("publish:a", Place(stream="a", subscribe=False)),
+        ("publish:a@5", Place(stream="a@5", subscribe=False)),
+        ("publish:50%", Place(stream="50%", subscribe=False)),
+        ("publish:a%3Fb", Place(stream="a?b", subscribe=False)),
+        ("subscribe:a", Place(stream="a", subscribe=True)),
+        ("subscribe:a@0", Place(stream="a", subscribe=True, after=0)),
+        ("subscribe:a@b", Place(stream="a@b", subscribe=True)),
+        ("subscribe:a@b@7", Place(stream="a@b", subscribe=True, after=7)),
+        ("subscribe:a%407", Place(stream="a@7", subscribe=True)),
+        ("subscribe:a?seq", Place(stream="a", subscribe=True, seqs=True)),
+        ("subscribe:a@7?seq", Place(stream="a", subscribe=True, after=7, seqs=True)),
+        ("subscribe:%C3%A9@7?seq", Place(stream="é", subscribe=True, after=7, seqs=True)),
+        ("publish:é:x", Place(stream="é:x", subscribe=False)),
+    ],
+)
+def test_names_of_endpoints(name: str, place: Place) -> None:
+    assert parse(Terms(endpoint=name)) == place
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "x",
+        "publish",
+        "publish:",
+        "subscribe:@5",
+        "PUBLISH:a",
+        "subscribe:a@" + "1" * 16,
+        "publish:a?seq",
+        "publish:a?",
+        "subscribe:a?",
+        "subscribe:a?seq=1",
+        "subscribe:a?other",
+        "subscribe:?seq",
+        "subscribe:a%FF",
+    ],
+)
+def test_names_of_none(name: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="endpoint-unknown"):
+        parse(Terms(endpoint=name))
+
+
+@pytest.mark.parametrize("stream", ["a", "a@5", "a?seq", "a@5?seq", "50%", "a%405", "%", "?", "@", "@1", "é:x?"])
+@pytest.mark.parametrize("after", [None, 0, 7])
+@pytest.mark.parametrize("seqs", [False, True])
+def test_every_stream_has_a_name(stream: str, after: int | None, seqs: bool) -> None:
+    assert parse(Terms(endpoint=publish_name(stream))) == Place(stream=stream, subscribe=False)
+    place = Place(stream=stream, subscribe=True, after=after, seqs=seqs)
+    assert parse(Terms(endpoint=subscribe_name(stream, after, seqs=seqs))) == place

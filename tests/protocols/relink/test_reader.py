@@ -1,0 +1,210 @@
+"""Readers that know the numbers of records: they go on where they were, whatever is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred
+
+from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+from fyrehose.protocols.relink.reader import RelinkReader
+from fyrehose.records import MAX_PAYLOAD
+
+
+@attrs.define(eq=False)
+class Reading:
+    """A reader on a wire, and what it told its program."""
+
+    wire: Any
+    after: int | None = None
+    records: list[tuple[int, bytes]] = attrs.field(factory=list)
+    gaps: list[tuple[int, int]] = attrs.field(factory=list)
+    answers: list[Any] = attrs.field(factory=list)
+    reader: RelinkReader = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        server = self.wire.server
+        self.reader = RelinkReader(
+            server.clock,
+            self.wire,
+            "s",
+            after=self.after,
+            on_record=self.take,
+            on_gap=lambda *gap: self.gaps.append(gap),
+        )
+        self.reader.client.connect()
+        self.wire.pump()
+
+    def take(self, seq: int, parts: tuple[bytes, ...]) -> Any:
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        self.records.append((seq, b"|".join(parts)))
+        return answer
+
+    def missed(self, first: int, last: int) -> None:
+        self.gaps.append((first, last))
+
+    def lose_link(self) -> None:
+        """The server forgets the link, and the connection breaks."""
+        registry = self.wire.server.registry
+        for entry in list(registry.entries.values()):
+            registry.discard(entry)
+        self.wire.cut()
+
+    def come_back(self) -> None:
+        for _ in range(3):
+            self.wire.pump(1)
+
+
+@pytest.fixture
+def read(make_server: Any, make_client: Any) -> Any:
+    """Makes a reader: ``read(after=0)``."""
+
+    def make(server: Any = None, **more: Any) -> Reading:
+        wire_type = type(make_client("publish:none", server=make_server())[1])
+        return Reading(wire_type(server or make_server()), **more)
+
+    return make
+
+
+def test_records_have_their_numbers(make_server: Any, read: Any) -> None:
+    server = make_server()
+    server.publish("s", b"a", b"b")
+    server.publish("s", join((b"x", b"", b"y")), content_type=CONTENT_TYPE)
+    server.publish("s", join(()), content_type=CONTENT_TYPE)
+    reading = read(server, after=1)
+    assert reading.records == [(2, b"b"), (3, b"x||y"), (4, b"")]
+    assert reading.gaps == []
+
+
+def test_the_largest_records_have_numbers_too(make_server: Any, read: Any) -> None:
+    server = make_server()
+    server.publish("s", b"x" * MAX_PAYLOAD)
+    many = join((b"y",) * 1_024)  # with its number it would have more parts than there may be
+    server.publish("s", many, content_type=CONTENT_TYPE)
+    reading = read(server, after=0)
+    reading.come_back()
+    assert [(seq, len(record)) for seq, record in reading.records] == [(1, MAX_PAYLOAD), (2, len(many))]
+    assert reading.records[1][1] == many
+
+
+def test_a_reader_knows_its_place_before_there_is_a_record(make_server: Any, read: Any) -> None:
+    server = make_server()
+    server.publish("s", b"a", b"b")
+    assert read(server).reader.position == 2
+    assert read(make_server()).reader.position == 0
+
+
+@pytest.mark.parametrize("after", [None, 0])
+def test_a_reader_whose_link_is_lost_goes_on_behind_its_last_record(make_server: Any, read: Any, after: Any) -> None:
+    server = make_server()
+    reading = read(server, after=after)
+    server.publish("s", b"1", b"2")
+    reading.wire.pump()
+    reading.lose_link()
+    server.publish("s", b"3")
+    reading.come_back()
+    server.publish("s", b"4")
+    reading.wire.pump()
+    assert reading.records == [(1, b"1"), (2, b"2"), (3, b"3"), (4, b"4")]
+    assert reading.gaps == []
+    assert server.count("links-made") == 2
+    assert server.count("links-unknown") == 1
+
+
+def test_a_quiet_reader_whose_link_is_lost_misses_nothing(make_server: Any, read: Any) -> None:
+    """It never got a record, so only where its channel began says where it has to go on."""
+    server = make_server()
+    server.publish("s", b"before")
+    reading = read(server)
+    reading.lose_link()
+    server.publish("s", b"meanwhile")
+    reading.come_back()
+    assert reading.records == [(2, b"meanwhile")]
+
+
+def test_a_reader_that_was_away_for_longer_than_its_link_is_kept(make_server: Any, read: Any) -> None:
+    server = make_server(retention="20")
+    reading = read(server)
+    reading.wire.refusing = True
+    reading.wire.cut()
+    server.publish("s", b"1", b"2")
+    server.clock.pump([1.0] * 30)
+    assert server.count("links-expired") == 1
+    reading.wire.refusing = False
+    for _ in range(10):
+        reading.wire.pump(1)
+    assert reading.records == [(1, b"1"), (2, b"2")]
+
+
+def test_what_retention_took_meanwhile_is_told(make_server: Any, read: Any) -> None:
+    server = make_server()
+    server.publish("s", *(b"%d" % seq for seq in range(1, 9)))
+    reading = read(server, after=7)
+    reading.lose_link()
+    server.publish("s", b"9", b"10")
+    server.publish("s", b"11")
+    server.journal.forget("s", 11)
+    reading.come_back()
+    assert reading.records == [(8, b"8"), (11, b"11")]
+    assert reading.gaps == [(9, 10)]
+
+
+def test_what_retention_took_under_a_link_that_goes_on_is_told(make_server: Any, read: Any) -> None:
+    server = make_server(window="2")
+    for seq in range(1, 9):
+        server.publish("s", b"%d" % seq)
+    reading = read(server, after=0)
+    reading.reader.client.pause()
+    reading.wire.cut()
+    for seq in range(9, 12):
+        server.publish("s", b"%d" % seq)
+    server.journal.forget("s", 11)
+    reading.reader.client.resume()
+    reading.come_back()
+    assert [seq for seq, _ in reading.records] == [*range(1, 9), 11]
+    assert reading.gaps == [(9, 10)]
+    assert server.count("links-resumed") == 1
+
+
+def test_a_number_beyond_the_end_begins_at_the_end(make_server: Any, read: Any) -> None:
+    server = make_server()
+    server.publish("s", b"1")
+    reading = read(server, after=1_000)
+    assert reading.reader.position == 1
+    server.publish("s", b"2")
+    reading.wire.pump()
+    assert reading.records == [(2, b"2")]
+
+
+def test_a_record_that_was_not_taken_comes_again(make_server: Any, read: Any, logged_errors: Any) -> None:
+    server = make_server()
+    reading = read(server)
+    later: Deferred[None] = Deferred()
+    reading.answers = [None, ZeroDivisionError(), None, later]
+    server.publish("s", b"1", b"2", b"3")
+    reading.come_back()
+    later.errback(ZeroDivisionError())
+    reading.come_back()
+    assert reading.records == [(1, b"1"), (2, b"2"), (3, b"3"), (3, b"3")]
+    assert reading.gaps == []
+    logged_errors.take()
+
+
+def test_a_listener_that_does_not_say_numbers_is_not_believed(read: Any, logged_errors: Any) -> None:
+    reading = read()
+    for parts in ((), (b"x",), (b"",)):
+        with pytest.raises(Exception, match="seq-missing"):
+            reading.reader._message(0, 1, parts)
+
+
+def test_a_reader_that_closes_ends_its_link(make_server: Any, read: Any) -> None:
+    server = make_server()
+    reading = read(server)
+    closed = reading.reader.client.close()
+    reading.wire.pump()
+    assert closed.called
+    assert not server.registry.entries
