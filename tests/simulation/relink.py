@@ -23,6 +23,7 @@ from fyrehose.protocols.relink.client import RelinkClient, Uncommitted, UnknownO
 from fyrehose.protocols.relink.events import Unknown
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.parts import join
+from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkService, make_factory
 from fyrehose.protocols.relink.settings import Settings
@@ -202,6 +203,55 @@ class Subscriber(Client):
         return f"{self.name} is connected: {self.connected}, and has {self.reader.position} of {end}"
 
 
+class Numbered:
+    """A reader that knows the numbers of records: whatever becomes of its links, it gets each record once."""
+
+    def __init__(self, side: Relink, number: int, stream: str, after: int) -> None:
+        self.side, self.name = side, f"relink-{number}"
+        world, dice = side.world, side.world.random
+        self.connected = self.closed = False
+        self.published = 0
+        self.read = Reader(side.history, stream, self.name, after)
+        endpoint = Endpoint(world, self.name, PORT)
+        self.reader = RelinkReader(world.clock, endpoint, stream, after=after, on_record=self._take, on_gap=self._missed)
+        self.client = self.reader.client
+        self.client.on_state = partial(setattr, self, "connected")
+        self.client.retry = lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random())
+        self.client.connect().addErrback(lambda failure: failure.trap(Closed))
+
+    def _take(self, seq: int, parts: tuple[bytes, ...]) -> Any:
+        self.read.take(seq, [parts[0] if len(parts) == 1 else join(parts)])
+        world = self.side.world
+        if world.random.random() < 0.7:
+            return None
+        taken: Deferred[None] = Deferred()
+        world.clock.callLater(world.random.random() * 0.1, taken.callback, None)
+        return taken
+
+    def _missed(self, first: int, last: int) -> None:
+        self.side.history.wrong(f"{self.name} was told that {first} to {last} are gone")
+
+    def act(self) -> None:
+        dice = self.side.world.random
+        connection = self.client._connection
+        if dice.random() < 0.2 and self.client.link is not None and connection is not None:
+            self.client.broken()  # as if the listener had broken a rule
+            connection.give_up()
+            return
+        (self.client.pause if dice.random() < 0.3 else self.client.resume)()
+
+    def owed(self) -> str:
+        """What it still waits for."""
+        end = len(self.side.history.truth.get(self.read.stream, ()))
+        if self.closed or (self.connected and self.read.position == end):
+            return ""
+        return f"{self.name} is connected: {self.connected}, and has {self.read.position} of {end}"
+
+    def close(self) -> None:
+        self.closed = True
+        self.client.close()
+
+
 class Relink:
     """All of them.
 
@@ -217,7 +267,7 @@ class Relink:
         history.internal.add(LINKS)
         self.settings = Settings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
         server.doors.append(self._door)
-        self.clients: list[Publisher | Subscriber] = []
+        self.clients: list[Publisher | Subscriber | Numbered] = []
         self.made = 0
         for _ in range(dice.randint(1, 3)):
             self.connect()
@@ -235,7 +285,8 @@ class Relink:
             return
         stream = dice.choice(self.readable)
         known = len(self.history.truth.get(stream, ()))
-        self.clients.append(Subscriber(self, self.made, stream, dice.choice((0, dice.randint(0, known)))))
+        kind = dice.choice((Subscriber, Numbered))
+        self.clients.append(kind(self, self.made, stream, dice.choice((0, dice.randint(0, known)))))
 
     def step(self) -> None:
         dice = self.world.random
