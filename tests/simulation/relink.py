@@ -213,7 +213,9 @@ class Numbered:
         self.published = 0
         self.read = Reader(side.history, stream, self.name, after)
         endpoint = Endpoint(world, self.name, PORT)
-        self.reader = RelinkReader(world.clock, endpoint, stream, after=after, on_record=self._take, on_gap=self._missed)
+        self.reader = RelinkReader(
+            world.clock, endpoint, stream, after=after, on_record=self._take, on_gap=self._missed
+        )
         self.client = self.reader.client
         self.client.on_state = partial(setattr, self, "connected")
         self.client.retry = lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random())

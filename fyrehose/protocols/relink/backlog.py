@@ -57,14 +57,21 @@ class Backlog:
             size += limits.backlog_size + limits.message_size + 1
         return max(each, 1), max(size, 1)
 
+    def fits(self, channel: ReceiveChannel, count: int, cost: int) -> bool:
+        """Return whether *count* messages more, which cost *cost*, may wait on *channel*, which is transactional."""
+        limits = self.limits
+        return (
+            channel.dropped is None
+            and channel.undecided + count <= 2 * limits.backlog
+            and self.size + cost <= 2 * limits.backlog_size + limits.message_size
+        )
+
     def fitting(self, channel: ReceiveChannel, sizes: Sequence[int]) -> int:
-        """Return how many messages of the given *sizes* more may wait on *channel*, which is transactional."""
+        """Return how many messages of the given *sizes* may wait on *channel*, which do not all fit."""
         if channel.dropped is not None:
             return 0
         count = min(len(sizes), 2 * self.limits.backlog - channel.undecided)
         left = 2 * self.limits.backlog_size + self.limits.message_size - self.size
-        if sum(sizes[:count]) + OVERHEAD * count <= left:
-            return count
         return bisect_right([*accumulate(size + OVERHEAD for size in sizes[:count])], left)
 
     def add(self, channel: ReceiveChannel, cost: int) -> None:

@@ -417,7 +417,7 @@ class Link:
         cost = size + OVERHEAD * len(sizes)
         if channel.transactional:
             self._unsaid.add(id_)
-            if self._backlog.fitting(channel, sizes) < len(sizes):
+            if not self._backlog.fits(channel, len(sizes), cost):
                 return self._take_some(channel, messages, sizes)
         elif not self.durable:
             self._unsaid.add(id_)

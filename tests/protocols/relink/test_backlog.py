@@ -87,13 +87,17 @@ def test_what_waits_for_the_peer_has_an_end() -> None:
     waits = backlog(transactional=True)
     come(waits, *[b""] * 11)
     (channel,) = waits.channels.values()
-    assert waits.fitting(channel, [0]) == 1
+    assert waits.fits(channel, 1, OVERHEAD)
+    assert not waits.fits(channel, 2, 2 * OVERHEAD)
     assert waits.fitting(channel, [0, 0]) == 1
     come(waits, b"")
+    assert not waits.fits(channel, 1, OVERHEAD)
     assert waits.fitting(channel, [0]) == 0
     large = backlog(transactional=True)
     (channel,) = large.channels.values()
     most = 2 * 1_000 + 100
+    assert large.fits(channel, 1, most)
+    assert not large.fits(channel, 1, most + 1)
     assert large.fitting(channel, [most - OVERHEAD]) == 1
     assert large.fitting(channel, [most - OVERHEAD + 1]) == 0
     assert large.fitting(channel, [most - 2 * OVERHEAD, 0]) == 2
@@ -104,6 +108,7 @@ def test_nothing_fits_behind_what_was_not_kept() -> None:
     waits = backlog(transactional=True)
     (channel,) = waits.channels.values()
     channel.accept_dropped(3)
+    assert not waits.fits(channel, 1, OVERHEAD)
     assert waits.fitting(channel, [0]) == 0
     channel.decide(1)
     assert waits.fitting(channel, [0]) == 0, "the third is still undecided"
