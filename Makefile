@@ -22,6 +22,9 @@ SWEEP ?= 200
 # Connections of the crowd, and how long each kind of abuse goes on, in seconds; minutes of the soak.
 CROWD ?= 1000
 ABUSE ?= 10
+# Clients of each protocol that come back together after a restart, and how long each attack of a hostile host lasts.
+HERD ?= 200
+HOSTILE ?= 15
 MINUTES ?= 10
 # Random schedules of two Relink sessions; messages of its transfers, which are cut 500 times, and kills in one of them.
 SCHEDULES ?= 100000
@@ -138,6 +141,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/abuse.py --connections $(CROWD) --seconds $(ABUSE)
 	$(BIN)/python tests/torture/lumberjack_writers.py --level 0
 	$(BIN)/python tests/torture/lumberjack_writers.py --level 3
+	$(BIN)/python tests/torture/herd.py --clients $(HERD) --seconds $(HOSTILE)
 	$(BIN)/python tests/simulation/run.py --bugs
 	$(BIN)/python tests/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
 	$(BIN)/python tests/torture/mutants.py --jobs $(JOBS)

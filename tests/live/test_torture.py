@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TORTURE = Path(__file__).parents[1] / "torture"
+sys.path.insert(0, str(TORTURE))
+herd_attacks = import_module("herd_attacks")
 FUZZ = Path(__file__).parents[1] / "fuzz"
 
 
@@ -72,6 +75,18 @@ def test_system_calls_of_a_whole_server_fail() -> None:
 def test_abuse_costs_nobody_else_anything(part: str) -> None:
     said = run("abuse.py", "--part", part, "--connections", "90", "--seconds", "1", "--patience", "60")
     assert "0 problems" in said
+
+
+def test_a_herd_is_back_after_a_restart_and_nothing_is_lost() -> None:
+    said = run("herd.py", "--part", "herds", "--clients", "20", "--within", "60", "--limit", "60")
+    assert "\n0 violations" in said
+    assert "kill -9  eventbus" in said
+
+
+@pytest.mark.parametrize("attack", herd_attacks.ATTACKS)
+def test_a_hostile_host_keeps_no_honest_client_waiting(attack: str) -> None:
+    words = ("--part", "hostile", "--attack", attack, "--seconds", "5", "--patience", "60")
+    assert "\n0 violations" in run("herd.py", *words)
 
 
 def test_a_soak() -> None:

@@ -46,7 +46,6 @@ import wire
 
 #: Connections from one address, of the 200 that a server takes.
 PER_ADDRESS = 150
-PING, PONG = 8, 9
 #: What a server may take, in KiB: 512 MiB of what has come in, and itself.
 LARGEST = 1 << 20
 
@@ -72,12 +71,12 @@ class Honest:
                 number += 1
                 frame = wire.publish(b"honest", number, b"%d" % number)
                 if not publishes:
-                    frame = wire.HEADER.pack(PING, 1, 8) + wire.U64.pack(number)
+                    frame = wire.ping(number)
                 began = time.monotonic()
                 peer.sendall(frame)
                 answer = peer.recv(16, socket.MSG_WAITALL)
                 waits.append(time.monotonic() - began)
-                if answer != wire.HEADER.pack(wire.ACK if publishes else PONG, 1, 8) + wire.U64.pack(number):
+                if answer != wire.HEADER.pack(wire.ACK if publishes else wire.PONG, 1, 8) + wire.U64.pack(number):
                     pipe.send(f"answered {answer!r}")
                     return
         pipe.send(waits)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +26,28 @@ def directory(name: str) -> Path:
     return made
 
 
+def listens(ports: dict[str, int]) -> list[str]:
+    """The words that open every door, and those of ``ports`` besides."""
+    doors = {**DOORS, **{door: "tcp" for door in ports if door not in DOORS}}
+    return [
+        word for door, kind in doors.items() for word in ("--listen", f"{door}={kind}:{ports.get(door, 0)}:{LOOPBACK}")
+    ]
+
+
+def free_ports(doors: tuple[str, ...]) -> dict[str, int]:
+    """Ports that nobody has at present, three in a row for each door, out of the range that the kernel gives away."""
+    found: dict[str, int] = {}
+    while len(found) < len(doors):
+        first = random.randrange(10_000, 32_000, 4)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + 3):
+                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                    stack.enter_context(socket.socket(socket.AF_INET, kind)).bind(("127.0.0.1", port))
+            if first not in found.values():
+                found[doors[len(found)]] = first
+    return found
+
+
 class ServerEnded(Exception):
     """It ended before it served."""
 
@@ -30,7 +55,10 @@ class ServerEnded(Exception):
 class Server:
     """One run of the server, with its journal in ``directory / "data"``."""
 
-    def __init__(self, directory: Path, *words: str, before: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, directory: Path, *words: str, before: tuple[str, ...] = (), ports: dict[str, int] | None = None
+    ) -> None:
+        """:param ports: of doors that are to be where they were; any port by default"""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.log_path = directory / "log"
@@ -46,7 +74,7 @@ class Server:
                     "fyrehose",
                     "--data-dir",
                     str(directory / "data"),
-                    *[word for door, kind in DOORS.items() for word in ("--listen", f"{door}={kind}:0:{LOOPBACK}")],
+                    *listens(ports or {}),
                     *words,
                 ],
                 cwd=directory,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 HEADER = struct.Struct(">HHI")
-ATTACH, ATTACHED, PUBLISH, ACK, DATA = 1, 2, 5, 6, 7
+ATTACH, ATTACHED, PUBLISH, ACK, DATA, PING, PONG = 1, 2, 5, 6, 7, 8, 9
 FROM_OFFSET = 0x8000
 U16, U32, U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 
@@ -51,6 +51,10 @@ def publish(topic: bytes, number: int, data: bytes) -> bytes:
     return HEADER.pack(PUBLISH, 1, len(body)) + body
 
 
+def ping(number: int) -> bytes:
+    return HEADER.pack(PING, 1, U64.size) + U64.pack(number)
+
+
 def attach(topic: bytes, offset: int | None) -> bytes:
     flags, where = (0, 0) if offset is None else (FROM_OFFSET, offset)
     body = U16.pack(flags) + U32.pack(len(topic)) + topic + U64.pack(where)
@@ -79,7 +83,7 @@ class Frames:
 
     @staticmethod
     def _frame(kind: int, view: bytes, at: int, end: int) -> tuple[int, bytes, int, bytes]:
-        if kind == ACK:
+        if kind in (ACK, PONG):
             return kind, b"", U64.unpack_from(view, at)[0], b""
         (size,) = U32.unpack_from(view, at)
         topic = view[at + 4 : at + 4 + size]

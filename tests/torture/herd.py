@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""Many honest clients that come back at once, and hostile hosts beside honest ones, at a server with default options.
+
+    herd.py [--part herds|hostile]... [--clients N] [--protocol P]... [--attack A]... [--seconds S] [--patience S]
+
+    herds    N clients of each protocol come at once from one address, publish and read; the server is stopped (SIGTERM)
+             and started again, and then killed (kill -9) and started again.  A client is back when something that it
+             sent or asked for on a new connection was acknowledged or delivered.  All have to be back within --within
+             seconds of the server's start.
+    hostile  each attack of herd_attacks.py for --seconds from 127.0.0.2, while one honest client of each protocol at
+             127.0.0.1, one that connects anew for each message, one that comes in the middle of the attack (into new
+             streams), and one at the attacker's own address publish and read.
+             No honest client at 127.0.0.1 may wait longer than --patience, and the server may not take more than
+             --memory.
+
+Clients share no code with the server: raw sockets written from the texts, and pyzmq.  At the end of each part all
+streams are read: what was acknowledged is there, in order, and nothing is there twice that Relink had on one link.
+The status is 1 if anything of that is violated.  It stops by itself, after about 3 x --limit seconds for each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import herd_attacks
+import servers
+from abuse import Usage
+from herd_checks import check
+from herd_clients import Outcome, Spec
+from herd_crowds import Crowd
+
+PROTOCOLS = ("figg", "lumberjack", "relink", "http", "backbone", "eventbus")
+ATTACKER = "127.0.0.2"
+
+
+class Run:
+    """One journal, its servers one after the other, and crowds of clients."""
+
+    def __init__(self, root: Path, specs: list[list[Spec]]) -> None:
+        self.root = root
+        self.ports = servers.free_ports(PROTOCOLS)
+        self.crowds = [Crowd(each) for each in specs]
+        self.problems: list[str] = []
+        self.server = self.start()
+
+    def start(self) -> servers.Server:
+        server = servers.Server(self.root, ports=self.ports)
+        server.wait_until_serving()
+        return server
+
+    def end(self, *, strangers: bool) -> list[Outcome]:
+        """Disconnect everybody; what is wrong goes into ``problems``."""
+        outcomes = [outcome for crowd in self.crowds for outcome in crowd.outcomes()]
+        self.close_crowds()
+        self.look()
+        self.problems += check(self.ports["figg"], outcomes, strangers=strangers)
+        if status := self.server.kill(signal.SIGTERM):
+            self.problems.append(f"status {status} after SIGTERM")
+        return outcomes
+
+    def look(self) -> None:
+        bad = [line for line in self.server.log.splitlines() if "Traceback" in line or "#critical]" in line]
+        self.problems += bad[:3]
+        if self.server.process.poll() is not None:
+            raise servers.ServerEnded(f"the server ended with {self.server.process.returncode}")
+
+    def close_crowds(self) -> None:
+        for crowd in self.crowds:
+            crowd.close()
+
+    def close(self) -> None:
+        self.close_crowds()
+        self.server.process.kill()
+        self.server.process.wait()
+
+
+def wait_for(crowds: list[Crowd], since: float, limit: float) -> list[tuple[float, list[str]]]:
+    """Until everybody is served, for ``limit`` seconds at the most: of each crowd when the last was, and who is not."""
+    while True:
+        found = [crowd.back() for crowd in crowds]
+        if not any(away for _, away in found) or time.monotonic() - since > limit:
+            return [(last - since, away) for last, away in found]
+        time.sleep(0.1)
+
+
+def unserved(crowds: list[Crowd], patience: float, when: str) -> list[str]:
+    """The clients of which none of ``patience`` seconds brings an acknowledgement or a delivery."""
+    found = wait_for(crowds, time.monotonic(), patience)
+    return [f"{name} was not served {when} within {patience:g} s" for _, away in found for name in away]
+
+
+def herds(arguments: argparse.Namespace, root: Path) -> list[str]:
+    """Everybody comes, and comes back twice."""
+    specs = [[Spec(name, arguments.clients, pause=arguments.pause)] for name in arguments.protocol or PROTOCOLS]
+    run = Run(root / "herds", specs)
+    print("round    protocol     clients   back  last (s)  stop (s)  start (s)   MiB")
+    try:
+        for round_ in ("begin", "SIGTERM", "kill -9"):
+            stop = start = 0.0
+            if round_ == "begin":
+                for crowd in run.crowds:
+                    crowd.serve(run.ports)
+                since = time.monotonic()
+            else:
+                time.sleep(random.uniform(1, 3))
+                began = time.monotonic()
+                run.look()
+                run.server.kill(signal.SIGTERM if round_ == "SIGTERM" else signal.SIGKILL)
+                stop = time.monotonic() - began
+                for crowd in run.crowds:
+                    crowd.mark()
+                began = time.monotonic()
+                run.server = run.start()
+                since = time.monotonic()
+                start = since - began
+            for crowd, (last, away) in zip(run.crowds, wait_for(run.crowds, since, arguments.limit), strict=True):
+                name, total = crowd.specs[0].label, crowd.specs[0].count
+                back = total - len(away)
+                memory = Usage(run.server.process.pid).largest >> 10
+                print(
+                    f"{round_:9}{name:12}{total:8}{back:7}{last:10.1f}{stop:10.1f}{start:11.1f}{memory:6}", flush=True
+                )
+                if back < total or last > arguments.within:
+                    run.problems.append(
+                        f"{round_}: {back} of {total} clients of {name} are back, the last after {last:.1f} s"
+                    )
+                if memory > arguments.memory:
+                    run.problems.append(f"{round_}: the server took {memory} MiB")
+        outcomes = run.end(strangers=False)
+        for name in arguments.protocol or PROTOCOLS:
+            mine = [each for each in outcomes if each.spec.label == name]
+            print(f"{name}: {sum(o.acked for o in mine)} acknowledged, {sum(len(o.read) for o in mine)} delivered")
+    except (OSError, ValueError, servers.ServerEnded, TimeoutError) as error:
+        run.problems.append(f"{type(error).__name__}: {error}")
+    finally:
+        run.close()
+    return [f"herds: {problem}" for problem in run.problems]
+
+
+def honest(address: str, suffix: str, *, fresh: bool) -> list[list[Spec]]:
+    """One client of each protocol (of Relink two: one subscribes); now and then they publish something large."""
+    large = {"figg": 1 << 20, "http": 300_000, "relink": 200_000, "eventbus": 8 << 10}
+    specs = [
+        Spec(
+            name,
+            2 if name == "relink" else 1,
+            f"{name}-{suffix}",
+            address,
+            pause=0.2,
+            large=large.get(name, 0),
+            fresh=fresh,
+        )
+        for name in PROTOCOLS
+        if not fresh or name not in ("backbone", "eventbus", "relink")
+    ]
+    return [[each for each in specs if each.protocol != "eventbus"], [s for s in specs if s.protocol == "eventbus"]]
+
+
+def hostile(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
+    """One attack, on a server of its own."""
+    near, far = honest(ATTACKER, "near", fresh=False), honest("127.0.0.1", "honest", fresh=False)
+    anew = honest("127.0.0.1", "fresh", fresh=True)[0]
+    run = Run(root / name, [[*far[0]], far[1], anew, near[0], near[1]])
+    try:
+        for crowd in run.crowds:
+            crowd.serve(run.ports)
+        run.problems += unserved(run.crowds, arguments.patience, "before the attack")
+        idle = Usage(run.server.process.pid)
+        attack = herd_attacks.Attack(name, run.ports, ATTACKER)
+        began = time.monotonic()
+        time.sleep(arguments.seconds / 2)
+        for crowd in run.crowds:
+            crowd.forget()
+        newcomers = [Crowd(each) for each in honest("127.0.0.1", "new", fresh=False)]
+        run.crowds += newcomers
+        for crowd in newcomers:
+            crowd.serve(run.ports)
+        time.sleep(arguments.seconds / 2)
+        run.problems += unserved([*run.crowds[:3], *newcomers], arguments.patience, "during the attack")
+        after = Usage(run.server.process.pid)
+        cpu = (after.cpu - idle.cpu) / (time.monotonic() - began)
+        said, wrong = attack.end()
+        run.problems += wrong
+        outcomes = run.end(strangers=True)
+        print(
+            f"{name}: {said}; memory {idle.resident >> 10} MiB before, {after.largest >> 10} at most; "
+            f"{cpu:.2f} CPU, {after.descriptors} descriptors; longest wait of honest clients (s):"
+        )
+        for suffix in ("honest", "fresh", "new", "near"):
+            mine = [each for each in outcomes if each.spec.label.endswith(suffix)]
+            waits = [f"{o.spec.protocol} {o.worst:.1f} ({o.acked or len(o.read)})" for o in mine]
+            print(f"  {suffix:8}{', '.join(waits)}", flush=True)
+            late = [each for each in mine if each.worst > arguments.patience]
+            if suffix != "near":
+                run.problems += [f"{o.spec.label} {o.number} waited for {o.worst:.1f} s" for o in late]
+        if after.largest >> 10 > arguments.memory:
+            run.problems.append(f"the server took {after.largest >> 10} MiB")
+    except (OSError, ValueError, servers.ServerEnded, TimeoutError) as error:
+        run.problems.append(f"{type(error).__name__}: {error}")
+    finally:
+        run.close()
+    return [f"{name}: {problem}" for problem in run.problems]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("herds", "hostile"), action="append")
+    parser.add_argument("--clients", type=int, default=200, help="clients of each protocol in a herd")
+    parser.add_argument("--protocol", choices=PROTOCOLS, action="append", help="of the herds; all by default")
+    parser.add_argument("--pause", type=float, default=2.0, help="seconds between two messages of a client of a herd")
+    parser.add_argument(
+        "--within", type=float, default=10.0, help="all of a herd are to be back within so many seconds"
+    )
+    parser.add_argument("--limit", type=float, default=30.0, help="how long those who are not are waited for")
+    parser.add_argument("--attack", choices=herd_attacks.ATTACKS, action="append", help="all by default")
+    parser.add_argument("--seconds", type=float, default=15.0, help="how long each attack lasts")
+    parser.add_argument("--patience", type=float, default=10.0, help="the longest that an honest client may wait")
+    parser.add_argument(
+        "--memory", type=int, default=768, help="the most that the server may take: 512, and slack (MiB)"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
+    arguments = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    random.seed(arguments.seed)
+    root = Path(tempfile.mkdtemp(prefix="fyrehose-herd-", dir=arguments.directory))
+    print(f"seed {arguments.seed}", flush=True)
+    problems: list[str] = []
+    parts = arguments.part or ("herds", "hostile")
+    if "herds" in parts:
+        problems += herds(arguments, root)
+    if "hostile" in parts:
+        for name in arguments.attack or herd_attacks.ATTACKS:
+            problems += hostile(name, arguments, root)
+    for problem in problems:
+        print(f"VIOLATION: {problem}")
+    print(f"{len(problems)} violations")
+    if problems:
+        print(f"kept for a look: {root}")
+        return 1
+    shutil.rmtree(root)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,348 @@
+"""What one hostile host may try, for herd.py: each attack in a process of its own, by raw sockets.
+
+    trickle        200 connections announce a message of 16 MiB each, and send 8 KiB of it each second
+    streams        new streams, with names of 255 bytes, as fast as they are taken
+    subscriptions  300 connections with 1,000 subscriptions each
+    silent         connections that never say a word, 4,200 for each listener, from 40 addresses
+    keepalives     1,100 subscribers of the backbone
+    requests       a REQUEST for everything every 120 ms without a KEEPALIVE: at the most three times as much may come
+    deaf-subs      subscribers of the event bus that never read, of events of 1 MiB
+    deaf-dealers   clients of the event bus that ask for everything and never read it
+    refusals       connections that are refused for what they say, and come back at once
+
+An attack says what it did, and what it may not have been able to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import selectors
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import wire
+
+PATIENCE = 60.0
+Said = tuple[str, list[str]]
+Stopped = Callable[[float], bool]
+#: Who fills streams for an attack, and who asks for them: neither is the address that honest clients share.
+WRITER, STRANGER = "127.0.0.3", "127.0.0.4"
+#: How many events of 1 MiB are written at the most, and how often a peer that is refused may come back in a second.
+MOST_EVENTS, MOST_RETURNS = 500, 10
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+
+class Attack:
+    """A process that attacks until it is told to stop."""
+
+    def __init__(self, name: str, ports: dict[str, int], address: str) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("fork").Process(
+            target=self._run, args=(theirs, name, ports, address), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    @staticmethod
+    def _run(pipe: Connection, name: str, ports: dict[str, int], address: str) -> None:
+        pipe.send(ATTACKS[name](ports, address, pipe.poll))
+
+    def end(self) -> Said:
+        """What it did, and what should not have been possible."""
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send("enough")
+        try:
+            if not self._pipe.poll(PATIENCE):
+                raise TimeoutError("the attack does not end")
+            found: Said = self._pipe.recv()
+        except EOFError:
+            return "it failed", ["the attack failed, see above"]
+        finally:
+            self._process.kill()
+            self._process.join()
+        return found
+
+
+def connect(port: int, address: str, receive_buffer: int = 0) -> socket.socket | None:
+    """A connection from ``address``, or None: it was refused."""
+    peer = socket.socket()
+    peer.settimeout(5)
+    if receive_buffer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    peer.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
+    try:
+        peer.bind((address, 0))
+        peer.connect(("127.0.0.1", port))
+    except OSError:
+        peer.close()
+        return None
+    return peer
+
+
+def living(peers: list[socket.socket]) -> int:
+    """How many of them the server has not closed; whatever they were sent is read."""
+    count = 0
+    for peer in peers:
+        peer.setblocking(False)
+        try:
+            while chunk := peer.recv(1 << 16):
+                pass
+        except BlockingIOError:
+            chunk = b"x"
+        except OSError:
+            chunk = b""
+        count += bool(chunk)
+    return count
+
+
+def trickle(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    frame = wire.publish(b"trickle", 1, bytes((16 << 20) - 100))
+    peers = [peer for _ in range(200) if (peer := connect(ports["figg"], address))]
+    sent, step = 0, 8 << 10
+    while not stopped(1.0 if sent else 0.0):
+        for peer in peers:
+            with contextlib.suppress(OSError):
+                peer.setblocking(False)
+                peer.send(frame[sent : sent + step])
+        sent += step
+    return f"{len(peers)} connections sent {sent >> 10} KiB of 16 MiB each, {living(peers)} are left", []
+
+
+def streams(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    made = acked = connections = 0
+    peer, frames = None, wire.Frames()
+    while not stopped(0):
+        if peer is None:
+            peer, frames = connect(ports["figg"], address), wire.Frames()
+            connections += 1
+            if peer is None:
+                time.sleep(0.01)
+                continue
+        batch = b"".join(wire.publish(b"%0255d" % (made + i), made + i, b"x") for i in range(200))
+        try:
+            peer.sendall(batch)
+            made += 200
+            while select.select([peer], [], [], 0 if made - acked < 10_000 else 1)[0]:
+                chunk = peer.recv(1 << 16)
+                if not chunk:
+                    raise ConnectionError
+                acked = max([acked, *(number for kind, _, number, _ in frames.feed(chunk) if kind == wire.ACK)])
+        except OSError:
+            peer.close()
+            peer = None
+    return f"{made} names in {connections} connections, {acked} acknowledged", []
+
+
+def subscriptions(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    peers: list[socket.socket] = []
+    wanted = b"".join(wire.attach(b"subscription-%d" % n, None) for n in range(1000))
+    while not stopped(0.0 if len(peers) < 300 else 0.5):
+        if len(peers) < 300:
+            peer = connect(ports["figg"], address)
+            if peer is None:
+                time.sleep(0.01)
+                continue
+            with contextlib.suppress(OSError):
+                peer.sendall(wanted)
+            peers.append(peer)
+    return f"{len(peers)} connections asked for 1,000 subscriptions each, {living(peers)} are left", []
+
+
+def silent(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    peers: list[socket.socket] = []
+    refused = 0
+    doors = [ports[name] for name in ("figg", "lumberjack", "relink", "http")]
+    while not stopped(0.0 if len(peers) + refused < 4200 * len(doors) else 0.5):
+        for _ in range(100 if len(peers) + refused < 4200 * len(doors) else 0):
+            n = len(peers) + refused
+            peer = connect(doors[n % len(doors)], f"127.0.1.{1 + n // len(doors) % 40}")
+            if peer is None:
+                refused += 1
+            else:
+                peers.append(peer)
+    return f"{len(peers)} connections were made, {refused} refused, {living(peers)} are left", []
+
+
+def keepalives(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    peers = []
+    for _ in range(1100):
+        peers.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        peers[-1].bind((address, 0))
+        peers[-1].connect(("127.0.0.1", ports["backbone"]))
+        peers[-1].setblocking(False)
+    sent = acked = 0
+    while not stopped(2.0 if sent else 0.0):
+        for peer in peers:
+            head = struct.pack(">B4sH", wire.KEEPALIVE, bytes(4), peer.getsockname()[1])
+            with contextlib.suppress(OSError):
+                sent += peer.send(head + bytes(6) + os.urandom(16)) > 0
+            with contextlib.suppress(OSError):
+                while datagram := peer.recv(1 << 16):
+                    acked += datagram[0] == wire.KEEPALIVE_ACK
+    return f"{sent} KEEPALIVEs of 1,100 ports, {acked} acknowledged", []
+
+
+def requests(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    there = ("127.0.0.1", ports["backbone"])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as writer:
+        writer.bind((WRITER, 0))
+        for n in range(10_000):
+            writer.sendto(wire.push(b"%0200d" % n), there)
+            if n % 50 == 0:
+                time.sleep(0.005)
+    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    peer.bind((STRANGER, 0))
+    peer.setblocking(False)
+    request = struct.pack(">B4sHHIHI", 4, bytes(4), peer.getsockname()[1], 0, 0, 0xFFFF, 0xFFFFFFFF)
+    sent = got = 0
+    while not stopped(0.12):
+        with contextlib.suppress(OSError):
+            sent += peer.sendto(request, there)
+        with contextlib.suppress(OSError):
+            while datagram := peer.recv(1 << 16):
+                got += len(datagram)
+    wrong = [f"{sent} bytes of REQUESTs brought {got} bytes"] if got > 3 * sent else []
+    return f"{sent} bytes were sent, {got} came", wrong
+
+
+def zmtp(port: int, address: str, kind: bytes, receive_buffer: int = 4096) -> socket.socket | None:
+    """A connection of ZeroMQ (ZMTP 3.0, NULL) that is ready; what the server said up to then was read."""
+    peer = connect(port, address, receive_buffer)
+    if peer is None:
+        return None
+    properties = b"".join(
+        bytes((len(name),)) + name + struct.pack(">I", len(value)) + value
+        for name, value in ((b"Socket-Type", kind), (b"Identity", b""))
+    )
+    try:
+        peer.sendall(GREETING + b"\x04" + bytes((6 + len(properties),)) + b"\x05READY" + properties)
+        peer.recv(64, socket.MSG_WAITALL)
+        head = peer.recv(2, socket.MSG_WAITALL)
+        peer.recv(head[1], socket.MSG_WAITALL)
+    except (OSError, IndexError):
+        peer.close()
+        return None
+    return peer
+
+
+def zmtp_message(frames: list[bytes]) -> bytes:
+    made = b""
+    for n, frame in enumerate(frames, 1):
+        flags, long = n < len(frames), len(frame) > 255
+        made += bytes((flags | long << 1,)) + struct.pack(">Q" if long else ">B", len(frame)) + frame
+    return made
+
+
+def event(number: int, size: int) -> bytes:
+    made = str(uuid.UUID(int=number, version=4)).encode()
+    return zmtp_message([b"/attack/", b"null", b"x", b"2024-05-01T10:20:30.123Z", made, bytes(size)])
+
+
+def deaf_subs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    base = ports["eventbus"]
+    peers = [peer for _ in range(20) if (peer := zmtp(base + 1, address, b"SUB"))]
+    for peer in peers:
+        peer.sendall(zmtp_message([b"\1"]))
+    writer, reader = zmtp(base + 2, address, b"DEALER"), zmtp(base + 1, WRITER, b"SUB", 4 << 20)
+    if writer is None or reader is None:
+        return "nobody could connect", ["the event bus takes no connections"]
+    reader.sendall(zmtp_message([b"\1"]))
+    reader.setblocking(False)
+    sent = got = 0
+    deadline = 0.0
+    while not deadline or (time.monotonic() < deadline and got >> 20 < sent):
+        deadline = deadline or (time.monotonic() + 5 if stopped(0.02) else 0.0)
+        with contextlib.suppress(OSError):
+            while chunk := reader.recv(1 << 20):
+                got += len(chunk)
+        if deadline:
+            continue
+        with contextlib.suppress(OSError):
+            if sent < MOST_EVENTS:
+                writer.sendall(event(sent, 1 << 20))
+                sent += 1
+    wrong = [f"a subscriber that reads got {got >> 20} of {sent} events of 1 MiB"] if got >> 20 < sent else []
+    return f"{len(peers)} subscribers did not read, one that does got {got >> 20} of {sent} events of 1 MiB", wrong
+
+
+def deaf_dealers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    base = ports["eventbus"]
+    writer = zmtp(base + 2, WRITER, b"DEALER")
+    for n in range(3000):
+        if writer is not None:
+            writer.sendall(event(n, 8 << 10))
+    peers: list[Any] = []
+    asked = 0
+    while not stopped(0.2):
+        if len(peers) < 100:
+            peers += [peer for _ in range(20) if (peer := zmtp(base, address, b"DEALER"))]
+            for peer in peers[-20:]:
+                with contextlib.suppress(OSError):
+                    peer.sendall(zmtp_message([b"SYNCSTART", b"", bytes(8)]))
+                    asked += 1
+    return f"{asked} clients asked for 3,000 events of 8 KiB and did not read them", []
+
+
+def refusals(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    said = {
+        "figg": wire.publish(b".reserved", 1, b"x"),
+        "lumberjack": b"9Z" + bytes(20),
+        "relink": bytes(8) + b"\x07nothing" + bytes(6) + bytes(16),
+        "http": b"nonsense\r\n\r\n",
+    }
+    selector = selectors.DefaultSelector()
+    made = dict.fromkeys(said, 0)
+
+    def come(door: str) -> None:
+        peer = connect(ports[door], address)
+        if peer is None:
+            return
+        made[door] += 1
+        with contextlib.suppress(OSError):
+            peer.sendall(said[door])
+        selector.register(peer, selectors.EVENT_READ, door)
+
+    began = time.monotonic()
+    for door in said:
+        for _ in range(20):
+            come(door)
+    while not stopped(0):
+        for key, _ in selector.select(0.1):
+            peer: Any = key.fileobj
+            try:
+                gone = not peer.recv(1 << 16)
+            except OSError:
+                gone = True
+            if gone:
+                selector.unregister(peer)
+                peer.close()
+                come(key.data)
+    seconds = time.monotonic() - began
+    rates = {door: count / seconds for door, count in made.items()}
+    often = [door for door, rate in rates.items() if rate > 20 * MOST_RETURNS]
+    listed = ", ".join(f"{door} {rate:.0f}" for door, rate in rates.items())
+    return f"connections a second by 20 peers each: {listed}", [f"refused peers come back at once: {often}"] * bool(
+        often
+    )
+
+
+ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
+    "trickle": trickle,
+    "streams": streams,
+    "subscriptions": subscriptions,
+    "silent": silent,
+    "keepalives": keepalives,
+    "requests": requests,
+    "deaf-subs": deaf_subs,
+    "deaf-dealers": deaf_dealers,
+    "refusals": refusals,
+}
