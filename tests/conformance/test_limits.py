@@ -1,0 +1,133 @@
+"""Every option that is a limit has a test of its boundary: at its default, one below and one above it.
+
+A new option that is a number, a size or a duration makes this fail until the table names its test, or says why it is no
+limit.  ``*`` stands for every protocol that has the option and no row of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+
+from fyrehose import kits
+from fyrehose.config import ServerSettings
+from fyrehose.journal.settings import JournalSettings
+
+ROOT = Path(__file__).parents[2]
+BOUNDARIES = {
+    "*.frame_timeout": "tests/test_tcp.py::test_a_frame_has_to_come_in_whole_in_time",
+    "*.handshake_timeout": "tests/protocols/relink/test_limits.py::test_threat_slow_handshake_and_silence",
+    "*.idle_timeout": "tests/web/test_server.py::test_a_connection_that_is_idle_is_closed_and_one_that_waits_is_not",
+    "*.stall_timeout": "tests/test_tcp.py::test_a_reader_that_does_not_read_is_given_up",
+    "backbone.destination_rate": (
+        "tests/protocols/backbone/test_boundaries.py::test_bytes_to_one_host_stop_when_the_rate_is_used_up"
+    ),
+    "backbone.forward_rate": "tests/protocols/backbone/test_session.py::test_threat_forwards_as_an_attack_on_peers",
+    "backbone.push_rate": (
+        "tests/protocols/backbone/test_boundaries.py::test_as_many_pushes_a_second_as_the_rate_says_and_no_more"
+    ),
+    "backbone.request_rate": (
+        "tests/protocols/backbone/test_boundaries.py::test_as_many_requests_a_second_as_the_rate_says_and_no_more"
+    ),
+    "eventbus.max_payload": ("tests/protocols/eventbus/test_boundaries.py::test_an_event_may_be_as_large_as_the_limit"),
+    "eventbus.stall_timeout": (
+        "tests/protocols/eventbus/test_server.py::test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled"
+    ),
+    "figg.max_subscriptions": (
+        "tests/protocols/figg/test_boundaries.py::test_a_connection_may_have_as_many_subscriptions_as_the_limit"
+    ),
+    "http.max_body": ("tests/protocols/http/test_boundaries.py::test_a_length_is_judged_by_the_head_of_the_request"),
+    "http.max_payload": "tests/protocols/http/test_boundaries.py::test_a_message_may_be_as_large_as_the_limit",
+    "lumberjack.idle_timeout": ("tests/protocols/lumberjack/test_server.py::test_who_is_idle_is_closed_without_a_word"),
+    "lumberjack.max_frame": "tests/protocols/lumberjack/test_session.py::test_documents_at_the_boundary",
+    "lumberjack.topic_search": (
+        "tests/protocols/lumberjack/test_boundaries.py::test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit"
+    ),
+    "relink.backlog": "tests/protocols/relink/test_limits.py::test_threat_backlog",
+    "relink.backlog_size": "tests/protocols/relink/test_limits.py::test_threat_backlog_bytes",
+    "relink.drop_after": "tests/protocols/relink/test_server.py::test_silence_is_asked_and_then_given_up",
+    "relink.max_channels": "tests/protocols/relink/test_limits.py::test_threat_flood_of_channels",
+    "relink.max_message": "tests/protocols/relink/test_boundaries.py::test_a_message_may_be_as_large_as_the_limit",
+    "relink.ping_after": "tests/protocols/relink/test_server.py::test_silence_is_asked_and_then_given_up",
+    "relink.retention": "tests/protocols/relink/test_server.py::test_links_that_are_not_used_do_not_stay",
+    "relink.unused_retention": "tests/protocols/relink/test_server.py::test_links_that_are_not_used_do_not_stay",
+    "relink.window": (
+        "tests/protocols/relink/test_boundaries.py::test_as_many_messages_as_the_window_says_are_sent_to_a_subscriber"
+    ),
+    "server.max_streams": ("tests/conformance/test_stream_limit.py::test_as_many_streams_are_made_as_the_limit_says"),
+}
+#: Limits whose tests set a smaller value, or stop short of one below and one above.
+ELSEWHERE = {
+    "*.max_connections": "tests/test_tcp.py::test_connections",
+    "*.max_per_host": "tests/test_tcp.py::test_connections_from_one_host",
+    "backbone.subscribers": "tests/protocols/backbone/test_session.py::test_threat_flood_of_keepalives",
+    "eventbus.max_connections": "tests/protocols/eventbus/test_service.py::test_how_many",
+    "eventbus.snapshots": "tests/protocols/eventbus/test_session.py::test_a_storm",
+    "eventbus.snapshots_waiting": "tests/protocols/eventbus/test_session.py::test_a_storm",
+    "figg.max_payload": "tests/protocols/figg/test_server.py::test_threat_4_gib_announced_allocates_nothing",
+    "journal.min_free": "tests/journal/test_journal.py::test_little_room_refuses_before_the_disk_does",
+    "lumberjack.max_inflated": (
+        "tests/protocols/lumberjack/test_inflate.py::test_a_bomb_is_refused_when_it_comes_to_more_than_it_may"
+    ),
+    "lumberjack.max_ratio": (
+        "tests/protocols/lumberjack/test_inflate.py::test_a_bomb_is_refused_when_it_comes_to_more_than_it_may"
+    ),
+    "relink.failed_resumes": "tests/protocols/relink/test_server.py::test_guessing_is_not_for_long",
+    "relink.max_detached_per_host": "tests/protocols/relink/test_server.py::test_one_address_keeps_few_links",
+    "relink.max_links": "tests/protocols/relink/test_server.py::test_there_are_only_so_many_links",
+    "server.memory": "tests/test_flow.py::test_a_frame_that_does_not_fit_waits_its_turn",
+    "server.memory_per_connection": (
+        "tests/test_flow.py::test_whoever_holds_more_than_its_share_reads_again_when_half_of_it_is_free"
+    ),
+}
+#: Numbers that no peer can reach.
+NO_LIMITS = {
+    "admin.metric_streams": "how many streams /metrics lists",
+    "backbone.receive_buffer": "of the kernel's socket",
+    "journal.keep_age": "what the operator wants to keep",
+    "journal.keep_bytes": "what the operator wants to keep",
+    "journal.reader_bytes": "what the operator wants to keep",
+    "journal.reader_wait": "what the operator wants to keep",
+    "journal.segment_size": "how the journal is cut into files",
+    "journal.verify": "how much is checked at the start",
+}
+
+
+def options() -> list[str]:
+    """Every option that is a number."""
+    classes = {"server": ServerSettings, "journal": JournalSettings}
+    classes |= {name: kits.load(name).settings for name in kits.names()}
+    return [
+        f"{scope}.{field.name}"
+        for scope, settings in classes.items()
+        for field in attrs.fields(settings)
+        if isinstance(field.default, int | float) and not isinstance(field.default, bool)
+    ]
+
+
+def row(option: str) -> str:
+    """The row of the tables that an option has."""
+    known = BOUNDARIES.keys() | ELSEWHERE.keys() | NO_LIMITS.keys()
+    return option if option in known else f"*.{option.partition('.')[2]}"
+
+
+@pytest.mark.parametrize("option", options())
+def test_every_limit_names_the_test_of_its_boundary(option: str) -> None:
+    assert row(option) in BOUNDARIES.keys() | ELSEWHERE.keys() | NO_LIMITS.keys(), (
+        f"{option} is new: name the test of its boundary in BOUNDARIES, or say in NO_LIMITS why it is none"
+    )
+
+
+def test_no_row_is_left_over() -> None:
+    rows = [*BOUNDARIES, *ELSEWHERE, *NO_LIMITS]
+    assert len(rows) == len(set(rows))
+    assert set(rows) == {row(option) for option in options()}
+
+
+@pytest.mark.parametrize("named", sorted({*BOUNDARIES.values(), *ELSEWHERE.values()}))
+def test_the_tests_that_are_named_exist(named: str) -> None:
+    file, _, test = named.partition("::")
+    assert re.search(rf"^ *(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE)

@@ -1,0 +1,64 @@
+"""Each limit of the backbone at its default: one below it, at it, one above it."""
+
+from __future__ import annotations
+
+from random import Random
+
+from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Push, Request
+from fyrehose.protocols.backbone.session import Dropped, Pushed, ServerSession
+from fyrehose.protocols.backbone.settings import Settings
+
+CLIENT = ("10.0.0.2", 4000)
+SETTINGS = Settings()
+
+
+def make() -> ServerSession:
+    """A session with default settings, of which CLIENT is a live subscriber without a journal."""
+    session = ServerSession(SETTINGS, lambda: (1, 1_000_000), lambda address: False, Random(7))
+    session.receive_datagrams(
+        KeepAlive(address=CLIENT, flags=Flags.NOJOURNAL, token=bytes(16)).encode(), 29, CLIENT, 0.0
+    )
+    session.data_to_send()
+    return session
+
+
+def dropped(session: ServerSession, datagram: bytes, now: float = 0.0) -> list[str]:
+    events = session.receive_datagrams(datagram, len(datagram), CLIENT, now)
+    return [event.cause for event in events if isinstance(event, Dropped)]
+
+
+def test_as_many_pushes_a_second_as_the_rate_says_and_no_more() -> None:
+    session, push = make(), Push(data=b"x").encode()
+    left = SETTINGS.push_rate - 1
+    while left:
+        count = min(left, 500)
+        (event,) = session.receive_datagrams(push * count, len(push), CLIENT, 0.0)
+        assert isinstance(event, Pushed)
+        left -= count
+    assert dropped(session, push) == [], "the last one that the rate allows"
+    assert dropped(session, push) == ["push-rate"]
+    assert dropped(session, push, 1 / SETTINGS.push_rate) == []
+
+
+def test_as_many_requests_a_second_as_the_rate_says_and_no_more() -> None:
+    session = make()
+
+    def ask(number: int, now: float = 0.0) -> list[str]:
+        return dropped(session, Request(address=CLIENT, first=number, last=number).encode(), now)
+
+    assert [ask(n) for n in range(1, SETTINGS.request_rate)] == [[]] * (SETTINGS.request_rate - 1)
+    assert ask(SETTINGS.request_rate) == [], "the last one that the rate allows"
+    assert ask(SETTINGS.request_rate + 1) == ["request-rate"]
+    assert ask(SETTINGS.request_rate + 2, 1 / SETTINGS.request_rate) == []
+
+
+def test_bytes_to_one_host_stop_when_the_rate_is_used_up() -> None:
+    session = make()
+    burst = SETTINGS.destination_rate // 16
+    session.charge(CLIENT, burst - 1, 0.0)
+    assert session.ready(CLIENT, 0.0)
+    session.charge(CLIENT, 1, 0.0)
+    assert not session.ready(CLIENT, 0.0)
+    session.charge(CLIENT, SETTINGS.destination_rate, 0.0)
+    assert not session.ready(CLIENT, 1.0)
+    assert session.ready(CLIENT, 1.001)

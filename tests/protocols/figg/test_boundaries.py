@@ -1,0 +1,34 @@
+"""Limits of Figg at their defaults: one below, at, one above."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from fyrehose.broker import Broker
+from fyrehose.protocols.figg.frames import Attach
+from fyrehose.protocols.figg.server import Settings, make_factory
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+
+MOST = Settings().max_subscriptions
+
+
+class Transport(StringTransport):
+    def abortConnection(self) -> None:
+        self.disconnecting = True
+
+
+@pytest.mark.parametrize("count", [MOST - 1, MOST, MOST + 1])
+def test_a_connection_may_have_as_many_subscriptions_as_the_limit(count: int) -> None:
+    clock = Clock()
+    broker = Broker(clock, MemoryJournal(), Sequencer())
+    broker.open()
+    address = IPv4Address("TCP", "127.0.0.1", 5000)
+    protocol, transport = make_factory(broker, clock, Settings()).buildProtocol(address), Transport(address)
+    protocol.makeConnection(transport)
+    protocol.dataReceived(b"".join(Attach(topic=f"t{n}").serialize() for n in range(count)))
+    assert transport.disconnecting is (count > MOST)
+    assert broker.counters.counts["figg", "too-many-subscriptions"] == (count > MOST)

@@ -1,0 +1,24 @@
+"""Limits of lumberjack at their defaults: one below, at, one above."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.protocols.lumberjack.frames import Json, Window
+from fyrehose.protocols.lumberjack.server import Settings
+from fyrehose.protocols.lumberjack.session import LumberjackServerSession
+
+SEARCH = Settings().topic_search
+
+
+@pytest.mark.parametrize("end", [SEARCH - 1, SEARCH, SEARCH + 1])
+def test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit(end: int) -> None:
+    """The string that is the topic ends with byte ``end`` of the event."""
+    head, tail = b'{"x":"', b'","@metadata":{"beat":"t"'
+    payload = head + b"." * (end - len(head) - len(tail)) + tail
+    assert len(payload) == end
+    session = LumberjackServerSession(Settings().limits)
+    events = session.receive_data(
+        Window(version=2, number=1).serialize() + Json(sequence=1, payload=payload + b"}}").serialize()
+    )
+    assert [event.topic for event in events] == ["t" if end <= SEARCH else None]
