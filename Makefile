@@ -32,6 +32,8 @@ MESSAGES ?= 100000
 TRANSFER_KILLS ?= 50
 # Simulations of servers, clients and bad networks, of each kind.
 SIMULATIONS ?= 20000
+# Simulations of herds, of HERD clients each.
+HERDS ?= 20
 # Kills of an archive; records that a cluster of Spark's reads, and events of its tour.
 ARCHIVE_KILLS ?= 30
 RECORDS ?= 200000
@@ -144,6 +146,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/herd.py --clients $(HERD) --seconds $(HOSTILE)
 	$(BIN)/python tests/simulation/run.py --bugs
 	$(BIN)/python tests/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
+	$(BIN)/python tests/simulation/run.py --count $(HERDS) --herd $(HERD) --jobs $(JOBS)
 	$(BIN)/python tests/torture/mutants.py --jobs $(JOBS)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES) --losses

@@ -164,7 +164,7 @@ class Client:
         self.ready = self.dead = False
         self.published, self.waiting = 0, 0
         self.gaps: list[tuple[int, int]] = []
-        self.host = f"10.0.1.{number}"
+        self.host, port = ("10.0.1.1", 5000 + number) if side.herd else (f"10.0.1.{number}", 5000)
         world = side.world
         self.client = BackboneClient(
             world.clock,
@@ -172,7 +172,7 @@ class Client:
             options=Options(after=after, **options),
             on_records=self._records,
             on_gap=self._gap,
-            bind=(self.host, 5000),
+            bind=(self.host, port),
             random=Random(world.random.random()),
             open_port=lambda _, owner, address: Port(side.lane, owner, address),
         )
@@ -215,12 +215,16 @@ class Client:
 
 
 class Backbone:
-    """All of them."""
+    """All of them.
+
+    :param herd: how many clients there are, all at one address; 0: a few come and go
+    """
 
     topics = (STREAM,)
 
-    def __init__(self, world: World, server: Server, history: History) -> None:
+    def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         dice = world.random
+        self.herd = herd
         self.world, self.history = world, history
         self.arrivals: Counter[bytes] = Counter()
         self.lane = Lane(world, dice.choice((0.0, 0.05, 0.3)), dice.choice((0.0, 0.1)), dice.choice((0.01, 0.2)))
@@ -230,6 +234,8 @@ class Backbone:
         self.clients: list[Client] = []
         self.last: list[Client] = []
         self.made = self._published = 0
+        for n in range(herd):
+            self.connect(None if n % 10 == 0 else 0)
 
     def connect(self, after: int | None, **options: Any) -> Client:
         self.made += 1
@@ -252,6 +258,12 @@ class Backbone:
             for client in self.clients:
                 for _ in range(dice.choice((0, 1, 1, 10)) if client.publishes and client.ready else 0):
                     client.publish()
+
+    def everybody(self) -> None:
+        """The publishers of a herd publish."""
+        for client in self.clients:
+            if client.publishes and client.ready:
+                client.publish()
 
     def _bury(self) -> None:
         self._published += sum(client.published for client in self.clients if client.dead)

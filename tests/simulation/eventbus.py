@@ -299,28 +299,32 @@ class Published:
 
 
 class EventBus:
-    """All of them."""
+    """All of them.
+
+    :param herd: how many clients there are, of a server with default options; 0: a few
+    """
 
     topics = (STREAM,)
 
-    def __init__(self, world: World, server: Server, history: History) -> None:
+    def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         dice = world.random
         self.world, self.server, self.history = world, server, history
         self.events: dict[bytes, Published] = {}
-        self.room = dice.choice((2, 20, 1000))
-        self.settings = Settings(
+        self.room = 1000 if herd else dice.choice((2, 20, 1000))
+        few = Settings(
             dedup=dice.random() < 0.5,
             sequence=dice.choice((Dialect.BINARY, Dialect.BINARY, Dialect.DECIMAL)),
             snapshots=dice.choice((1, 8)),
             snapshots_memory=dice.choice((8 << 10, 64 << 20)),
         )
+        self.settings = Settings() if herd else few
         self.listening: dict[str, ServerPort] = {}
         server.doors.append(partial(Door, self))
         server.on_crash.append(self.listening_no_more)
         self.clients: list[Client] = []
         self.made = self._published = 0
         self.last: Client | None = None
-        for _ in range(dice.randint(1, 3)):
+        for _ in range(herd or dice.randint(1, 3)):
             self.connect()
 
     def listening_no_more(self) -> None:
@@ -362,6 +366,11 @@ class EventBus:
             self._published += client.published
             self.clients.remove(client)
             client.close()
+
+    def everybody(self) -> None:
+        """All of a herd publish."""
+        for client in self.clients:
+            client.publish()
 
     def check(self, event: Broadcast) -> None:
         """``event`` leaves the server, or reaches somebody."""

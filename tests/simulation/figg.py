@@ -165,13 +165,16 @@ class Figg:
     """All of them.
 
     :param topics: what may be read besides what Figg's own clients publish
+    :param herd: how many clients there are; 0: a few
     """
 
-    def __init__(self, world: World, server: Server, history: History, topics: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, world: World, server: Server, history: History, topics: tuple[str, ...] = (), herd: int = 0
+    ) -> None:
         self.world, self.history = world, history
         self.topics = TOPICS + topics
         server.doors.append(lambda host, broker: kit.make_service(host, broker, f"tcp:{PORT}", Settings()))
-        self.clients = [Client(world, history, f"figg-{n}") for n in range(world.random.randint(1, 4))]
+        self.clients = [Client(world, history, f"figg-{n}") for n in range(herd or world.random.randint(1, 4))]
 
     def step(self) -> None:
         dice = self.world.random
@@ -185,6 +188,14 @@ class Figg:
             client.unsubscribe(dice.choice(sorted(client.readers)))
         else:
             client.pause(dice.random() < 0.3)
+
+    def everybody(self) -> None:
+        """All of a herd publish; one in ten reads."""
+        for client in self.clients[::10]:
+            if not client.readers:
+                client.subscribe(self.world.random.choice(self.topics))
+        for client in self.clients:
+            client.publish()
 
     def calm(self) -> None:
         for client in self.clients:

@@ -147,18 +147,26 @@ class Writer:
 
 
 class Lumberjack:
-    """All of them."""
+    """All of them.
+
+    :param herd: how many writers there are; 0: a few
+    """
 
     topics = (STREAM,)
 
-    def __init__(self, world: World, server: Server, history: History) -> None:
+    def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         self.world = world
         server.doors.append(lambda host, broker: kit.make_service(host, broker, f"tcp:{PORT}", Settings()))
-        self.writers = [Writer(world, history, f"lumberjack-{n}") for n in range(world.random.randint(1, 3))]
+        self.writers = [Writer(world, history, f"lumberjack-{n}") for n in range(herd or world.random.randint(1, 3))]
 
     def step(self) -> None:
         if self.world.random.random() < 0.5:
             self.world.random.choice(self.writers).publish()
+
+    def everybody(self) -> None:
+        """All of a herd publish."""
+        for writer in self.writers:
+            writer.publish()
 
     def calm(self) -> None:
         """Writers go on by themselves."""

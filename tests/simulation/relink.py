@@ -258,20 +258,23 @@ class Relink:
     """All of them.
 
     :param topics: what may be read besides what Relink's own clients publish
+    :param herd: how many clients there are, of a server with default options; 0: a few
     """
 
     topics = (STREAM,)
 
-    def __init__(self, world: World, server: Server, history: History, topics: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, world: World, server: Server, history: History, topics: tuple[str, ...] = (), herd: int = 0
+    ) -> None:
         dice = world.random
         self.world, self.server, self.history = world, server, history
         self.readable = (STREAM, STREAM, *topics)
         history.internal.add(LINKS)
-        self.settings = Settings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
+        self.settings = Settings() if herd else Settings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
         server.doors.append(self._door)
         self.clients: list[Publisher | Subscriber | Numbered] = []
         self.made = 0
-        for _ in range(dice.randint(1, 3)):
+        for _ in range(herd or dice.randint(1, 3)):
             self.connect()
 
     def _door(self, host: Host, broker: Any) -> RelinkService:
@@ -300,6 +303,12 @@ class Relink:
             dice.choice(living).close()
         elif living:
             dice.choice(living).act()
+
+    def everybody(self) -> None:
+        """All publishers of a herd publish."""
+        for client in self.clients:
+            if isinstance(client, Publisher):
+                client.act()
 
     def calm(self) -> None:
         for client in self.clients:

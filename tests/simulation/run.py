@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Simulates servers, clients and bad networks, one seed after the other.
 
-    run.py [--count N] [--seed S] [--protocol P]... [--jobs J] [--trace] [--bug NAME | --bugs]
+    run.py [--count N] [--seed S] [--protocol P]... [--jobs J] [--herd CLIENTS] [--trace] [--bug NAME | --bugs]
 
 Prints how many simulations broke what must be true, and their seeds; the status is 1 if any did.  A seed replays
 exactly: `run.py --seed S --protocol P --trace` says what happened in it.  With --bug there is one in the code, and with
---bugs each in turn: then it is said after how many simulations it was noticed, and the status is 1 if it was not.
+--bugs each in turn: then it is said after how many simulations it was noticed, and the status is 1 if it was not.  With
+--herd there are that many clients, which restart together beside hostile peers (herds.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import attrs
 import bugs
+import herds
 import simulation
 from twisted.logger import globalLogBeginner
 from world import Violation
@@ -58,12 +60,12 @@ class Tally:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-def one(seed: int, protocol: str, tally: Tally) -> None:
+def one(seed: int, protocol: str, tally: Tally, herd: int = 0) -> None:
     """Run one simulation; whatever is wrong with it is told with its seed."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
+    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE + herd)
     tally.simulations += 1
     try:
-        found = simulation.simulate(seed, protocol)
+        found = herds.simulate(seed, protocol, herd) if herd else simulation.simulate(seed, protocol)
     except Violation as violation:
         tally.problems.append(str(violation))
     except (Exception, Endless) as error:
@@ -89,13 +91,13 @@ def quiet() -> None:
     gc.disable()  # each simulation collects its own
 
 
-def share(first: int, count: int, protocol: str, at: Any, tell: Connection) -> None:
+def share(first: int, count: int, protocol: str, at: Any, tell: Connection, herd: int) -> None:
     """In a process of its own: run the seeds from ``first`` on; ``at`` says which it is at."""
     quiet()
     tally = Tally()
     for seed in range(first, first + count):
         at.value = seed
-        one(seed, protocol, tally)
+        one(seed, protocol, tally, herd)
     tally.problems = tally.problems[:SHOWN]
     tell.send(tally)
     tell.close()
@@ -108,6 +110,7 @@ class Share:
     protocol: str
     first: int
     count: int
+    herd: int = 0
     at: Any = attrs.field(init=False)
     ear: Connection = attrs.field(init=False)
     process: Any = attrs.field(init=False)
@@ -116,7 +119,9 @@ class Share:
         fork = multiprocessing.get_context("fork")
         self.at = fork.Value("q", self.first)
         self.ear, mouth = fork.Pipe(duplex=False)
-        self.process = fork.Process(target=share, args=(self.first, self.count, self.protocol, self.at, mouth))
+        self.process = fork.Process(
+            target=share, args=(self.first, self.count, self.protocol, self.at, mouth, self.herd)
+        )
         self.process.start()
         mouth.close()
 
@@ -134,13 +139,15 @@ class Share:
         total.simulations += seed + 1 - self.first
         total.problems.append(f"seed {seed} of {self.protocol}: its process ended with {self.process.exitcode}")
         left = self.first + self.count - (seed + 1)
-        return Share(self.protocol, seed + 1, left) if left else None
+        return Share(self.protocol, seed + 1, left, self.herd) if left else None
 
 
-def run(protocol: str, first: int, count: int, jobs: int) -> Tally:
+def run(protocol: str, first: int, count: int, jobs: int, herd: int = 0) -> Tally:
     """Run ``count`` seeds in ``jobs`` processes."""
     total = Tally()
-    waiting = deque(Share(protocol, at, min(SHARE, first + count - at)) for at in range(first, first + count, SHARE))
+    waiting = deque(
+        Share(protocol, at, min(SHARE, first + count - at), herd) for at in range(first, first + count, SHARE)
+    )
     running: dict[Any, Share] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -154,11 +161,14 @@ def run(protocol: str, first: int, count: int, jobs: int) -> Tally:
     return total
 
 
-def show(seed: int, protocol: str) -> int:
+def show(seed: int, protocol: str, herd: int = 0) -> int:
     """Say what happens in one simulation."""
     trace: list[str] = []
     try:
-        end, status = str(simulation.simulate(seed, protocol, trace=trace)), 0
+        if herd:
+            end, status = str(herds.simulate(seed, protocol, herd, trace)), 0
+        else:
+            end, status = str(simulation.simulate(seed, protocol, trace=trace)), 0
     except Violation as violation:
         end, status = f"VIOLATION: {violation}", 1
     print(*trace, end, sep="\n")
@@ -185,6 +195,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--protocol", choices=sorted(simulation.PROTOCOLS), action="append")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--herd", type=int, default=0, metavar="CLIENTS", help="simulate herds of so many clients")
     parser.add_argument("--trace", action="store_true", help="say what happens, and run one simulation only")
     parser.add_argument("--bug", choices=sorted(bugs.BUGS), help="put it into the code")
     parser.add_argument("--bugs", action="store_true", help="put one after the other into the code")
@@ -192,7 +203,7 @@ def main() -> int:
     protocols = arguments.protocol or sorted(simulation.PROTOCOLS)
     if arguments.trace:
         with bugs.having(arguments.bug):
-            return show(arguments.seed, protocols[0])
+            return show(arguments.seed, protocols[0], arguments.herd)
     os.nice(10)
     if arguments.bug or arguments.bugs:
         quiet()
@@ -202,7 +213,7 @@ def main() -> int:
     failed = False
     for protocol in protocols:
         began = time.monotonic()
-        total = run(protocol, arguments.seed, arguments.count, arguments.jobs)
+        total = run(protocol, arguments.seed, arguments.count, arguments.jobs, arguments.herd)
         print(
             f"{protocol}: {total.simulations} simulations, {total.messages} messages, {total.stored} records, "
             f"{total.crashes} crashes, {total.lives} starts, {len(total.problems)} violations, "

@@ -65,13 +65,14 @@ class Outcome:
 class Simulation:
     """The simulation of ``seed``: of the troubles that there are it has some, seldom or often."""
 
-    def __init__(self, seed: int, protocol: str, root: Path) -> None:
+    def __init__(self, seed: int, protocol: str, root: Path, herd: int = 0) -> None:
         self.world = World(seed)
         dice = self.world.random
         self.history = History()
         self.server = Server(self.world, self.history, root)
         self.errors: list[str] = []
-        self.sides = [side(self.world, self.server, self.history) for side in PROTOCOLS[protocol]]
+        crowd = {"herd": herd} if herd else {}
+        self.sides = [side(self.world, self.server, self.history, **crowd) for side in PROTOCOLS[protocol]]
         self.steps = LONG if dice.random() < 1 / RARELY else dice.choice(STEPS)
         self.often = dice.choice((0.05, 0.1, 0.2, 0.3))
         kinds: list[Callable[[], None]] = [
@@ -136,6 +137,11 @@ class Simulation:
         if self.errors:
             raise Violation(f"an error was logged: {self.errors[0]}")
 
+    def run(self, steps: int | None) -> None:
+        """Everything that happens: ``steps``, or as many as the seed says."""
+        for _ in range(self.steps if steps is None else steps):
+            self.step()
+
     def calm(self) -> None:
         """Nothing bad happens any more: everything has to come right."""
         world = self.world
@@ -146,10 +152,14 @@ class Simulation:
             link.slow = False
         for side in self.sides:
             side.calm()
-        until = world.clock.seconds() + CALM
+        self.settle(CALM)
+
+    def settle(self, most: float) -> None:
+        """Wait until nobody is owed anything, for ``most`` seconds at the most."""
+        until = self.world.clock.seconds() + most
         while owed := ("the server is down" if not self.server.up else self.owed()):
-            if world.clock.seconds() > until:
-                raise Violation(f"{CALM:g} s later: {owed}")
+            if self.world.clock.seconds() > until:
+                raise Violation(f"{most:g} s later: {owed}")
             self.pass_time(0.25)
 
     def owed(self) -> str:
@@ -179,22 +189,28 @@ class Simulation:
         self.server.close()
 
 
-def simulate(seed: int, protocol: str, steps: int | None = None, trace: list[str] | None = None) -> Outcome:
+def simulate(
+    seed: int,
+    protocol: str,
+    steps: int | None = None,
+    trace: list[str] | None = None,
+    make: Callable[[int, str, Path], Simulation] = Simulation,
+) -> Outcome:
     """Run the simulation of ``seed``.
 
     :param steps: how many it has; None: as the seed says
     :param trace: takes what happens
+    :param make: another kind of simulation, such as those of herds.py
     :raises Violation: something was not as it must be
     """
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
     root = Path(tempfile.mkdtemp(prefix="fyrehose-simulation-", dir=base))
-    simulation = Simulation(seed, protocol, root)
+    simulation = make(seed, protocol, root)
     if trace is not None:
         simulation.world.trace = trace
     globalLogPublisher.addObserver(simulation.observe)
     try:
-        for _ in range(simulation.steps if steps is None else steps):
-            simulation.step()
+        simulation.run(steps)
         simulation.calm()
         outcome = simulation.outcome()
         simulation.close()

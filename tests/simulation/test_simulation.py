@@ -14,6 +14,7 @@ from twisted.logger import globalLogBeginner
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bugs
+import herds
 import run
 import simulation
 
@@ -30,6 +31,20 @@ def test_nothing_is_lost_doubled_or_out_of_order(protocol: str) -> None:
     outcomes = [simulation.simulate(seed, protocol) for seed in range(60)]
     assert sum(outcome.stored for outcome in outcomes) > 600
     assert sum(outcome.crashes for outcome in outcomes) > 15
+
+
+@pytest.mark.parametrize("protocol", sorted(simulation.PROTOCOLS.keys() - {"mixture"}))
+def test_a_herd_is_back_after_a_restart_beside_hostile_peers(protocol: str) -> None:
+    outcomes = [herds.simulate(seed, protocol, clients) for seed, clients in ((1, 250), (2, 60), (3, 60), (4, 60))]
+    assert all(outcome.lives > 1 and outcome.stored for outcome in outcomes)
+
+
+@pytest.mark.parametrize("protocol", ["figg", "eventbus"])
+def test_the_seed_of_a_herd_replays_exactly(protocol: str) -> None:
+    first: list[str] = []
+    again: list[str] = []
+    assert herds.simulate(5, protocol, 30, first) == herds.simulate(5, protocol, 30, again)
+    assert first == again
 
 
 @pytest.mark.parametrize("protocol", sorted(simulation.PROTOCOLS))

@@ -125,12 +125,14 @@ class Endpoint:
     """How the client on ``host`` connects to a port of the server.
 
     :ivar tap: makes, for each connection, what sees the server write and read
+    :ivar address: where the server sees it come from
     """
 
     world: World
     host: str
     number: int
     tap: Callable[[], Any] | None = None
+    address: str = "127.0.0.1"
 
     def connect(self, factory: Any) -> Deferred[Any]:
         world = self.world
@@ -138,7 +140,7 @@ class Endpoint:
 
         def reach() -> None:
             listener = world.listening.get(self.number)
-            address = IPv4Address("TCP", "127.0.0.1", world.port())
+            address = IPv4Address("TCP", self.address, world.port())
             served = None
             if listener is not None and self.host not in world.partitioned:
                 served = listener.buildProtocol(address)

@@ -1,0 +1,187 @@
+"""Hostile peers of herds.py, all at one address.
+
+Hostile          a TCP peer: says nothing, announces what it never sends, asks for very much, or is refused and comes
+                 back at once
+HostileDatagrams keeps a subscriber's place from many ports, or asks for everything without having shown that it is
+                 there: it may get no more than three times what it sent
+HostileDealer    asks the event bus for everything, and reads none of it
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from history import History
+from twisted.internet.protocol import Factory, Protocol
+from world import Endpoint, World
+from zeromq import ClientPort
+
+from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Request
+from fyrehose.protocols.eventbus.frames import Dialect, Subtrees, SyncStart
+from fyrehose.protocols.eventbus.zmqport import Full
+from fyrehose.protocols.figg.frames import HEADER, Attach, Publish
+
+ADDRESS = "10.9.9.9"
+#: What peers of each protocol say; a second element is sent again and again.
+FIGG = (
+    (b"", b""),
+    (HEADER.pack(5, 1, 16 << 20), b"x"),
+    (b"".join(Attach(topic=f"t{n}", offset=0).serialize() for n in range(200)), b""),
+    (b"".join(Publish(topic=f"hostile {n}", number=n, data=b"x").serialize() for n in range(50)), b""),
+    (HEADER.pack(5, 1, 17) + bytes(17), b""),
+    (b"nonsense", b""),
+)
+LUMBERJACK = (
+    (b"", b""),
+    (b"2W\xff\xff\xff\xff2J\0\0\0\1\0\xff\xff\xff", b"x"),
+    (b"2W\0\0\0\x012C\0\xff\0\0", b"x"),
+    (b"9Z" + bytes(20), b""),
+)
+RELINK = (
+    (b"", b""),
+    (bytes(8), b""),
+    (bytes(8) + b"\x07nothing" + bytes(8), b""),
+    (bytes(8) + b"\x09publish:h" + bytes(2) + b"\4" + bytes(2) + b"\1" * 16, b""),
+)
+
+
+class Hostile:
+    """A peer that connects again whenever it has been parted with."""
+
+    port = 0
+    says: tuple[tuple[bytes, bytes], ...] = ()
+
+    def __init__(self, world: World, side: Any, number: int) -> None:
+        self.world = world
+        self.first, self.again = self.says[number % len(self.says)]
+        self.endpoint = Endpoint(world, f"hostile-{number}", self.port, address=ADDRESS)
+        self.closed = False
+        self.protocol: Any = None
+        self.connect()
+
+    def connect(self) -> None:
+        if not self.closed:
+            self.endpoint.connect(Factory.forProtocol(lambda: HostileProtocol(self))).addErrback(self._later)
+
+    def _later(self, _: Any) -> None:
+        self.world.clock.callLater(0.05, self.connect)
+
+    def check(self, history: History) -> None:
+        """What is wrong with how it was served: nothing, as long as others are."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class HostileProtocol(Protocol):
+    """One of its connections."""
+
+    def __init__(self, peer: Hostile) -> None:
+        self.peer = peer
+
+    def connectionMade(self) -> None:
+        self.transport.write(self.peer.first)
+        self._again()
+
+    def _again(self) -> None:
+        if self.peer.again and self.connected and not self.peer.closed:
+            self.transport.write(self.peer.again)
+            self.peer.world.clock.callLater(1.0, self._again)
+
+    def connectionLost(self, reason: Any = None) -> None:
+        self.peer.connect()
+
+
+class HostileFigg(Hostile):
+    port, says = 8119, FIGG
+
+
+class HostileLumberjack(Hostile):
+    port, says = 5044, LUMBERJACK
+
+
+class HostileRelink(Hostile):
+    port, says = 7733, RELINK
+
+
+class HostileDatagrams:
+    """Half of them keep the places of ten subscribers each; the others send REQUESTs only."""
+
+    def __init__(self, world: World, side: Any, number: int) -> None:
+        self.world, self.lane, self.number = world, side.lane, number
+        self.address = (f"10.9.9.{1 + number % 2}", 1000 + 20 * number)
+        self.sent = self.got = 0
+        self.closed = False
+        side.lane.ports[self.address] = self
+        self.turn()
+
+    def turn(self) -> None:
+        if self.closed:
+            return
+        host, port = self.address
+        if self.number % 2:
+            request = Request(address=self.address, first=0, last=(1 << 48) - 1).encode()
+            self.sent += len(request)
+            self.lane.carry(request, self.address, SERVER)
+        else:
+            for n in range(10):
+                datagram = KeepAlive(address=(host, port + n), flags=Flags.NONE, token=self.token(n)).encode()
+                self.lane.carry(datagram, (host, port + n), SERVER)
+        self.world.clock.callLater(2.0, self.turn)
+
+    def token(self, number: int) -> bytes:
+        return f"{self.number}:{number}".encode().ljust(16, b".")
+
+    def arrived(self, datagram: bytes, source: Any) -> None:
+        self.got += len(datagram)
+
+    def check(self, history: History) -> None:
+        if self.number % 2 and self.got > 3 * self.sent:
+            history.wrong(f"{self.got} bytes were sent to a stranger who had sent {self.sent}")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class HostileDealer:
+    """It asks whenever it is connected."""
+
+    def __init__(self, world: World, side: Any, number: int) -> None:
+        self.world, self.closed = world, False
+        self.port = ClientPort(
+            world,
+            f"hostile-{number}",
+            lambda: side.listening.get("snapshot"),
+            1,
+            subscribes=False,
+            receive=lambda message, count: None,
+            turn_over=lambda: None,
+            happened=lambda event, value: None,
+        )
+        self.ask()
+
+    def ask(self) -> None:
+        if self.closed:
+            return
+        try:
+            self.port.send(SyncStart(subtrees=Subtrees.of(()), sequence=0, dialect=Dialect.BINARY).serialize())
+        except Full:
+            """It is not connected."""
+        self.world.clock.callLater(1.0, self.ask)
+
+    def check(self, history: History) -> None:
+        """It gets what it reads: nothing."""
+
+    def close(self) -> None:
+        self.closed = True
+        self.port.close()
+
+
+SERVER = ("10.0.0.1", 2323)
+PEERS: dict[str, Any] = {
+    "Backbone": HostileDatagrams,
+    "EventBus": HostileDealer,
+    "Figg": HostileFigg,
+    "Lumberjack": HostileLumberjack,
+    "Relink": HostileRelink,
+}
