@@ -67,9 +67,13 @@ def train(dice: harness.Dice, tokens: list[bytes]) -> tuple[bytes, int]:
 
 
 def server(data: bytes) -> None:
-    """Nothing is raised, nothing is counted twice, and answers go to those who asked."""
-    dice = harness.Dice(data)
-    settings = Settings(push_rate=50, request_rate=5, subscribers=3)
+    """Nothing is raised, nothing is counted twice, and answers go to those who asked: with any limits."""
+    serve(data, Settings(push_rate=50, request_rate=5, subscribers=3), ())
+    serve(data, Settings(), (frames.MAX_DATA, frames.MAX_SEQUENCES))
+
+
+def serve(data: bytes, settings: Settings, edges: tuple[int, ...]) -> None:
+    dice = harness.Dice(data, edges)
     session = ServerSession(settings, lambda: (5, LAST - 3), lambda address: address == SERVER, Random(1))
     now = 0.0
     heard: set[tuple[str, int]] = set()
@@ -81,7 +85,7 @@ def server(data: bytes) -> None:
             if isinstance(event, Pushed):
                 sizes = struct.unpack(f"<{len(event.lengths) // 4}I", event.lengths)
                 assert sum(sizes) == len(event.payload) <= len(wire)
-                assert event.large <= len(sizes) <= 50
+                assert event.large <= len(sizes) <= settings.push_rate
             elif isinstance(event, Replay):
                 assert event.destination[0] == source[0]
                 assert 5 <= event.first <= event.last <= LAST - 3
@@ -93,8 +97,34 @@ def server(data: bytes) -> None:
         for (host, _), sent in session.data_to_send():
             assert len(sent) <= 26
             assert any(host == known for known, _ in heard), "to somebody who never said a word"
-        assert len(session.listening(now)) <= 3
+        assert len(session.listening(now)) <= settings.subscribers
         assert SERVER not in session.listening(now)
+
+
+def limits(data: bytes) -> None:
+    """The largest datagram, the widest range of a request, as many pushes as the rate allows; default settings."""
+    settings = Settings()
+    specimen = harness.Specimen(
+        data, {"data": frames.MAX_DATA, "range": frames.MAX_SEQUENCES, "rate": settings.push_rate}
+    )
+    session = ServerSession(settings, lambda: (5, LAST - 3), lambda address: address == SERVER, Random(1))
+    size, source = specimen.size, SOURCES[1]
+    if specimen.which == "data":
+        wire = struct.pack(">BH6x", 2, size) + bytes(size)
+        events = session.receive_datagrams(wire, len(wire), source, 0.0)
+        assert [type(event) for event in events] == [Dropped if specimen.over else Pushed]
+    elif specimen.which == "range":
+        session.receive_datagrams(
+            frames.KeepAlive(address=source, flags=frames.Flags.NONE, token=bytes(16)).encode(), 29, source, 0.0
+        )
+        wire = frames.Request(address=source, first=9, last=8 + size).encode()
+        for event in session.receive_datagrams(wire, len(wire), source, 0.0):
+            assert not isinstance(event, Replay) or event.last - event.first < frames.MAX_SEQUENCES
+    else:
+        wire = frames.Push(data=b"x").encode() * size
+        events = session.receive_datagrams(wire, 10, source, 0.0)
+        taken = sum(len(event.lengths) // 4 for event in events if isinstance(event, Pushed))
+        assert taken == min(size, settings.push_rate)
 
 
 def client(data: bytes) -> None:
@@ -169,7 +199,7 @@ def kernels(data: bytes) -> None:
                 assert kernel.cut_trains(lengths, 70_000, most) == pure.cut_trains(lengths, 70_000, most)
 
 
-DECODERS = {"server": server, "client": client, "single": single, "kernels": kernels}
+DECODERS = {"server": server, "limits": limits, "client": client, "single": single, "kernels": kernels}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

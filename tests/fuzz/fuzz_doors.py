@@ -33,6 +33,8 @@ import wire
 GROWTH = 256 << 10
 #: Connections that are left open, to be forgotten.
 LEFT_OPEN = 150
+#: How often a stranger sends a whole message of the largest size, or of one byte less or more.
+WHOLE = 0.02
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
 HELLO = bytes(8) + b"\x09publish:x" + bytes(3) + bytes(3) + bytes(16)
@@ -48,6 +50,27 @@ def _ready(kind: bytes) -> bytes:
         for name, value in ((b"Socket-Type", kind), (b"Identity", b""))
     )
     return b"\x04" + bytes((6 + len(properties),)) + b"\x05READY" + properties
+
+
+def _edges(*limits: int) -> list[int]:
+    """One below each, at it, and one above."""
+    return [limit + delta for limit in limits for delta in (-1, 0, 1)]
+
+
+def _at_the_limits() -> dict[str, list[bytes]]:
+    """What announces as much as default limits allow, or one more; a little of it follows."""
+    figg = [wire.HEADER.pack(wire.PUBLISH, 1, 4 + 1 + 8 + 4 + n) + wire.publish(b"f", 1, b"x")[8:] for n in EDGES]
+    lumberjack = [
+        b"2W\0\0\0\1" + kind + struct.pack(">I", n) + b"x" * 9 for n in EDGES for kind in (b"2J\0\0\0\1", b"2C")
+    ]
+    lumberjack += [b"2W\0\0\0\x012D\0\0\0\1" + struct.pack(">I", n) + bytes(8 * n) for n in _edges(4096)]
+    lumberjack += [b"2W\0\0\0\x012D\0\0\0\1\0\0\0\1" + struct.pack(">I", n) + bytes(n + 4) for n in _edges(64 << 10)]
+    relink = [HELLO + struct.pack("<BBH4xQ", 0x51, 1, 0, n) + b"x" * 9 for n in EDGES]
+    relink += [HELLO + struct.pack("<BBxxI", 0x13, 1, n) + bytes(90) for n in _edges(1024)]
+    relink += [HELLO + struct.pack("<BBHI", 0x31, 0, 0, n) + bytes(90) for n in _edges(1024)]
+    eventbus = [GREETING + _ready(b"DEALER") + b"\2" + struct.pack(">Q", n) + b"x" * 9 for n in EDGES]
+    backbone = [struct.pack(">BH6x", wire.PUSH, n) + bytes(n) for n in (65_497, 65_498)]
+    return {"figg": figg, "lumberjack": lumberjack, "relink": relink, "eventbus": eventbus, "backbone": backbone}
 
 
 _PACKED = zlib.compress(_json(1, b"{}") * 50 + b"2C" + struct.pack(">I", 9) + b"x" * 9)
@@ -85,6 +108,27 @@ SEEDS = {
 }
 
 
+#: The largest payload, and the largest frame of lumberjack.
+EDGES = _edges(16 << 20)
+for _door, _specimens in _at_the_limits().items():
+    SEEDS[_door] += _specimens
+
+
+def whole(dice: random.Random) -> tuple[str, bytes]:
+    """A message as large as the default limit, or one byte less or more, and the door that it is for."""
+    size, door = dice.choice(EDGES), dice.choice(("figg", "lumberjack", "relink", "eventbus"))
+    data = bytes(size)
+    said = {
+        "figg": lambda: wire.publish(b"fuzz", 1, data),
+        "lumberjack": lambda: b"2W\0\0\0\1" + _json(1, data),
+        "relink": lambda: HELLO + struct.pack("<BBH4xQ", 0x51, 1, 0, size) + data + bytes(-size % 8),
+        "eventbus": lambda: (
+            GREETING + _ready(b"DEALER") + b"\1\3/a/\1\4null\1\2me\1\1t\1\1u\2" + struct.pack(">Q", size) + data
+        ),
+    }
+    return door, said[door]()
+
+
 def mutated(dice: random.Random, door: str) -> bytes:
     """Something that a client says, or several, with something done to it."""
     data = bytearray(b"".join(dice.choices(SEEDS[door], k=dice.choice((1, 1, 2, 5)))))
@@ -112,9 +156,12 @@ class Attacker:
         self.counts: dict[str, int] = dict.fromkeys(SEEDS, 0)
 
     def attack(self) -> None:
-        door = self.dice.choice(list(SEEDS))
+        if self.dice.random() < WHOLE:
+            door, data = whole(self.dice)
+        else:
+            door = self.dice.choice(list(SEEDS))
+            data = mutated(self.dice, door)
         self.counts[door] += 1
-        data = mutated(self.dice, door)
         if door == "backbone":
             with contextlib.suppress(OSError):
                 self.datagrams.sendto(data[:65_000], ("127.0.0.1", self.ports[door]))

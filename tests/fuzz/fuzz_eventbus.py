@@ -24,6 +24,8 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
     from fyrehose.protocols.eventbus.encoding import KIT, event_frames
     from fyrehose.protocols.eventbus.frames import (
         MAX_LABEL,
+        MAX_SUBTREE,
+        MAX_SUBTREES,
         Broadcast,
         Dialect,
         Pub,
@@ -34,10 +36,10 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
         parse_sequence,
     )
     from fyrehose.protocols.eventbus.labels import Written, read_labels
-    from fyrehose.protocols.eventbus.session import ServerSession
+    from fyrehose.protocols.eventbus.session import Refused, ServerSession
     from fyrehose.protocols.eventbus.settings import Settings, Syntax
     from fyrehose.protocols.eventbus.zap import Door
-    from fyrehose.records import Run
+    from fyrehose.records import MAX_NAME, Run
 
 Message = list[bytes]
 
@@ -156,12 +158,14 @@ class Fuzzer:
     def server(self) -> None:
         """A session takes what is right, as it is, and refuses the rest."""
         random = self.random
-        settings = Settings(dedup=random.random() < 0.5, subtrees=random.choice(list(Syntax)), max_payload=1 << 20)
+        dedup, subtrees = random.random() < 0.5, random.choice(list(Syntax))
+        default = random.random() < 0.5
+        settings = Settings() if default else Settings(dedup=dedup, subtrees=subtrees, max_payload=30, snapshots=2)
         session = ServerSession(settings)
         while random:
-            self.publishes(session)
+            self.publishes(session, settings)
 
-    def publishes(self, session: ServerSession) -> None:
+    def publishes(self, session: ServerSession, settings: Settings) -> None:
         """One message more."""
         message = self.message()
         identity = self.piece()
@@ -175,7 +179,7 @@ class Fuzzer:
                 (frames,) = event_frames(run.numbered(1, 1), Dialect.BINARY)
                 sent = message[-6:]
                 assert [bytes(frames[0]), *map(bytes, frames[2:])] == [sent[0], *sent[2:]], message
-        assert len(session.snapshots) <= 72
+        assert len(session.snapshots) <= settings.snapshots + settings.snapshots_waiting
         if self.random.random() < 0.01:
             session.snapshots.clear()
 
@@ -199,6 +203,37 @@ class Fuzzer:
         assert len(Door(curve=True, clients=frozenset()).answer(self.message()).frames) == 6
 
 
+def limits(data: bytes) -> None:
+    """Every length at its limit, by default settings: it is refused if, and only if, it is above."""
+    settings = Settings()
+    specimen = harness.Specimen(
+        data,
+        {
+            "data": settings.max_payload,
+            "topic": MAX_NAME,
+            "producer": MAX_LABEL,
+            "time": MAX_LABEL,
+            "uuid": MAX_LABEL,
+            "subtree": MAX_SUBTREE,
+            "subtrees": MAX_SUBTREES,
+        },
+    )
+    session, event = ServerSession(settings), list(EVENT)
+    if specimen.which in ("subtree", "subtrees"):
+        spec = b"/" + b"x" * (specimen.size - 2) + b"/"
+        if specimen.which == "subtrees":
+            spec = b";".join(b"/%d/" % n for n in range(specimen.size))
+        found = session.receive_request([b"c", b"SYNCSTART", spec, bytes(8)], 4, 0.0)
+        assert isinstance(found, Refused) is specimen.over, (specimen.which, specimen.size)
+        return
+    place = {"topic": 0, "producer": 2, "time": 3, "uuid": 4, "data": 5}[specimen.which]
+    if specimen.which == "data" and not specimen.whole:
+        return  # ZeroMQ hands over whole frames only
+    event[place] = b"x" * specimen.size
+    refused = session.receive_pub([b"c", *event], 7, 0.0)
+    assert (refused is not None) is specimen.over, (specimen.which, specimen.size)
+
+
 def again(parse: Callable[[Message], object], message: Message) -> None:
     """Parse, write, and parse again."""
     try:
@@ -213,6 +248,7 @@ DECODERS = {
     "labels": lambda data: Fuzzer(data).labels(),
     "server": lambda data: Fuzzer(data).server(),
     "client": lambda data: Fuzzer(data).client(),
+    "limits": limits,
     "doors": lambda data: Fuzzer(data).doors(),
 }
 

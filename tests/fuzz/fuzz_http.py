@@ -18,6 +18,7 @@ import harness
 with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
     from fyrehose.errors import Broken
     from fyrehose.protocols.http.bodies import SMALL, Lines, TooLarge, Whole
+    from fyrehose.protocols.http.server import Settings
     from fyrehose.protocols.http.session import HttpSession, Limits, Live, Publish, Published, Read, Spoiled
     from fyrehose.web.session import Refused
 
@@ -37,6 +38,7 @@ HEADERS = (
 )
 #: Small limits, so that they are reached.
 LIMITS = Limits(message=40, body=120)
+DEFAULTS = Limits(message=Settings().max_payload, body=Settings().max_body)
 
 
 def body(dice: harness.Dice) -> bytes:
@@ -64,9 +66,9 @@ def request(dice: harness.Dice) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
 
 
-def said(chunks: list[bytes]) -> list[Any]:
+def said(chunks: list[bytes], limits: Limits = LIMITS) -> list[Any]:
     """What came of them, the messages of one request put together; each request that needs one gets an answer."""
-    session = HttpSession(frozenset({"localhost"}), limits=LIMITS)
+    session = HttpSession(frozenset({"localhost"}), limits=limits)
     events: list[Any] = []
 
     def take(found: list[Any]) -> None:
@@ -78,7 +80,7 @@ def said(chunks: list[bytes]) -> list[Any]:
                 if not (events and isinstance(events[-1], list)):
                     events.append([event.stream, event.content_type])
                 events[-1] += event.payloads
-                assert all(len(payload) <= LIMITS.message for payload in event.payloads)
+                assert all(len(payload) <= limits.message for payload in event.payloads)
             elif isinstance(event, Published | Read | Live):
                 events.append((type(event).__name__,))
                 if session.answering:
@@ -94,7 +96,7 @@ def said(chunks: list[bytes]) -> list[Any]:
         take(session.receive_data(chunk))
         while session.more:
             take(session.next_events())
-        assert session.expected <= SMALL or session.over
+        assert session.expected <= max(SMALL, limits.message) or session.over
     take(session.receive_eof())
     while session.more:
         take(session.next_events())
@@ -106,16 +108,34 @@ def said(chunks: list[bytes]) -> list[Any]:
 
 def requests(data: bytes) -> None:
     """Requests, some of them damaged."""
-    dice = harness.Dice(data)
-    wire = b""
-    while dice and len(wire) < 6000:
-        wire += dice.damaged(request(dice))
-    assert said(dice.pieces(wire)) == said([wire])
+    for limits in (LIMITS, DEFAULTS):
+        dice = harness.Dice(data)
+        wire = b""
+        while dice and len(wire) < 6000:
+            wire += dice.damaged(request(dice))
+        assert said(dice.pieces(wire), limits) == said([wire], limits)
 
 
 def raw(data: bytes) -> None:
     """Bytes as they are."""
-    assert said([data]) == said([data[:3], data[3:]])
+    for limits in (LIMITS, DEFAULTS):
+        assert said([data], limits) == said([data[:3], data[3:]], limits)
+
+
+def limits(data: bytes) -> None:
+    """A message, a line and a body at their limits, by default settings: refused if, and only if, it is above."""
+    largest = DEFAULTS.message
+    specimen = harness.Specimen(data, {"message": largest, "line": largest, "lines": DEFAULTS.body})
+    kind, head = "text/plain" if specimen.which == "message" else "application/x-ndjson", ""
+    if specimen.which == "line":
+        head = f"Content-Length: {specimen.size + 1}"
+    else:
+        head = f"Content-Length: {specimen.size}"
+        specimen.whole = specimen.whole and specimen.which == "message"
+    start = f"POST /streams/s HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n{head}\r\n\r\n".encode()
+    found = said(specimen.chunks(start, b"\n" if specimen.which == "line" else b""), DEFAULTS)
+    refused = any(isinstance(event, tuple) and event[0] == 413 for event in found)
+    assert refused is (specimen.over and (specimen.whole or specimen.which != "line")), specimen.which
 
 
 def bodies(data: bytes) -> None:
@@ -138,7 +158,7 @@ def bodies(data: bytes) -> None:
         assert results[0] == results[1]
 
 
-DECODERS = {"requests": requests, "raw": raw, "bodies": bodies}
+DECODERS = {"requests": requests, "limits": limits, "raw": raw, "bodies": bodies}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

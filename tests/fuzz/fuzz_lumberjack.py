@@ -26,6 +26,7 @@ with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pur
     from fyrehose.protocols.lumberjack import frames, inflate
     from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
     from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
+    from fyrehose.protocols.lumberjack.server import Settings
     from fyrehose.protocols.lumberjack.session import Limits, LumberjackServerSession
     from fyrehose.records import Run
 
@@ -121,6 +122,8 @@ def read(stream: bytes, size: int, events: int) -> None:
     wanted = session_of(Limits(max_inflated=1 << 20), [stream])
     size = max(size, len(stream) // 50)
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
+    defaults = Settings().limits
+    assert session_of(defaults, chunks) == session_of(defaults, [stream])
     found = session_of(Limits(max_inflated=1 << 20, turn_events=events, turn_bytes=64 * events), chunks)
     assert found == wanted, (found, wanted)
     with streaming(size):
@@ -142,6 +145,36 @@ def streaming(size: int) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(inflate, name, value)
+
+
+def limits(data: bytes) -> None:
+    """Lengths and counts at their limits, by default settings: refused if, and only if, it is above."""
+    defaults = Settings().limits
+    specimen = harness.Specimen(
+        data,
+        {
+            "J": defaults.max_frame,
+            "C": defaults.max_frame,
+            "pairs": frames.MAX_PAIRS,
+            "key": frames.MAX_KEY,
+        },
+    )
+    size = specimen.size.to_bytes(4, "big")
+    one, start = (1).to_bytes(4, "big"), b"2W" + (1).to_bytes(4, "big")
+    if specimen.which == "J":
+        specimen.whole = False  # that is a gigabyte
+        chunks = specimen.chunks(start + b"2J" + one + size)
+    elif specimen.which == "C":
+        specimen.whole = False  # that many bytes of a zlib stream are another matter
+        chunks = specimen.chunks(start + b"2C" + size)
+    elif specimen.which == "pairs":
+        chunks = [start + b"2D" + one + size, bytes(8) * specimen.size]
+    else:
+        chunks = [start + b"2D" + one + one + size, bytes(specimen.size + 4)]
+    events, cause = session_of(defaults, chunks)
+    assert (cause is not None) is specimen.over, (specimen.which, specimen.size, cause)
+    if specimen.which in ("pairs", "key"):
+        assert len(events) == (not specimen.over)
 
 
 def writer(data: bytes) -> None:
@@ -190,7 +223,7 @@ def kernels(data: bytes) -> None:
         assert kernel.split(lengths, data, path, most) == pure.split(lengths, data, path, most)
 
 
-DECODERS = {"reader": reader, "raw": raw, "writer": writer, "single": single, "kernels": kernels}
+DECODERS = {"reader": reader, "limits": limits, "raw": raw, "writer": writer, "single": single, "kernels": kernels}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

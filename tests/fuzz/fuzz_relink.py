@@ -8,6 +8,7 @@ session gets them twice, whole and in pieces, and has to say the same.
 
 from __future__ import annotations
 
+import struct
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -46,6 +47,7 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.records import Run
 
 LIMITS = Limits(channels=3, backlog=4, backlog_size=4_000, window=5, results=2, result_runs=3)
+DEFAULTS = Limits()
 #: What breaks a link or not according to when its owner has settled what, which is when it may, not at once.
 TIMED = {"results-unconfirmed", "backlog-too-large"}
 
@@ -67,8 +69,8 @@ class Peer:
 class Fuzzer:
     """Makes bytes, and gives them to everything that takes some."""
 
-    def __init__(self, random: Random) -> None:
-        self.random = random
+    def __init__(self, random: Random, limits: Limits = LIMITS) -> None:
+        self.random, self.limits = random, limits
 
     def terms(self) -> Terms:
         random = self.random
@@ -156,7 +158,7 @@ class Fuzzer:
                 for chunk in cut(turn):
                     got += session.receive_data(chunk)
                 got += self.settle(session, link)
-            assert len(link.receiving) <= LIMITS.channels
+            assert len(link.receiving) <= self.limits.channels
             session.data_to_send()
             session.receive_eof()
             link.unknown()
@@ -187,14 +189,16 @@ class Fuzzer:
 
     def linked(self, terms: Terms, resumed: bool, connector: bool) -> Session:
         if connector:
-            old = Link(terms, True, 5, 6, LIMITS) if resumed else None
+            old = Link(terms, True, 5, 6, self.limits) if resumed else None
             hello = Hello(terms=terms, epoch=5 if resumed else 0, link_id=6 if resumed else 0)
-            session = ConnectorSession(LIMITS, old, hello=hello, fresh=lambda e, i: Link(terms, True, e, i, LIMITS))
+            session = ConnectorSession(
+                self.limits, old, hello=hello, fresh=lambda e, i: Link(terms, True, e, i, self.limits)
+            )
             session.receive_data(pack_version(0) + pack_reply(5, 6))
             return session
-        listener = ListenerSession(LIMITS)
+        listener = ListenerSession(self.limits)
         listener.receive_data(pack_version(0) + Hello(terms=terms).serialize())
-        listener.accept(Link(terms, False, 5, 6, LIMITS), resumed=resumed)
+        listener.accept(Link(terms, False, 5, 6, self.limits), resumed=resumed)
         return listener
 
     def handshakes(self) -> None:
@@ -205,7 +209,7 @@ class Fuzzer:
             data[random.randrange(len(data))] = random.randrange(256)
         found = []
         for chunks in ([bytes(data)], self.pieces(bytes(data))):
-            session = ListenerSession(LIMITS)
+            session = ListenerSession(self.limits)
             got = [event for chunk in chunks for event in session.receive_data(chunk)]
             found.append([e if isinstance(e, events.Asked) else str(e.error) for e in got])  # type: ignore[union-attr]
         assert found[0] == found[1], data.hex()
@@ -256,12 +260,41 @@ def _without_ids(packet: Any) -> Any:
 
 def sessions(data: bytes) -> None:
     """Packets."""
-    Fuzzer(harness.Chance(data)).sessions()
+    for limits in (LIMITS, DEFAULTS):
+        Fuzzer(harness.Chance(data), limits).sessions()
 
 
 def raw(data: bytes) -> None:
     """Bytes as they are, behind a few that decide what session gets them."""
-    Fuzzer(harness.Chance(data[:24])).sessions(data[24:])
+    for limits in (LIMITS, DEFAULTS):
+        Fuzzer(harness.Chance(data[:24]), limits).sessions(data[24:])
+
+
+def limits(data: bytes) -> None:
+    """Counts and sizes at their limits, by default settings: the link ends if, and only if, one is above."""
+    specimen = harness.Specimen(
+        data,
+        {
+            "targets": DEFAULTS.targets,
+            "parts": DEFAULTS.parts,
+            "size": DEFAULTS.message_size,
+            "channels": DEFAULTS.channels,
+        },
+    )
+    size, terms = specimen.size, Terms(endpoint="publish:s", connector_size=2)
+    if specimen.which != "size" and not specimen.whole:
+        return  # thousands of channels, targets or parts take long: they are as seldom as large messages
+    if specimen.which == "targets":
+        chunks = [Message(channels=tuple(range(size)), parts=(b"x",), multicast=True).serialize(2)]
+    elif specimen.which == "parts":
+        chunks = [Message(channels=(0,), parts=(b"x",) * size).serialize(2)]
+    elif specimen.which == "channels":
+        chunks = [b"".join(Message(channels=(n,), parts=(b"x",)).serialize(2) for n in range(size))]
+    else:
+        chunks = specimen.chunks(struct.pack("<BBH4xQ", 0x51, 1, 0, size), bytes(-size % 8))
+    session = Fuzzer(Random(1), DEFAULTS).linked(terms, False, False)
+    found = [event for chunk in chunks for event in session.receive_data(chunk)]
+    assert any(isinstance(event, Broken) for event in found) is specimen.over, (specimen.which, size)
 
 
 def handshakes(data: bytes) -> None:
@@ -291,7 +324,14 @@ def kernels(data: bytes) -> None:
                     assert kernel.frames(size, channel, lengths, payload) == made
 
 
-DECODERS = {"sessions": sessions, "raw": raw, "handshakes": handshakes, "disks": disks, "kernels": kernels}
+DECODERS = {
+    "sessions": sessions,
+    "limits": limits,
+    "raw": raw,
+    "handshakes": handshakes,
+    "disks": disks,
+    "kernels": kernels,
+}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

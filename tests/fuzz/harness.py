@@ -54,10 +54,13 @@ def instrumented(*packages: str) -> AbstractContextManager[Any]:
 
 
 class Dice:
-    """Takes decisions from an input, so that most of what is made of it has sense: all of them 0 when it is used up."""
+    """Takes decisions from an input, so that most of what is made of it has sense: all of them 0 when it is used up.
 
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+    :ivar edges: limits: some of the numbers are one below one of them, at it, or one above
+    """
+
+    def __init__(self, data: bytes, edges: Sequence[int] = ()) -> None:
+        self.data, self.at, self.edges = data, 0, edges
 
     def __bool__(self) -> bool:
         return self.at < len(self.data)
@@ -88,6 +91,8 @@ class Dice:
         kind = self.byte()
         if kind < 160:
             return kind % 12
+        if kind < 220 and self.edges:
+            return (self.choice(self.edges) + self.choice((-1, 0, 1))) % top
         if kind < 220:
             return (top + self.choice((-1, -2, 0, 1, -9))) % top
         return int.from_bytes(self.take(bits // 8), "big")
@@ -122,6 +127,35 @@ class Dice:
             return [data[at : at + size] for at in range(0, len(data), size)]
         cuts = sorted(self.below(1 << 16) % (len(data) + 1) for _ in range(self.byte() % most))
         return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+class Specimen:
+    """A length at a limit, for decoders called ``limits``: which of several, one below it, at it or one above.
+
+    :ivar which: a name
+    :ivar size: the length, and ``over`` whether it is above the limit
+    :ivar whole: whether what has that length is sent whole; else only what announces it is
+    """
+
+    def __init__(self, data: bytes, limits: Mapping[str, int]) -> None:
+        self.dice = Dice(data)
+        self.which = self.dice.choice(list(limits))
+        delta = self.dice.choice((0, 1, -1))
+        self.size, self.over = limits[self.which] + delta, delta > 0
+        self.whole = self.dice.one_in(60)  # it takes long
+
+    def chunks(self, head: bytes, tail: bytes = b"") -> list[bytes]:
+        """``head``, ``size`` zeros and ``tail``, cut; some of the zeros, or none, if it is not ``whole``."""
+        if self.whole:
+            step = self.dice.choice((1 << 16, 1 << 20, 300_001))
+            found = [head, *(ZEROS[: min(step, self.size - at)] for at in range(0, self.size, step)), tail]
+        else:
+            found = self.dice.pieces(head + bytes(self.dice.choice((0, 1, 700))))
+        return [chunk for chunk in found if chunk]  # what is empty is the end to some
+
+
+#: What large specimens are made of.
+ZEROS = bytes(1 << 20)
 
 
 class Chance(Random):
