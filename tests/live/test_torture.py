@@ -78,7 +78,7 @@ def test_abuse_costs_nobody_else_anything(part: str) -> None:
 
 
 def test_a_herd_is_back_after_a_restart_and_nothing_is_lost() -> None:
-    said = run("herd.py", "--part", "herds", "--clients", "20", "--within", "60", "--limit", "60")
+    said = run("herd.py", "--part", "herds", "--clients", "20", "--together", "--within", "60", "--limit", "60")
     assert "\n0 violations" in said
     assert "kill -9  eventbus" in said
 

@@ -125,7 +125,7 @@ class Relink(Publisher):
             self.acknowledged(self.acked + 1)
         elif packet[0] == self.CONSUMED_UP_TO:
             self.acknowledged(self.first + struct.unpack_from("<I", packet, 4)[0])
-        elif packet[0] & 0x1F != self.RECEIVED & 0x1F:
+        elif packet[0] & 0b1_01_11 != self.RECEIVED & 0b1_01_11 or packet[0] >> 5:  # with a number, or without
             self.wrong = f"publisher {self.number} was sent {packet.hex()}"
 
 

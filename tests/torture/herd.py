@@ -3,10 +3,10 @@
 
     herd.py [--part herds|hostile]... [--clients N] [--protocol P]... [--attack A]... [--seconds S] [--patience S]
 
-    herds    N clients of each protocol come at once from one address, publish and read; the server is stopped (SIGTERM)
-             and started again, and then killed (kill -9) and started again.  A client is back when something that it
-             sent or asked for on a new connection was acknowledged or delivered.  All have to be back within --within
-             seconds of the server's start.
+    herds    N clients of one protocol after the other, or of all of them --together, come at once from one address,
+             publish and read; the server is stopped (SIGTERM) and started again, and then killed (kill -9) and started
+             again.  A client is back when something that it sent or asked for on a new connection was acknowledged or
+             delivered.  All have to be back within --within seconds of the server's start.
     hostile  each attack of herd_attacks.py for --seconds from 127.0.0.2, while one honest client of each protocol at
              127.0.0.1, one that connects anew for each message, one that comes in the middle of the attack (into new
              streams), and one at the attacker's own address publish and read.
@@ -46,15 +46,17 @@ ATTACKER = "127.0.0.2"
 class Run:
     """One journal, its servers one after the other, and crowds of clients."""
 
-    def __init__(self, root: Path, specs: list[list[Spec]]) -> None:
-        self.root = root
+    def __init__(self, root: Path, specs: list[list[Spec]], options: list[str]) -> None:
+        self.root, self.options = root, options
         self.ports = servers.free_ports(PROTOCOLS)
         self.crowds = [Crowd(each) for each in specs]
         self.problems: list[str] = []
         self.server = self.start()
 
     def start(self) -> servers.Server:
-        server = servers.Server(self.root, ports=self.ports)
+        server = servers.Server(
+            self.root, *[word for option in self.options for word in ("--option", option)], ports=self.ports
+        )
         server.wait_until_serving()
         return server
 
@@ -99,11 +101,10 @@ def unserved(crowds: list[Crowd], patience: float, when: str) -> list[str]:
     return [f"{name} was not served {when} within {patience:g} s" for _, away in found for name in away]
 
 
-def herds(arguments: argparse.Namespace, root: Path) -> list[str]:
+def herds(protocols: list[str], arguments: argparse.Namespace, root: Path) -> list[str]:
     """Everybody comes, and comes back twice."""
-    specs = [[Spec(name, arguments.clients, pause=arguments.pause)] for name in arguments.protocol or PROTOCOLS]
-    run = Run(root / "herds", specs)
-    print("round    protocol     clients   back  last (s)  stop (s)  start (s)   MiB")
+    specs = [[Spec(name, arguments.clients, pause=arguments.pause)] for name in protocols]
+    run = Run(root / "-".join(protocols), specs, arguments.option)
     try:
         for round_ in ("begin", "SIGTERM", "kill -9"):
             stop = start = 0.0
@@ -137,14 +138,15 @@ def herds(arguments: argparse.Namespace, root: Path) -> list[str]:
                 if memory > arguments.memory:
                     run.problems.append(f"{round_}: the server took {memory} MiB")
         outcomes = run.end(strangers=False)
-        for name in arguments.protocol or PROTOCOLS:
+        for name in protocols:
             mine = [each for each in outcomes if each.spec.label == name]
-            print(f"{name}: {sum(o.acked for o in mine)} acknowledged, {sum(len(o.read) for o in mine)} delivered")
+            acked, read = sum(o.acked for o in mine), sum(len(o.read) for o in mine)
+            print(f"{name}: {acked} acknowledged, {read} delivered", flush=True)
     except (OSError, ValueError, servers.ServerEnded, TimeoutError) as error:
         run.problems.append(f"{type(error).__name__}: {error}")
     finally:
         run.close()
-    return [f"herds: {problem}" for problem in run.problems]
+    return [f"herd: {problem}" for problem in run.problems]
 
 
 def honest(address: str, suffix: str, *, fresh: bool) -> list[list[Spec]]:
@@ -170,7 +172,7 @@ def hostile(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
     """One attack, on a server of its own."""
     near, far = honest(ATTACKER, "near", fresh=False), honest("127.0.0.1", "honest", fresh=False)
     anew = honest("127.0.0.1", "fresh", fresh=True)[0]
-    run = Run(root / name, [[*far[0]], far[1], anew, near[0], near[1]])
+    run = Run(root / name, [far[0], far[1], anew, near[0], near[1]], arguments.option)
     try:
         for crowd in run.crowds:
             crowd.serve(run.ports)
@@ -217,6 +219,7 @@ def main() -> int:
     parser.add_argument("--part", choices=("herds", "hostile"), action="append")
     parser.add_argument("--clients", type=int, default=200, help="clients of each protocol in a herd")
     parser.add_argument("--protocol", choices=PROTOCOLS, action="append", help="of the herds; all by default")
+    parser.add_argument("--together", action="store_true", help="the herds of all protocols at the same time")
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between two messages of a client of a herd")
     parser.add_argument(
         "--within", type=float, default=10.0, help="all of a herd are to be back within so many seconds"
@@ -228,6 +231,7 @@ def main() -> int:
     parser.add_argument(
         "--memory", type=int, default=768, help="the most that the server may take: 512, and slack (MiB)"
     )
+    parser.add_argument("--option", action="append", default=[], help="of the server, which has its defaults otherwise")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
     arguments = parser.parse_args()
@@ -239,7 +243,10 @@ def main() -> int:
     problems: list[str] = []
     parts = arguments.part or ("herds", "hostile")
     if "herds" in parts:
-        problems += herds(arguments, root)
+        print("round    protocol     clients   back  last (s)  stop (s)  start (s)   MiB")
+        protocols = arguments.protocol or list(PROTOCOLS)
+        for some in [protocols] if arguments.together else [[name] for name in protocols]:
+            problems += herds(some, arguments, root)
     if "hostile" in parts:
         for name in arguments.attack or herd_attacks.ATTACKS:
             problems += hostile(name, arguments, root)
