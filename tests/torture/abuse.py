@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import servers
 import wire
 
-#: Connections from one address, of the 200 that a server takes.
+#: Connections from one address: fewer than a server takes from one.
 PER_ADDRESS = 150
 #: What a server may take, in KiB: 512 MiB of what has come in, and itself.
 LARGEST = 1 << 20

@@ -276,10 +276,12 @@ def deaf_subs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 def deaf_dealers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     base = ports["eventbus"]
-    writer = zmtp(base + 2, WRITER, b"DEALER")
-    for n in range(3000):
-        if writer is not None:
-            writer.sendall(event(n, 8 << 10))
+    writer, written = zmtp(base + 2, WRITER, b"DEALER"), 0
+    if writer is not None:
+        with contextlib.suppress(OSError):  # it answers no heartbeats
+            while written < 3000 and not stopped(0):
+                writer.sendall(event(written, 8 << 10))
+                written += 1
     peers: list[Any] = []
     asked = 0
     while not stopped(0.2):
@@ -289,7 +291,7 @@ def deaf_dealers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
                 with contextlib.suppress(OSError):
                     peer.sendall(zmtp_message([b"SYNCSTART", b"", bytes(8)]))
                     asked += 1
-    return f"{asked} clients asked for 3,000 events of 8 KiB and did not read them", []
+    return f"{asked} clients asked for {written} events of 8 KiB and did not read them", []
 
 
 def refusals(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
