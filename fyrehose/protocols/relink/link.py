@@ -27,10 +27,10 @@ from fyrehose.protocols.relink.frames import (
     Operation,
     Packet,
 )
-from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.messages import Column, Messages, Piece, cut
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
+from fyrehose.protocols.relink.roles import Roles
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import Event as Mode
 from fyrehose.protocols.relink.tables import Receiving, Sending
@@ -40,17 +40,14 @@ CHANNEL = 2_048
 
 
 @attrs.define(eq=False)
-class Link:
+class Link(Roles):
     """One link, from one peer's point of view.
 
-    :ivar connector: whether we are the one who connects
     :ivar durable: the link outlives its process.  What the owner was given and did not settle is forgotten with the
         connection, and the peer sends it again; what the peer has not decided is kept as long as the process lives
     :ivar kept: whether messages of ours are kept until they are consumed, or made again by the owner
     """
 
-    terms: Terms
-    connector: bool
     epoch: int = 0
     id: int = 0
     limits: Limits = attrs.field(factory=Limits)
@@ -80,28 +77,6 @@ class Link:
 
     def __attrs_post_init__(self) -> None:
         self._backlog = Backlog(self.limits, self.receiving)
-
-    # Who is who.
-
-    @property
-    def our_size(self) -> int:
-        """The size of our channel ids."""
-        return self.terms.connector_size if self.connector else self.terms.listener_size
-
-    @property
-    def peer_size(self) -> int:
-        """The size of the peer's channel ids."""
-        return self.terms.listener_size if self.connector else self.terms.connector_size
-
-    @property
-    def our_transactions(self) -> bool:
-        """Whether our channels are transactional."""
-        return self.terms.connector_transactions if self.connector else self.terms.listener_transactions
-
-    @property
-    def peer_transactions(self) -> bool:
-        """Whether the peer's channels are transactional."""
-        return self.terms.listener_transactions if self.connector else self.terms.connector_transactions
 
     @property
     def held(self) -> bool:
@@ -212,14 +187,7 @@ class Link:
 
     def unknown(self) -> list[Unknown]:
         """Our messages whose fate nobody knows when the link is lost (S7)."""
-        return [
-            Unknown(channel=channel.id, seq=seq, parts=message.parts, decided=message.decision is not None)
-            for channel in self.sending.values()
-            if channel.kept
-            for seq in range(channel.base, channel.next)
-            for message in (channel.message(seq),)
-            if message.decision is not Op.ROLLBACK and message.result is None
-        ]
+        return [unknown for channel in self.sending.values() for unknown in channel.unknown()]
 
     # The peer's channels.
 

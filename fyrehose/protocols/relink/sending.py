@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.protocols.relink.events import Unknown
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation
 from fyrehose.protocols.relink.messages import Piece
 from fyrehose.protocols.relink.numbers import nearest
@@ -109,6 +110,13 @@ class SendChannel:
         plain = first == last and self._emitted == (op, first - 1)
         self._emitted = (op, last)
         return Operation(kind=op, channels=(self.id,), number=None if plain else last)
+
+    def unknown(self) -> Iterator[Unknown]:
+        """Messages whose fate nobody knows when the link is lost (S7); none of a channel that is not kept."""
+        for seq, message in enumerate(self._messages, self.base):
+            if message.decision is not Op.ROLLBACK and message.result is None:
+                decided = message.decision is not None
+                yield Unknown(channel=self.id, seq=seq, parts=message.parts, decided=decided)
 
     # What the peer says.
 

@@ -1,0 +1,16 @@
+"""Which of a link's terms are ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.roles import Roles
+
+
+@pytest.mark.parametrize("connector", [False, True])
+def test_each_peer_has_its_own_side_of_the_terms(connector: bool) -> None:
+    terms = Terms(endpoint="e", connector_size=1, listener_size=8, connector_transactions=True)
+    roles = Roles(terms, connector)
+    ours, theirs = (roles.our_size, roles.our_transactions), (roles.peer_size, roles.peer_transactions)
+    assert (ours, theirs) == (((1, True), (8, False)) if connector else ((8, False), (1, True)))
