@@ -117,7 +117,7 @@ class Broker:
         """Whoever has the broker itself may."""
 
     def publish(
-        self, runs: Sequence[Run], own: Sequence[Run] = (), *, maker: Identity | None = None
+        self, runs: Sequence[Run], own: Sequence[Run] = (), maker: Identity | None = None
     ) -> Deferred[tuple[int, ...]]:
         """Publish for the peer *maker*, which the streams that *runs* make are charged to; None: the server."""
         new: list[str] = []
@@ -126,9 +126,9 @@ class Broker:
             for run in runs:
                 self._check(run, new)
             made = len(new)
-            for run in own:
-                self._check(run, new)
             if own:
+                for run in own:
+                    self._check(run, new)
                 runs = (*runs, *own)
             if (room := sum(run.room for run in runs)) > MAX_PUBLISH:
                 raise PayloadTooLarge(

@@ -116,7 +116,7 @@ class Guarded:
         for run in runs:
             if not verdicts.get(run.stream) and not self.permits(Action.PUBLISH, run.stream):
                 return fail(self._refusal(Action.PUBLISH, run.stream))
-        published: Deferred[tuple[int, ...]] = self._broker.publish(runs, own, maker=self.identity)
+        published: Deferred[tuple[int, ...]] = self._broker.publish(runs, own, self.identity)
         return published
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:

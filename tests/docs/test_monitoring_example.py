@@ -38,7 +38,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     broker.counters.refuse(Logger(), "figg", "too-large", "x")
     broker.counters.add("figg", "skipped")
     clock.advance(1)
-    status = Status(broker, Sampler(clock, broker, lambda: 0.0), 0.0, StreamRates(clock.seconds))
+    status = Status(broker, Sampler(clock, broker, lambda: 0.0), 0.0, StreamRates(clock.seconds, broker))
     families = list(text_string_to_metric_families(metrics.text(metrics.registry(status, 10)).decode()))
     broker.close()
     return {family.name for family in families} | {sample.name for family in families for sample in family.samples}
