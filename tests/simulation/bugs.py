@@ -31,7 +31,7 @@ from fyrehose.protocols.relink.server import RelinkProtocol
 from fyrehose.protocols.relink.transactions import Transactions
 from fyrehose.testing.disk import RecordingFiles
 
-_publish, _subscribe = Broker.publish, Broker.subscribe
+_publish, _subscribe = Broker.publish, Broker.subscribe_as
 _send_ack = FiggServerSession.send_ack
 _due, _replay_slice = Repair.due, BackboneServer._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
@@ -39,16 +39,16 @@ _start, _connected = Snapshot.start, ClientSession.connected
 _write, _decided = RelinkProtocol.write, Publishing.decided
 
 
-def _told_at_once(self: Broker, runs: Any) -> Any:
-    durable = _publish(self, runs)
+def _told_at_once(self: Broker, runs: Any, *more: Any) -> Any:
+    durable = _publish(self, runs, *more)
     if durable.called:
         return durable
     durable.addErrback(lambda failure: None)
     return succeed((1,) * len(runs))  # whoever acknowledges does not look at the numbers
 
 
-def _one_too_late(self: Broker, stream: str, after: int | None, sink: Any) -> Any:
-    return _subscribe(self, stream, after if after is None else after + 1, sink)
+def _one_too_late(self: Broker, owner: Any, stream: str, after: int | None, sink: Any) -> Any:
+    return _subscribe(self, owner, stream, after if after is None else after + 1, sink)
 
 
 def _asks_for_one_less(self: Repair, now: float, most: int) -> Any:
@@ -130,7 +130,7 @@ class Bug:
 BUGS = {
     "a sync does nothing": Bug("figg", (RecordingFiles, "sync", lambda files, fd: None)),
     "names are not synced": Bug("mixture", (RecordingFiles, "sync_directory", lambda files, directory: None)),
-    "all: a subscription begins one too late": Bug("mixture", (Broker, "subscribe", _one_too_late)),
+    "all: a subscription begins one too late": Bug("mixture", (Broker, "subscribe_as", _one_too_late)),
     "figg: acknowledged before it is durable": Bug("figg", (Broker, "publish", _told_at_once)),
     "figg: acknowledged one too many": Bug(
         "figg", (FiggServerSession, "send_ack", lambda session, number: _send_ack(session, number + 1))
