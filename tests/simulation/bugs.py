@@ -99,8 +99,8 @@ def _commits_everything(self: Publishing, event: Decided) -> None:
     _decided(self, attrs.evolve(event, commit=True))
 
 
-def _messages_alone(self: Registry, entry: Any, channels: Any, runs: Any, then: Any) -> None:
-    self._about(entry, runs, then)
+def _messages_alone(self: Registry, entry: Any, channels: Any, runs: Any, then: Any, broker: Any = None) -> None:
+    self._about(entry, runs, (), then, broker)
 
 
 def _decided_too_late(self: Transactions, transaction: Any) -> None:

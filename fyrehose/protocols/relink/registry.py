@@ -306,7 +306,7 @@ class Registry:
     def write_entry(self, entry: Entry, then: Callable[[Any], None]) -> None:
         """The link is new, or its anchors are; ``then`` is called with the result, or with the Failure."""
         entry.saved = True
-        self._about(entry, (), self._record(Kind.ENTRY, self._packed(entry)), then)
+        self._about(entry, (), (self._record(Kind.ENTRY, self._packed(entry)),), then)
 
     def write_delta(
         self,
@@ -321,13 +321,13 @@ class Registry:
         :param broker: the broker as the peer may use it, so that new streams count as the peer's; None: the server's
         """
         body = entry.name + snapshot.save(entry.link, channels)
-        self._about(entry, runs, self._record(Kind.DELTA, body), then, broker)
+        self._about(entry, runs, (self._record(Kind.DELTA, body),), then, broker)
 
     def _about(
         self,
         entry: Entry,
         runs: Sequence[Run],
-        record: Run,
+        own: Sequence[Run],
         then: Callable[[Any], None],
         broker: IBroker | None = None,
     ) -> None:
@@ -341,7 +341,7 @@ class Registry:
                 log.failure("what became of a link's messages was not dealt with")
             entry.wrote()
 
-        written: Deferred[Any] = (self.broker if broker is None else broker).publish(runs, (record,))
+        written: Deferred[Any] = (self.broker if broker is None else broker).publish(runs, own)
         written.addBoth(ended)
 
     def _packed(self, entry: Entry) -> bytes:
