@@ -21,6 +21,8 @@ BOUNDARIES = {
     "*.frame_timeout": "tests/test_tcp.py::test_a_frame_has_to_come_in_whole_in_time",
     "*.handshake_timeout": "tests/protocols/relink/test_limits.py::test_threat_slow_handshake_and_silence",
     "*.idle_timeout": "tests/web/test_server.py::test_a_connection_that_is_idle_is_closed_and_one_that_waits_is_not",
+    "*.refusal_delay": "tests/test_holding.py::test_the_delay_doubles_for_each_refusal_of_an_address",
+    "*.silent_timeout": "tests/test_tcp.py::test_a_connection_that_never_said_anything_ends",
     "*.stall_timeout": "tests/test_tcp.py::test_a_reader_that_does_not_read_is_given_up",
     "backbone.destination_rate": (
         "tests/protocols/backbone/test_boundaries.py::test_bytes_to_one_host_stop_when_the_rate_is_used_up"
@@ -57,6 +59,12 @@ BOUNDARIES = {
     "relink.window": (
         "tests/protocols/relink/test_boundaries.py::test_as_many_messages_as_the_window_says_are_sent_to_a_subscriber"
     ),
+    "server.new_streams_burst": "tests/test_quotas.py::test_the_default_burst_exactly_and_one_more",
+    "server.new_streams_rate": "tests/test_quotas.py::test_the_default_burst_exactly_and_one_more",
+    "server.streams_per_address": "tests/test_quotas.py::test_the_default_number_exactly_and_one_more",
+    "server.subscriptions_per_address": (
+        "tests/test_quotas.py::test_subscriptions_of_an_address_at_the_default_exactly_and_one_more"
+    ),
     "server.max_streams": ("tests/conformance/test_stream_limit.py::test_as_many_streams_are_made_as_the_limit_says"),
 }
 #: Limits whose tests set a smaller value, or stop short of one below and one above.
@@ -66,21 +74,19 @@ ELSEWHERE = {
     "backbone.subscribers": "tests/protocols/backbone/test_session.py::test_threat_flood_of_keepalives",
     "eventbus.max_connections": "tests/protocols/eventbus/test_service.py::test_how_many",
     "eventbus.snapshots": "tests/protocols/eventbus/test_session.py::test_a_storm",
-    "eventbus.snapshots_waiting": "tests/protocols/eventbus/test_session.py::test_a_storm",
+    "eventbus.snapshots_memory": (
+        "tests/protocols/eventbus/test_snapshots.py::test_the_requests_of_one_network_take_half_of_the_memory"
+    ),
     "figg.max_payload": "tests/protocols/figg/test_server.py::test_threat_4_gib_announced_allocates_nothing",
     "journal.min_free": "tests/journal/test_journal.py::test_little_room_refuses_before_the_disk_does",
     "lumberjack.max_inflated": (
         "tests/protocols/lumberjack/test_inflate.py::test_a_bomb_is_refused_when_it_comes_to_more_than_it_may"
     ),
-    "lumberjack.max_ratio": (
-        "tests/protocols/lumberjack/test_inflate.py::test_a_bomb_is_refused_when_it_comes_to_more_than_it_may"
-    ),
-    "relink.failed_resumes": "tests/protocols/relink/test_server.py::test_guessing_is_not_for_long",
-    "relink.max_detached_per_host": "tests/protocols/relink/test_server.py::test_one_address_keeps_few_links",
+    "relink.link_memory": "tests/protocols/relink/test_limits.py::test_threat_channels_of_many_links",
     "relink.max_links": "tests/protocols/relink/test_server.py::test_there_are_only_so_many_links",
-    "server.memory": "tests/test_flow.py::test_a_frame_that_does_not_fit_waits_its_turn",
+    "server.memory": "tests/test_flow.py::test_when_all_of_it_is_used_publishers_stop_and_go_on_later",
     "server.memory_per_connection": (
-        "tests/test_flow.py::test_whoever_holds_more_than_its_share_reads_again_when_half_of_it_is_free"
+        "tests/test_flow.py::test_a_connection_that_published_more_than_its_share_reads_again_when_half_of_it_is_free"
     ),
 }
 #: Numbers that no peer can reach.

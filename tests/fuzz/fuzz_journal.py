@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -126,7 +127,8 @@ def segment(data: bytes) -> None:
     scan.path_of(JOURNAL, 0).write_bytes(content)
     mark = dice.choice((0, 0, len(content), dice.below(len(content) + 1)))
     JOURNAL.joinpath(scan.MARK_NAME).write_bytes(dice.damaged(scan.pack_mark(mark)))
-    verify(JOURNAL)
+    with suppress(JournalError):  # where nothing of it can be checked
+        verify(JOURNAL)
     for quarantine in (False, True):
         try:
             if quarantine:
