@@ -3,7 +3,8 @@
     timeout    the whole frame has this long, and a second more for each 64 KiB of it that has arrived
     slow       it is behind what a link of 64 KiB a second would have brought by more than PATIENCE
 
-Time in which the connection is not read does not count, for either.
+Time in which the connection is not read does not count, for either.  When the reactor was busy for long, what has
+arrived is still in the kernel; therefore a frame is slow only if it has been seen to be behind for CERTAINTY.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from fyrehose.flow import Account
 SLOWEST = 64 << 10
 #: How far a frame may fall behind that rate before it counts as slow, in seconds.
 PATIENCE = 5.0
+#: How long a frame must have been seen to be behind before it is slow, in seconds: many turns of the reactor.
+CERTAINTY = 0.5
 #: How often a frame that waits for memory looks whether others have become slow, in seconds.
 RETRY = 1.0
 
@@ -72,6 +75,7 @@ class FrameWatch:
     _since: float | None = attrs.field(default=None, init=False)
     _arrived: int = attrs.field(default=0, init=False)  #: since then, in bytes
     _due: float = attrs.field(default=0.0, init=False)  #: when more has to arrive, or the frame is slow
+    _behind_at: float | None = attrs.field(default=None, init=False)  #: when it was first seen to be behind that
     _paused_at: float | None = attrs.field(default=None, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
 
@@ -90,6 +94,7 @@ class FrameWatch:
         else:
             self._arrived += size
             self._due = min(now + PATIENCE, max(self._due, now - PATIENCE) + size / SLOWEST)
+        self._is_behind(now)
         if self._timer is None:
             self._timer = self.clock.callLater(self.timeout, self._check)
 
@@ -104,7 +109,7 @@ class FrameWatch:
         now = self.clock.seconds()
         if self._paused_at is not None:
             self._due = max(self._due + now - self._paused_at, now + PATIENCE / 2)
-            self._paused_at = None
+            self._paused_at = self._behind_at = None
         if self._since is not None:
             self._since = now
 
@@ -120,7 +125,10 @@ class FrameWatch:
     @property
     def slow(self) -> bool:
         """Whether the frame comes more slowly than a slow link brings it."""
-        return self._since is not None and self._paused_at is None and self.clock.seconds() > self._due
+        if self._since is None or self._paused_at is not None:
+            return False
+        now = self.clock.seconds()
+        return self._is_behind(now) and self._behind_at is not None and now >= self._behind_at + CERTAINTY
 
     def drop(self) -> None:
         """End the connection, because memory is short and the frame is slow."""
@@ -133,6 +141,13 @@ class FrameWatch:
         )
 
     # Inside.
+
+    def _is_behind(self, now: float) -> bool:
+        if now <= self._due:
+            self._behind_at = None
+        elif self._behind_at is None:
+            self._behind_at = now
+        return self._behind_at is not None
 
     @property
     def _waits(self) -> bool:

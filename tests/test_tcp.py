@@ -394,6 +394,7 @@ class TestBudget:
         assert not slow_transport.disconnecting, "nobody waits"
         waiting, transport = server.connect(port=5001)
         waiting.dataReceived(b"#200000\n" + bytes(5_000))
+        server.clock.pump([1] * 3)
         assert slow_transport.aborted
         assert server.count("slow-frame") == 1
         server.lose(slow)
@@ -420,6 +421,8 @@ class TestBudget:
         server.clock.advance(6)
         waiting, _ = server.connect(port=5001)
         waiting.dataReceived(b"#200000\n" + bytes(5_000))
+        server.clock.pump([1] * 3)
+        assert server.count("slow-frame") == 1
         assert not slow_transport.aborted
         server.journal.commit()
         assert slow_transport.value() == b"ok before\n"
