@@ -17,8 +17,8 @@ import attrs
 from twisted.internet.error import ConnectionLost
 from world import Host, World
 
-from fyrehose.protocols.eventbus.lent import Account, Lent
-from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Full, Gone
+from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Crowded, Full, Gone
 
 Message = list[bytes]
 
@@ -169,15 +169,17 @@ class ServerPort(Port):
         message = [bytes(frame) for frame in frames]
         parcel = Parcel(message)
         size = len(message[-1])
-        large = lent is not None and size >= lent.least
+        large = lent is not None and size >= lent.free
         if lent is not None and large and not lent.fits(size):
-            raise Full
+            raise Crowded
         if self.receive is None:
             self._publish(parcel)
         else:
             self._route(parcel)
         if lent is not None and large:
-            lent.add(parcel if lent.tracks(size) else None, size)
+            lent.add(parcel, size)
+        elif lent is not None:
+            lent.free -= (size + OVERHEAD) * lent.toll
 
     def _route(self, parcel: Parcel) -> None:
         identity, *frames = parcel.frames

@@ -36,21 +36,18 @@ class Lent:
     """Memory that is lent and not given back.
 
     :ivar limit: how much may be, in bytes; a message of any size may be the first
-    :ivar least: smaller messages are copied, and not accounted for, in bytes
+    :ivar free: smaller messages are copied, and not accounted for, in bytes
+    :ivar toll: how often a smaller one is taken off ``free``
     """
 
     limit: int
-    least: int = LEAST
+    free: int = attrs.field(default=LEAST, init=False)
+    toll: int = attrs.field(default=0, init=False)
     size: int = attrs.field(default=0, init=False)
     _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
 
-    def tracks(self, size: int) -> bool:
-        """Return whether the socket has to say when it has done with a message of *size* bytes."""
-        return True
-
-    def add(self, tracker: Tracker | None, size: int) -> None:
+    def add(self, tracker: Tracker, size: int) -> None:
         """Account for a message of *size* bytes until *tracker* says that the socket has done with it."""
-        assert tracker is not None
         self._trackers.append((tracker, size))
         self.size += size
 
@@ -67,51 +64,40 @@ class Account:
     """What the socket holds for one client.
 
     Only some messages are tracked: a client takes its messages in order, so one that is done tells of all before it.
+    Those before a tracked one are only taken off ``free``, which costs next to nothing, and accounted for with it.
 
     :ivar size: how much that is, in bytes
-    :ivar open: whether more is to be sent
+    :ivar free: how much may be sent before the next message that is tracked
+    :ivar toll: how often a message that is not tracked is taken off ``free``
     """
 
     pool: Pool
     identity: bytes
     network: str
-    least: int = attrs.field(default=0, init=False)
     size: int = attrs.field(default=0, init=False)
-    open: bool = attrs.field(default=False, init=False)
-    _untracked: int = attrs.field(default=0, init=False)
+    free: int = attrs.field(default=TRACKED, init=False)
+    toll: int = attrs.field(default=1, init=False)
     _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
 
     def fits(self, size: int) -> bool:
         """Return whether a message of *size* bytes may be sent, too; a client that holds nothing may have any."""
         self.settle()
-        size += OVERHEAD
+        size += OVERHEAD + TRACKED - self.free
         room = self.pool.room(self.network)
         # What it holds already was room, too.
         return self.size + size <= (self.size + room) // PART or (not self.size and size <= room)
 
-    def tracks(self, size: int) -> bool:
-        """Return whether the socket has to say when it has done with the next message, of *size* bytes."""
-        return self._untracked + size + OVERHEAD >= TRACKED
-
-    def add(self, tracker: Tracker | None, size: int) -> None:
-        """Account for a message of *size* bytes, with its *tracker* if it has one."""
-        size += OVERHEAD
-        self._untracked += size
+    def add(self, tracker: Tracker, size: int) -> None:
+        """Account for a message of *size* bytes, and for those before it, until *tracker* says that it is done."""
+        size += OVERHEAD + TRACKED - self.free
+        self.free = TRACKED
+        self._trackers.append((tracker, size))
         self._change(size)
-        if tracker is not None:
-            self._trackers.append((tracker, self._untracked))
-            self._untracked = 0
 
-    def settle(self) -> bool:
-        """Take off what the socket has done with; return whether that is anything."""
-        before = self.size
+    def settle(self) -> None:
+        """Take off what the socket has done with."""
         while self._trackers and self._trackers[0][0].done:
             self._change(-self._trackers.popleft()[1])
-        if not self._trackers and not self.open:
-            # The client has taken all but a little, which nothing tells of.
-            self._change(-self._untracked)
-            self._untracked = 0
-        return self.size < before
 
     def _change(self, size: int) -> None:
         self.size += size

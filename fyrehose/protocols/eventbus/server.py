@@ -30,7 +30,7 @@ from fyrehose.protocols.eventbus.ports import Peers, Port
 from fyrehose.protocols.eventbus.session import Batch, Refused, ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
-from fyrehose.protocols.eventbus.zmqport import Full, Gone
+from fyrehose.protocols.eventbus.zmqport import Crowded, Full, Gone
 from fyrehose.records import Delivery
 
 log = Logger()
@@ -354,20 +354,18 @@ class EventBusServer:
             return
         self._looked = now
         self._session.pool.settle()
-        hungry = self._settings.snapshots
+        tries = self._settings.snapshots
         for snapshot in list(self._session.snapshots.aside.values()):
             held, snapshot.held = snapshot.held, snapshot.account.size
             if snapshot.held < held:
                 self._session.snapshots.wait(snapshot)
                 snapshot.moved = now
-            elif not snapshot.held:
-                # There was no memory for it: some are tried each time, and the others in their turn.
-                hungry -= 1
-                if hungry >= 0:
-                    self._session.snapshots.wait(snapshot)
-                snapshot.moved = now
-            else:
-                self._check_stalled(snapshot, now)
+                continue
+            self._check_stalled(snapshot, now)
+            if not snapshot.held and tries > 0:
+                # Nothing tells whether it can be sent: some are tried each time, and the others in their turn.
+                tries -= 1
+                self._session.snapshots.retry(snapshot)
 
     def _send_some(self, snapshot: Snapshot, left: int, now: float) -> int:
         """Messages of ``snapshot``, ``left`` at the most; how many are left then."""
@@ -386,7 +384,8 @@ class EventBusServer:
                 size += len(message[-1])
                 sent += 1
                 left -= 1
-        except Full:
+        except Full as full:
+            snapshot.starved = isinstance(full, Crowded) and not snapshot.account.size
             self._step_aside(snapshot, now)
         except Gone:
             self._cancel(snapshot, "snapshot-left")
@@ -405,11 +404,13 @@ class EventBusServer:
         if self._session.snapshots.waiting:
             snapshot.held = snapshot.account.size
             self._session.snapshots.step_aside(snapshot)
-        elif snapshot.account.size:
+        else:
             self._check_stalled(snapshot, now)
 
     def _check_stalled(self, snapshot: Snapshot, now: float) -> None:
-        if now - snapshot.moved > self._settings.stall_timeout:
+        if snapshot.starved:
+            snapshot.moved = now
+        elif now - snapshot.moved > self._settings.stall_timeout:
             timeout = f"{self._settings.stall_timeout:g} s"
             detail = f"it has taken nothing for {timeout}; its connection is ended, and it has to ask again"
             self._cancel(snapshot, "snapshot-stalled", detail)

@@ -42,6 +42,7 @@ class Snapshot:
     :ivar host: the client's address
     :ivar descriptor: that of the client's connection, or -1
     :ivar held: what the socket held for the client when it was last looked at, in bytes
+    :ivar starved: whether it is others that keep its messages from being sent
     :ivar given: what was sent of it since it has its place, in bytes
     """
 
@@ -57,6 +58,7 @@ class Snapshot:
     highest: int = attrs.field(init=False)
     moved: float = attrs.field(default=0.0, init=False)
     held: int = attrs.field(default=0, init=False)
+    starved: bool = attrs.field(default=False, init=False)
     given: int = attrs.field(default=0, init=False)
     _messages: Iterator[tuple[int, Frames]] = attrs.field(factory=lambda: iter(()), init=False)
     _peeked: tuple[int, Frames] | None = attrs.field(default=None, init=False)
@@ -74,9 +76,9 @@ class Snapshot:
         A client that asks with a larger number has it from another journal, or from before a backup was restored here.
         With its own number in SYNCEND it would discard everything that is published from now on.
         """
-        self.given, self.moved = 0, now
+        self.given = 0
         if not self._started:
-            self._started = True
+            self._started, self.moved = True, now
             self.last, self.highest = last, min(self.highest, last)
 
     @property
@@ -114,9 +116,10 @@ class Snapshot:
 
     def feed(self, runs: Sequence[Run], now: float) -> None:
         """The records from :attr:`next` on, or nothing where there are no more."""
-        self.moved = now
         self.next = runs[-1].last_seq + 1 if runs else self.last + 1
         self._messages = self._select(runs)
+        if self.peek() is None:
+            self.moved = now  # it gets on, though there is nothing for its client
 
     def _select(self, runs: Sequence[Run]) -> Iterator[tuple[int, Frames]]:
         for run in runs:
@@ -173,7 +176,6 @@ class Snapshots:
         self._all[snapshot.identity] = snapshot
         self.used += snapshot.cost
         self._networks[snapshot.network] += snapshot.cost
-        snapshot.account.open = True
         self.wait(snapshot)
         return replaced
 
@@ -181,6 +183,11 @@ class Snapshots:
         """Have *snapshot* wait, or wait again, for a place."""
         self._leave(snapshot)
         self._rows.setdefault(snapshot.network, OrderedDict())[snapshot.identity] = snapshot
+
+    def retry(self, snapshot: Snapshot) -> None:
+        """Have *snapshot* wait for a place again, unless it has ended meanwhile."""
+        if self.aside.get(snapshot.identity) is snapshot:
+            self.wait(snapshot)
 
     def step_aside(self, snapshot: Snapshot) -> None:
         """Take the place of *snapshot* away until its client has read something."""
@@ -211,7 +218,6 @@ class Snapshots:
             return
         self._leave(snapshot)
         del self._all[snapshot.identity]
-        snapshot.account.open = False
         self.used -= snapshot.cost
         self._networks[snapshot.network] -= snapshot.cost
         if not self._networks[snapshot.network]:

@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.protocols.eventbus.lent import Account, Lent
+from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
 from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest, Origin
 from fyrehose.records import Buffer
 
@@ -49,6 +49,10 @@ Message = list[bytes]
 
 class Full(Exception):
     """The peer reads more slowly than we send; nothing of the message was taken."""
+
+
+class Crowded(Full):
+    """As much waits as may: for this peer, or for all of them together."""
 
 
 class Gone(Exception):
@@ -115,26 +119,25 @@ class ZMQPort:
         """One message, whole or not at all.
 
         :param lent: accounts for what messages take; without it they are copied
-        :raises Full: a ROUTER's peer, or everybody of a DEALER, has as much as may wait; or as much is lent as may be
+        :raises Crowded: *lent* has no room for it
+        :raises Full: a ROUTER's peer, or everybody of a DEALER, has as much as may wait
         :raises Gone: a ROUTER knows no such peer
         """
         data = frames[-1]
         size = len(data)
-        if lent is not None and size < lent.least:
-            lent = None
-        if lent is not None and not lent.fits(size):
-            raise Full
+        small = lent is None or size < lent.free
+        if lent is not None and not small and not lent.fits(size):
+            raise Crowded
         try:
-            if lent is None:
+            if lent is None or small:
                 self._messages.send(frames)
-            elif lent.tracks(size):
+                if lent is not None:
+                    lent.free -= (size + OVERHEAD) * lent.toll
+            else:
                 self._messages.send(frames[:-1], True)
                 # Its own bytes: a view would keep the whole piece of the journal that it is a part of.
                 frame = zmq.Frame(bytes(data), track=True, copy=False, copy_threshold=0)
                 lent.add(self.socket.send(frame, zmq.NOBLOCK, copy=False, track=True), size)
-            else:
-                self._messages.send(frames)
-                lent.add(None, size)
         except zmq.Again:
             self._look()
             raise Full from None

@@ -14,11 +14,11 @@ from twisted.internet.defer import succeed
 from twisted.internet.task import Clock
 
 from fyrehose.broker import Broker
-from fyrehose.protocols.eventbus.lent import Account, Lent
+from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
 from fyrehose.protocols.eventbus.ports import Peers
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
-from fyrehose.protocols.eventbus.zmqport import Full, Gone
+from fyrehose.protocols.eventbus.zmqport import Crowded, Full, Gone
 from fyrehose.records import Buffer
 from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
@@ -93,15 +93,17 @@ class FakePort:
         client, size = bytes(frames[0]), len(frames[-1])
         if client in self.gone:
             raise Gone
-        accounted = lent is not None and size >= lent.least
+        accounted = lent is not None and size >= lent.free
         if lent is not None and accounted and not lent.fits(size):
-            raise Full
+            raise Crowded
         if client in self.room:
             if not self.room[client]:
                 raise Full
             self.room[client] -= 1
         if lent is not None and accounted:
-            lent.add(Parcel(self, client) if lent.tracks(size) else None, size)
+            lent.add(Parcel(self, client), size)
+        elif lent is not None:
+            lent.free -= (size + OVERHEAD) * lent.toll
         self.sent.append([bytes(frame) for frame in frames])
 
     def take(self) -> list[list[bytes]]:
