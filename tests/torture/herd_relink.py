@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from typing import Any
 
 from herd_clients import Outcome, Spec, StreamClient
@@ -34,7 +35,7 @@ class Relink(StreamClient):
     def __init__(self, spec: Spec, number: int, crowd: Any) -> None:
         super().__init__(spec, number, crowd)
         self.subscribes = number % READERS == 1 and number < AMONG
-        self.last = 0.0
+        self.came, self.last = time.monotonic(), 0.0
         self.heard_of = bytearray()
 
     def begin(self) -> None:
@@ -142,5 +143,5 @@ class Relink(StreamClient):
     def outcome(self, now: float) -> Outcome:
         found = super().outcome(now)
         if self.subscribes:
-            found.worst = max(self.worst, now - self.last if self.last else 1e9)
+            found.worst = max(self.worst, now - (self.last or self.came))
         return found
