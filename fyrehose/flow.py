@@ -5,12 +5,12 @@ not durable yet (``hold`` and ``release``), and the bytes that have arrived of a
 What a peer only announces costs nothing.  An account that may not grow pauses its connection; TCP then makes the peer
 wait.  The limit has four parts:
 
-- The *pool*, five eighths of it, holds what is published, and the first :attr:`Budget.part` bytes of each frame.  An
+- The *pool*, three quarters of it, holds what is published, and the first :attr:`Budget.part` bytes of each frame.  An
   address may hold at most twice what is left of the pool.  One address alone therefore has at most two thirds of the
-  pool, and another address always finds room.  200 connections of one address that each hold a part do not fill it.
-- *Grants*, a quarter of it, are for frames that need more than that.  A grant covers the whole frame.  Addresses take
-  turns, and one address alone has at most two thirds of the grants, except for a single frame.
-- The *spare*, an eighth of it, keeps connections going that hold next to nothing when their address has used up its
+  pool, and another address finds room.  A part and a read of each of 200 connections of one address do not fill that.
+- *Grants*, three sixteenths of it, are for frames that need more than that.  A grant covers the whole frame.  Addresses
+  take turns, and one address alone has at most two thirds of the grants, except for a single frame.
+- The *spare*, a sixteenth of it, keeps connections going that hold next to nothing when their address has used up its
   share of the pool.
 - What a peer makes the server remember for as long as it wants, such as subscriptions, is *kept* (``keep`` and
   ``forget``).  It comes out of the pool, and is at most half of the limit; callers bound what one address keeps.
@@ -24,8 +24,7 @@ A grant that turns out too small, because its frame grows, is extended, and the 
 No address uses it all up, because each of these parts leaves something to an address that has nothing yet; and no
 frame waits for ever, because grants are given in turn, and a frame that is next keeps its turn until there is room.
 
-A connection is read once more after its account has reached a bound.  So ``used`` stays within ``limit``, one frame,
-and one read of each connection.
+A connection is read once more after it has reached a bound, so ``used`` is at most ``limit``, a frame, and these reads.
 
 Use in a protocol::
 
@@ -44,6 +43,9 @@ from collections import OrderedDict
 from typing import Protocol
 
 import attrs
+
+#: What is read of a connection at once, in bytes, as in :mod:`fyrehose.sockets`.
+READ = 256 << 10
 
 
 class Pausable(Protocol):
@@ -138,9 +140,9 @@ class Budget:
     _again: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.pool = self.limit * 5 // 8
-        self.grants = self.limit // 4
-        self.spare = self.limit // 8
+        self.pool = self.limit * 3 // 4
+        self.grants = self.limit * 3 // 16
+        self.spare = self.limit // 16
         self.part = self.limit // 512
         self.next_to_nothing = self.part // 16
 
@@ -203,16 +205,16 @@ class Budget:
 
     def _resume(self) -> None:
         """Resume accounts that wait for the spare or the pool, as many as fill what is free with a read of each."""
-        read, resumed = 64 << 10, 0
+        resumed = 0
         for share in list(self._waiting):
             small, medium, _ = share.queues
             while small and self.held <= self.spare and self.used + resumed <= self.limit:
                 next(iter(small))._go_on()
-                resumed += read
+                resumed += READ
             for queue in (small, medium):
                 while queue and share.charged // 2 + self.charged + resumed <= self.pool:
                     next(iter(queue))._go_on()
-                    resumed += read
+                    resumed += READ
 
     def _grant(self) -> None:
         """Grant frames that wait, addresses in turn."""

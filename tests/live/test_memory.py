@@ -45,6 +45,10 @@ def resident(pid: int, most: bool = False) -> int:
     return int(found[1]) << 10
 
 
+#: The first bytes of a PUBLISH of 16 MiB.
+BEGINNING = publish(1, bytes(16 * MIB - 100))[:100]
+
+
 class Tricklers:
     """Connections of one address that announce 16 MiB each, send the first bytes of it, and then 9 kB a second."""
 
@@ -60,12 +64,12 @@ class Tricklers:
 
     def _begin(self) -> socket.socket:
         peer = connect(self.port, "127.0.0.1")
-        peer.sendall(publish(1, bytes(16 * MIB - 100))[:100])
+        peer.sendall(BEGINNING)
         peer.setblocking(False)
         with contextlib.suppress(BlockingIOError):
-            left = self.first
-            while left > 0:
-                left -= peer.send(bytes(min(left, MIB)))
+            left = memoryview(bytes(self.first))
+            while left:
+                left = left[peer.send(left) :]
         return peer
 
     def _run(self) -> None:
