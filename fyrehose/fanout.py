@@ -44,7 +44,7 @@ class Owner(Protocol):
 
 @attrs.define(eq=False, weakref_slot=False)
 class Tally:
-    """What the subscriptions of one protocol come to.
+    """Totals of the subscriptions of one protocol.
 
     :ivar protocol: its kit's name; empty for sinks that do not say it
     :ivar subscriptions: how many there are
@@ -60,7 +60,7 @@ class Tally:
 
 @attrs.define(eq=False, weakref_slot=False)
 class Place:
-    """What the cursors of one stream share; there is one as long as the stream has cursors.
+    """State that all cursors of one stream share; it exists as long as the stream has cursors.
 
     :ivar last: the last number of the stream that is durable
     :ivar count: how many cursors there are

@@ -69,7 +69,7 @@ class Frame(Protocol):
 
 @attrs.define(eq=False)
 class Share:
-    """What the connections of one address hold together, and those of them that wait.
+    """The memory that the connections of one address hold together, and the connections that wait for more.
 
     :ivar held: and the next two, as in :class:`Budget`
     :ivar accounts: number of accounts that are open

@@ -50,7 +50,7 @@ class Reading:
             self.pause()
 
     def resumeProducing(self) -> None:
-        """Whoever paused it takes that back."""
+        """Take one pause back; reading goes on when none is left."""
         self._pauses -= 1
         if not self._pauses:
             self.resume()

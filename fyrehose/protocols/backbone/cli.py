@@ -100,7 +100,10 @@ class BackboneTailer:
         self._alive = alive
 
     def shortfall(self, complete: bool) -> str:
-        """What is missing; UDP does not tell a record that is not kept any more from an answer that was lost."""
+        """Return the ranges that are missing.
+
+        UDP does not tell a record that is not kept any more from an answer that was lost.
+        """
         ranges = [*self.given_up]
         client = self._client
         if client is not None and not complete:

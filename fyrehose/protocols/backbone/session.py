@@ -143,7 +143,7 @@ class ServerSession:
         return self._subscribers.listening(now)
 
     def newcomers(self, now: float) -> list[tuple[Address, Client]]:
-        """Who gets as many of them as :meth:`ration` allows, until its second KEEPALIVE comes."""
+        """Subscribers that get as many of them as :meth:`ration` allows, until their second KEEPALIVE comes."""
         return self._subscribers.newcomers(now)
 
     def ration(self, newcomer: Client, trains: tuple[Train, ...], last: int) -> list[Train]:

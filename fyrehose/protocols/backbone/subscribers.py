@@ -227,7 +227,7 @@ class Subscribers:
         return self._table.clients.get(address) or self._quiet.clients.get(address)
 
     def listening(self, now: float) -> list[Address]:
-        """Those that get every DELIVER."""
+        """Subscribers that get every DELIVER."""
         self._table.expire(now)
         clients, newcomers = self._table.clients.items(), self._table.newcomers
         if newcomers:
@@ -235,7 +235,7 @@ class Subscribers:
         return [at for at, client in clients if not client.flags & _NOSUBSCRIBE]
 
     def newcomers(self, now: float) -> list[tuple[Address, Client]]:
-        """Those that get the DELIVERs that their credit covers."""
+        """Subscribers that get only as many DELIVERs as their credit covers."""
         self._table.expire(now)
         return [(at, new) for at, new in self._table.newcomers.items() if not new.flags & _NOSUBSCRIBE]
 

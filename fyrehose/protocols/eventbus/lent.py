@@ -61,7 +61,7 @@ class Lent:
 
 @attrs.define(eq=False)
 class Account:
-    """What the socket holds for one client.
+    """Messages that the socket holds for one client.
 
     Only some messages are tracked: a client takes its messages in order, so one that is done tells of all before it.
     Those before a tracked one are only taken off ``free``, which costs next to nothing, and accounted for with it.
@@ -106,7 +106,7 @@ class Account:
 
 @attrs.define(eq=False)
 class Pool:
-    """What a ROUTER holds for all clients.
+    """Messages that a ROUTER holds for all clients.
 
     :ivar limit: the most, in bytes; one network has half of it at the most
     :ivar size: how much it is, in bytes
