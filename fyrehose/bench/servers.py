@@ -152,7 +152,7 @@ def twistd() -> str:
 OPTIONS = {
     "figg": ("figg.max-per-host=20000", "figg.max-connections=20000"),
     "lumberjack": ("lumberjack.max-per-host=20000",),
-    "relink": ("relink.max-per-host=20000", "relink.max-detached-per-host=20000"),
+    "relink": ("relink.max-per-host=20000",),
     "backbone": (
         "backbone.push-rate=100000000",
         "backbone.request-rate=100000",

@@ -95,11 +95,18 @@ class Mark:
 
 def look_at_mark(directory: Path, files: Files) -> Mark:
     """Read MARK; where it is missing or damaged nothing is known."""
-    path = directory / MARK_NAME
     try:
-        data = path.read_bytes()
+        fd = files.open(directory / MARK_NAME, os.O_RDONLY)
     except FileNotFoundError:
         return Mark()
+    try:
+        return _mark(files.read(fd, _MARK.size + _MARK_REST.size + 1, 0), files.identity(fd))
+    finally:
+        files.close(fd)
+
+
+def _mark(data: bytes, identity: tuple[int, int]) -> Mark:
+    """Return what a file MARK says that holds *data* and is the file *identity*."""
     if len(data) not in (_MARK.size, _MARK.size + _MARK_REST.size):
         return Mark()
     durable, crc = _MARK.unpack_from(data)
@@ -110,12 +117,7 @@ def look_at_mark(directory: Path, files: Files) -> Mark:
     begin, inode, generation, crc = _MARK_REST.unpack_from(data, _MARK.size)
     if crc32c(data[:-4]) != crc:
         return Mark()
-    fd = files.open(path, os.O_RDONLY)
-    try:
-        copied = (inode, generation) not in ((0, 0), files.identity(fd))
-    finally:
-        files.close(fd)
-    return Mark(durable, begin, copied)
+    return Mark(durable, begin, copied=(inode, generation) not in ((0, 0), identity))
 
 
 def read_mark(directory: Path) -> int:

@@ -268,8 +268,12 @@ def test_a_command_that_is_ended_leaves_nothing_behind(data: Path, tmp_path: Pat
 def test_a_segment_that_may_not_be_read_is_named(
     data: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened = Files.open
+
     def refuse(self: Files, path: Path, flags: int) -> int:
-        raise PermissionError(13, "Permission denied", str(path))
+        if path.suffix == scan.SUFFIX:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(self, path, flags)
 
     monkeypatch.setattr(Files, "open", refuse)
     result = export(data, tmp_path / name)
