@@ -21,67 +21,73 @@ BOUNDARIES = {
     "*.frame_timeout": "tests/test_tcp.py::test_a_frame_has_to_come_in_whole_in_time",
     "*.handshake_timeout": "tests/protocols/relink/test_limits.py::test_threat_slow_handshake_and_silence",
     "*.idle_timeout": "tests/web/test_server.py::test_a_connection_that_is_idle_is_closed_and_one_that_waits_is_not",
+    "*.max_connections": (
+        "tests/conformance/test_connection_limits.py::test_beyond_as_many_connections_as_the_limit_says_one_makes_room"
+    ),
+    "*.max_per_host": (
+        "tests/conformance/test_connection_limits.py::test_as_many_connections_of_one_address_as_the_limit_says_and_no_more"
+    ),
     "*.refusal_delay": "tests/test_holding.py::test_the_delay_doubles_for_each_refusal_of_an_address",
     "*.silent_timeout": "tests/test_tcp.py::test_a_connection_that_never_said_anything_ends",
     "*.stall_timeout": "tests/test_tcp.py::test_a_reader_that_does_not_read_is_given_up",
     "backbone.destination_rate": (
-        "tests/protocols/backbone/test_boundaries.py::test_bytes_to_one_host_stop_when_the_rate_is_used_up"
+        "tests/conformance/test_backbone_limits.py::test_bytes_to_one_host_stop_when_the_rate_is_used_up"
     ),
     "backbone.forward_rate": "tests/protocols/backbone/test_session.py::test_threat_forwards_as_an_attack_on_peers",
     "backbone.push_rate": (
-        "tests/protocols/backbone/test_boundaries.py::test_as_many_pushes_a_second_as_the_rate_says_and_no_more"
+        "tests/conformance/test_backbone_limits.py::test_as_many_pushes_a_second_as_the_rate_says_and_no_more"
     ),
     "backbone.request_rate": (
-        "tests/protocols/backbone/test_boundaries.py::test_as_many_requests_a_second_as_the_rate_says_and_no_more"
+        "tests/conformance/test_backbone_limits.py::test_as_many_requests_a_second_as_the_rate_says_and_no_more"
     ),
-    "eventbus.max_payload": ("tests/protocols/eventbus/test_boundaries.py::test_an_event_may_be_as_large_as_the_limit"),
+    "backbone.subscribers": (
+        "tests/protocols/backbone/test_session.py::test_a_crowd_behind_one_address_has_all_places_that_nobody_else_wants"
+    ),
+    "eventbus.max_connections": (
+        "tests/protocols/eventbus/test_connections.py::test_15_000_connections_of_one_address_are_admitted_by_default"
+    ),
+    "eventbus.max_payload": "tests/conformance/test_eventbus_limits.py::test_an_event_may_be_as_large_as_the_limit",
     "eventbus.stall_timeout": (
         "tests/protocols/eventbus/test_server.py::test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled"
     ),
+    "figg.max_payload": "tests/protocols/figg/test_session.py::test_data_is_judged_exactly_at_the_default_limit",
     "figg.max_subscriptions": (
-        "tests/protocols/figg/test_boundaries.py::test_a_connection_may_have_as_many_subscriptions_as_the_limit"
+        "tests/conformance/test_figg_limits.py::test_a_connection_may_have_as_many_subscriptions_as_the_limit"
     ),
-    "http.max_body": ("tests/protocols/http/test_boundaries.py::test_a_length_is_judged_by_the_head_of_the_request"),
-    "http.max_payload": "tests/protocols/http/test_boundaries.py::test_a_message_may_be_as_large_as_the_limit",
-    "lumberjack.idle_timeout": ("tests/protocols/lumberjack/test_server.py::test_who_is_idle_is_closed_without_a_word"),
-    "lumberjack.max_frame": "tests/protocols/lumberjack/test_session.py::test_documents_at_the_boundary",
+    "http.max_body": "tests/conformance/test_http_limits.py::test_a_length_is_judged_by_the_head_of_the_request",
+    "http.max_payload": "tests/conformance/test_http_limits.py::test_a_message_may_be_as_large_as_the_limit",
+    "lumberjack.idle_timeout": "tests/protocols/lumberjack/test_server.py::test_who_is_idle_is_closed_without_a_word",
     "lumberjack.topic_search": (
-        "tests/protocols/lumberjack/test_boundaries.py::test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit"
+        "tests/conformance/test_lumberjack_limits.py::test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit"
     ),
     "relink.backlog": "tests/protocols/relink/test_limits.py::test_threat_backlog",
     "relink.backlog_size": "tests/protocols/relink/test_limits.py::test_threat_backlog_bytes",
     "relink.drop_after": "tests/protocols/relink/test_server.py::test_silence_is_asked_and_then_given_up",
     "relink.max_channels": "tests/protocols/relink/test_limits.py::test_threat_flood_of_channels",
-    "relink.max_message": "tests/protocols/relink/test_boundaries.py::test_a_message_may_be_as_large_as_the_limit",
+    "relink.max_message": "tests/protocols/relink/test_limits.py::test_a_message_may_be_as_large_as_the_limit",
     "relink.ping_after": "tests/protocols/relink/test_server.py::test_silence_is_asked_and_then_given_up",
     "relink.retention": "tests/protocols/relink/test_server.py::test_links_that_are_not_used_do_not_stay",
     "relink.unused_retention": "tests/protocols/relink/test_server.py::test_links_that_are_not_used_do_not_stay",
     "relink.window": (
-        "tests/protocols/relink/test_boundaries.py::test_as_many_messages_as_the_window_says_are_sent_to_a_subscriber"
+        "tests/protocols/relink/test_limits.py::test_as_many_messages_as_the_window_says_are_sent_to_a_subscriber"
     ),
+    "server.max_streams": "tests/conformance/test_stream_limit.py::test_as_many_streams_are_made_as_the_limit_says",
     "server.new_streams_burst": "tests/test_quotas.py::test_the_default_burst_exactly_and_one_more",
     "server.new_streams_rate": "tests/test_quotas.py::test_the_default_burst_exactly_and_one_more",
     "server.streams_per_address": "tests/test_quotas.py::test_the_default_number_exactly_and_one_more",
     "server.subscriptions_per_address": (
         "tests/test_quotas.py::test_subscriptions_of_an_address_at_the_default_exactly_and_one_more"
     ),
-    "server.max_streams": ("tests/conformance/test_stream_limit.py::test_as_many_streams_are_made_as_the_limit_says"),
 }
 #: Limits whose tests set a smaller value, or stop short of one below and one above.
 ELSEWHERE = {
-    "*.max_connections": "tests/test_tcp.py::test_connections",
-    "*.max_per_host": "tests/test_tcp.py::test_connections_from_one_host",
-    "backbone.subscribers": "tests/protocols/backbone/test_session.py::test_threat_flood_of_keepalives",
-    "eventbus.max_connections": "tests/protocols/eventbus/test_service.py::test_how_many",
     "eventbus.snapshots": "tests/protocols/eventbus/test_session.py::test_a_storm",
     "eventbus.snapshots_memory": (
         "tests/protocols/eventbus/test_snapshots.py::test_the_requests_of_one_network_take_half_of_the_memory"
     ),
-    "figg.max_payload": "tests/protocols/figg/test_server.py::test_threat_4_gib_announced_allocates_nothing",
     "journal.min_free": "tests/journal/test_journal.py::test_little_room_refuses_before_the_disk_does",
-    "lumberjack.max_inflated": (
-        "tests/protocols/lumberjack/test_inflate.py::test_a_bomb_is_refused_when_it_comes_to_more_than_it_may"
-    ),
+    "lumberjack.max_frame": "tests/protocols/lumberjack/test_session.py::test_documents_at_the_boundary",
+    "lumberjack.max_inflated": "tests/protocols/lumberjack/test_inflate.py::test_what_a_frame_may_come_to_is_exact",
     "relink.link_memory": "tests/protocols/relink/test_limits.py::test_threat_channels_of_many_links",
     "relink.max_links": "tests/protocols/relink/test_server.py::test_there_are_only_so_many_links",
     "server.memory": "tests/test_flow.py::test_when_all_of_it_is_used_publishers_stop_and_go_on_later",

@@ -16,6 +16,7 @@ from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.settings import Settings
+from fyrehose.records import Run
 
 
 def message(channel: int = 0, size: int = 2, parts: tuple[bytes, ...] = (b"x",)) -> bytes:
@@ -311,3 +312,36 @@ def test_threat_pongs_that_never_come(make_server: Any, monkeypatch: pytest.Monk
             break
     assert server.count("results-unconfirmed") == 1
     assert not [event for event in peer.events if isinstance(event, events.Resulted)]
+
+
+@pytest.mark.parametrize(
+    ("size", "closed"),
+    [
+        (Settings().max_message - 8, False),
+        (Settings().max_message - 1, False),
+        (Settings().max_message, False),
+        (Settings().max_message + 1, True),
+    ],
+)
+def test_a_message_may_be_as_large_as_the_limit(make_server: Any, size: int, *, closed: bool) -> None:
+    """The header alone decides; the padding counts."""
+    server = make_server()
+    peer = server.linked(connector_size=2)
+    peer.say(pack("<BBH4xQ", 0x51, 1, 0, size))
+    assert peer.closed is closed
+    assert server.count("message-too-large") == closed
+
+
+def test_as_many_messages_as_the_window_says_are_sent_to_a_subscriber(make_server: Any) -> None:
+    server = make_server()
+    server.broker.publish([Run.of("s", [b"x"] * (Settings().window + 1), source="test")])
+    peer = server.linked("subscribe:s@0", listener_size=0)
+    for _ in range(20):
+        server.clock.advance(0)
+        peer.talk()
+    assert peer.link.receiving[0].next == Settings().window
+    peer.link.consume(0, 0)
+    for _ in range(20):
+        peer.talk()
+        server.clock.advance(0)
+    assert peer.link.receiving[0].next == Settings().window + 1

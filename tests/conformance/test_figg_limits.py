@@ -27,7 +27,10 @@ def test_a_connection_may_have_as_many_subscriptions_as_the_limit(count: int) ->
     broker = Broker(clock, MemoryJournal(), Sequencer())
     broker.open()
     address = IPv4Address("TCP", "127.0.0.1", 5000)
-    protocol, transport = make_factory(broker, clock, Settings()).buildProtocol(address), Transport(address)
+    protocol, transport = (
+        make_factory(broker, clock, Settings(refusal_delay=0.0)).buildProtocol(address),
+        Transport(address),
+    )
     protocol.makeConnection(transport)
     protocol.dataReceived(b"".join(Attach(topic=f"t{n}").serialize() for n in range(count)))
     assert transport.disconnecting is (count > MOST)

@@ -1,0 +1,69 @@
+"""The limits of connections at their defaults, one below, at, one above: those of Figg, which all protocols share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.address import IPv4Address
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from fyrehose.broker import Broker
+from fyrehose.protocols.figg.server import Settings, make_factory
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+
+DEFAULTS = Settings()
+
+
+class Transport(StringTransport):
+    def abortConnection(self) -> None:
+        self.disconnecting = True
+
+
+class Unsorted(Clock):
+    """A clock in which time does not pass: Twisted's sorts all timers whenever one is made."""
+
+    def _sortCalls(self) -> None:
+        """They stay as they came."""
+
+
+class Server:
+    """A Figg server with default limits; refused connections are closed at once."""
+
+    def __init__(self) -> None:
+        self.clock = Unsorted()
+        self.broker = Broker(self.clock, MemoryJournal(), Sequencer())
+        self.broker.open()
+        self.factory: Any = make_factory(self.broker, self.clock, Settings(refusal_delay=0.0))
+
+    def connect(self, number: int, host: str) -> Transport | None:
+        address = IPv4Address("TCP", host, 1 + number % 60_000)
+        protocol = self.factory.buildProtocol(address)
+        if protocol is None:
+            return None
+        transport = Transport(peerAddress=address)
+        protocol.makeConnection(transport)
+        return transport
+
+    def count(self, what: str) -> int:
+        return int(self.broker.counters.counts["figg", what])
+
+
+def test_as_many_connections_of_one_address_as_the_limit_says_and_no_more() -> None:
+    server = Server()
+    for number in range(DEFAULTS.max_per_host):
+        assert server.connect(number, "10.0.0.1") is not None
+    assert server.count("too-many-connections-from-one-host") == 0
+    server.connect(DEFAULTS.max_per_host, "10.0.0.1")
+    assert server.count("too-many-connections-from-one-host") == 1
+    assert server.connect(0, "10.0.0.2") is not None
+
+
+def test_beyond_as_many_connections_as_the_limit_says_one_makes_room() -> None:
+    server = Server()
+    for number in range(1, DEFAULTS.max_connections + 2):
+        server.connect(number, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+        if number >= DEFAULTS.max_connections - 1:
+            assert server.count("made-room") == max(0, number - DEFAULTS.max_connections)
+    assert server.count("too-many-connections") == 0
