@@ -187,8 +187,6 @@ def test_every_test_has_a_module() -> None:
         "tests/kernels/*",
         "tests/trial/*",
         "tests/simulation/*",
-        # of a protocol's options, wherever they are judged
-        "tests/protocols/*/test_boundaries.py",
     )
     orphans = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

@@ -160,7 +160,8 @@ class Fuzzer:
         random = self.random
         dedup, subtrees = random.random() < 0.5, random.choice(list(Syntax))
         default = random.random() < 0.5
-        settings = Settings() if default else Settings(dedup=dedup, subtrees=subtrees, max_payload=30, snapshots=2)
+        small = {"max_payload": 30, "snapshots": 2, "snapshots_memory": 4096}
+        settings = Settings() if default else Settings(dedup=dedup, subtrees=subtrees, **small)
         session = ServerSession(settings)
         while random:
             self.publishes(session, settings)
@@ -179,7 +180,7 @@ class Fuzzer:
                 (frames,) = event_frames(run.numbered(1, 1), Dialect.BINARY)
                 sent = message[-6:]
                 assert [bytes(frames[0]), *map(bytes, frames[2:])] == [sent[0], *sent[2:]], message
-        assert len(session.snapshots) <= settings.snapshots + settings.snapshots_waiting
+        assert session.snapshots.used <= settings.snapshots_memory
         if self.random.random() < 0.01:
             session.snapshots.clear()
 
