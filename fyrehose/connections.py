@@ -22,7 +22,7 @@ from fyrehose.errors import Forbidden
 from fyrehose.holding import Holding, RefusedConnection
 from fyrehose.interfaces import IBroker
 from fyrehose.peers import host_of, identity_at, network_of
-from fyrehose.sockets import ACCEPTS
+from fyrehose.sockets import ACCEPTS, READ
 
 if TYPE_CHECKING:
     from fyrehose.tcp import SessionProtocol, TCPSettings
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 LOOKS = 200
 #: Refused connections that are held at the most, by one listener.
 MOST_HELD = 1_000
+#: Bytes that all connections of a listener read at once: each may be read once more after its memory is used up.
+READS = 32 << 20
+#: Bytes that a connection reads at once however many there are.
+LEAST_READ = 16 << 10
 #: What a peer may prove after it was accepted: a certificate, where it speaks TLS.
 PROOFS = frozenset({"certificate"})
 
@@ -103,6 +107,8 @@ class Crowds:
 class SessionFactory(Factory):
     """Makes a connection's protocol, within the limits, and knows who is connected.
 
+    :ivar buffer_size: bytes that each connection reads at once: the less, the more connections there are
+    :param largest_read: and how many at the most
     :param proofs: what a peer may still prove after it was accepted, such as a token; None: the protocol asks for
         proofs itself, so that the policy says nothing about its connections
     """
@@ -117,6 +123,7 @@ class SessionFactory(Factory):
         settings: TCPSettings,
         *,
         proofs: frozenset[str] | None = PROOFS,
+        largest_read: int = READ,
     ) -> None:
         self.make = make
         self.kit = kit
@@ -128,6 +135,10 @@ class SessionFactory(Factory):
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
         self.holding = Holding(clock, settings.refusal_delay)
         self._crowds = Crowds()
+        self._reads: int = min(READS, broker.budget.limit // 8)
+        self._largest_read = largest_read
+        self._counted = 1  #: connections at the time when they were told last how much they read at once
+        self.buffer_size = self._read_size()
         self._drained: Deferred[None] | None = None
 
     noisy = False
@@ -156,6 +167,7 @@ class SessionFactory(Factory):
         self.connections[protocol] = None
         self._crowds.add(protocol)
         self.broker.counters.gauge(self.kit, "connections", 1)
+        self._share_reads()
         return protocol
 
     def heard(self, protocol: SessionProtocol) -> None:
@@ -238,3 +250,18 @@ class SessionFactory(Factory):
         del self.connections[protocol]
         self._crowds.remove(protocol)
         self.broker.counters.gauge(self.kit, "connections", -1)
+        self._share_reads()
+
+    def _read_size(self) -> int:
+        return max(LEAST_READ, min(self._largest_read, self._reads // self._counted))
+
+    def _share_reads(self) -> None:
+        """Tell all connections how much they read at once, when they are an eighth more or fewer than before."""
+        count = len(self.connections)
+        if 8 * abs(count - self._counted) < self._counted:
+            return
+        self._counted = max(1, count)
+        before, self.buffer_size = self.buffer_size, self._read_size()
+        for connection in self.connections if self.buffer_size != before else ():
+            if connection.transport is not None:
+                connection.transport.bufferSize = self.buffer_size

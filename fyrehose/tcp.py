@@ -134,6 +134,7 @@ class SessionProtocol(TwistedProtocol):
         if ITCPTransport.providedBy(transport):
             transport.setTcpNoDelay(True)
             transport.setTcpKeepAlive(True)
+        transport.bufferSize = self.factory.buffer_size
         self.reading = Reading(self._stop_reading, self.read_again)
         self._account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
         transport.registerProducer(self, True)

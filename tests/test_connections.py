@@ -12,13 +12,31 @@ import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 
-from fyrehose.connections import Crowds, descriptors, within
+from fyrehose.connections import LEAST_READ, READS, Crowds, descriptors, within
 from fyrehose.holding import RefusedConnection
+from fyrehose.sockets import READ
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 toys = import_module("test_tcp")  # the same server of the same toy protocol
 make, Transport = toys.make, toys.Transport
+
+
+def test_all_connections_together_read_a_bounded_number_of_bytes_at_once() -> None:
+    server = make(max_per_host=1_000)
+    first, transport = server.connect()
+    assert transport.bufferSize == READ
+    peers = [server.connect(port=6000 + n) for n in range(READS // READ - 1)]
+    assert transport.bufferSize == READ, "there is enough for so many"
+    peers += [server.connect(port=8000 + n) for n in range(500)]
+    sizes = {each.bufferSize for _, each in [(first, transport), *peers]}
+    assert len(sizes) == 1, "all of them alike"
+    assert READS * 7 // 8 <= sizes.pop() * (len(peers) + 1) <= READS * 9 // 8
+    for protocol, _ in peers:
+        server.lose(protocol)
+    assert transport.bufferSize == READ
+    server.factory._counted = 10_000
+    assert server.factory._read_size() == LEAST_READ
 
 
 def fill(server: Any, *hosts: str) -> list[tuple[Any, Any]]:

@@ -15,17 +15,16 @@ from functools import partial
 from typing import ClassVar, cast
 
 import attrs
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.connections import SessionFactory
 from fyrehose.flow import Account
-from fyrehose.holding import RefusedConnection
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
 from fyrehose.protocols.lumberjack.session import MAX_INFLATED, Limits, LumberjackServerSession
-from fyrehose.protocols.lumberjack.turns import LEAST, Outcome, Turns
+from fyrehose.protocols.lumberjack.turns import LEAST, READ, Outcome, Turns
 from fyrehose.records import Run
 from fyrehose.settings import duration, name, option, size
 from fyrehose.tcp import SessionProtocol
@@ -103,7 +102,6 @@ class LumberjackProtocol(SessionProtocol):
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self.transport.bufferSize = self.factory.buffer_size
         self._active = self._spoke = self._heard = self.clock.seconds()
         self._arm(self.settings.idle_timeout)
 
@@ -321,43 +319,11 @@ class LumberjackProtocol(SessionProtocol):
         return max(self._heard, now) + SILENCE
 
 
-class LumberjackFactory(SessionFactory):
-    """Makes connections that read the less at once the more of them there are.
-
-    :ivar buffer_size: what each reads at once, in bytes
-    """
-
-    def __init__(self, broker: IBroker, clock: IReactorTime, settings: Settings) -> None:
-        limits, self._turns = settings.limits, Turns(clock, broker.budget)
-        self._counted = 1  #: how many there were when they were told last
-        self.buffer_size = self._turns.read(1)
-
-        def make() -> LumberjackProtocol:
-            return LumberjackProtocol(LumberjackServerSession(limits), broker, clock, settings, self._turns)
-
-        super().__init__(make, KIT, LumberjackProtocol.log, broker, clock, settings)
-
-    def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | RefusedConnection | None:
-        protocol = super().buildProtocol(addr)
-        self._tell()
-        return protocol
-
-    def lost(self, protocol: SessionProtocol) -> None:
-        super().lost(protocol)
-        self._tell()
-
-    def _tell(self) -> None:
-        """Tell all connections how much they read at once, when they are an eighth more or fewer than before."""
-        count = len(self.connections)
-        if 8 * abs(count - self._counted) < self._counted:
-            return
-        self._counted = max(1, count)
-        self.buffer_size = self._turns.read(self._counted)
-        for connection in self.connections:
-            if connection.transport is not None:
-                connection.transport.bufferSize = self.buffer_size
-
-
 def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> SessionFactory:
     """What listens."""
-    return LumberjackFactory(broker, clock, settings)
+    turns, limits = Turns(clock, broker.budget), settings.limits
+
+    def make() -> LumberjackProtocol:
+        return LumberjackProtocol(LumberjackServerSession(limits), broker, clock, settings, turns)
+
+    return SessionFactory(make, KIT, LumberjackProtocol.log, broker, clock, settings, largest_read=READ)

@@ -26,14 +26,12 @@ from fyrehose.flow import Budget
 
 #: What inflating takes for all connections of a listener together, in bytes.
 POOL = 64 << 20
-#: What all connections of a listener together read at once, in bytes.
-READS = 32 << 20
 #: What they have on their way to the disk before the next one has a turn, in bytes: as much as a commit takes.
 FLIGHT = 16 << 20
-#: What a connection reads at once, in bytes: a window of a usual writer.  So much is a turn, a publish, and a part of a
-#: commit.
+#: What a connection reads at once at the most, in bytes: a window of a usual writer.  So much is a turn, a publish, and
+#: a part of a commit.
 READ = 1 << 20
-#: What it reads at once however many there are, and publishes without a turn if it has nothing on its way, in bytes.
+#: What it publishes without a turn if it has nothing on its way, in bytes.
 LEAST = 16 << 10
 #: How many turns there are between two looks at the sockets.
 TURNS = 4
@@ -75,10 +73,6 @@ class Turns:
     _grants: dict[Worker, int] = attrs.field(factory=dict, init=False)
     _granted: int = attrs.field(default=0, init=False)
     _call: IDelayedCall | None = attrs.field(default=None, init=False)
-
-    def read(self, connections: int) -> int:
-        """Return how much each of *connections* reads at once, in bytes: all may read before any is told to stop."""
-        return max(LEAST, min(READ, min(READS, self.budget.limit // 8) // max(1, connections)))
 
     @property
     def crowded(self) -> bool:

@@ -16,6 +16,7 @@ from zope.interface import alsoProvides
 from zope.interface.verify import verifyObject
 
 from fyrehose import kernels
+from fyrehose.connections import READS
 from fyrehose.errors import ConfigError
 from fyrehose.flow import Budget
 from fyrehose.interfaces import JournalState
@@ -23,7 +24,7 @@ from fyrehose.policy import parse
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
 from fyrehose.protocols.lumberjack.session import Limits
-from fyrehose.protocols.lumberjack.turns import FLIGHT, READ, READS
+from fyrehose.protocols.lumberjack.turns import FLIGHT, READ
 from fyrehose.settings import build
 from fyrehose.tcp import FULL_GRACE, LINGER
 

@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.flow import Budget
 from fyrehose.incoming import Reading
-from fyrehose.protocols.lumberjack.turns import FLIGHT, LEAST, POOL, READ, READS, TURNS, Outcome, Turns
+from fyrehose.protocols.lumberjack.turns import FLIGHT, POOL, TURNS, Outcome, Turns
 
 
 @attrs.define(eq=False)
@@ -157,15 +157,6 @@ def test_what_was_granted_and_not_filled_yet_counts_as_used() -> None:
     table.turns.in_flight = 5
     table.ask(table.toy("a", (60, MORE), (60, DONE)), table.toy("b", (60, DONE)))
     assert table.run() == "aab"
-
-
-def test_all_connections_together_read_so_much_at_once() -> None:
-    turns = Table().turns
-    most = READS // READ
-    assert [turns.read(count) for count in (0, 1, most)] == [READ] * 3
-    assert turns.read(most + 1) == READS // (most + 1) < READ
-    assert turns.read(10_000) == LEAST
-    assert Table(limit=1 << 20).turns.read(1) == 128 << 10
 
 
 @pytest.mark.parametrize(("limit", "most"), [(1 << 40, FLIGHT), (1 << 20, 512 << 10)])
