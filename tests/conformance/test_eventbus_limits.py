@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.protocols.eventbus.frames import MAX_LABEL
+from fyrehose.protocols.eventbus.frames import MAX_LABEL, Dialect, Subtrees, SyncStart
+from fyrehose.protocols.eventbus.lent import Pool
 from fyrehose.protocols.eventbus.session import ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.protocols.eventbus.snapshots import COST, Snapshot, Snapshots
 
 TIME = b"2024-05-01T10:20:30.123Z"
 UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
@@ -29,3 +31,34 @@ def test_a_label_may_be_as_long_as_the_limit(place: int, size: int) -> None:
     frames = [b"/a/", b"null", b"me", TIME, UUID, b"\x01"]
     frames[place] = b"x" * size
     assert (refused(*frames) is None) is (size <= MAX_LABEL)
+
+
+def ask(snapshots: Snapshots, number: int, network: str) -> None:
+    """Have a client of *network* ask for a snapshot."""
+    identity = b"%s %d" % (network.encode(), number)
+    request = SyncStart(subtrees=Subtrees.parse(b""), sequence=0, dialect=Dialect.BINARY)
+    snapshots.add(Snapshot(identity, request, False, Dialect.BINARY, Pool(1 << 30).account(identity, network)))
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_as_many_snapshots_are_sent_at_once_as_the_limit_says(more: int) -> None:
+    limit = Settings().snapshots
+    snapshots = Snapshots(limit, Settings().snapshots_memory)
+    for number in range(limit + more):
+        ask(snapshots, number, "10.0.0.1")
+    snapshots.admit(9, 0.0)
+    assert len(snapshots.active) == min(limit, limit + more)
+
+
+def test_requests_for_snapshots_take_as_much_memory_as_the_limit_says() -> None:
+    limit = Settings().snapshots_memory
+    snapshots = Snapshots(1, limit)
+    for network in ("10.0.0.1", "10.0.0.2"):
+        for number in range(limit // 2 // COST):
+            assert snapshots.used < limit
+            ask(snapshots, number, network)
+        with pytest.raises(OverflowError):
+            ask(snapshots, -1, network)
+    assert snapshots.used == limit
+    with pytest.raises(OverflowError):
+        ask(snapshots, 0, "10.0.0.3")

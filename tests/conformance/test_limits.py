@@ -47,6 +47,12 @@ BOUNDARIES = {
         "tests/protocols/eventbus/test_connections.py::test_15_000_connections_of_one_address_are_admitted_by_default"
     ),
     "eventbus.max_payload": "tests/conformance/test_eventbus_limits.py::test_an_event_may_be_as_large_as_the_limit",
+    "eventbus.snapshots": (
+        "tests/conformance/test_eventbus_limits.py::test_as_many_snapshots_are_sent_at_once_as_the_limit_says"
+    ),
+    "eventbus.snapshots_memory": (
+        "tests/conformance/test_eventbus_limits.py::test_requests_for_snapshots_take_as_much_memory_as_the_limit_says"
+    ),
     "eventbus.stall_timeout": (
         "tests/protocols/eventbus/test_server.py::test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled"
     ),
@@ -56,7 +62,9 @@ BOUNDARIES = {
     ),
     "http.max_body": "tests/conformance/test_http_limits.py::test_a_length_is_judged_by_the_head_of_the_request",
     "http.max_payload": "tests/conformance/test_http_limits.py::test_a_message_may_be_as_large_as_the_limit",
+    "journal.min_free": ("tests/journal/test_journal.py::test_nothing_is_accepted_with_less_room_than_the_default"),
     "lumberjack.idle_timeout": "tests/protocols/lumberjack/test_server.py::test_who_is_idle_is_closed_without_a_word",
+    "lumberjack.max_frame": "tests/conformance/test_lumberjack_limits.py::test_a_frame_may_be_as_large_as_the_limit",
     "lumberjack.topic_search": (
         "tests/conformance/test_lumberjack_limits.py::test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit"
     ),
@@ -72,6 +80,12 @@ BOUNDARIES = {
         "tests/protocols/relink/test_limits.py::test_as_many_messages_as_the_window_says_are_sent_to_a_subscriber"
     ),
     "server.max_streams": "tests/conformance/test_stream_limit.py::test_as_many_streams_are_made_as_the_limit_says",
+    "server.memory": (
+        "tests/conformance/test_memory_limits.py::test_all_connections_may_have_published_as_much_as_the_limit_leaves_for_it"
+    ),
+    "server.memory_per_connection": (
+        "tests/conformance/test_memory_limits.py::test_a_connection_may_have_published_as_much_as_the_limit_says"
+    ),
     "server.new_streams_burst": "tests/test_quotas.py::test_the_default_burst_exactly_and_one_more",
     "server.new_streams_rate": "tests/test_quotas.py::test_the_default_burst_exactly_and_one_more",
     "server.streams_per_address": "tests/test_quotas.py::test_the_default_number_exactly_and_one_more",
@@ -79,21 +93,11 @@ BOUNDARIES = {
         "tests/test_quotas.py::test_subscriptions_of_an_address_at_the_default_exactly_and_one_more"
     ),
 }
-#: Limits whose tests set a smaller value, or stop short of one below and one above.
+#: Limits whose tests set a smaller value: the default is 1 GiB, 131,072 channels, or 10,000 links of a test's clock.
 ELSEWHERE = {
-    "eventbus.snapshots": "tests/protocols/eventbus/test_session.py::test_a_storm",
-    "eventbus.snapshots_memory": (
-        "tests/protocols/eventbus/test_snapshots.py::test_the_requests_of_one_network_take_half_of_the_memory"
-    ),
-    "journal.min_free": "tests/journal/test_journal.py::test_little_room_refuses_before_the_disk_does",
-    "lumberjack.max_frame": "tests/protocols/lumberjack/test_session.py::test_documents_at_the_boundary",
     "lumberjack.max_inflated": "tests/protocols/lumberjack/test_inflate.py::test_what_a_frame_may_come_to_is_exact",
     "relink.link_memory": "tests/protocols/relink/test_limits.py::test_threat_channels_of_many_links",
     "relink.max_links": "tests/protocols/relink/test_server.py::test_there_are_only_so_many_links",
-    "server.memory": "tests/test_flow.py::test_when_all_of_it_is_used_publishers_stop_and_go_on_later",
-    "server.memory_per_connection": (
-        "tests/test_flow.py::test_a_connection_that_published_more_than_its_share_reads_again_when_half_of_it_is_free"
-    ),
 }
 #: Numbers that no peer can reach.
 NO_LIMITS = {

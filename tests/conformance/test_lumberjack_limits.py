@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fyrehose.errors import Broken
 from fyrehose.protocols.lumberjack.frames import Json, Window
 from fyrehose.protocols.lumberjack.server import Settings
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
@@ -22,3 +23,13 @@ def test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit(end: int) -> None:
         Window(version=2, number=1).serialize() + Json(sequence=1, payload=payload + b"}}").serialize()
     )
     assert [event.topic for event in events] == ["t" if end <= SEARCH else None]
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+@pytest.mark.parametrize("header", [b"2J\0\0\0\1", b"2C"])
+def test_a_frame_may_be_as_large_as_the_limit(header: bytes, more: int) -> None:
+    """Its size is judged as soon as it is known."""
+    session = LumberjackServerSession(Settings().limits)
+    size = (Settings().max_frame + more).to_bytes(4, "big")
+    events = session.receive_data(Window(version=2, number=1).serialize() + header + size)
+    assert [type(event) for event in events] == ([Broken] if more > 0 else [])

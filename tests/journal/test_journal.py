@@ -248,6 +248,14 @@ class TestNoRoom:
         bench.next["s"] = 2
         assert bench.append(b"b").called
 
+    @pytest.mark.parametrize("more", [-1, 0, 1])
+    def test_nothing_is_accepted_with_less_room_than_the_default(self, open_journal, more: int) -> None:
+        files = FaultyFiles()
+        bench = open_journal(files=files, min_free=JournalSettings().min_free)
+        files.room = JournalSettings().min_free + more
+        bench.clock.advance(1)
+        assert bench.journal.state is (JournalState.READ_ONLY if more < 0 else JournalState.WRITABLE)
+
     @pytest.mark.parametrize("another", [False, True])
     def test_a_directory_that_was_emptied_under_it_ends_it(self, open_journal, logged_errors, another: bool) -> None:
         bench = open_journal()

@@ -1,0 +1,49 @@
+"""The limits of the memory that connections take, at their defaults: one below, at, one above."""
+
+from __future__ import annotations
+
+import pytest
+
+from fyrehose.config import ServerSettings
+from fyrehose.flow import Account, Budget
+from fyrehose.incoming import Reading
+
+DEFAULTS = ServerSettings()
+
+
+def account(budget: Budget) -> Account:
+    """Return the account of a connection from an address of its own."""
+    return budget.account(Reading(lambda: None, lambda: None))
+
+
+def budget() -> Budget:
+    return Budget(limit=DEFAULTS.memory, each=DEFAULTS.memory_per_connection)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_connection_may_have_published_as_much_as_the_limit_says(more: int) -> None:
+    mine = account(budget())
+    mine.hold(DEFAULTS.memory_per_connection + more)
+    assert mine.paused is (more > 0)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_all_connections_may_have_published_as_much_as_the_limit_leaves_for_it(more: int) -> None:
+    """An address may hold twice what is left, so the last one stops at two thirds of the rest."""
+    shared = budget()
+    others = [account(shared) for _ in range(shared.pool // DEFAULTS.memory_per_connection - 1)]
+    for other in others:
+        other.hold(DEFAULTS.memory_per_connection)
+    assert shared.pool - shared.charged == DEFAULTS.memory_per_connection
+    last = account(shared)
+    fits = DEFAULTS.memory_per_connection * 2 // 3
+    last.hold(fits + more)
+    assert last.paused is (more > 0)
+    for other in others:
+        other.release(DEFAULTS.memory_per_connection)
+    assert not last.paused
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_half_of_the_memory_may_be_kept(more: int) -> None:
+    assert budget().keep(DEFAULTS.memory // 2 + more) is (more <= 0)
