@@ -48,10 +48,19 @@ class Run:
 
     def __init__(self, root: Path, specs: list[list[Spec]], options: list[str]) -> None:
         self.root, self.options = root, options
-        self.ports = servers.free_ports(PROTOCOLS)
-        self.crowds = [Crowd(each) for each in specs]
         self.problems: list[str] = []
-        self.server = self.start()
+        self.ports, self.server = self.first_start()
+        self.crowds = [Crowd(each) for each in specs]
+
+    def first_start(self, tries: int = 5) -> tuple[dict[str, int], servers.Server]:
+        """Start on ports that are free; another program may take one of them meanwhile, and then others are tried."""
+        while True:
+            self.ports, tries = servers.free_ports(PROTOCOLS), tries - 1
+            try:
+                return self.ports, self.start()
+            except servers.ServerEnded as ended:
+                if not tries or "Address already in use" not in str(ended):
+                    raise
 
     def start(self) -> servers.Server:
         server = servers.Server(
