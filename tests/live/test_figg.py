@@ -229,7 +229,7 @@ MALFORMED = {
 
 
 def test_a_malformed_frame_costs_its_sender_the_connection_and_nothing_else(start: Any) -> None:
-    server = start(*FIGG)
+    server = start(*FIGG, "--option", "figg.refusal-delay=0")  # else each of them is held for longer
     port = server.port("figg")
     with Peer(port) as reader, Peer(port) as other:
         reader.say(attach(b"t"))
