@@ -39,7 +39,7 @@ class Owner(Protocol):
     """A peer that subscriptions are counted for."""
 
     def unsubscribed(self) -> None:
-        """One of its subscriptions has ended."""
+        """Note that one of its subscriptions has ended."""
 
 
 @attrs.define(eq=False, weakref_slot=False)

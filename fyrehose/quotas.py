@@ -30,7 +30,7 @@ SUBSCRIPTION = 768
 
 @attrs.frozen(kw_only=True)
 class PeerLimits:
-    """What one peer may make the server remember.
+    """Limits of what one peer may make the server remember.
 
     A peer is an address, and as well what it proved to be: a certificate, a key, a token.  The limits of streams hold
     for each of these by itself, that of subscriptions for addresses.

@@ -81,7 +81,7 @@ def segments(directory: Path) -> list[Segment]:
 
 @attrs.frozen(slots=True)
 class Mark:
-    """What the file MARK says.
+    """The content of the file MARK.
 
     :ivar durable: everything below this position is on disk; 0 if that is not known
     :ivar begin: the position of the oldest segment that retention has kept; None if that is not known

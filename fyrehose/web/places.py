@@ -1,4 +1,4 @@
-"""Who can come to an endpoint, and which requests no page of another site can have made a browser send."""
+"""Judge who can reach an endpoint, and which requests no page of another site can have made a browser send."""
 
 from __future__ import annotations
 

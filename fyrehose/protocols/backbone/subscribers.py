@@ -36,7 +36,7 @@ Range = tuple[int, int]
 
 @attrs.define(eq=False, slots=True)
 class Client:
-    """One address and port that sends KEEPALIVEs.
+    """A client: an address and port that sends KEEPALIVEs.
 
     :ivar last: when the last KEEPALIVE came
     :ivar flags: the FLAGS of the last KEEPALIVE

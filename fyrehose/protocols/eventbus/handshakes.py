@@ -36,14 +36,14 @@ class Handshakes:
         self._pending.add(descriptor)
 
     def succeeded(self) -> None:
-        """One of them has succeeded."""
+        """Note that one handshake has succeeded."""
         self._succeeded += 1
         if self._succeeded >= len(self._pending):
             self._pending.clear()
             self._succeeded = 0
 
     def failed(self, number: int, *, protocol: bool = False, refused: bool = False) -> None:
-        """One of them has failed: that of the connection that ends next.
+        """Note that a handshake has failed: that of the connection that ends next.
 
         :param number: the number of the system's error
         :param protocol: the peer has broken the protocol, and *number* says how

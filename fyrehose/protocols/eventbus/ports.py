@@ -16,7 +16,7 @@ from fyrehose.records import Buffer
 
 
 class Port(Protocol):
-    """What the server asks of :class:`fyrehose.protocols.eventbus.zmqport.ZMQPort`."""
+    """The part of :class:`fyrehose.protocols.eventbus.zmqport.ZMQPort` that the server uses."""
 
     #: what log lines call it
     name: str
@@ -42,7 +42,7 @@ def _nobody(host: str, descriptor: int) -> None:
 
 @attrs.frozen
 class Peers:
-    """What the server asks of those who know its connections, by address and file descriptor.
+    """Lookups of connections that the server needs, by address and file descriptor.
 
     :ivar subscribers: returns the connections of PUBLISHER
     :ivar end_subscriber: ends one of them

@@ -87,7 +87,7 @@ class Snapshot:
 
     @property
     def cost(self) -> int:
-        """What the request takes while it waits, in bytes."""
+        """Memory that the request takes while it waits, in bytes."""
         return COST + COST_BYTE * len(self.request.subtrees.spec)
 
     def drop(self) -> None:

@@ -82,14 +82,14 @@ class Inflation:
 
     @property
     def needs(self) -> int:
-        """What ``data`` may grow to before something can be taken out of it, in bytes."""
+        """Size to which ``data`` may grow before something can be taken out of it, in bytes."""
         if self.done:
             return len(self.data)
         return max(len(self.data), self.inner, WHOLE) + PIECE
 
     @property
     def held(self) -> int:
-        """What it holds, in bytes."""
+        """Memory that it holds, in bytes."""
         return len(self.data) + len(self._tail) + (ENGINE if self._engine is not None and self.made else 0)
 
     def inflate(self, source: bytearray, at: int, most: int) -> int:

@@ -180,12 +180,12 @@ class LumberjackServerSession:
 
     @property
     def needs(self) -> int:
-        """What :meth:`go_on` may have to hold inflated before it can publish any of it, in bytes."""
+        """Inflated bytes that :meth:`go_on` may have to hold before it can publish any of them."""
         return 0 if self._inflation is None or not self._more else self._inflation.needs
 
     @property
     def held(self) -> int:
-        """What waits for :meth:`go_on`, in bytes."""
+        """Bytes that wait for :meth:`go_on`."""
         return self.buffered if self._more else 0
 
     @property

@@ -1,4 +1,4 @@
-"""What a connector can ask for: to publish to a stream, or to subscribe to one (names.py has the names).
+"""Endpoints that a connector can ask for: publish to a stream, or subscribe to one (names.py has the names).
 
     Publishing    messages -> runs -> the journal, together with the link's cursors -> consumed, committed
     Subscribing   the journal -> messages on channel 0, as far as the window that the peer's consumed holds open

@@ -413,7 +413,7 @@ class Link(Roles):
 
     @property
     def weight(self) -> int:
-        """What the peer's channels take in memory, in bytes: themselves, and what is undecided.
+        """Memory that the peer's channels take, in bytes: themselves, and undecided messages.
 
         Messages of plain channels do not count: they wait for the journal, and the connection's account has them.
         """

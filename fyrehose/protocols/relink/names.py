@@ -55,7 +55,7 @@ def subscribe_name(stream: str, after: int | None = None, *, seqs: bool = False)
 
 
 def parse(terms: Terms) -> Place:
-    """What ``terms`` ask for.
+    """Return the stream and the place that ``terms`` ask for.
 
     :raises RemoteProtocolError: there is no such endpoint, or it is not to be had with these transactions
     """

@@ -316,7 +316,7 @@ class Registry:
         then: Callable[[Any], None],
         broker: IBroker | None = None,
     ) -> None:
-        """What is staged on ``channels``, and the messages that it is about: both are written, or none.
+        """Write what is staged on ``channels`` and the messages that it is about: both, or none.
 
         :param broker: the broker as the peer may use it, so that new streams count as the peer's; None: the server's
         """
