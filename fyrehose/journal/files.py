@@ -61,6 +61,10 @@ class Files:
             pass  # tmpfs and others; their inode numbers are hardly ever used again
         return os.fstat(fd).st_ino, generation
 
+    def random(self, size: int) -> bytes:
+        """Return *size* bytes that nobody else has."""
+        return os.urandom(size)
+
     def allocate(self, fd: int, offset: int, size: int) -> None:
         """Room for what will be written, if the file system can promise it."""
         try:

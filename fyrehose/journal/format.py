@@ -47,6 +47,9 @@ LARGE = 16 << 10
 #: No body is larger: it holds a batch, or one append that is larger (see records.MAX_PUBLISH).
 MAX_BODY = 64 << 20
 
+#: The identity of a journal that none was given to: an older version made it.
+UNKNOWN = bytes(16)
+
 SEGMENT_MAGIC = b"FYREHOSE"
 BATCH_MAGIC = b"FYB"
 
@@ -58,7 +61,8 @@ SEGMENT_HEADER = Struct(
     "Q"  # base: position of this header
     "q"  # created, us since 1970 UTC
     "I"  # chain: what the first batch continues from
-    "24x"
+    "16s"  # identity of the journal, the same in every copy; zeros in segments of versions that knew none
+    "8x"
     "I"  # CRC32C of the 60 bytes before
 )
 BATCH_HEADER = Struct(
@@ -140,7 +144,10 @@ class Damage(Exception):
 
 
 class Newer(Damage):
-    """These bytes are what was written, by a version that is not known here."""
+    """These bytes were written by a newer version.
+
+    In every version a header has its magic, its version, its position and its checksum where they are in this one.
+    """
 
 
 @attrs.frozen(slots=True)
@@ -150,20 +157,23 @@ class SegmentHeader:
     base: int
     created: int
     chain: int
+    identity: bytes = UNKNOWN
 
     def pack(self) -> bytes:
-        return _sealed(SEGMENT_HEADER.pack(SEGMENT_MAGIC, VERSION, self.base, self.created, self.chain, 0))
+        return _sealed(
+            SEGMENT_HEADER.pack(SEGMENT_MAGIC, VERSION, self.base, self.created, self.chain, self.identity, 0)
+        )
 
     @classmethod
     def unpack(cls, data: Buffer) -> SegmentHeader:
         """:raises Damage: it is none, or of a version that is not known"""
         if len(data) < SEGMENT_HEADER.size:
             raise Damage(f"{len(data)} bytes are too few for the header of a segment")
-        magic, version, base, created, chain, crc = SEGMENT_HEADER.unpack_from(data)
+        magic, version, base, created, chain, identity, crc = SEGMENT_HEADER.unpack_from(data)
         if crc != crc32c(data[: SEGMENT_HEADER.size - 4]) or magic != SEGMENT_MAGIC:
             raise Damage("the header of the segment is damaged")
         _check_version(version)
-        return cls(base, created, chain)
+        return cls(base, created, chain, identity)
 
 
 @attrs.frozen(slots=True)
@@ -220,9 +230,9 @@ class BatchHeader:
         )
         if crc != crc32c(data[: BATCH_HEADER.size - 4]) or magic != BATCH_MAGIC:
             raise Damage("the header of the batch is damaged")
-        _check_version(version)
         if at != position:
             raise Damage(f"the batch belongs at position {at}")
+        _check_version(version)
         if length > MAX_BODY or length % 8 or kind >= len(_KINDS):
             raise Damage("the header of the batch makes no sense")
         if durable > at:

@@ -159,9 +159,12 @@ class FileJournal:
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         self._writer, self._pending = writer, Pending(self._clock.now)
         self._ends, self.floor = dict(writer.ends), writer.floor
+        rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)
-        index.end = writer.position
+        index.end = writer.position if rolled is None else rolled.base
         self._store.open(self.report.sealed, index)
+        if rolled is not None:
+            self._rolled(rolled)
         self.state = JournalState.WRITABLE
         self._looking = LoopingCall(self._look)
         self._looking.clock = self.reactor

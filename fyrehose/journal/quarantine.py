@@ -18,7 +18,7 @@ import attrs
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.recovery import damaged, durable_beyond, next_whole
+from fyrehose.journal.recovery import durable_beyond, newer_refused, next_batch, next_whole
 from fyrehose.records import Buffer
 
 #: A record takes this much at least, in bytes: its length.
@@ -119,11 +119,12 @@ def set_aside(directory: Path, files: Files) -> Lost:
     _extend(scan.segments(directory), mark, files)
     survey = _Survey()
     found = scan.segments(directory)
+    identity = scan.identity_of(found)
     for segment in found:
         after = [other.base for other in found if other.base > segment.base]
         reader = scan.SegmentReader(segment.path, segment.base, files)
         try:
-            _mend_header(reader, files)
+            _mend_header(reader, identity, files)
             if after:
                 _survey_sealed(reader, after[0], survey)
             else:
@@ -140,13 +141,17 @@ def set_aside(directory: Path, files: Files) -> Lost:
 
 
 def _refuse_newer(segment: scan.Segment, files: Files) -> None:
+    """Look at every header before anything is changed.
+
+    :raises JournalCorrupt: a newer version has written one of them
+    """
     reader = scan.SegmentReader(segment.path, segment.base, files)
+    position = segment.base + fmt.SEGMENT_HEADER.size
     try:
-        reader.header()
-    except fmt.Newer as newer:
-        raise damaged(segment.path, segment.base, segment.base, newer) from newer
-    except fmt.Damage:
-        pass  # it is to be mended
+        with newer_refused(segment.path):
+            reader.look_at_header()
+            while (position := next_batch(reader, position, segment.end)) < segment.end:
+                position = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position).end
     finally:
         reader.close()
 
@@ -180,13 +185,13 @@ def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:
                 files.close(fd)
 
 
-def _mend_header(reader: scan.SegmentReader, files: Files) -> None:
+def _mend_header(reader: scan.SegmentReader, identity: bytes, files: Files) -> None:
     try:
         reader.header()
     except fmt.Damage:
         fd = files.open(reader.path, os.O_RDWR)
         try:
-            files.write(fd, fmt.SegmentHeader(reader.base, 0, 0).pack(), 0)
+            files.write(fd, fmt.SegmentHeader(reader.base, 0, 0, identity).pack(), 0)
             files.sync(fd)
         finally:
             files.close(fd)

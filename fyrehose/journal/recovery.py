@@ -21,6 +21,8 @@ clean: it is written again before anything of it is released.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal.copies import written_while_copied
 from fyrehose.journal.files import PIECE, Files
 from fyrehose.journal.index import SegmentIndex
-from fyrehose.journal.scan import INDEX_SUFFIX, Mark, Segment, SegmentReader, look_at_mark, segments
+from fyrehose.journal.scan import INDEX_SUFFIX, Mark, Segment, SegmentReader, identity_of, look_at_mark, segments
 from fyrehose.records import Buffer
 
 
@@ -46,9 +48,11 @@ class Recovered:
     :ivar reserved: numbers that may have been given out although they were not written
     :ivar closed: whether the last process closed the journal in order
     :ivar begin: the position of the oldest segment
+    :ivar identity: of the journal; zeros if none was given to it yet
     """
 
     begin: int = 0
+    identity: bytes = fmt.UNKNOWN
     sealed: list[tuple[int, int]] = attrs.field(factory=list)
     index: SegmentIndex | None = None
     position: int = 0
@@ -115,9 +119,13 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
                 "back, or remove MARK if everything in it may be forgotten"
             )
         return Recovered()
-    ends = [_check_sealed(segment, after.base, mark.copied) for segment, after in pairwise(found)]
+    with newer_refused(directory):
+        identity = identity_of(found)
+    ends = [_check_sealed(segment, after.base, identity, mark.copied) for segment, after in pairwise(found)]
     sealed = list(zip(found, ends, strict=False))
-    recovered = Recovered(begin=found[0].base, sealed=[(segment.base, end) for segment, end in sealed])
+    recovered = Recovered(
+        begin=found[0].base, identity=identity, sealed=[(segment.base, end) for segment, end in sealed]
+    )
     _check_front(directory, found[0].base, mark, recovered)
     for segment, end in reversed(sealed):
         if verify <= 0 and not mark.copied:
@@ -151,6 +159,18 @@ def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorr
         f"{path} is damaged at byte {position - base} (position {position}), where it was durable: {reason}; "
         "put the file back from a copy, or start with --quarantine to set the range aside as a gap"
     )
+
+
+@contextmanager
+def newer_refused(path: Path) -> Iterator[None]:
+    """Turn a batch that a newer version has written, anywhere in the segment *path*, into an error that says so.
+
+    To this version such a batch would be damage, or a torn tail: it would cut off what was acknowledged.
+    """
+    try:
+        yield
+    except fmt.Newer as newer:
+        raise damaged(path, 0, 0, newer) from newer
 
 
 def durable_beyond(reader: SegmentReader, position: int, stop: int) -> int:
@@ -212,8 +232,14 @@ def _header(reader: SegmentReader, position: int) -> fmt.BatchHeader:
 
 
 def _is_header(reader: SegmentReader, position: int) -> bool:
+    """Return whether the header of a batch at *position* is whole.
+
+    :raises Newer: it is, and a newer version has written it
+    """
     try:
         _header(reader, position)
+    except fmt.Newer:
+        raise
     except fmt.Damage:
         return False
     return True
@@ -232,7 +258,7 @@ def _check_front(directory: Path, begin: int, mark: Mark, recovered: Recovered) 
     recovered.notes.append(f"{missing}; retention deleted them while the files were copied, or they were not copied")
 
 
-def _check_sealed(segment: Segment, next_base: int, copied: bool) -> int:
+def _check_sealed(segment: Segment, next_base: int, identity: bytes, copied: bool) -> int:
     """Where a segment that is not the last ends."""
     if segment.end < next_base:
         remedy = (
@@ -247,11 +273,16 @@ def _check_sealed(segment: Segment, next_base: int, copied: bool) -> int:
         )
     reader = SegmentReader(segment.path, segment.base)
     try:
-        reader.header()
+        header = reader.header()
     except fmt.Damage as damage:
         raise damaged(segment.path, segment.base, segment.base, damage) from damage
     finally:
         reader.close()
+    if header.identity not in (fmt.UNKNOWN, identity):
+        raise JournalCorrupt(
+            f"{segment.path} belongs to another journal ({header.identity.hex()}, not {identity.hex()}); put the file "
+            "of this journal back from a copy"
+        )
     return next_base
 
 
@@ -262,7 +293,9 @@ def _check(segment: Segment, end: int, copied: bool) -> None:
         for header, _ in reader.batches(position, end):
             position = header.end
     except fmt.Damage as damage:
-        if copied and written_while_copied(reader, position, next_whole(reader, position, end)):
+        with newer_refused(segment.path):
+            after = next_whole(reader, position, end)
+        if copied and written_while_copied(reader, position, after):
             raise JournalCorrupt(
                 f"{segment.path} was being written while it was copied, and ends at position {position} of {end}; copy "
                 "this file again from the original, where it is complete by now"
@@ -283,9 +316,11 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Fil
             recovered.saw(header, body)
     except fmt.Damage as damage:
         at = recovered.position
+        with newer_refused(segment.path):
+            after, beyond = next_whole(reader, at, segment.end), durable_beyond(reader, at, segment.end)
         known = at < recovered.durable or recovered.index.end == 0
-        torn = mark.copied and not known and written_while_copied(reader, at, next_whole(reader, at, segment.end))
-        if not torn and (known or at < durable_beyond(reader, at, segment.end)):
+        torn = mark.copied and not known and written_while_copied(reader, at, after)
+        if not torn and (known or at < beyond):
             raise damaged(segment.path, at, segment.base, damage) from damage
         _cut_off(segment, reader, recovered, files)
     finally:

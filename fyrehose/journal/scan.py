@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 
@@ -93,6 +93,22 @@ class Mark:
     copied: bool = False
 
 
+def identity_of(found: Sequence[Segment]) -> bytes:
+    """Return the journal's identity as its newest segment that knows it says; zeros if none does.
+
+    :raises Newer: a newer version has written one of them
+    """
+    for segment in reversed(found):
+        reader = SegmentReader(segment.path, segment.base)
+        try:
+            header = reader.look_at_header()
+        finally:
+            reader.close()
+        if header is not None and header.identity != fmt.UNKNOWN:
+            return header.identity
+    return fmt.UNKNOWN
+
+
 def look_at_mark(directory: Path, files: Files) -> Mark:
     """Read MARK; where it is missing or damaged nothing is known."""
     try:
@@ -167,6 +183,18 @@ class SegmentReader:
         if header.base != self.base:
             raise fmt.Damage(f"the file holds the segment that begins at position {header.base}")
         return header
+
+    def look_at_header(self) -> fmt.SegmentHeader | None:
+        """Return the header of this segment, or None if it is damaged.
+
+        :raises Newer: a newer version has written it
+        """
+        try:
+            return self.header()
+        except fmt.Newer:
+            raise
+        except fmt.Damage:
+            return None
 
     def batch(self, position: int) -> tuple[fmt.BatchHeader, memoryview]:
         """The batch at ``position``, checked.

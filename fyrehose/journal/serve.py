@@ -1,6 +1,6 @@
 """``fyrehose journal serve``: a journal's files over HTTP, from a process of its own.
 
-    GET /journal             {"mark": M, "segments": [[base, end], ...]}: what is durable
+    GET /journal             {"mark": M, "segments": [[base, end], ...], "identity": HEX}: what is durable
     GET /segments/BASE       the bytes of a segment, ranges too; nothing beyond the durable mark
     GET /indexes/BASE        its index, once it is sealed
     GET /readers             {"NAME": {"position": ..., "time": ...}, ...}
@@ -157,7 +157,8 @@ class View(_Of):
             view = look(self.directory)
         except (FyrehoseError, OSError) as error:
             return _trouble(request, error)
-        return _json(request, {"mark": view.mark, "segments": [[extent.base, extent.end] for extent in view.segments]})
+        segments = [[extent.base, extent.end] for extent in view.segments]
+        return _json(request, {"mark": view.mark, "segments": segments, "identity": view.identity.hex()})
 
 
 class Segments(_Of):

@@ -99,6 +99,7 @@ class _Verifier:
     _whole: bool = True  #: nothing of the segment was damaged
     _index: SegmentIndex = attrs.field(factory=lambda: SegmentIndex(0))
     _chain: int | None = None  #: what the next segment continues from, if that is known
+    _identity: bytes = fmt.UNKNOWN
     _time: int = 0
     _ends: dict[str, int] = attrs.field(factory=dict)
     _floor: int = 0
@@ -141,6 +142,10 @@ class _Verifier:
         report.segments += 1
         if began.header is not None and self._chain is not None and began.header.chain != self._chain:
             self._problem(began.segment, base, "the segment does not continue from the one before")
+        if began.header is not None and began.header.identity != fmt.UNKNOWN:
+            if self._identity not in (fmt.UNKNOWN, began.header.identity):
+                self._problem(began.segment, base, "the segment belongs to another journal than those before it")
+            self._identity = began.header.identity
         self._last, self._whole, self._index = began, True, SegmentIndex(base)
         report.end = base + fmt.SEGMENT_HEADER.size
         report.size += fmt.SEGMENT_HEADER.size

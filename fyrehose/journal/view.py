@@ -14,9 +14,10 @@ from pathlib import Path
 import attrs
 
 from fyrehose.errors import JournalError
+from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.recovery import durable_beyond
+from fyrehose.journal.recovery import durable_beyond, newer_refused
 
 #: How often a directory is looked at again that changes meanwhile, and how long is waited in between, in seconds.
 _TRIES = 5
@@ -37,10 +38,12 @@ class View:
 
     :ivar mark: nothing from this position on may be read
     :ivar segments: in the order of their positions; what lies between two of them, or before the mark, is missing
+    :ivar identity: of the journal, 16 bytes; zeros if it has none yet
     """
 
     mark: int
     segments: tuple[Extent, ...]
+    identity: bytes = fmt.UNKNOWN
 
     @property
     def start(self) -> int:
@@ -65,7 +68,12 @@ def look(directory: Path) -> View:
             break
         # Perhaps one was deleted while the directory was read; those before it are not there any more, either.
         time.sleep(_PAUSE)
-    return View(mark, extents)
+    try:
+        with newer_refused(directory):
+            identity = scan.identity_of(found)
+    except FileNotFoundError:
+        identity = fmt.UNKNOWN  # the only segment was deleted at this moment
+    return View(mark, extents, identity)
 
 
 def durable_mark(directory: Path) -> int:
@@ -86,12 +94,16 @@ def believed_mark(directory: Path) -> scan.Mark:
 
 
 def durable_by_batches(directory: Path) -> int:
-    """Return what batches say of those before them; MARK is only a cache of it, a little newer."""
+    """Return what batches say of those before them; MARK is only a cache of it, a little newer.
+
+    :raises JournalCorrupt: a newer version has written them
+    """
     found = scan.segments(directory)
     if not found:
         return 0
     reader = scan.SegmentReader(found[-1].path, found[-1].base)
     try:
-        return max(durable_beyond(reader, found[-1].base, found[-1].end), found[-1].base)
+        with newer_refused(found[-1].path):
+            return max(durable_beyond(reader, found[-1].base, found[-1].end), found[-1].base)
     finally:
         reader.close()

@@ -17,7 +17,7 @@ import attrs
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.recovery import damaged, next_whole
+from fyrehose.journal.recovery import damaged, newer_refused, next_whole
 from fyrehose.journal.view import believed_mark, durable_by_batches
 from fyrehose.records import Run
 
@@ -104,6 +104,7 @@ def walk(extent: Extent, everything: bool = False) -> Iterator[Began | Batch | D
     """Go through the segments of ``extent``; those that retention deletes meanwhile are left out.
 
     :param everything: go on behind the durable mark as far as it makes sense, too
+    :raises JournalCorrupt: a newer version has written to it
     """
     for segment, after in zip_longest(extent.segments, extent.segments[1:]):
         reach = segment.end if everything else extent.durable
@@ -115,7 +116,8 @@ def walk(extent: Extent, everything: bool = False) -> Iterator[Began | Batch | D
         except FileNotFoundError:
             continue
         try:
-            yield from _walk_segment(reader, segment, min(stop, segment.end), extent.durable, after is not None)
+            with newer_refused(segment.path):
+                yield from _walk_segment(reader, segment, min(stop, segment.end), extent.durable, after is not None)
         finally:
             reader.close()
         missing = extent.durable if after is None else after.base
@@ -132,6 +134,8 @@ def _walk_segment(
     try:
         try:
             header = reader.header()
+        except fmt.Newer:
+            raise
         except fmt.Damage as damage:
             yield Began(segment, None, stop, sealed)
             yield Damaged(segment, segment.base, position, str(damage))

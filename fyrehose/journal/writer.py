@@ -111,6 +111,7 @@ class Writer:
     _failure: SyncFailed | None = attrs.field(default=None, init=False)
     #: the position of the oldest segment that is kept, and which file MARK is
     _begin: int = attrs.field(default=0, init=False)
+    _identity: bytes = attrs.field(init=False)
     _mark_identity: tuple[int, int] = attrs.field(default=(0, 0), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -118,6 +119,7 @@ class Writer:
         self.position, self.durable, self._chain, self.time = found.position, found.durable, found.chain, found.time
         self.ends, self._reserved, self.floor = dict(found.ends), {}, found.floor
         self._begin = found.begin
+        self._identity = found.identity
 
     def open(self, time: int) -> None:
         """Be ready to write: the first segment exists, and numbers that were lost are a gap on disk.
@@ -128,11 +130,7 @@ class Writer:
         try:
             self._mark_fd = self.files.open(self.directory / scan.MARK_NAME, os.O_RDWR | os.O_CREAT)
             self._mark_identity = self.files.identity(self._mark_fd)
-            if self.recovered.index is None:
-                self._begin_segment()
-            else:
-                self.base = self.recovered.index.base
-                self._fd = self.files.open(scan.path_of(self.directory, self.base), os.O_RDWR)
+            self._open_segment()
             if self.recovered.gaps:
                 self._control(fmt.Kind.GAP, self.recovered.gaps)
                 for gap in self.recovered.gaps:
@@ -143,6 +141,23 @@ class Writer:
             self.sync()
         except OSError as error:
             raise _no_room(error) from error
+
+    def _open_segment(self) -> None:
+        named = self._identity != fmt.UNKNOWN
+        if not named:
+            self._identity = self.files.random(len(fmt.UNKNOWN))
+        if self.recovered.index is None:
+            self._begin_segment()
+            return
+        self.base = self.recovered.index.base
+        self._fd = self.files.open(scan.path_of(self.directory, self.base), os.O_RDWR)
+        if not named:  # an older version made the journal: its identity is in the header of the next segment
+            self._roll()
+
+    def take_rolled(self) -> Rolled | None:
+        """Return the segment that was begun and not reported yet, if there is one."""
+        rolled, self._rolled = self._rolled, None
+        return rolled
 
     def make_room(self) -> None:
         """Allocate the rest of the segment.
@@ -198,8 +213,7 @@ class Writer:
                 self.ends[run.stream] = run.last_seq
         if self.sync_each:
             self.sync()
-        rolled, self._rolled = self._rolled, None
-        return Committed(written, self.position, self.durable, rolled, self._is_bare(size))
+        return Committed(written, self.position, self.durable, self.take_rolled(), self._is_bare(size))
 
     def _is_bare(self, size: int) -> bool:
         """Whether commits of ``size`` bytes are about to reach the end of what was prepared."""
@@ -359,7 +373,7 @@ class Writer:
 
     def _write_start(self, fd: int, base: int) -> tuple[int, int]:
         """What every segment begins with; the position behind it, and its chain."""
-        start = fmt.SegmentHeader(base, self.time, self._chain).pack()
+        start = fmt.SegmentHeader(base, self.time, self._chain, self._identity).pack()
         entries = [fmt.Entry(stream, self._reserved.get(stream, end), end) for stream, end in self.ends.items()]
         entries.append(fmt.Entry("", 0, self.floor))
         header, ends = self._batch(fmt.Kind.ENDS, entries, base + len(start))

@@ -125,7 +125,8 @@ class Server:
     def view(self) -> View:
         try:
             said = json.loads(_ask(self, "GET", "/journal"))
-            return View(int(said["mark"]), tuple(Extent(int(base), int(end)) for base, end in said["segments"]))
+            segments = tuple(Extent(int(base), int(end)) for base, end in said["segments"])
+            return View(int(said["mark"]), segments, bytes.fromhex(said["identity"]))
         except (Missing, ValueError, KeyError, TypeError) as error:
             raise JournalError(f"what answers at {self.url} is no `fyrehose journal serve`") from error
 

@@ -45,7 +45,8 @@ def test_what_is_durable(bench: Any) -> None:
     status, _, body = ask(bench, "GET", "/journal")
     said, seen = json.loads(body), look(bench.directory)
     assert status == 200
-    assert said == {"mark": seen.mark, "segments": [[extent.base, extent.end] for extent in seen.segments]}
+    segments = [[extent.base, extent.end] for extent in seen.segments]
+    assert said == {"mark": seen.mark, "segments": segments, "identity": seen.identity.hex()}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""A journal has an identity, which every copy of it shares."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.files import Files
+from fyrehose.journal.quarantine import set_aside
+from fyrehose.journal.verify import verify
+from fyrehose.journal.view import look
+from fyrehose.testing.formats import Author
+
+OLDER = Path(__file__).with_name("formats") / "1"
+
+
+def identities(directory: Path) -> list[bytes]:
+    found = []
+    for segment in scan.segments(directory):
+        reader = scan.SegmentReader(segment.path, segment.base)
+        found.append(reader.header().identity)
+        reader.close()
+    return found
+
+
+def fill(bench, count: int = 30) -> None:
+    for i in range(count):
+        bench.append(b"%d" % i * 100)
+
+
+def test_every_segment_has_it_and_a_restart_keeps_it(open_journal) -> None:
+    bench = open_journal(segment_size=4 << 10)
+    fill(bench)
+    bench.close()
+    again = open_journal(segment_size=4 << 10)
+    fill(again)
+    found = identities(bench.directory)
+    assert len(found) > 3
+    assert len(set(found)) == 1
+    assert found[0] != fmt.UNKNOWN
+    assert look(bench.directory).identity == found[0]
+
+
+def test_two_journals_differ(tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        author = Author(tmp_path / name)
+        author.open()
+        author.close()
+        found.append(look(tmp_path / name).identity)
+    assert found[0] != found[1]
+
+
+def test_a_journal_of_an_older_version_gets_one_with_its_next_start(tmp_path: Path) -> None:
+    shutil.copytree(OLDER, tmp_path / "j")
+    assert look(tmp_path / "j").identity == fmt.UNKNOWN
+    author = Author(tmp_path / "j")
+    author.open()
+    author.close()
+    identity = look(tmp_path / "j").identity
+    assert identity != fmt.UNKNOWN
+    author.open()
+    author.append("log", b"x")
+    author.close()
+    assert look(tmp_path / "j").identity == identity
+    assert not verify(tmp_path / "j").problems
+
+
+def test_a_segment_of_another_journal_is_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        author = Author(tmp_path / name)
+        author.open()
+        for _ in range(10):
+            author.append("log", b"x" * 300)
+        author.close()
+    strange = scan.segments(tmp_path / "b")[1].path
+    shutil.copy(strange, tmp_path / "a" / strange.name)
+    author = Author(tmp_path / "a")
+    with pytest.raises(JournalCorrupt, match=f"{strange.name} belongs to another journal"):
+        author.open()
+    assert any("belongs to another journal" in str(problem) for problem in verify(tmp_path / "a").problems)
+
+
+def test_quarantine_keeps_it(open_journal) -> None:
+    bench = open_journal(segment_size=4 << 10)
+    fill(bench)
+    bench.close()
+    identity = look(bench.directory).identity
+    damaged = scan.segments(bench.directory)[1].path
+    data = bytearray(damaged.read_bytes())
+    data[20] ^= 1
+    damaged.write_bytes(data)
+    set_aside(bench.directory, Files())
+    assert set(identities(bench.directory)) == {identity}
