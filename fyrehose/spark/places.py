@@ -21,6 +21,7 @@ import attrs
 from fyrehose.errors import ConfigError, JournalError
 from fyrehose.journal import readers, scan
 from fyrehose.journal.files import Files
+from fyrehose.journal.format import UNKNOWN
 from fyrehose.journal.view import Extent, View, look
 from fyrehose.web.tokens import authorization, read_token
 
@@ -126,7 +127,7 @@ class Server:
         try:
             said = json.loads(_ask(self, "GET", "/journal"))
             segments = tuple(Extent(int(base), int(end)) for base, end in said["segments"])
-            return View(int(said["mark"]), segments, bytes.fromhex(said["identity"]))
+            return View(int(said["mark"]), segments, bytes.fromhex(said.get("identity", UNKNOWN.hex())))
         except (Missing, ValueError, KeyError, TypeError) as error:
             raise JournalError(f"what answers at {self.url} is no `fyrehose journal serve`") from error
 
