@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -95,3 +98,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if not any(known in reason for known in MAY_BE_SKIPPED):
             reporter.write_line(f"UNEXPECTED SKIP {report.nodeid}: {reason}", red=True)
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """Starts ``fyrehose journal serve`` in a process of its own; its address."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(directory: Path, *options: str) -> str:
+        command = [sys.executable, "-c", "from fyrehose.cli import main; main()", "journal", "serve", "--listen"]
+        words = [*command, "127.0.0.1:0", *options, str(directory)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert "serving" in said
+        return said.split()[-1]
+
+    yield start
+    for process in started:
+        process.terminate()
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        process.stdout.close()

@@ -187,8 +187,8 @@ def _columns(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_
     """Record batches of a good size, each with all columns."""
     import pyarrow as pa
 
+    from fyrehose.journal.places import place
     from fyrehose.spark.columns import COLUMNS, arrow_schema
-    from fyrehose.spark.places import place
     from fyrehose.spark.plan import Planner
     from fyrehose.spark.reading import PartReader
 

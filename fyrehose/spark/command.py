@@ -15,9 +15,9 @@ import click
 from rich.filesize import decimal
 
 from fyrehose import __version__
+from fyrehose.journal.places import TOKEN_FILE
 from fyrehose.settings import duration, size
 from fyrehose.spark import showing
-from fyrehose.spark.places import TOKEN_FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

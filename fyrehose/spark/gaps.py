@@ -15,9 +15,9 @@ import attrs
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.index import PackedIndex, SegmentIndex
+from fyrehose.journal.places import Missing, Place
 from fyrehose.journal.recovery import next_whole
 from fyrehose.journal.view import Extent
-from fyrehose.spark.places import Missing, Place
 
 
 @attrs.frozen(slots=True, kw_only=True)

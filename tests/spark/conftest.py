@@ -18,11 +18,11 @@ from zope.interface import implementer
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.places import Directory
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Record, Run
 from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.places import Directory
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
@@ -124,29 +124,6 @@ class Written:
             file.seek(position - segment.base)
             file.write(bytes([byte[0] ^ 0x10]))
         return segment.path
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., str]]:
-    """Starts ``fyrehose journal serve`` in a process of its own; its address."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(directory: Path, *options: str) -> str:
-        command = [sys.executable, "-c", "from fyrehose.cli import main; main()", "journal", "serve", "--listen"]
-        words = [*command, "127.0.0.1:0", *options, str(directory)]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        assert "serving" in said
-        return said.split()[-1]
-
-    yield start
-    for process in started:
-        process.terminate()
-        assert process.wait(60) == 0
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 @pytest.fixture

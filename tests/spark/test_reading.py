@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from struct import pack
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from fyrehose.errors import JournalCorrupt, JournalGap
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.places import place
 from fyrehose.records import Run
 from fyrehose.spark.columns import COLUMNS, arrow_schema
 from fyrehose.spark.plan import Planner
@@ -283,3 +285,30 @@ def test_numbers_that_are_missing_between_segments(written: Opener) -> None:
     with pytest.raises(JournalGap, match="'rare' 4-8"):
         journal.read()
     assert len(journal.read(Selection(patterns=("common",)))) == 237
+
+
+@pytest.mark.live
+def test_a_served_journal_is_read_like_a_directory(written: Opener, serve: Callable[[Path], str]) -> None:
+    journal = written()
+    journal.fill(300)
+    server, chosen = place(serve(journal.directory)), Selection(patterns=("s1",))
+    parts = Planner(server, chosen).parts()
+    assert parts == Planner(journal.place, chosen).parts()
+    rows = [
+        row
+        for part in parts
+        for batch in PartReader(server, part, chosen, arrow_schema(("stream", "seq", "payload"))).read()
+        for row in batch.to_pylist()
+    ]
+    assert journal.brief(rows) == journal.rows(lambda r: r.stream == "s1")
+
+
+@pytest.mark.live
+def test_a_segment_that_a_server_does_not_have_any_more(written: Opener, serve: Callable[[Path], str]) -> None:
+    journal = written()
+    journal.fill(300)
+    server = place(serve(journal.directory))
+    parts = Planner(server, Selection()).parts()
+    journal.segments[0].path.unlink()
+    with pytest.raises(JournalCorrupt, match=f"{server}/segments/0000000000000000 was deleted after .*'s0' 1-"):
+        list(PartReader(server, parts[0], Selection(), arrow_schema(("seq",))).read())

@@ -29,12 +29,12 @@ from pathlib import Path
 from pyarrow import parquet
 
 from fyrehose.journal.files import Files
+from fyrehose.journal.places import Directory
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.places import Directory
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection

@@ -35,13 +35,13 @@ from typing import Any
 import wire
 from servers import Server
 
+from fyrehose.journal.places import Directory
 from fyrehose.spark import session, table
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.dedup import doubles
 from fyrehose.spark.jobs.gaps import gaps
 from fyrehose.spark.jobs.verify import verify
-from fyrehose.spark.places import Directory
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from fyrehose.journal.places import place
 from fyrehose.spark import tables
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.places import place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
