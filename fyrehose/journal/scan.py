@@ -21,6 +21,7 @@ from fyrehose.journal.files import Files
 
 SUFFIX = ".segment"
 INDEX_SUFFIX = ".index"
+SNAPSHOT_SUFFIX = ".streams"
 MARK_NAME = "MARK"
 
 _MARK = Struct("<QI")  # durable mark, CRC32C of it
@@ -36,6 +37,7 @@ AHEAD = 256 << 10
 #: More than this a reader does not keep for its next call, in bytes: many of them are open at once.
 KEPT = 4 << 20
 _NAME = re.compile(r"[0-9a-f]{16}\.segment")
+_SNAPSHOT_NAME = re.compile(r"[0-9a-f]{16}\.streams")
 
 
 @attrs.frozen(slots=True)
@@ -77,6 +79,17 @@ def segments(directory: Path) -> list[Segment]:
             continue  # retention was faster than we are
         found.append(Segment(path, int(path.stem, 16), size))
     return sorted(found, key=lambda segment: segment.base)
+
+
+def snapshot_path_of(directory: Path, position: int) -> Path:
+    """Return the path of the snapshot of all streams that was made at ``position``."""
+    return directory / f"{position:016x}{SNAPSHOT_SUFFIX}"
+
+
+def snapshots(directory: Path) -> list[int]:
+    """Return the positions of a journal's snapshots of all streams, in order."""
+    names = (path.name for path in directory.glob("*" + SNAPSHOT_SUFFIX))
+    return sorted(int(name[:16], 16) for name in names if _SNAPSHOT_NAME.fullmatch(name))
 
 
 @attrs.frozen(slots=True)

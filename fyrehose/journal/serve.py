@@ -1,14 +1,16 @@
 """``fyrehose journal serve``: a journal's files over HTTP, from a process of its own.
 
-    GET /journal             {"mark": M, "segments": [[base, end], ...], "identity": HEX}: what is durable
+    GET /journal             what is durable: {"mark": M, "segments": [[base, end], ...], "snapshots": [position, ...],
+                             "identity": HEX}
     GET /segments/BASE       the bytes of a segment, ranges too; nothing beyond the durable mark
     GET /indexes/BASE        its index, once it is sealed
+    GET /snapshots/POSITION  a snapshot of all streams
     GET /readers             {"NAME": {"position": ..., "time": ...}, ...}
     PUT /readers/NAME        how far a named reader has come, as a decimal number
 
-BASE is 16 hexadecimal digits, as in the names of the files.  Nothing is written but the readers' positions, and the
-process that takes messages in is not asked for anything.  Host and Origin are checked as by the other listeners that
-speak HTTP; with a token every request has to carry it.
+BASE and POSITION are 16 hexadecimal digits, as in the names of the files.  Nothing is written but the readers'
+positions, and the process that takes messages in is not asked for anything.  Host and Origin are checked as by the
+other listeners that speak HTTP; with a token every request has to carry it.
 """
 
 from __future__ import annotations
@@ -137,13 +139,14 @@ class _Of(_Resource):
 
 
 class Root(_Of):
-    """The four things that there are."""
+    """The resources below ``/``."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.putChild(b"journal", View(directory))
         self.putChild(b"segments", Segments(directory))
         self.putChild(b"indexes", Indexes(directory))
+        self.putChild(b"snapshots", Snapshots(directory))
         self.putChild(b"readers", Readers(directory))
 
 
@@ -155,10 +158,12 @@ class View(_Of):
     def render_GET(self, request: Request) -> bytes:
         try:
             view = look(self.directory)
+            snapshots = scan.snapshots(self.directory)  # after the segments, so that all they refer to are listed
         except (FyrehoseError, OSError) as error:
             return _trouble(request, error)
         segments = [[extent.base, extent.end] for extent in view.segments]
-        return _json(request, {"mark": view.mark, "segments": segments, "identity": view.identity.hex()})
+        said = {"mark": view.mark, "segments": segments, "snapshots": snapshots, "identity": view.identity.hex()}
+        return _json(request, said)
 
 
 class Segments(_Of):
@@ -197,6 +202,15 @@ class Indexes(_Of):
         if not _BASE.fullmatch(path):
             return notFound()
         return Bytes(scan.index_path_of(self.directory, int(path, 16)), None)
+
+
+class Snapshots(_Of):
+    """Snapshots of all streams, by the positions at which they were made."""
+
+    def getChild(self, path: bytes, request: Request) -> IResource:
+        if not _BASE.fullmatch(path):
+            return notFound()
+        return Bytes(scan.snapshot_path_of(self.directory, int(path, 16)), None)
 
 
 class Bytes(_Resource):

@@ -29,6 +29,14 @@ def test_only_segments_are_segments(tmp_path: Path) -> None:
     assert [s.path for s in found] == [scan.path_of(tmp_path, 0), scan.path_of(tmp_path, 1024)]
 
 
+def test_only_snapshots_are_snapshots(tmp_path: Path) -> None:
+    for position in (4096, 0):
+        scan.snapshot_path_of(tmp_path, position).write_bytes(b"x")
+    for name in ("0.streams", "000000000000080_.streams", "0000000000000800.streams.new", "0000000000000800.segment"):
+        (tmp_path / name).write_bytes(b"y")
+    assert scan.snapshots(tmp_path) == [0, 4096]
+
+
 def test_one_that_retention_deletes_meanwhile_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for base in (0, 64):
         scan.path_of(tmp_path, base).write_bytes(bytes(64))

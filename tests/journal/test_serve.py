@@ -46,7 +46,8 @@ def test_what_is_durable(bench: Any) -> None:
     said, seen = json.loads(body), look(bench.directory)
     assert status == 200
     segments = [[extent.base, extent.end] for extent in seen.segments]
-    assert said == {"mark": seen.mark, "segments": segments, "identity": seen.identity.hex()}
+    said_of_all = {"mark": seen.mark, "segments": segments, "snapshots": [], "identity": seen.identity.hex()}
+    assert said == said_of_all
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,17 @@ def test_indexes(bench: Any) -> None:
     assert ask(bench, "GET", f"/indexes/{scan.segments(bench.directory)[-1].base:016x}")[0] == 404
 
 
+def test_snapshots_are_listed_and_served_whole(bench: Any) -> None:
+    for position, data in ((4096, b"later"), (0, b"first" * 100)):
+        scan.snapshot_path_of(bench.directory, position).write_bytes(data)
+    (bench.directory / "0000000000000800.streams.new").write_bytes(b"not finished")
+    assert json.loads(ask(bench, "GET", "/journal")[2])["snapshots"] == [0, 4096]
+    assert ask(bench, "GET", f"/snapshots/{0:016x}")[::2] == (200, b"first" * 100)
+    assert ask(bench, "GET", f"/snapshots/{4096:016x}", "Range: bytes=2-\r\n")[::2] == (206, b"ter")
+    for missing in (f"{8192:016x}", "4096", "", "zz"):
+        assert ask(bench, "GET", f"/snapshots/{missing}")[0] == 404
+
+
 def test_readers_say_how_far_they_have_come(bench: Any) -> None:
     assert ask(bench, "PUT", "/readers/lake", body=b"4096")[0] == 204
     assert [(r.name, r.position) for r in readers.positions(bench.directory)] == [("lake", 4096)]
@@ -113,7 +125,7 @@ def test_readers_say_how_far_they_have_come(bench: Any) -> None:
     assert ask(bench, "GET", "/readers/lake")[0] == 405
 
 
-EVERYTHING = ("/journal", f"/segments/{0:016x}", f"/indexes/{0:016x}", "/readers", "/nothing")
+EVERYTHING = ("/journal", f"/segments/{0:016x}", f"/indexes/{0:016x}", f"/snapshots/{0:016x}", "/readers", "/nothing")
 
 
 @pytest.mark.parametrize("path", EVERYTHING)
