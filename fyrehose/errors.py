@@ -19,6 +19,7 @@
     │   ├── JournalLocked            another process has it open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
     │   ├── JournalGap               numbers of a stream are not in the journal and never will be
+    │   ├── JournalUnreachable       it is not there at present: try again later
     │   ├── JournalFull              there is no room to open it
     │   └── JournalFailed            the disk refused a sync: nothing more can be promised
     └── ConfigError                an option, an endpoint or a file of settings is wrong
@@ -149,6 +150,10 @@ class JournalLocked(JournalError):
     """Another process has the journal open."""
 
     exit_status = 5
+
+
+class JournalUnreachable(JournalError):
+    """The journal's directory, or the server of its files, is not there at present; it may be later."""
 
 
 class JournalFull(JournalError):

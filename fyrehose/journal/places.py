@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +20,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from fyrehose.errors import ConfigError, JournalError
+from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
 from fyrehose.journal import readers, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.format import UNKNOWN
@@ -44,7 +46,8 @@ class Place(Protocol):
     def view(self) -> View:
         """What is there, and durable.
 
-        :raises JournalError: no journal is there
+        :raises JournalUnreachable: no journal is there, or nothing answers
+        :raises JournalError: what answers is something else
         """
 
     def name(self, base: int) -> str:
@@ -52,6 +55,18 @@ class Place(Protocol):
 
     def index(self, base: int) -> bytes | None:
         """What the index file of the segment at ``base`` holds; None where there is none."""
+
+    def snapshots(self) -> list[int]:
+        """Return the positions of the snapshots of all streams."""
+
+    def snapshot(self, position: int) -> bytes:
+        """Return the content of one of them.
+
+        :raises Missing: there is none
+        """
+
+    def readers(self) -> list[readers.Reader]:
+        """Return the named readers, for which retention waits."""
 
     def open(self, base: int, limit: int) -> scan.SegmentReader:
         """The segment at ``base``; nothing from the position ``limit`` on is read.
@@ -86,9 +101,11 @@ class Directory:
         return str(self.path)
 
     def view(self) -> View:
+        if not self.path.is_dir():
+            raise JournalUnreachable(f"{self.path} is no journal: there is no such directory")
         view = look(self.path)
         if not view.mark and not scan.segments(self.path):
-            raise JournalError(f"{self.path} is no journal: there is no segment in it")
+            raise JournalUnreachable(f"{self.path} is no journal: there is no segment in it")
         return view
 
     def name(self, base: int) -> str:
@@ -99,6 +116,19 @@ class Directory:
             return scan.index_path_of(self.path, base).read_bytes()
         except FileNotFoundError:
             return None
+
+    def snapshots(self) -> list[int]:
+        return scan.snapshots(self.path)
+
+    def snapshot(self, position: int) -> bytes:
+        path = scan.snapshot_path_of(self.path, position)
+        try:
+            return path.read_bytes()
+        except FileNotFoundError as error:
+            raise Missing(str(path)) from error
+
+    def readers(self) -> list[readers.Reader]:
+        return readers.positions(self.path)
 
     def open(self, base: int, limit: int) -> scan.SegmentReader:
         try:
@@ -124,12 +154,10 @@ class Server:
         return self.url
 
     def view(self) -> View:
-        try:
+        with self._understood():
             said = json.loads(_ask(self, "GET", "/journal"))
             segments = tuple(Extent(int(base), int(end)) for base, end in said["segments"])
             return View(int(said["mark"]), segments, bytes.fromhex(said.get("identity", UNKNOWN.hex())))
-        except (Missing, ValueError, KeyError, TypeError) as error:
-            raise JournalError(f"what answers at {self.url} is no `fyrehose journal serve`") from error
 
     def name(self, base: int) -> str:
         return f"{self.url}/segments/{base:016x}"
@@ -140,11 +168,31 @@ class Server:
         except Missing:
             return None
 
+    def snapshots(self) -> list[int]:
+        with self._understood():
+            return [int(position) for position in json.loads(_ask(self, "GET", "/journal")).get("snapshots", [])]
+
+    def snapshot(self, position: int) -> bytes:
+        return _ask(self, "GET", f"/snapshots/{position:016x}")
+
+    def readers(self) -> list[readers.Reader]:
+        with self._understood():
+            said = json.loads(_ask(self, "GET", "/readers")).items()
+            return [readers.Reader(name, int(of["position"]), int(of["time"])) for name, of in said]
+
     def open(self, base: int, limit: int) -> scan.SegmentReader:
         return scan.SegmentReader(Path(f"/segments/{base:016x}"), base, _Remote(self), limit=limit, ahead=CHUNK)
 
     def report(self, reader: str, position: int) -> None:
         _ask(self, "PUT", f"/readers/{readers.checked(reader)}", str(position).encode())
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Turn an answer that a server of journals does not give into an error for people."""
+        try:
+            yield
+        except (Missing, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise JournalError(f"what answers at {self.url} is no `fyrehose journal serve`") from error
 
 
 class _Remote(Files):
@@ -198,7 +246,8 @@ class _Connection:
     def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
         """
         :raises Missing: the server has no such thing
-        :raises JournalError: the server is not there, or says no
+        :raises JournalUnreachable: the server does not answer, or cannot at present
+        :raises JournalError: the server refuses
         """
         for again in range(TRIES):
             try:
@@ -211,7 +260,7 @@ class _Connection:
             except (OSError, HTTPException) as error:
                 self.close()
                 if again == TRIES - 1:
-                    raise JournalError(
+                    raise JournalUnreachable(
                         f"{self.url} does not answer: {error!r}; is `fyrehose journal serve` running?"
                     ) from error
                 time.sleep(0.2 * 2**again)
@@ -236,5 +285,6 @@ class _Connection:
             hint = f"name a file with it by --token-file, the option tokenFile, or {TOKEN_FILE}"
             raise JournalError(f"{self.url} wants a token: {hint if self.token is None else 'it is not the one sent'}")
         if status >= 300:
-            raise JournalError(f"{self.url}{path}: {status} {data[:200].decode(errors='replace').strip()}")
+            kind = JournalUnreachable if status >= 500 else JournalError
+            raise kind(f"{self.url}{path}: {status} {data[:200].decode(errors='replace').strip()}")
         return data

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.errors import ConfigError, JournalError
+from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
 from fyrehose.journal import places, readers, scan
 from fyrehose.journal.places import TOKEN_FILE, Directory, Missing, Server, place
 
@@ -48,9 +48,16 @@ def test_a_server_is_read_like_a_directory(written: Any, serve: Callable[[Path],
         assert len(first) == extent.end - extent.base
         for reader in readers_of:
             reader.close()
+    scan.snapshot_path_of(written.directory, 4096).write_bytes(b"every stream")
+    assert server.snapshots() == directory.snapshots() == [4096]
+    assert server.snapshot(4096) == directory.snapshot(4096) == b"every stream"
+    for there in (server, directory):
+        with pytest.raises(Missing):
+            there.snapshot(0)
     server.report("lake", 77)
     directory.report("other", 78)
     assert [(r.name, r.position) for r in readers.positions(written.directory)] == [("lake", 77), ("other", 78)]
+    assert server.readers() == directory.readers() == readers.positions(written.directory)
 
 
 @pytest.mark.live
@@ -88,16 +95,18 @@ def test_a_segment_that_a_server_has_not_any_more(written: Any, serve: Callable[
             there.open(0, 100)
 
 
-def test_a_directory_without_segments_is_no_journal(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="is no journal: there is no segment in it"):
+def test_a_directory_that_is_not_there_or_empty_may_be_a_journal_later(tmp_path: Path) -> None:
+    with pytest.raises(JournalUnreachable, match="is no journal: there is no segment in it"):
         place(str(tmp_path)).view()
+    with pytest.raises(JournalUnreachable, match="is no journal: there is no such directory"):
+        place(str(tmp_path / "unmounted")).view()
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        with pytest.raises(JournalError, match=r"does not answer.*`fyrehose journal serve` running"):
+        with pytest.raises(JournalUnreachable, match=r"does not answer.*`fyrehose journal serve` running"):
             Server(f"http://127.0.0.1:{taken.getsockname()[1]}").view()
     for wrong in ("http://", "http://h:99999", "http://h:x", "http://[h"):
         with pytest.raises(ConfigError, match="http://HOST:PORT"):
