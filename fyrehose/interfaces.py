@@ -87,6 +87,18 @@ class IJournal(Interface):
             :class:`Closed`, and then so has everything that was appended after it
         """
 
+    def retire(streams: Sequence[str]) -> Deferred[None]:
+        """Retire streams: they are not listed and none of their records is served any more.
+
+        Where a name comes back, its numbers go on after the last one that it had.  What was appended before and is
+        not durable yet may bring it back at once.
+
+        :return: fires when that is durable; fails with :class:`ReadOnly` or :class:`Closed`
+        """
+
+    def retired() -> Mapping[str, int]:
+        """Return the last numbers of retired streams, as far as they are remembered; the floor covers the others."""
+
     def bounds(stream: str) -> tuple[int, int]:
         """The oldest number that is still kept and the last that may leave; ``(1, 0)`` for an unknown stream."""
 

@@ -147,8 +147,8 @@ def _count(stats: Stats, batch: Batch) -> None:
     stats.closed = batch.header.kind is fmt.Kind.CLOSED
     for run in batch.runs():
         stats.streams.setdefault(run.stream, StreamStats()).add(run)
-    if batch.header.kind in (fmt.Kind.ENDS, fmt.Kind.GAP):
+    if batch.header.kind in (fmt.Kind.ENDS, fmt.Kind.STREAMS, fmt.Kind.GAP):
         for entry in batch.entries():
-            if entry.stream:
+            if entry.stream and entry.state in (fmt.State.LIVE, fmt.State.RETIRED):
                 of = stats.streams.setdefault(entry.stream, StreamStats())
                 of.last = max(of.last, entry.last)

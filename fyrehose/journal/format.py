@@ -8,6 +8,7 @@ are named after the position of their first byte:
     0000000000000000.segment      positions 0 ... n - 1
     00000000000n0000.segment      positions n ...
     0000000000000000.index        where streams are in the segment; a cache
+    00000000000n0000.streams      all streams at one position: a snapshot that segments refer to (see snapshots.py)
 
     segment   header 64 | batch | batch | ... | zeros, where space was allocated ahead
     batch     header 64 | body: what one group commit wrote together
@@ -22,7 +23,8 @@ The checksum of a body is CRC32C, continued from that of the batch before (its *
 lost, repeated or moved unnoticed.  A batch carries what it continues from, so it can be checked by itself too.
 
 The first batch of a segment is ENDS: the last number of every stream so far.  Numbers therefore outlive the segments
-that retention deletes, and recovery reads one segment only.
+that retention deletes, and recovery reads one segment only.  Where there are many streams it is STREAMS instead, which
+names a snapshot file, and those streams that changed since.
 
     in: bytes of segments      out: headers, runs, entries; Damage where the bytes are not what was written
 """
@@ -39,7 +41,10 @@ from crc32c import crc32c
 
 from fyrehose.records import Buffer, Run
 
-VERSION = 1
+#: The newest versions that are known here.  What an older Fyrehose understands is still written as version 1: only
+#: batches of kind STREAMS are version 2.
+SEGMENT_VERSION = 1
+BATCH_VERSION = 2
 #: The body of a batch, in bytes: what a group commit is cut into, unless a single append is larger.
 BATCH = 4 << 20
 #: A payload that is at least so long is written from where it lies, in bytes; smaller ones are cheaper to copy.
@@ -103,7 +108,8 @@ ENTRY_HEADER = Struct(
     "Q"  # first
     "Q"  # last
     "B"  # length of stream; 0: every stream that has no entry
-    "7x"
+    "B"  # State
+    "6x"
 )
 
 _CRC = Struct("<I")
@@ -118,9 +124,28 @@ class Kind(IntEnum):
     RESERVED = 2  #: entries: numbers up to ``first`` may be given out before they are on disk
     GAP = 3  #: entries: numbers ``first`` to ``last`` are not here and never will be
     CLOSED = 4  #: no entries: the journal was closed in order
+    STREAMS = 5  #: entries: what became of streams: see State; as the first batch of a segment, since a snapshot
+
+    @property
+    def version(self) -> int:
+        """The oldest version that understands a batch of this kind."""
+        return 2 if self is Kind.STREAMS else 1
 
 
 _KINDS = tuple(Kind)
+
+
+class State(IntEnum):
+    """What an entry of STREAMS says of its stream; entries of other kinds are LIVE."""
+
+    LIVE = 0  #: as in ENDS; without a stream: ``first`` is the position of the snapshot (0: none), ``last`` the floor
+    RETIRED = 1  #: numbers up to ``last`` were given out; none of its records is served
+    BACK = 2  #: it was retired and came back: its records up to ``last`` are not served
+    HIGHEST = 3  #: without a stream: no stream has had a higher number than ``last``
+    FORGOTTEN = 4  #: it was retired so long ago that the floor, which is raised with this, stands for it
+
+
+_STATES = tuple(State)
 
 
 class Has(IntEnum):
@@ -161,7 +186,7 @@ class SegmentHeader:
 
     def pack(self) -> bytes:
         return _sealed(
-            SEGMENT_HEADER.pack(SEGMENT_MAGIC, VERSION, self.base, self.created, self.chain, self.identity, 0)
+            SEGMENT_HEADER.pack(SEGMENT_MAGIC, SEGMENT_VERSION, self.base, self.created, self.chain, self.identity, 0)
         )
 
     @classmethod
@@ -172,7 +197,7 @@ class SegmentHeader:
         magic, version, base, created, chain, identity, crc = SEGMENT_HEADER.unpack_from(data)
         if crc != crc32c(data[: SEGMENT_HEADER.size - 4]) or magic != SEGMENT_MAGIC:
             raise Damage("the header of the segment is damaged")
-        _check_version(version)
+        _check_version(version, SEGMENT_VERSION)
         return cls(base, created, chain, identity)
 
 
@@ -201,7 +226,7 @@ class BatchHeader:
         return _sealed(
             BATCH_HEADER.pack(
                 BATCH_MAGIC,
-                VERSION,
+                self.kind.version,
                 self.kind,
                 self.mended,
                 self.length,
@@ -232,7 +257,7 @@ class BatchHeader:
             raise Damage("the header of the batch is damaged")
         if at != position:
             raise Damage(f"the batch belongs at position {at}")
-        _check_version(version)
+        _check_version(version, BATCH_VERSION)
         if length > MAX_BODY or length % 8 or kind >= len(_KINDS):
             raise Damage("the header of the batch makes no sense")
         if durable > at:
@@ -254,25 +279,28 @@ class Entry:
     stream: str
     first: int
     last: int
+    state: State = State.LIVE
 
     def pack(self) -> bytes:
         name = self.stream.encode()
-        return ENTRY_HEADER.pack(self.first, self.last, len(name)) + name + bytes(-len(name) % 8)
+        return ENTRY_HEADER.pack(self.first, self.last, len(name), self.state) + name + _PADDING[-len(name) % 8]
 
     @classmethod
     def unpack(cls, data: Buffer, at: int) -> tuple[Entry, int]:
         """The entry at ``at``, and where the next begins.
 
-        :raises Damage: it is longer than ``data``
+        :raises Damage: it is longer than ``data``, or says something that is not known
         """
         if at + ENTRY_HEADER.size > len(data):
             raise Damage("an entry is cut off")
-        first, last, length = ENTRY_HEADER.unpack_from(data, at)
+        first, last, length, state = ENTRY_HEADER.unpack_from(data, at)
         at += ENTRY_HEADER.size
         end = at + length + -length % 8
         if end > len(data):
             raise Damage("an entry is cut off")
-        return cls(_text(data[at : at + length]), first, last), end
+        if state >= len(_STATES):
+            raise Damage(f"an entry is of the state {state}, which makes no sense")
+        return cls(_text(data[at : at + length]), first, last, _STATES[state]), end
 
 
 def pieces(
@@ -366,6 +394,11 @@ def entries(body: Buffer, count: int) -> list[Entry]:
         entry, at = Entry.unpack(body, at)
         found.append(entry)
     return found
+
+
+def begins(header: BatchHeader, base: int) -> bool:
+    """Return whether the batch says what the streams were when the segment at *base* began."""
+    return header.kind in (Kind.ENDS, Kind.STREAMS) and header.position == base + SEGMENT_HEADER.size
 
 
 def grouped(many: Iterable[Run]) -> list[Run]:
@@ -494,6 +527,6 @@ def _sealed(header: bytes) -> bytes:
     return header[:-4] + _CRC.pack(crc32c(header[:-4]))
 
 
-def _check_version(version: int) -> None:
-    if version != VERSION:
-        raise Newer(f"it was written by a newer Fyrehose (format {version}; this one knows {VERSION})")
+def _check_version(version: int, known: int) -> None:
+    if version > known:
+        raise Newer(f"it was written by a newer Fyrehose (format {version}; this one knows {known})")

@@ -3,9 +3,13 @@
 The index is sparse: a stream has a pair (first number, position) for the first of its batches, and then for the first
 that is 64 KiB or more behind the last pair.  So its size is bounded by that of the segment, and a reader scans little.
 
-    file      header 48 | stream 24 ... | names end to end | 0..7 | pairs u64 u64 ...
-    header    magic "FYREIDX2" | base | end | floor | streams u32 | size of the names u32 | CRC32C of all else u32 | 0
+    file      header 56 | stream 24 ... | names end to end | 0..7 | pairs u64 u64 ...
+    header    magic "FYREIDX3" | base | end | floor | snapshot | streams u32 | size of the names u32 |
+              CRC32C of all else u32 | 0
     stream    end of its name u32 | end of its pairs u32 | its last number before this segment | the same in it, or 0
+
+A stream that is not in the index had, before this segment, the number that the snapshot says, or the floor if there is
+none: an index of a server with many streams has only those that changed.
 
 Streams are sorted by their names, so one is found in the bytes as they are: a journal of a hundred thousand streams
 and a thousand segments is not unpacked to find one record.
@@ -24,14 +28,15 @@ import attrs
 from crc32c import crc32c
 
 from fyrehose.journal import format as fmt
+from fyrehose.journal.format import State
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.records import Buffer
 
 #: Two pairs of a stream are at least so far apart, in bytes.
 SPACING = 64 << 10
 
-_MAGIC = b"FYREIDX2"
-_HEADER = Struct("<8sQQQIIII")
+_MAGIC = b"FYREIDX3"
+_HEADER = Struct("<8sQQQQIIII")
 _STREAM = Struct("<IIQQ")
 _PAIR = Struct("<QQ")
 
@@ -46,8 +51,12 @@ class Index(Protocol):
     def end(self) -> int:
         """The position up to which the segment is covered."""
 
-    def last_before(self, stream: str) -> int:
-        """The last number of ``stream`` before this segment."""
+    @property
+    def snapshot(self) -> int:
+        """The position of the snapshot that the segment refers to; 0 if it refers to none."""
+
+    def last_before(self, stream: str) -> int | None:
+        """The last number of ``stream`` before this segment; None if that is in the snapshot."""
 
     def last(self, stream: str) -> int:
         """The last number of ``stream`` that is in this segment; 0 if none is."""
@@ -64,14 +73,16 @@ class SegmentIndex:
     """All streams of one segment, while it is written or scanned.
 
     :ivar before: the last number of each stream when the segment began
-    :ivar floor: the same for every stream that is not in ``before``
+    :ivar floor: the same for every stream that is not in ``before``, if there is no snapshot
     :ivar end: the index covers the segment up to this position
+    :ivar snapshot: the position of the snapshot that has the streams that are not in ``before``; 0 if there is none
     """
 
     base: int
     end: int = 0
     floor: int = 0
     before: dict[str, int] = attrs.field(factory=dict)
+    snapshot: int = 0
     #: of each stream its last number, then its pairs: one array, because there may be a hundred thousand of them
     _streams: dict[str, array[int]] = attrs.field(factory=dict)
 
@@ -91,17 +102,17 @@ class SegmentIndex:
         if header.kind is fmt.Kind.RECORDS:
             for stream, first, last in fmt.extents(body):
                 self.add_run(header.position, stream, first, last)
-        elif header.kind is fmt.Kind.ENDS:
+        elif fmt.begins(header, self.base):
             self.set_before(fmt.entries(body, header.parts))
         self.end = header.end
 
     def set_before(self, ends: Iterable[fmt.Entry]) -> None:
         """What the segment begins with."""
         for entry in ends:
-            if entry.stream:
+            if not entry.stream and entry.state is State.LIVE:
+                self.snapshot, self.floor = entry.first, entry.last
+            elif entry.state in (State.LIVE, State.RETIRED):
                 self.before[entry.stream] = entry.last
-            else:
-                self.floor = entry.last
 
     def add_run(self, position: int, stream: str, first: int, last: int) -> None:
         """Records ``first`` to ``last`` of ``stream`` are in the batch at ``position``."""
@@ -113,8 +124,17 @@ class SegmentIndex:
         if position - of[-1] >= SPACING:
             of.extend((first, position))
 
-    def last_before(self, stream: str) -> int:
-        return self.before.get(stream, self.floor)
+    def last_before(self, stream: str) -> int | None:
+        before = self.before.get(stream)
+        if before is not None or not self.snapshot:
+            return self.floor if before is None else before
+        first = self.first(stream)
+        return first - 1 if first else None
+
+    def first(self, stream: str) -> int:
+        """Return the first number of *stream* that is in this segment; 0 if none is."""
+        of = self._streams.get(stream)
+        return 0 if of is None else of[1]
 
     def last(self, stream: str) -> int:
         of = self._streams.get(stream)
@@ -148,15 +168,15 @@ class SegmentIndex:
             pairs_end += len(of) // 2
             table += _STREAM.pack(name_end, pairs_end, self.last_before(stream), of[0])
         rest = b"".join((table, *blob, bytes(-name_end % 8), *pairs))
-        return _header(self.base, self.end, self.floor, len(names), name_end, rest) + rest
+        return _header(self.base, self.end, self.floor, self.snapshot, len(names), name_end, rest) + rest
 
 
 _NOTHING = array("Q", (0,))
 
 
-def _header(base: int, end: int, floor: int, streams: int, names_size: int, rest: Buffer) -> bytes:
+def _header(base: int, end: int, floor: int, snapshot: int, streams: int, names_size: int, rest: Buffer) -> bytes:
     """What an index file begins with; its checksum covers everything else in the file."""
-    fields = _MAGIC, base, end, floor, streams, names_size
+    fields = _MAGIC, base, end, floor, snapshot, streams, names_size
     return _HEADER.pack(*fields, crc32c(rest, crc32c(_HEADER.pack(*fields, 0, 0))), 0)
 
 
@@ -167,6 +187,7 @@ class PackedIndex:
     data: bytes
     end: int
     floor: int
+    snapshot: int
     _streams: int
     _names: int  #: where they begin
     _pairs: int  #: where they begin
@@ -176,16 +197,18 @@ class PackedIndex:
         """The index in ``data``; None if it is not that of the segment from ``base`` to ``end``."""
         if len(data) < _HEADER.size:
             return None
-        *_, floor, streams, names_size, _, _ = _HEADER.unpack_from(data)
-        header = _header(base, end, floor, streams, names_size, memoryview(data)[_HEADER.size :])
+        *_, floor, snapshot, streams, names_size, _, _ = _HEADER.unpack_from(data)
+        header = _header(base, end, floor, snapshot, streams, names_size, memoryview(data)[_HEADER.size :])
         if data[: _HEADER.size] != header:
             return None
         names = _HEADER.size + streams * _STREAM.size
-        return cls(data, end, floor, streams, names, names + names_size + -names_size % 8)
+        return cls(data, end, floor, snapshot, streams, names, names + names_size + -names_size % 8)
 
-    def last_before(self, stream: str) -> int:
+    def last_before(self, stream: str) -> int | None:
         at = self._at(stream)
-        return self.floor if at is None else int(_STREAM.unpack_from(self.data, at)[2])
+        if at is not None:
+            return int(_STREAM.unpack_from(self.data, at)[2])
+        return None if self.snapshot else self.floor
 
     def last(self, stream: str) -> int:
         at = self._at(stream)

@@ -23,6 +23,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, JournalError, JournalFailed, JournalFull, JournalLocked, PublishError, ReadOnly
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
+from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
 from fyrehose.journal.files import NO_ROOM, Files, holds, lock
@@ -71,7 +72,7 @@ class FileJournal:
     #: the named reader that retention waits for, or nothing; and how often it went on without one
     waited_for: str = attrs.field(default="", init=False)
     overtaken: int = attrs.field(default=0, init=False)
-    report: Recovered = attrs.field(factory=Recovered, init=False)
+    report: Recovered = attrs.field(init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     #: what the disk had left when it was looked at last; None where that could not be told
     _free: int | None = attrs.field(default=None, init=False)
@@ -81,6 +82,9 @@ class FileJournal:
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
+    #: the last numbers of retired streams; and of those that came back, the last number that is not served
+    _retired: dict[str, int] = attrs.field(factory=dict, init=False)
+    _starts: dict[str, int] = attrs.field(factory=dict, init=False)
     _pending: Pending = attrs.field(init=False)
     #: how many appends are not settled
     _unsettled: int = attrs.field(default=0, init=False)
@@ -99,6 +103,7 @@ class FileJournal:
 
     def __attrs_post_init__(self) -> None:
         self._clock = RecordClock(self.now, self.monotonic)
+        self.report = Recovered(directory=self.directory)
         self._store = Store(self.directory, self.files, self._store_index)
         self._deletion = Deletion(self.directory, self.files)
 
@@ -140,7 +145,7 @@ class FileJournal:
         found = recover(self.directory, self.files, self.settings.verify)
         if lost is not None:
             found.notes += lost.notes
-            found.gaps += lost.gaps(found.ends)
+            found.gaps += lost.gaps(found.streams.ends)
         self.report = found
         return found
 
@@ -158,7 +163,9 @@ class FileJournal:
 
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         self._writer, self._pending = writer, Pending(self._clock.now)
-        self._ends, self.floor = dict(writer.ends), writer.floor
+        streams = writer.streams
+        self._ends, self._retired, self._starts = dict(streams.ends), dict(streams.retired), dict(streams.starts)
+        self.floor = streams.floor
         rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)
         index.end = writer.position if rolled is None else rolled.base
@@ -221,16 +228,23 @@ class FileJournal:
         for header, runs in committed.batches:
             self._store.wrote(header, runs)
             ends.update((run.stream, run.last_seq) for run in runs)
+        if self._retired or self.floor:
+            for stream in ends.keys() - self._ends.keys():
+                self._starts[stream] = self._retired.pop(stream, self.floor)
         self._ends.update(ends)
         if self.settings.durability.mode == "interval" and self._sync_later is None:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
         if committed.bare:
             self._call(self._writer.prepare).addErrback(self._broke)
+        if committed.many:
+            self._take_snapshot()
         self._ask()  # the disk goes on while we tell what it did
         self._observer.durable(ends)
 
     def _rolled(self, rolled: Rolled) -> None:
-        sealed = self._store.roll(rolled.sealed, SegmentIndex(rolled.base, rolled.base, self.floor, rolled.before))
+        index = SegmentIndex(rolled.base, rolled.base)
+        index.set_before(rolled.entries)
+        sealed = self._store.roll(rolled.sealed, index)
         path = scan.index_path_of(self.directory, sealed.base)
         self._call(sealed.pack).addCallback(self._packed, sealed.base, path)
         self._retain()
@@ -245,9 +259,55 @@ class FileJournal:
                 lambda f: log.warn("{path} was not written and will be made again: {why}", path=path, why=f.value)
             )
 
+    def _take_snapshot(self) -> None:
+        """Have the thread write a snapshot of all streams, step by step, so that commits come in between."""
+        steps = self._writer.snapshot()
+
+        def step(done: bool | None) -> None:
+            if not done and self._worker is not None and self.state is JournalState.WRITABLE:
+                self._call(lambda: next(steps, True)).addCallbacks(step, failed)
+
+        def failed(failure: Failure) -> None:
+            log.warn("no snapshot of the streams was written: {why}", why=failure.getErrorMessage())
+
+        step(False)
+
     def _sync(self) -> None:
         self._sync_later = None
         self._call(self._writer.sync).addErrback(self._broke)
+
+    # Retiring streams.
+
+    def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        if self.state is not JournalState.WRITABLE:
+            return fail(self._refusal())
+        self._unsettled += 1
+        return self._call(lambda: self._writer.retire(streams)).addBoth(self._settle_retired)
+
+    def _settle_retired(self, result: list[fmt.Entry] | Failure) -> Failure | None:
+        self._unsettled -= 1
+        refused = None
+        if isinstance(result, Failure):
+            self._break(result)
+            refused = Failure(self._refusal())
+        else:
+            for entry in result:
+                self._note_retired(entry)
+        self._settle()
+        return refused
+
+    def _note_retired(self, entry: fmt.Entry) -> None:
+        if entry.state is fmt.State.RETIRED:
+            self._retired[entry.stream] = entry.last
+            self._ends.pop(entry.stream, None)
+            self._starts.pop(entry.stream, None)
+        elif entry.state is fmt.State.FORGOTTEN:
+            self._retired.pop(entry.stream, None)
+        else:
+            self.floor = max(self.floor, entry.last)
+
+    def retired(self) -> Mapping[str, int]:
+        return self._retired
 
     # Trouble.
 
@@ -341,7 +401,7 @@ class FileJournal:
         for _ in range(verdict.expired):
             path = self._store.drop_oldest()
             log.info("{path} is not kept any more", path=path)
-            self._deletion.segments.append((path, self._store.first))
+            self._deletion.segments.append((path, self._store.first, self._store.oldest_snapshot()))
         if self._deletion.is_due():
             self._call(lambda: self._deletion.work(self._writer.keep_from)).addErrback(
                 self._retention_failed, "a segment that is not kept is not deleted, and will be tried again: {why}"
@@ -372,7 +432,10 @@ class FileJournal:
 
     def bounds(self, stream: str) -> tuple[int, int]:
         last = self._ends.get(stream)
-        return (self.floor + 1, self.floor) if last is None else (self._store.oldest(stream), last)
+        if last is None:
+            last = self._retired.get(stream, self.floor)
+            return last + 1, last
+        return max(self._store.oldest(stream), self._starts.get(stream, 0) + 1), last
 
     def ends(self) -> Mapping[str, int]:
         return self._ends
@@ -380,7 +443,7 @@ class FileJournal:
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         if start > self._ends.get(stream, 0):
             return ()
-        return self._store.read(stream, start, max_bytes)
+        return self._store.read(stream, max(start, self._starts.get(stream, 0) + 1), max_bytes)
 
     def status(self) -> JournalStatus:
         """What it says of itself, while it is open."""

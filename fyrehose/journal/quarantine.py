@@ -15,10 +15,12 @@ from pathlib import Path
 
 import attrs
 
+from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan
+from fyrehose.journal import scan, snapshots
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import durable_beyond, newer_refused, next_batch, next_whole
+from fyrehose.journal.streams import Streams, begun
 from fyrehose.records import Buffer
 
 #: A record takes this much at least, in bytes: its length.
@@ -60,18 +62,26 @@ class _Range:
     chain: int  #: what it continues from
     #: what the segment begins with, if that is what is damaged: the last number of each stream so far
     before: dict[str, int] | None
+    floor: int  #: the last number that every other stream had there
     lost: list[fmt.Entry] = attrs.field(factory=list)
 
 
 @attrs.define
 class _Survey:
-    """Everything that can be read of a journal, and what it says of what cannot."""
+    """Everything that can be read of a journal, and what it says of what cannot.
 
+    :ivar identity: of the journal
+    """
+
+    identity: bytes
     ranges: list[_Range] = attrs.field(factory=list)
     chain: int = 0
     ends: dict[str, int] = attrs.field(factory=dict)
+    floor: int = 0
     #: the first number of each stream that was seen: what was before it, where a journal's very beginning is damaged
     first: dict[str, int] = attrs.field(factory=dict)
+    #: what was done about snapshots that cannot be used, in lines for people
+    notes: list[str] = attrs.field(factory=list)
     #: since the last damage whose numbers are not all accounted for
     confirmed: set[str] = attrs.field(factory=set)
     unaccounted: int = 0
@@ -81,20 +91,47 @@ class _Survey:
         self.unaccounted += damage.stop - damage.start
         self.confirmed.clear()
 
-    def saw(self, header: fmt.BatchHeader, body: Buffer) -> None:
+    def saw(self, segment: scan.SegmentReader, header: fmt.BatchHeader, body: Buffer) -> None:
         self.chain = header.checksum
         if header.kind is fmt.Kind.RECORDS:
             for run in fmt.runs(body, header.time):
                 self._reaches(run.stream, run.first_seq - 1)
                 self.ends[run.stream] = run.last_seq
-        else:
-            for entry in fmt.entries(body, header.parts):
-                if entry.stream and header.kind is fmt.Kind.ENDS:
-                    self._reaches(entry.stream, entry.last)
-                elif entry.stream and header.kind is fmt.Kind.GAP:
+            return
+        entries = fmt.entries(body, header.parts)
+        if fmt.begins(header, segment.base):
+            streams = begun(entries, lambda position: self._load(segment, position, entries))
+            for stream, last in (streams.ends | streams.retired).items():
+                self._reaches(stream, last)
+            self.floor = max(self.floor, streams.floor)
+            self.unaccounted = 0
+        elif header.kind in (fmt.Kind.GAP, fmt.Kind.STREAMS):
+            for entry in entries:
+                if not entry.stream:
+                    self.floor = max(self.floor, entry.last)
+                elif entry.state in (fmt.State.LIVE, fmt.State.RETIRED):
                     self.ends[entry.stream] = max(self.ends.get(entry.stream, 0), entry.last)
-            if header.kind is fmt.Kind.ENDS:
-                self.unaccounted = 0
+
+    def _load(self, segment: scan.SegmentReader, position: int, entries: list[fmt.Entry]) -> Streams:
+        """Return the streams of a snapshot; where it cannot be used, put one in its place that has what is known.
+
+        A stream of which nothing is known begins above the highest number that any stream had.
+        """
+        directory, files = segment.path.parent, segment.files
+        try:
+            return snapshots.load(directory, position).streams()
+        except JournalCorrupt as corrupt:
+            highest = max(entry.last for entry in entries if not entry.stream)
+            streams = Streams(dict(self.ends), floor=highest)
+            path = scan.snapshot_path_of(directory, position)
+            if path.exists():
+                files.rename(path, _free_name(path.with_name(f"quarantine-{position:016x}.streams.bytes")))
+            files.store(path, snapshots.pieces(streams, position, self.identity))
+            self.notes.append(
+                f"{corrupt}: it was set aside, and another made of what segments tell of {len(self.ends)} streams; the "
+                f"numbers of any other stream go on above {highest}, and retired streams may be listed again"
+            )
+            return streams
 
     def _reaches(self, stream: str, seq: int) -> None:
         """``stream`` had come to ``seq`` here: what was not seen of that is lost."""
@@ -117,21 +154,20 @@ def set_aside(directory: Path, files: Files) -> Lost:
     mark = 0 if noted.copied else noted.durable
     front = _front(directory, noted, files)
     _extend(scan.segments(directory), mark, files)
-    survey = _Survey()
     found = scan.segments(directory)
-    identity = scan.identity_of(found)
+    survey = _Survey(scan.identity_of(found))
     for segment in found:
         after = [other.base for other in found if other.base > segment.base]
         reader = scan.SegmentReader(segment.path, segment.base, files)
         try:
-            _mend_header(reader, identity, files)
+            _mend_header(reader, survey.identity, files)
             if after:
                 _survey_sealed(reader, after[0], survey)
             else:
                 _survey_last(reader, segment.end, mark, survey)
         finally:
             reader.close()
-    lost = Lost(notes=front, known=survey.confirmed)
+    lost = Lost(notes=front + survey.notes, known=survey.confirmed)
     for damage in survey.ranges:
         lost.notes.append(_replace(damage, survey, files))
     if survey.unaccounted:
@@ -205,7 +241,7 @@ def _survey_sealed(reader: scan.SegmentReader, stop: int, survey: _Survey) -> No
         except fmt.Damage as damage:
             position = _note(reader, position, next_whole(reader, position, stop), str(damage), survey)
         else:
-            survey.saw(header, body)
+            survey.saw(reader, header, body)
             position = header.end
 
 
@@ -224,14 +260,14 @@ def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Surv
                 after = max(durable, position + fmt.BATCH_HEADER.size)
             position = _note(reader, position, after, str(damage), survey)
         else:
-            survey.saw(header, body)
+            survey.saw(reader, header, body)
             durable = max(durable, header.durable)
             position = header.end
 
 
 def _note(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey: _Survey) -> int:
     before = dict(survey.ends) if start == reader.base + fmt.SEGMENT_HEADER.size else None
-    survey.damaged(_Range(reader.path, reader.base, start, stop, reason, survey.chain, before))
+    survey.damaged(_Range(reader.path, reader.base, start, stop, reason, survey.chain, before, survey.floor))
     return stop
 
 
@@ -241,7 +277,7 @@ def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
     fd = files.open(damage.path, os.O_RDWR)
     try:
         files.store(aside, files.pieces(fd, damage.start - damage.base, damage.stop - damage.base))
-        for position, data in _fillers(damage, survey):
+        for position, data in _fillers(damage, survey, files):
             files.write(fd, data, position - damage.base)
         files.sync(fd)
     finally:
@@ -264,13 +300,23 @@ def _free_name(path: Path) -> Path:
     return tried
 
 
-def _fillers(damage: _Range, survey: _Survey) -> Iterator[tuple[int, Buffer]]:
+def _beginning(damage: _Range, streams: Streams, identity: bytes, files: Files) -> tuple[fmt.Kind, list[fmt.Entry]]:
+    """Return the first batch of a segment that has lost it; where there is no room for all streams, with a snapshot."""
+    kind, entries = streams.beginning()
+    if fmt.BATCH_HEADER.size + sum(len(entry.pack()) for entry in entries) <= damage.stop - damage.start:
+        return kind, entries
+    path = scan.snapshot_path_of(damage.path.parent, damage.base)
+    files.store(path, snapshots.pieces(streams, damage.base, identity))
+    return fmt.Kind.STREAMS, streams.since(damage.base, [])
+
+
+def _fillers(damage: _Range, survey: _Survey, files: Files) -> Iterator[tuple[int, Buffer]]:
     """The batches that take the place of a range, with their positions."""
     position, chain = damage.start, damage.chain
     parts: list[tuple[fmt.Kind, list[fmt.Entry]]] = []
     if damage.before is not None:
         first = damage.before or {stream: first - 1 for stream, first in survey.first.items() if first > 1}
-        parts.append((fmt.Kind.ENDS, [fmt.Entry(stream, end, end) for stream, end in first.items()]))
+        parts.append(_beginning(damage, Streams(dict(first), floor=damage.floor), survey.identity, files))
     if damage.lost or not parts:
         parts.append((fmt.Kind.GAP, damage.lost))
     while position < damage.stop:

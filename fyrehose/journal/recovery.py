@@ -33,7 +33,19 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal.copies import written_while_copied
 from fyrehose.journal.files import PIECE, Files
 from fyrehose.journal.index import SegmentIndex
-from fyrehose.journal.scan import INDEX_SUFFIX, Mark, Segment, SegmentReader, identity_of, look_at_mark, segments
+from fyrehose.journal.scan import (
+    INDEX_SUFFIX,
+    Mark,
+    Segment,
+    SegmentReader,
+    identity_of,
+    look_at_mark,
+    segments,
+    snapshot_path_of,
+    snapshots,
+)
+from fyrehose.journal.snapshots import load
+from fyrehose.journal.streams import Streams, begun, referred
 from fyrehose.records import Buffer
 
 
@@ -44,13 +56,13 @@ class Recovered:
     :ivar sealed: (base, end) of every segment but the last
     :ivar index: of the last segment; None when there is no segment
     :ivar position: where the next batch goes
-    :ivar ends: the last number of each stream
-    :ivar reserved: numbers that may have been given out although they were not written
+    :ivar streams: what the log says of its streams
     :ivar closed: whether the last process closed the journal in order
     :ivar begin: the position of the oldest segment
     :ivar identity: of the journal; zeros if none was given to it yet
     """
 
+    directory: Path
     begin: int = 0
     identity: bytes = fmt.UNKNOWN
     sealed: list[tuple[int, int]] = attrs.field(factory=list)
@@ -59,9 +71,7 @@ class Recovered:
     chain: int = 0
     durable: int = 0
     time: int = 0
-    ends: dict[str, int] = attrs.field(factory=dict)
-    reserved: dict[str, int] = attrs.field(factory=dict)
-    floor: int = 0
+    streams: Streams = attrs.field(factory=Streams)
     closed: bool = True
     gaps: list[fmt.Entry] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
@@ -72,33 +82,27 @@ class Recovered:
         if header.kind is fmt.Kind.RECORDS:
             for stream, first, last in fmt.extents(body):
                 self.index.add_run(header.position, stream, first, last)
-                self.ends[stream] = last
+                self.streams.wrote(stream, last)
             self.index.end = header.end
         else:
             self.index.add(header, body)
-            self._saw_entries(header.kind, fmt.entries(body, header.parts))
+            self._saw_entries(header, fmt.entries(body, header.parts))
         self.closed = header.kind is fmt.Kind.CLOSED
-        if self.closed:
-            self.reserved.clear()
         self.position, self.chain, self.time = header.end, header.checksum, max(self.time, header.time)
         self.durable = max(self.durable, header.durable)
 
-    def _saw_entries(self, kind: fmt.Kind, entries: list[fmt.Entry]) -> None:
-        for entry in entries:
-            if not entry.stream:
-                self.floor = max(self.floor, entry.last)
-            elif kind is fmt.Kind.RESERVED:
-                self.reserved[entry.stream] = entry.first
-            else:
-                self.ends[entry.stream] = max(self.ends.get(entry.stream, 0), entry.last)
-                if kind is fmt.Kind.ENDS and entry.first > entry.last:
-                    self.reserved[entry.stream] = entry.first
+    def _saw_entries(self, header: fmt.BatchHeader, entries: list[fmt.Entry]) -> None:
+        assert self.index is not None
+        if fmt.begins(header, self.index.base):
+            self.streams = begun(entries, lambda position: load(self.directory, position).streams())
+        else:
+            self.streams.replay(header.kind, entries)
 
     def lines(self) -> list[str]:
         """What people are told at the start."""
-        records = sum(self.ends.values())
+        records = sum(self.streams.ends.values())
         how = "closed in order" if self.closed else "not closed in order"
-        first = f"{len(self.ends)} streams, {records} numbers given out, log ends at {self.position} ({how})"
+        first = f"{len(self.streams.ends)} streams, {records} numbers given out, log ends at {self.position} ({how})"
         return ["new" if self.index is None else first, *self.notes]
 
 
@@ -118,13 +122,16 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
                 f"the journal {directory} has no segments, though {mark.durable} bytes were durable; put its files "
                 "back, or remove MARK if everything in it may be forgotten"
             )
-        return Recovered()
+        return Recovered(directory=directory)
     with newer_refused(directory):
         identity = identity_of(found)
     ends = [_check_sealed(segment, after.base, identity, mark.copied) for segment, after in pairwise(found)]
     sealed = list(zip(found, ends, strict=False))
     recovered = Recovered(
-        begin=found[0].base, identity=identity, sealed=[(segment.base, end) for segment, end in sealed]
+        directory=directory,
+        begin=found[0].base,
+        identity=identity,
+        sealed=[(segment.base, end) for segment, end in sealed],
     )
     _check_front(directory, found[0].base, mark, recovered)
     for segment, end in reversed(sealed):
@@ -134,12 +141,9 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
         _check(segment, end, mark.copied)
     _recover_last(found[-1], recovered, mark, files)
     _unlink_stray_indexes(directory, found, files)
+    _unlink_stray_snapshots(directory, found, recovered.streams.snapshot, files)
     if not recovered.closed:
-        recovered.gaps = [
-            fmt.Entry(stream, recovered.ends.get(stream, 0) + 1, reserved)
-            for stream, reserved in recovered.reserved.items()
-            if reserved > recovered.ends.get(stream, 0)
-        ]
+        recovered.gaps = recovered.streams.unwritten()
     return recovered
 
 
@@ -149,6 +153,28 @@ def _unlink_stray_indexes(directory: Path, found: list[Segment], files: Files) -
     for path in directory.glob("*" + INDEX_SUFFIX):
         if path not in kept:
             files.unlink(path)
+
+
+def _unlink_stray_snapshots(directory: Path, found: list[Segment], newest: int, files: Files) -> None:
+    """Delete snapshots that no segment refers to.
+
+    Those before the one that the oldest segment refers to are not needed any more, and those of the last segment were
+    being made when the last process ended.
+
+    :param newest: the one that the last segment refers to, which may be where it begins
+    """
+    oldest, last = found[0], found[-1]
+    reader = SegmentReader(oldest.path, oldest.base, files)
+    try:
+        header, body = reader.batch(oldest.base + fmt.SEGMENT_HEADER.size)
+        needed = referred(fmt.entries(body, header.parts)) if header.kind is fmt.Kind.STREAMS else 0
+    except fmt.Damage:
+        return  # readers meet it; until then nothing tells which snapshots are needed
+    finally:
+        reader.close()
+    for position in snapshots(directory):
+        if position < (needed or oldest.base) or (position >= last.base and position != newest):
+            files.unlink(snapshot_path_of(directory, position))
 
 
 def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorrupt:

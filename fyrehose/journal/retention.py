@@ -14,7 +14,7 @@ import attrs
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.readers import Reader
-from fyrehose.journal.scan import INDEX_SUFFIX
+from fyrehose.journal.scan import INDEX_SUFFIX, snapshot_path_of, snapshots
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 
@@ -37,11 +37,12 @@ class Verdict:
 class Deletion:
     """Deletes segments one after the other: one that is gone while an older one is there would be a hole.
 
-    :ivar segments: what is still to be deleted, the oldest first, each with the position where the log begins after it
+    :ivar segments: what is still to be deleted, the oldest first, each with the position where the log begins after it,
+        and that of the oldest snapshot that is needed then
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
-        self.segments: list[tuple[Path, int]] = []
+        self.segments: list[tuple[Path, int, int]] = []
         self._directory, self._files = directory, files
         self._at_work = False
 
@@ -59,11 +60,14 @@ class Deletion:
         """
         try:
             while self.segments:
-                segment, begin = self.segments[0]
+                segment, begin, needed = self.segments[0]
                 keep_from(begin)
                 self._files.unlink(segment.with_suffix(INDEX_SUFFIX))
                 self._files.unlink(segment)
                 self._files.sync_directory(self._directory)
+                for position in snapshots(self._directory):
+                    if position < needed:
+                        self._files.unlink(snapshot_path_of(self._directory, position))
                 del self.segments[0]
         finally:
             self._at_work = False

@@ -18,6 +18,7 @@ from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.index import Index, PackedIndex, SegmentIndex
 from fyrehose.journal.recovery import damaged
+from fyrehose.journal.snapshots import Snapshot, load
 from fyrehose.records import Run
 
 #: What batches are kept in memory, in bytes: those that were written last are what live subscribers ask for.
@@ -26,6 +27,8 @@ CACHE = 32 << 20
 RUN_COST = 1 << 10
 #: What indexes of sealed segments are kept, in bytes: one of a hundred thousand streams has several MB.
 INDEXES = 64 << 20
+#: How many snapshots are kept in memory; one of a hundred thousand streams has about 5 MB.
+SNAPSHOTS = 4
 #: How many sealed segments are kept open; the process keeps 64 descriptors from connections for all of its own.
 OPEN = 32
 #: What one read looks through before it is content with what it has found, in bytes.
@@ -70,6 +73,7 @@ class Store:
     _indexes: OrderedDict[int, PackedIndex] = attrs.field(factory=OrderedDict, init=False)
     _indexed: int = attrs.field(default=0, init=False)
     #: of segments that were sealed just now, until their indexes are packed
+    _snapshots: OrderedDict[int, Snapshot] = attrs.field(factory=OrderedDict, init=False)
     _fresh: dict[int, SegmentIndex] = attrs.field(factory=dict, init=False)
     _readers: OrderedDict[int, scan.SegmentReader] = attrs.field(factory=OrderedDict, init=False)
     _cache: OrderedDict[int, Batch] = attrs.field(factory=OrderedDict, init=False)
@@ -102,8 +106,9 @@ class Store:
         """Let go of everything; nothing is found any more."""
         for reader in self._readers.values():
             reader.close()
-        for kept in (self._readers, self._indexes, self._fresh, self._cache, self._sealed_ends, self._places):
-            kept.clear()
+        kept = self._readers, self._indexes, self._snapshots, self._fresh, self._cache, self._sealed_ends, self._places
+        for each in kept:
+            each.clear()
         self._bases, self._active = [], SegmentIndex(0)
         self._cached = self._indexed = 0
 
@@ -137,7 +142,9 @@ class Store:
 
         :raises JournalCorrupt: the segment is damaged
         """
-        return self._index(base).last_before(stream)
+        index = self._index(base)
+        before = index.last_before(stream)
+        return self._snapshot(index.snapshot).last(stream) if before is None else before
 
     def oldest(self, stream: str) -> int:
         """The oldest number of ``stream`` that is kept, or would be next."""
@@ -154,6 +161,13 @@ class Store:
             return self._reader(after).header().created
         except (fmt.Damage, OSError) as damage:
             raise damaged(path, after, after, damage) from damage
+
+    def oldest_snapshot(self) -> int:
+        """Return the position of the oldest snapshot that is needed: later ones may be, earlier ones are not.
+
+        :raises JournalCorrupt: the oldest segment is damaged
+        """
+        return self._index(self._bases[0]).snapshot or self._bases[0]
 
     def drop_oldest(self) -> Path:
         """Forget the oldest sealed segment; its file, which the caller deletes."""
@@ -185,7 +199,7 @@ class Store:
         if not self._bases:
             return
         last = len(self._bases) - 1
-        if self._active.last_before(stream) < start:
+        if 0 < self._active.first(stream) <= start or self.before(self._active.base, stream) < start:
             yield self._bases[last]
             return
 
@@ -283,6 +297,16 @@ class Store:
         while self._indexed > INDEXES and len(self._indexes) > 1:
             self._indexed -= len(self._indexes.popitem(last=False)[1].data)
         return index
+
+    def _snapshot(self, position: int) -> Snapshot:
+        found = self._snapshots.get(position)
+        if found is None:
+            found = self._snapshots[position] = load(self.directory, position)
+            if len(self._snapshots) > SNAPSHOTS:
+                self._snapshots.popitem(last=False)
+        else:
+            self._snapshots.move_to_end(position)
+        return found
 
     def _load_index(self, base: int) -> PackedIndex | None:
         end = self._sealed_ends[base]

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import attrs
 
-from fyrehose.errors import JournalError
+from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan
+from fyrehose.journal import scan, snapshots
 from fyrehose.journal.index import PackedIndex, SegmentIndex
 from fyrehose.journal.recovery import last_byte
+from fyrehose.journal.streams import begun
 from fyrehose.journal.walk import Batch, Began, Damaged, Extent, walk
 from fyrehose.records import Run
 
@@ -186,8 +187,10 @@ class _Verifier:
             self._problem(batch.segment, header.position, "it has more or less than its header says")
         for run in runs:
             self._run(batch, run)
-        if header.kind is fmt.Kind.ENDS:
-            self._check_ends(batch, entries)
+        if fmt.begins(header, batch.segment.base):
+            self._check_beginning(batch, entries)
+        elif header.kind is fmt.Kind.STREAMS:
+            self._check_retired(batch, entries)
         elif header.kind is fmt.Kind.GAP:
             for entry in entries:
                 self._gap(batch, entry)
@@ -209,10 +212,24 @@ class _Verifier:
         else:
             self._floor = max(self._floor, gap.last)
 
-    def _check_ends(self, batch: Batch, entries: list[fmt.Entry]) -> None:
-        """What the segment says of the numbers before it."""
-        said = {entry.stream: entry.last for entry in entries if entry.stream}
-        self._floor = max([self._floor, *(entry.last for entry in entries if not entry.stream)])
+    def _check_retired(self, batch: Batch, entries: list[fmt.Entry]) -> None:
+        for entry in entries:
+            if not entry.stream:
+                self._floor = max(self._floor, entry.last)
+            elif entry.state is fmt.State.RETIRED:
+                self._reaches(batch, entry.stream, entry.last)
+            elif entry.state is fmt.State.FORGOTTEN:
+                self._ends.pop(entry.stream, None)
+
+    def _check_beginning(self, batch: Batch, entries: list[fmt.Entry]) -> None:
+        """Check what the segment says of the numbers before it."""
+        try:
+            streams = begun(entries, lambda position: snapshots.load(self.directory, position).streams())
+        except JournalCorrupt as error:
+            self._problem(batch.segment, batch.header.position, str(error))
+            return
+        said = streams.ends | streams.retired
+        self._floor = max(self._floor, streams.floor)
         if self._first:
             self._first = False
             self._ends.update(said)
@@ -220,6 +237,8 @@ class _Verifier:
             return
         for stream, last in said.items():
             self._reaches(batch, stream, last)
+        for stream in [stream for stream, end in self._ends.items() if end <= streams.floor and stream not in said]:
+            del self._ends[stream]  # it was retired so long ago that the floor stands for it
         if not batch.header.mended and (forgotten := self._ends.keys() - said.keys()):
             what = f"it has forgotten {len(forgotten)} streams, such as {min(forgotten)!r}"
             self._problem(batch.segment, batch.header.position, what)

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
 
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan
+from fyrehose.journal import scan, snapshots
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.recovery import Recovered
+from fyrehose.journal.streams import Streams
 from fyrehose.meters import SECONDS, Histogram
 from fyrehose.records import LAST_SEQ, Buffer, Run
 
@@ -46,12 +47,12 @@ class Rolled:
     """A new segment was begun.
 
     :ivar sealed: (base, end) of the one before
-    :ivar before: the last number of each stream so far
+    :ivar entries: what the segment begins with: streams and their last numbers so far
     """
 
     sealed: tuple[int, int]
     base: int
-    before: dict[str, int]
+    entries: list[fmt.Entry]
 
 
 @attrs.frozen(slots=True)
@@ -62,6 +63,7 @@ class Committed:
     :ivar end: the position behind it
     :ivar durable: everything below this position is on disk
     :ivar bare: whether the next one should find zeros to write over: see :meth:`Writer.prepare`
+    :ivar many: whether a snapshot should be taken now: see :meth:`Writer.snapshot`
     """
 
     batches: list[tuple[fmt.BatchHeader, list[Run]]]
@@ -69,6 +71,7 @@ class Committed:
     durable: int
     rolled: Rolled | None
     bare: bool = False
+    many: bool = False
 
 
 @attrs.define(eq=False)
@@ -83,8 +86,7 @@ class Writer:
     :ivar durable: everything below this position is on disk
     :ivar base: where the segment begins
     :ivar time: of the last commit, microseconds since 1970 UTC; never goes back
-    :ivar ends: the last number of each stream
-    :ivar floor: the last number of every stream that has none of its own
+    :ivar streams: all streams, with their last numbers
     """
 
     directory: Path
@@ -99,9 +101,7 @@ class Writer:
     _chain: int = attrs.field(init=False)
     time: int = attrs.field(init=False)
     _clock: int = attrs.field(default=0, init=False)
-    ends: dict[str, int] = attrs.field(init=False)
-    _reserved: dict[str, int] = attrs.field(init=False)
-    floor: int = attrs.field(init=False)
+    streams: Streams = attrs.field(init=False)
     _fd: int = attrs.field(default=-1, init=False)
     _mark_fd: int = attrs.field(default=-1, init=False)
     _start: int = attrs.field(default=0, init=False)  #: behind what the segment begins with
@@ -112,12 +112,15 @@ class Writer:
     #: the position of the oldest segment that is kept, and which file MARK is
     _begin: int = attrs.field(default=0, init=False)
     _identity: bytes = attrs.field(init=False)
+    #: the segment in which a snapshot was begun last: one in each is enough
+    _snapshot_base: int = attrs.field(default=-1, init=False)
     _mark_identity: tuple[int, int] = attrs.field(default=(0, 0), init=False)
 
     def __attrs_post_init__(self) -> None:
         found = self.recovered
         self.position, self.durable, self._chain, self.time = found.position, found.durable, found.chain, found.time
-        self.ends, self._reserved, self.floor = dict(found.ends), {}, found.floor
+        self.streams = found.streams
+        self.streams.close()  # what was reserved and not written is a gap now
         self._begin = found.begin
         self._identity = found.identity
 
@@ -133,11 +136,7 @@ class Writer:
             self._open_segment()
             if self.recovered.gaps:
                 self._control(fmt.Kind.GAP, self.recovered.gaps)
-                for gap in self.recovered.gaps:
-                    if gap.stream:
-                        self.ends[gap.stream] = gap.last
-                    else:
-                        self.floor = max(self.floor, gap.last)
+                self.streams.skip(self.recovered.gaps)
             self.sync()
         except OSError as error:
             raise _no_room(error) from error
@@ -210,10 +209,55 @@ class Writer:
         self.position, self._chain = position, chain
         for _, grouped in written:
             for run in grouped:
-                self.ends[run.stream] = run.last_seq
+                self.streams.wrote(run.stream, run.last_seq)
         if self.sync_each:
             self.sync()
-        return Committed(written, self.position, self.durable, self.take_rolled(), self._is_bare(size))
+        rolled = self.take_rolled()
+        return Committed(written, self.position, self.durable, rolled, self._is_bare(size), self._is_due())
+
+    def retire(self, streams: Iterable[str]) -> list[fmt.Entry]:
+        """Retire *streams* durably, as far as they exist; return the entries that say so.
+
+        :raises NoRoom: there was no room to note it, and nothing has changed
+        :raises SyncFailed: the disk cannot be relied on
+        """
+        self._check()
+        entries = self.streams.retiring(streams)
+        if entries:
+            try:
+                self._control(fmt.Kind.STREAMS, entries)
+            except OSError as error:
+                raise _no_room(error) from error
+            self.streams.apply(entries)
+            self.sync()
+        return entries
+
+    def _is_due(self) -> bool:
+        """Return whether a snapshot should be taken: the segment is nearly full, and the next would begin with much."""
+        if self._snapshot_base == self.base or self.position - self.base < self.segment_size // 8 * 7:
+            return False
+        if self.streams.many:
+            self._snapshot_base = self.base
+        return self._snapshot_base == self.base
+
+    def snapshot(self) -> Iterator[None]:
+        """Write a snapshot of all streams, in steps that each take a few milliseconds; commits may come in between.
+
+        :raises OSError: it could not be written; the log goes on without it
+        """
+        position = self.position
+        captured = self.streams.capture()
+        try:
+            yield
+            pieces = []
+            for piece in snapshots.pieces(captured, position, self._identity):
+                pieces.append(piece)
+                yield
+            self.files.store(scan.snapshot_path_of(self.directory, position), pieces)
+        except BaseException:
+            self.streams.abandon()
+            raise
+        self.streams.adopt(position)
 
     def _is_bare(self, size: int) -> bool:
         """Whether commits of ``size`` bytes are about to reach the end of what was prepared."""
@@ -343,17 +387,19 @@ class Writer:
         """Seal the segment and begin the next; after a NoRoom nothing has changed."""
         old_fd, sealed = self._fd, (self.base, self.position)
         self.sync()
-        self._begin_segment(sealing=old_fd)
+        entries = self._begin_segment(sealing=old_fd)
         self.files.close(old_fd)
-        self._rolled = Rolled(sealed, self.base, dict(self.ends))
+        self._rolled = Rolled(sealed, self.base, entries)
 
-    def _begin_segment(self, sealing: int | None = None) -> None:
+    def _begin_segment(self, sealing: int | None = None) -> list[fmt.Entry]:
+        """Begin a segment at the end of the log; return what it says of the streams."""
         base = self.position
         path = scan.path_of(self.directory, base)
         temporary = path.with_name(path.name + ".new")
         fd = self.files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
-            end, chain = self._write_start(fd, base)
+            kind, entries = self.streams.beginning()
+            end, chain = self._write_start(fd, base, kind, entries)
             if sealing is not None:
                 self.files.truncate(sealing, base - self.base)
                 self._sync(sealing)
@@ -370,13 +416,12 @@ class Writer:
         self._fd, self.base, self._zeroed = fd, base, 0
         self.position = self.durable = self._start = end
         self._chain = chain
+        return entries
 
-    def _write_start(self, fd: int, base: int) -> tuple[int, int]:
+    def _write_start(self, fd: int, base: int, kind: fmt.Kind, entries: list[fmt.Entry]) -> tuple[int, int]:
         """What every segment begins with; the position behind it, and its chain."""
         start = fmt.SegmentHeader(base, self.time, self._chain, self._identity).pack()
-        entries = [fmt.Entry(stream, self._reserved.get(stream, end), end) for stream, end in self.ends.items()]
-        entries.append(fmt.Entry("", 0, self.floor))
-        header, ends = self._batch(fmt.Kind.ENDS, entries, base + len(start))
+        header, ends = self._batch(kind, entries, base + len(start))
         self.files.allocate(fd, 0, max(self.segment_size, header.end - base))
         self.files.write(fd, b"".join((start, *ends)), 0)
         self._sync(fd)
@@ -388,12 +433,12 @@ class Writer:
             run.stream: fmt.Entry(run.stream, min(run.last_seq + RESERVE, LAST_SEQ), 0)
             for runs in batches
             for run in runs
-            if run.last_seq > self._reserved.get(run.stream, 0)
+            if run.last_seq > self.streams.reserved.get(run.stream, 0)
         }
         if short:
             self._control(fmt.Kind.RESERVED, list(short.values()))
             self.sync()
-            self._reserved.update((entry.stream, entry.first) for entry in short.values())
+            self.streams.reserve(short.values())
 
 
 def _no_room(error: OSError) -> Exception:

@@ -17,6 +17,8 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal.index import PackedIndex, SegmentIndex
 from fyrehose.journal.places import Missing, Place
 from fyrehose.journal.recovery import next_whole
+from fyrehose.journal.snapshots import Snapshot
+from fyrehose.journal.streams import Streams, begun
 from fyrehose.journal.view import Extent
 
 
@@ -75,7 +77,7 @@ class _Walk:
             for run in fmt.runs(body, header.time):
                 yield from self.reaches(run.stream, run.first_seq - 1, header.position)
                 self.last[run.stream] = run.last_seq
-        elif header.kind is fmt.Kind.ENDS:
+        elif header.kind in (fmt.Kind.ENDS, fmt.Kind.STREAMS):
             yield from self._ends(header, body)
         elif header.kind is fmt.Kind.GAP:
             for entry in fmt.entries(body, header.parts):
@@ -87,12 +89,15 @@ class _Walk:
                     self.last[entry.stream] = max(entry.last, self.last.get(entry.stream, 0))
 
     def _ends(self, header: fmt.BatchHeader, body: memoryview) -> Iterator[Lost]:
-        begins = header.position == self.extent.base + fmt.SEGMENT_HEADER.size
-        for entry in fmt.entries(body, header.parts):
+        entries = fmt.entries(body, header.parts)
+        if fmt.begins(header, self.extent.base):
+            streams = _begun(self.place, entries)
+            self.floor = max(self.floor, streams.floor)
+            self.last |= streams.ends | streams.retired
+            return
+        for entry in entries:
             if not entry.stream:
                 self.floor = max(self.floor, entry.last)
-            elif begins:
-                self.last[entry.stream] = entry.last
             else:
                 yield from self.reaches(entry.stream, entry.last, header.position)
 
@@ -156,7 +161,29 @@ def ends_before(place: Place, extent: Extent, position: int, streams: Iterable[s
         index = (PackedIndex.unpack(packed, extent.base, extent.end) if packed else None) or _scanned(place, extent)
     if index is None:
         return starting_ends(place, extent)
-    return {stream: max(index.last(stream), index.last_before(stream)) for stream in streams}
+    snapshot = _snapshot(place, index.snapshot) if index.snapshot else None
+    ends = {}
+    for stream in streams:
+        before = index.last_before(stream)
+        if before is None and snapshot is not None:
+            before = snapshot.last(stream)
+        ends[stream] = max(index.last(stream), before or 0)
+    return ends
+
+
+def _begun(place: Place, entries: list[fmt.Entry]) -> Streams:
+    """Return all streams as a segment says at its beginning.
+
+    :raises JournalCorrupt: the snapshot that it refers to is missing or damaged
+    """
+    return begun(entries, lambda position: _snapshot(place, position).streams())
+
+
+def _snapshot(place: Place, position: int) -> Snapshot:
+    try:
+        return Snapshot.of(place.snapshot(position))
+    except (Missing, fmt.Damage) as error:
+        raise JournalCorrupt(f"the snapshot of the streams at position {position} cannot be used: {error}") from error
 
 
 def _scanned(place: Place, extent: Extent) -> SegmentIndex | None:
@@ -185,8 +212,10 @@ def starting_ends(place: Place, extent: Extent) -> dict[str, int]:
         return {}
     finally:
         reader.close()
-    found = fmt.entries(body, header.parts) if header.kind is fmt.Kind.ENDS else []
-    return {entry.stream: entry.last for entry in found if entry.stream}
+    if not fmt.begins(header, extent.base):
+        return {}
+    streams = _begun(place, fmt.entries(body, header.parts))
+    return streams.ends | streams.retired
 
 
 def describe(place: Place, base: int, position: int, limit: int, damage: fmt.Damage) -> JournalCorrupt:

@@ -164,6 +164,8 @@ class Planner:
         pairs_of: dict[str, list[tuple[int, int]]] = {}
         for stream in streams:
             before, last = index.last_before(stream), index.last(stream)
+            if before is None:
+                continue  # it did not change since the snapshot that the segment refers to
             self._check_joins(extent, stream, before)
             first_wanted, last_wanted = self.selection.seqs(stream)
             self._last[stream] = max(before, last)

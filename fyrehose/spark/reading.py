@@ -147,11 +147,12 @@ class PartReader:
             stream.last = None
 
     def _entries(self, header: fmt.BatchHeader, body: memoryview) -> None:
-        if header.kind is fmt.Kind.ENDS:
+        if fmt.begins(header, self.part.base):
             for entry in fmt.entries(body, header.parts):
-                if not entry.stream:
-                    self._floor = entry.last
-                elif self.selection.wants(entry.stream):
+                if not entry.stream and entry.state is fmt.State.LIVE:
+                    # Of streams that only a snapshot names, any number may be the first.
+                    self._floor = None if entry.first else entry.last
+                elif entry.state in (fmt.State.LIVE, fmt.State.RETIRED) and self.selection.wants(entry.stream):
                     self._begins(entry.stream, entry.last)
         elif header.kind is fmt.Kind.GAP:
             for entry in fmt.entries(body, header.parts):
@@ -310,7 +311,7 @@ def _batches(reader: SegmentReader, position: int, stop: int, limit: int) -> Ite
         if len(view) - at < _BATCH:
             raise fmt.Damage(f"{len(view) - at} bytes are too few for the header of a batch")
         magic, version, kind, mended, length, _, _, chain, own, _, time, _, checksum, crc = unpack(view, at)
-        good = crc == crc32c(view[at : at + _BATCH - 4]) and magic == fmt.BATCH_MAGIC and version == fmt.VERSION
+        good = crc == crc32c(view[at : at + _BATCH - 4]) and magic == fmt.BATCH_MAGIC and version <= fmt.BATCH_VERSION
         if not good or own != position or length > fmt.MAX_BODY:
             fmt.BatchHeader.unpack(view[at : at + _BATCH], position)  # says what is wrong with it
             raise fmt.Damage("the header of the batch makes no sense")

@@ -1,6 +1,7 @@
 """Random histories against a model: whatever happens to a journal, every read says what the model says.
 
-Streams, sizes, segments, retention, orderly restarts and crashes; the model is a dictionary of lists.
+Streams, sizes, segments, retention, retired streams, snapshots of streams, orderly restarts and crashes; the model is a
+dictionary of dictionaries.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal import streams as numbers
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings, durability
+from fyrehose.journal.streams import INLINE, MOST_RETIRED
 from fyrehose.journal.verify import verify
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 
-STREAMS = ("a", "b", "é", "long" * 60)
+STREAMS = ("a", "b", "é", "long" * 60, "1", "2", "3", "4")
 streams = st.sampled_from(STREAMS)
 modes = st.sampled_from(["batch", "batch", "never", "interval:50"])
 
@@ -39,7 +42,7 @@ class Told:
 
     def durable(self, ends: Mapping[str, int]) -> None:
         for stream, end in ends.items():
-            assert end > self.ends.get(stream, 0), "ends only rise"
+            assert end > self.ends.get(stream, 0), f"the end of {stream!r} only rises"
         self.ends.update(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
@@ -47,13 +50,23 @@ class Told:
 
 
 class Histories(RuleBasedStateMachine):
-    @initialize(segment_size=st.sampled_from([2048, 8192, 1 << 20]), keep=st.sampled_from([0, 0, 20_000]), mode=modes)
-    def begin(self, segment_size: int, keep: int, mode: str) -> None:
+    @initialize(
+        segment_size=st.sampled_from([2048, 8192, 1 << 20]),
+        keep=st.sampled_from([0, 0, 20_000]),
+        mode=modes,
+        inline=st.sampled_from([0, 2, INLINE]),
+        most_retired=st.sampled_from([1, 3, MOST_RETIRED]),
+    )
+    def begin(self, segment_size: int, keep: int, mode: str, inline: int, most_retired: int) -> None:
+        numbers.INLINE, numbers.MOST_RETIRED = inline, most_retired
         self.directory = Path(tempfile.mkdtemp(prefix="fyrehose-model-"))
         self.segment_size, self.keep = segment_size, keep
         #: of each stream: the payload of each number that was written; numbers may be missing after a crash
         self.model: dict[str, dict[int, bytes]] = {}
         self.ends: dict[str, int] = {}
+        #: the last number that each stream ever had, and those that were retired at some time
+        self.last: dict[str, int] = {}
+        self.were_retired: set[str] = set()
         self.oldest = dict.fromkeys(STREAMS, 1)
         self.written = 0
         self.open(mode)
@@ -97,15 +110,32 @@ class Histories(RuleBasedStateMachine):
     def append(self, runs: list[tuple[str, list[int], bool]]) -> None:
         made, firsts = [], []
         for stream, sizes, numbered in runs:
-            first = self.ends.get(stream, 0) + 1
+            first = self.end(stream) + 1
+            assert first > self.last.get(stream, 0), "no number is given out twice"
             payloads = [b"%s %d " % (stream[:1].encode(), first + i) + b"." * size for i, size in enumerate(sizes)]
             made.append(Run.of(stream, payloads, source="test", producer_seq=first if numbered else None))
             firsts.append(first)
-            self.ends[stream] = first + len(payloads) - 1
+            self.ends[stream] = self.last[stream] = first + len(payloads) - 1
             self.model.setdefault(stream, {}).update(zip(range(first, first + len(payloads)), payloads, strict=True))
         appended = self.journal.append(made, firsts)
         assert appended.called
         assert {s: self.told.ends[s] for s, _, _ in runs} == {s: self.ends[s] for s, _, _ in runs}
+
+    def end(self, stream: str) -> int:
+        """The last number of a stream, retired or not."""
+        return self.ends.get(stream) or self.journal.retired().get(stream, self.journal.floor)
+
+    @rule(retired=st.lists(streams, min_size=1, max_size=3))
+    def retire(self, retired: list[str]) -> None:
+        done: list[Any] = []
+        self.journal.retire(retired).addBoth(done.append)
+        assert done == [None]
+        for stream in retired:
+            self.told.ends.pop(stream, None)
+            if self.ends.pop(stream, None) is not None:
+                self.model[stream] = {}
+                self.were_retired.add(stream)
+        assert self.journal.ends().keys() == self.ends.keys()
 
     @rule(stream=streams, payload=st.integers(4000, 50_000))
     def append_large(self, stream: str, payload: int) -> None:
@@ -139,7 +169,7 @@ class Histories(RuleBasedStateMachine):
     @rule(stream=streams, data=st.data(), max_bytes=st.sampled_from([1, 100, 3000, 1 << 20]))
     def read(self, stream: str, data: st.DataObject, max_bytes: int) -> None:
         """From anywhere on: everything that is kept, each once, in order, never more than was asked for."""
-        start = data.draw(st.integers(1, self.ends.get(stream, 0) + 2))
+        start = data.draw(st.integers(1, self.end(stream) + 2))
         oldest, last = self.journal.bounds(stream)
         wanted = [(n, p) for n, p in sorted(self.model.get(stream, {}).items()) if n >= max(start, oldest)]
         found: list[tuple[int, bytes]] = []
@@ -149,22 +179,24 @@ class Histories(RuleBasedStateMachine):
             found += [(record.seq, record.payload) for record in records]
             start = records[-1].seq + 1
         assert found == wanted
-        assert last == self.ends.get(stream, 0)
+        assert last == self.end(stream)
 
     @invariant()
     def bounds_only_rise(self) -> None:
         for stream in STREAMS:
             oldest, last = self.journal.bounds(stream)
             assert self.oldest[stream] <= oldest <= last + 1
-            assert self.keep or oldest == 1
+            assert self.keep or oldest == 1 or stream in self.were_retired or self.journal.floor
             self.oldest[stream] = oldest
-            assert last == self.ends.get(stream, 0)
+            assert last == self.end(stream)
 
     def teardown(self) -> None:
+        numbers.INLINE, numbers.MOST_RETIRED = INLINE, MOST_RETIRED
         self.journal.close()
         report = verify(self.directory / "j")
         shutil.rmtree(self.directory)
-        assert report.problems == []
+        problems = [str(problem) for problem in report.problems]
+        assert not problems, problems
 
 
 Histories.TestCase.settings = settings(

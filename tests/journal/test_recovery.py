@@ -74,7 +74,7 @@ class TestTornTail:
             else:
                 patch(path, cut, bytes([whole[cut] ^ 1 + rng.randrange(255)]) + rng.randbytes(torn.end - cut - 1))
             found = recover(bench.directory, Files())
-            assert found.ends == {"s": 1}
+            assert found.streams.ends == {"s": 1}
             assert found.position == torn.position
             assert path.read_bytes()[: torn.position] == whole[: torn.position]
             aside = bench.directory / f"torn-{torn.position:016x}.bytes"

@@ -202,7 +202,7 @@ def test_a_run_whose_lengths_are_not_those_of_its_payloads(open_journal) -> None
 def test_a_segment_that_has_forgotten_a_stream(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     bench.append(b"x", stream="forgotten")
-    del bench.journal._writer.ends["forgotten"]
+    del bench.journal._writer.streams.ends["forgotten"]
     fill(bench)
     said = problems(bench.directory)
     assert "has forgotten 1 streams, such as 'forgotten'" in said[0]
@@ -231,8 +231,8 @@ class TestIndexes:
     def test_one_that_lies_is(self, index: Path) -> None:
         data = bytearray(index.read_bytes())
         data[-8] ^= 8  # the position of a stream's batch
-        data[40:44] = bytes(4)
-        data[40:44] = crc32c(bytes(data)).to_bytes(4, "little")
+        data[48:52] = bytes(4)
+        data[48:52] = crc32c(bytes(data)).to_bytes(4, "little")
         index.write_bytes(data)
         assert "something else than its segment" in str(self.report(index).problems[0])
 

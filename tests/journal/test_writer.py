@@ -91,7 +91,7 @@ def test_a_commit_is_whole_in_one_segment(tmp_path: Path) -> None:
 
 
 def test_a_new_journal_begins_with_its_numbers(tmp_path: Path) -> None:
-    of = Writer(tmp_path, Recovered(), 4096, True, FaultyFiles())
+    of = Writer(tmp_path, Recovered(directory=tmp_path), 4096, True, FaultyFiles())
     of.open(5)
     assert of.base == 0
     assert of.durable == of.position > 64
@@ -152,7 +152,7 @@ class TestPreparing:
         committed = of.commit(numbered(2, b"y"), 1, 1)
         assert not committed.bare, "it is not tried again and again"
         of.close(in_order=False)
-        assert recover(tmp_path, FaultyFiles()).ends == {"s": 2}
+        assert recover(tmp_path, FaultyFiles()).streams.ends == {"s": 2}
 
     def test_a_sync_that_fails_is_one_that_failed(self, tmp_path: Path) -> None:
         files = FaultyFiles()
@@ -191,7 +191,7 @@ def test_what_got_through_of_a_short_write_does_not_stay(tmp_path: Path) -> None
     of.commit(numbered(2, b"again"), 1, 1)
     of.close(in_order=True)
     found = recover(tmp_path, files)
-    assert (found.ends, found.closed, found.notes) == ({"s": 2}, True, [])
+    assert (found.streams.ends, found.closed, found.notes) == ({"s": 2}, True, [])
 
 
 def test_the_time_never_goes_back(tmp_path: Path) -> None:

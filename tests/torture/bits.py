@@ -79,8 +79,8 @@ class Specimen:
     def _write(self, writer: Writer, dice: random.Random, size: int) -> None:
         digest = hashlib.blake2b()
         while True:
-            self.states.append((writer.position, dict(writer.ends), digest.digest()))
-            runs = self._runs(writer.ends, dice)
+            self.states.append((writer.position, dict(writer.streams.ends), digest.digest()))
+            runs = self._runs(writer.streams.ends, dice)
             needed = sum(run.room for run in runs) + fmt.BATCH_HEADER.size
             if writer.position + needed > size:
                 return
@@ -124,7 +124,7 @@ class Specimen:
         position, ends, digest = known[0]
         least = {"mark": self.end, "old mark": self.last, "no mark": 0}[mark]
         assert position >= least, f"{least - position} durable bytes were cut off"
-        assert found.ends == ends, "the numbers are others"
+        assert found.streams.ends == ends, "the numbers are others"
         assert self._reread(position) == digest, "the records are others"
 
     def _reread(self, stop: int) -> bytes:

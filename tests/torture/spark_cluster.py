@@ -81,7 +81,9 @@ def write(writer: Writer, records: int, dice: random.Random) -> int:
         runs = []
         for stream in STREAMS:
             payloads = [dice.randbytes(100) for _ in range(dice.randint(1, 200))]
-            runs.append(Run.of(stream, payloads, source="torture").numbered(writer.ends.get(stream, 0) + 1, now))
+            runs.append(
+                Run.of(stream, payloads, source="torture").numbered(writer.streams.ends.get(stream, 0) + 1, now)
+            )
             written += len(payloads)
         writer.commit([runs], now, now)
     return written
@@ -143,8 +145,11 @@ def main() -> int:
         records = table(spark, lake, address)
         counts = {row["stream"]: row["count"] for row in records.groupBy("stream").count().collect()}
         print(f"{counts} in the lake and, over HTTP, behind it")
-        if counts != {stream: writer.ends[stream] for stream in STREAMS} or sum(counts.values()) != count + more:
-            problems.append(f"the table has {counts}, and {writer.ends} were written")
+        if (
+            counts != {stream: writer.streams.ends[stream] for stream in STREAMS}
+            or sum(counts.values()) != count + more
+        ):
+            problems.append(f"the table has {counts}, and {writer.streams.ends} were written")
         problems += [f"gap: {gap}" for gap in gaps(records)]
         verified = verify(spark, str(journal), lake)
         print(verified)

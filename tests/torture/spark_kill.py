@@ -56,7 +56,9 @@ def write(directory: Path, seed: int) -> None:
         runs = []
         for stream in dice.sample(["a", "b", "c/d"], dice.randint(1, 3)):
             payloads = [dice.randbytes(dice.randint(0, 300)) for _ in range(dice.randint(1, 20))]
-            runs.append(Run.of(stream, payloads, source="torture").numbered(writer.ends.get(stream, 0) + 1, now))
+            runs.append(
+                Run.of(stream, payloads, source="torture").numbered(writer.streams.ends.get(stream, 0) + 1, now)
+            )
         writer.commit([runs], now, now)
         time.sleep(0.05)
 

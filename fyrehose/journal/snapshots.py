@@ -1,0 +1,151 @@
+"""Snapshot files: all streams of a journal at one position, so that a segment need not name them all again.
+
+A server with a hundred thousand streams would begin every segment with megabytes.  It writes a snapshot now and then
+instead, and a segment begins with the streams that changed since (a batch of kind STREAMS).  A snapshot is written
+under another name, synced and renamed before any segment refers to it, and is never changed.  Retention deletes it
+when no segment that is kept refers to it any more.
+
+    file      header 64 | row 32 ... | names end to end | CRC32C of everything before u32
+    header    magic "FYSTREAM" | version u16 | 6 zeros | position u64 | floor u64 | identity of the journal 16 |
+              rows u32 | size of the names u32 | 8 zeros
+    row       end of its name u32 | State u32 | last number u64 | reserved up to u64 | start: records up to it are not
+              served u64
+
+Rows are sorted by the bytes of their names, so one is found in the bytes as they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+
+import attrs
+from crc32c import crc32c
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
+from fyrehose.journal.format import State
+from fyrehose.journal.scan import snapshot_path_of
+from fyrehose.journal.streams import Streams
+
+VERSION = 1
+#: Rows that are packed at once: packing a hundred thousand must not keep a commit waiting.
+STEP = 5_000
+
+_MAGIC = b"FYSTREAM"
+_HEADER = Struct("<8sH6xQQ16sII8x")
+_ROW = Struct("<IIQQQ")
+_CRC = Struct("<I")
+
+
+def pieces(streams: Streams, position: int, identity: bytes) -> Iterator[bytes]:
+    """Yield the bytes of a snapshot of *streams*, in pieces that each take a few milliseconds to make.
+
+    :param position: of the log, up to which *streams* is what it says
+    """
+    names = sorted(stream.encode() for of in (streams.ends, streams.retired) for stream in of)
+    size = sum(map(len, names))
+    header = _HEADER.pack(_MAGIC, VERSION, position, streams.floor, identity, len(names), size)
+    crc = crc32c(header)
+    yield header
+    end = 0
+    for begin in range(0, len(names), STEP):
+        rows = bytearray()
+        for name in names[begin : begin + STEP]:
+            end += len(name)
+            rows += _row(streams, name.decode(), end)
+        crc = crc32c(rows, crc)
+        yield bytes(rows)
+    joined = b"".join(names)
+    yield joined
+    yield _CRC.pack(crc32c(joined, crc))
+
+
+def _row(streams: Streams, stream: str, end: int) -> bytes:
+    last = streams.ends.get(stream)
+    if last is None:
+        return _ROW.pack(end, State.RETIRED, streams.retired[stream], 0, 0)
+    return _ROW.pack(end, State.LIVE, last, streams.reserved.get(stream, last), streams.starts.get(stream, 0))
+
+
+@attrs.frozen(eq=False, slots=True)
+class Snapshot:
+    """A snapshot file as it is: nothing is unpacked but what is asked for."""
+
+    data: bytes
+    position: int
+    floor: int
+    identity: bytes
+    rows: int
+
+    @classmethod
+    def of(cls, data: bytes) -> Snapshot:
+        """Return the snapshot in *data*.
+
+        :raises Damage: it is not as it was written
+        :raises Newer: a newer version has written it
+        """
+        if len(data) < _HEADER.size + _CRC.size or _CRC.unpack(data[-4:])[0] != crc32c(data[:-4]):
+            raise fmt.Damage("the snapshot is damaged")
+        magic, version, position, floor, identity, rows, size = _HEADER.unpack_from(data)
+        if magic != _MAGIC:
+            raise fmt.Damage("it is no snapshot")
+        if version > VERSION:
+            raise fmt.Newer(f"it was written by a newer Fyrehose (snapshot {version}; this one knows {VERSION})")
+        if len(data) != _HEADER.size + rows * _ROW.size + size + _CRC.size:
+            raise fmt.Damage("the lengths of the snapshot contradict each other")
+        return cls(data, position, floor, identity, rows)
+
+    def last(self, stream: str) -> int:
+        """Return the last number that *stream* had at the snapshot's position, retired or not."""
+        name = stream.encode()
+        at = bisect_left(range(self.rows), name, key=self._name)
+        return self.floor if at == self.rows or self._name(at) != name else self._row(at)[2]
+
+    def streams(self) -> Streams:
+        """Return all of it."""
+        found = Streams(floor=self.floor)
+        begin = at = _HEADER.size + self.rows * _ROW.size
+        for end, state, last, reserved, start in _ROW.iter_unpack(self.data[_HEADER.size : begin]):
+            stream = self.data[at : begin + end].decode()
+            at = begin + end
+            if state == State.RETIRED:
+                found.retired[stream] = last
+                continue
+            found.ends[stream] = last
+            if reserved > last:
+                found.reserved[stream] = reserved
+            if start:
+                found.starts[stream] = start
+        return found
+
+    def _row(self, at: int) -> tuple[int, int, int, int, int]:
+        return _ROW.unpack_from(self.data, _HEADER.size + at * _ROW.size)
+
+    def _name(self, at: int) -> bytes:
+        names = _HEADER.size + self.rows * _ROW.size
+        begin = self._row(at - 1)[0] if at else 0
+        return self.data[names + begin : names + self._row(at)[0]]
+
+
+def load(directory: Path, position: int) -> Snapshot:
+    """Read the snapshot at *position*, which a segment refers to.
+
+    :raises JournalCorrupt: it is missing, damaged or another
+    """
+    path = snapshot_path_of(directory, position)
+    try:
+        found = Snapshot.of(path.read_bytes())
+        if found.position != position:
+            raise fmt.Damage(f"it is the snapshot at position {found.position}")
+    except fmt.Newer as newer:
+        raise JournalCorrupt(f"{path} cannot be read: {newer}; serve it with that version") from newer
+    except (OSError, fmt.Damage) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise JournalCorrupt(
+            f"{path}, which has the last numbers of streams, cannot be used: {why}; put the file back from a copy, or "
+            "start with --quarantine to go on without it"
+        ) from error
+    return found

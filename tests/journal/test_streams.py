@@ -1,0 +1,303 @@
+"""What segments and snapshots say of streams: many streams, retired streams, and what is missing or damaged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fyrehose.errors import JournalCorrupt, ReadOnly
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan, snapshots, streams
+from fyrehose.journal.files import Files
+from fyrehose.journal.recovery import recover
+from fyrehose.journal.streams import Streams, begun
+from fyrehose.journal.verify import verify
+
+names = st.text(min_size=1, max_size=20).filter(lambda name: len(name.encode()) <= 80)
+
+
+@pytest.fixture(autouse=True)
+def few_streams_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "INLINE", 4)
+
+
+@pytest.fixture
+def bench(open_journal: Any) -> Any:
+    """A journal of twenty streams and several segments: one of them takes almost all records."""
+    bench = open_journal(segment_size=4 << 10)
+    for i in range(20):
+        bench.append(b"x", stream=f"quiet-{i}")
+    for i in range(60):
+        bench.append(b"%d" % i * 100)
+    return bench
+
+
+def first_batches(directory: Path) -> list[tuple[fmt.BatchHeader, list[fmt.Entry]]]:
+    found = []
+    for segment in scan.segments(directory):
+        reader = scan.SegmentReader(segment.path, segment.base)
+        header, body = reader.batch(segment.base + fmt.SEGMENT_HEADER.size)
+        found.append((header, fmt.entries(body, header.parts)))
+        reader.close()
+    return found
+
+
+def retire(bench: Any, *names: str) -> Any:
+    done: list[Any] = []
+    bench.journal.retire(names).addBoth(done.append)
+    for name in names:
+        bench.next.pop(name, None)
+    return done[0]
+
+
+def everything(bench: Any) -> dict[str, list[tuple[int, bytes]]]:
+    return {
+        stream: [(record.seq, bytes(record.payload)) for record in bench.records(stream)]
+        for stream in sorted(bench.journal.ends())
+    }
+
+
+class TestManyStreams:
+    def test_a_segment_names_those_that_changed_since_the_snapshot(self, bench: Any) -> None:
+        header, entries = first_batches(bench.directory)[-1]
+        assert header.kind is fmt.Kind.STREAMS
+        assert [entry.stream for entry in entries if entry.stream] == ["s"]
+        assert streams.referred(entries) in scan.snapshots(bench.directory)
+
+    def test_a_restart_knows_all_of_them(self, bench: Any, open_journal: Any) -> None:
+        before, ends = everything(bench), dict(bench.journal.ends())
+        bench.close()
+        again = open_journal(segment_size=4 << 10)
+        assert dict(again.journal.ends()) == ends
+        assert everything(again) == before
+        assert not verify(again.directory).problems
+
+    def test_numbers_before_a_segment_are_found_without_its_index(self, bench: Any, open_journal: Any) -> None:
+        before = everything(bench)
+        bench.close()
+        for path in bench.directory.glob("*.index"):
+            path.unlink()
+        assert everything(open_journal(segment_size=4 << 10)) == before
+
+    def test_few_streams_need_no_snapshot_any_more(self, bench: Any) -> None:
+        retire(bench, *(f"quiet-{i}" for i in range(20)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(streams, "INLINE", 100)
+            for i in range(60):
+                bench.append(b"%d" % i * 100)
+        _, entries = first_batches(bench.directory)[-1]
+        assert streams.referred(entries) == 0
+
+    def test_retention_deletes_snapshots_that_no_segment_refers_to(self, open_journal: Any) -> None:
+        bench = open_journal(segment_size=4 << 10, keep_bytes=12 << 10)
+        for i in range(200):
+            bench.append(b"%d" % i * 100, stream=f"s{i % 20}")
+        needed = {streams.referred(entries) for _, entries in first_batches(bench.directory)}
+        kept = scan.snapshots(bench.directory)
+        assert len(kept) <= len(needed) + 1
+        assert needed <= set(kept)
+        assert {bench.journal.bounds(f"s{i}")[1] for i in range(20)} == {10}
+
+    def test_a_snapshot_that_no_segment_refers_to_yet_is_deleted_by_the_next_start(
+        self, bench: Any, open_journal: Any
+    ) -> None:
+        bench.close()
+        end = scan.segments(bench.directory)[-1].end
+        stray = scan.snapshot_path_of(bench.directory, end)
+        stray.write_bytes(b"".join(snapshots.pieces(Streams(), end, bytes(16))))
+        open_journal(segment_size=4 << 10)
+        assert not stray.exists()
+
+    def test_a_start_keeps_snapshots_that_older_segments_refer_to(self, bench: Any, open_journal: Any) -> None:
+        retire(bench, *(f"quiet-{i}" for i in range(20)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(streams, "INLINE", 100)
+            for i in range(60):
+                bench.append(b"%d" % i * 100)
+            bench.close()
+            again = open_journal(segment_size=4 << 10)
+        assert {streams.referred(entries) for _, entries in first_batches(bench.directory)} - {0} <= set(
+            scan.snapshots(bench.directory)
+        )
+        assert not verify(again.directory).problems
+
+    def test_a_disk_that_takes_no_snapshot_takes_records(self, open_journal: Any) -> None:
+        class NoSnapshots(Files):
+            def store(self, path: Path, data: Any) -> None:
+                if path.suffix == scan.SNAPSHOT_SUFFIX:
+                    raise OSError(28, os.strerror(28))
+                super().store(path, data)
+
+        bench = open_journal(NoSnapshots(), segment_size=4 << 10)
+        for i in range(100):
+            bench.append(b"%d" % i * 100, stream=f"s{i % 20}")
+        assert len(bench.payloads("s19")) == 5
+        assert {header.kind for header, _ in first_batches(bench.directory)} == {fmt.Kind.ENDS}
+
+
+class TestDamage:
+    def harm(self, bench: Any, how: str) -> Path:
+        bench.close()
+        path = scan.snapshot_path_of(bench.directory, scan.snapshots(bench.directory)[-1])
+        data = bytearray(path.read_bytes())
+        if how == "missing":
+            path.unlink()
+            return path
+        if how == "flipped":
+            data[len(data) // 2] ^= 1
+        elif how == "cut":
+            del data[-10:]
+        else:  # that of another position
+            data = bytearray(b"".join(snapshots.pieces(Streams({"a": 1}), 8, bytes(16))))
+        path.write_bytes(data)
+        return path
+
+    @pytest.mark.parametrize("how", ["missing", "flipped", "cut", "another"])
+    def test_a_start_names_the_snapshot_and_changes_nothing(self, bench: Any, how: str) -> None:
+        path = self.harm(bench, how)
+        before = sorted(bench.directory.iterdir())
+        with pytest.raises(JournalCorrupt, match=path.name):
+            recover(bench.directory, Files())
+        assert sorted(bench.directory.iterdir()) == before
+        assert any(path.name in str(problem) for problem in verify(bench.directory).problems)
+
+    @pytest.mark.parametrize("how", ["missing", "flipped", "cut", "another"])
+    def test_quarantine_goes_on_with_what_segments_tell(self, bench: Any, open_journal: Any, how: str) -> None:
+        before = everything(bench)
+        self.harm(bench, how)
+        again = open_journal(segment_size=4 << 10, quarantine=True)
+        assert everything(again) == before
+        assert any("another made of what segments tell" in note for note in again.journal.report.notes)
+        again.append(b"new", stream="never seen")
+        assert again.records("never seen")[0].seq > 1  # above all that a stream can have had of which nothing tells
+        assert not verify(again.directory).problems
+
+    def test_quarantine_mends_the_beginning_of_a_segment(self, bench: Any, open_journal: Any) -> None:
+        before = everything(bench)
+        bench.close()
+        last = scan.segments(bench.directory)[-1].path
+        data = bytearray(last.read_bytes())
+        data[140] ^= 1  # in its first batch, which has no room for all streams
+        last.write_bytes(data)
+        again = open_journal(segment_size=4 << 10, quarantine=True)
+        assert everything(again) == before
+        assert not verify(again.directory).problems
+
+
+class TestRetired:
+    def test_it_is_not_listed_and_not_served(self, bench: Any) -> None:
+        assert retire(bench, "s", "unknown") is None
+        assert "s" not in bench.journal.ends()
+        assert bench.journal.retired() == {"s": 60}
+        assert bench.journal.bounds("s") == (61, 60)
+        assert bench.journal.read("s", 1, 1000) == ()
+
+    @pytest.mark.parametrize("restarts", [0, 1, 2])
+    def test_a_name_that_comes_back_goes_on_with_its_numbers(
+        self, bench: Any, open_journal: Any, restarts: int
+    ) -> None:
+        retire(bench, "s")
+        for restart in range(restarts):
+            bench.close()
+            bench = open_journal(segment_size=4 << 10)
+            if not restart:
+                assert bench.journal.retired() == {"s": 60}
+                bench.next["s"] = 61
+                bench.append(b"back")
+        if not restarts:
+            bench.next["s"] = 61
+            bench.append(b"back")
+        assert [(record.seq, bytes(record.payload)) for record in bench.records("s")] == [(61, b"back")]
+        assert bench.journal.bounds("s") == (61, 61)
+        assert bench.journal.retired() == {}
+        for i in range(60):
+            bench.append(b"%d" % i * 100)
+        assert bench.journal.bounds("s") == (61, 121)
+        assert not verify(bench.directory).problems
+
+    def test_a_segment_has_nothing_of_them(self, open_journal: Any) -> None:
+        bench = open_journal(segment_size=4 << 10)
+        for i in range(40):
+            bench.append(b"x", stream=f"short-lived-{i}")
+        retire(bench, *(f"short-lived-{i}" for i in range(40)))
+        for i in range(100):
+            bench.append(b"%d" % i * 100)
+        _, entries = first_batches(bench.directory)[-1]
+        assert [entry.stream for entry in entries if entry.stream] == ["s"]
+
+    def test_the_longest_retired_are_forgotten_and_their_numbers_are_not_used_again(
+        self, open_journal: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(streams, "MOST_RETIRED", 2)
+        bench = open_journal(segment_size=4 << 10)
+        for count, name in enumerate(("a", "b", "c"), 5):
+            bench.append(*[b"x"] * count, stream=name)
+            retire(bench, name)
+        assert bench.journal.retired() == {"b": 6, "c": 7}
+        assert bench.journal.floor == 5
+        bench.close()
+        again = open_journal(segment_size=4 << 10)
+        assert (again.journal.retired(), again.journal.floor) == ({"b": 6, "c": 7}, 5)
+        again.append(b"back", stream="a")
+        assert [record.seq for record in again.records("a")] == [6]
+        assert not verify(again.directory).problems
+
+    def test_a_disk_without_room_refuses(self, open_journal: Any) -> None:
+        class Full(Files):
+            full = False
+
+            def write(self, fd: int, data: Any, offset: int) -> None:
+                if self.full:
+                    raise OSError(28, os.strerror(28))
+                super().write(fd, data, offset)
+
+        files = Full()
+        bench = open_journal(files)
+        bench.append(b"x")
+        files.full = True
+        failure = retire(bench, "s")
+        assert failure.check(ReadOnly)
+        assert bench.journal.bounds("s") == (1, 1)
+
+
+@given(
+    st.dictionaries(names, st.integers(1, 1 << 48), max_size=30),
+    st.dictionaries(names, st.integers(1, 1 << 48), max_size=30),
+    st.integers(0, 1 << 48),
+)
+def test_a_snapshot_says_what_was_put_into_it(live: dict[str, int], retired: dict[str, int], floor: int) -> None:
+    retired = {name: last for name, last in retired.items() if name not in live}
+    put = Streams(live, retired, dict.fromkeys(list(live)[::2], 1), floor=floor)
+    found = snapshots.Snapshot.of(b"".join(snapshots.pieces(put, 77, bytes(range(16)))))
+    got = found.streams()
+    assert (got.ends, got.retired, got.starts, got.floor) == (live, retired, put.starts, floor)
+    assert (found.position, found.identity) == (77, bytes(range(16)))
+    assert {name: found.last(name) for name in live | retired} == live | retired
+    assert found.last("\x00 not there") == floor
+
+
+def test_every_bit_of_a_snapshot_counts() -> None:
+    data = b"".join(snapshots.pieces(Streams({"a": 1, "bb": 2}), 77, bytes(range(16))))
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(fmt.Damage):
+            snapshots.Snapshot.of(bytes(changed))
+
+
+def test_entries_since_a_snapshot_give_the_same_streams() -> None:
+    of = Streams({f"s{i}": i for i in range(1, 20)}, {"old": 7})
+    captured = of.capture()
+    of.wrote("s3", 50)
+    of.wrote("old", 8)
+    of.apply(of.retiring(["s5"]))
+    of.adopt(1000)
+    kind, entries = of.beginning()
+    again = begun(entries, lambda position: captured)
+    assert kind is fmt.Kind.STREAMS
+    assert (again.ends, again.retired, again.starts, again.floor) == (of.ends, of.retired, of.starts, of.floor)
