@@ -16,7 +16,15 @@ from zope.interface import implementer
 
 from fyrehose.counters import Counters
 from fyrehose.doors import Door
-from fyrehose.errors import Closed, InvalidName, PayloadTooLarge, PublishError, ReadOnly, TooManyStreams
+from fyrehose.errors import (
+    Closed,
+    InvalidName,
+    NewStreamForbidden,
+    PayloadTooLarge,
+    PublishError,
+    ReadOnly,
+    TooManyStreams,
+)
 from fyrehose.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.flow import Budget
 from fyrehose.guard import Guard
@@ -32,6 +40,7 @@ from fyrehose.interfaces import (
 from fyrehose.policy import Action, Identity
 from fyrehose.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
+from fyrehose.streams import UNLIMITED, StreamRules
 
 #: No server may be told to hold more: a segment begins with all their numbers, in one batch.
 MAX_STREAMS = 200_000
@@ -54,6 +63,7 @@ class Broker:
     :ivar clock: gives others their turn while much is delivered
     :ivar max_streams: a stream more than these cannot be made
     :ivar limits: what one peer may make the server remember
+    :ivar rules: limits of streams by their names
     :ivar guard: who may do what; who uses the broker itself, and not as somebody, may do everything
     :ivar watch: is told when the journal can do more or less than before
     """
@@ -65,6 +75,7 @@ class Broker:
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     max_streams: int = attrs.field(default=100_000, kw_only=True, validator=attrs.validators.le(MAX_STREAMS))
     limits: PeerLimits = attrs.field(factory=PeerLimits, kw_only=True)
+    rules: StreamRules = attrs.field(default=UNLIMITED, kw_only=True)
     guard: Guard = attrs.field(factory=Guard, kw_only=True)
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
     #: where it can be come to, for those who look after it
@@ -93,7 +104,7 @@ class Broker:
     def _opened(self, ends: Mapping[str, int]) -> Mapping[str, int]:
         self.sequencer.restore(ends, self.journal.floor)
         self._fanout = Fanout(self.clock, self.journal.read)
-        self._largest = {stream: self._restricted.get(stream, MAX_PAYLOAD) for stream in ends}
+        self._largest = {stream: self._max_payload(stream) for stream in ends}
         return ends
 
     def close(self) -> Deferred[None]:
@@ -124,7 +135,7 @@ class Broker:
         try:
             self._check_open()
             for run in runs:
-                self._check(run, new)
+                self._check(run, new, maker)
             made = len(new)
             if own:
                 for run in own:
@@ -176,7 +187,7 @@ class Broker:
     def restrict(self, stream: str, max_payload: int) -> None:
         self._restricted[stream] = max_payload
         if stream in self._largest:
-            self._largest[stream] = max_payload
+            self._largest[stream] = self._max_payload(stream)
 
     def durable(self, ends: Mapping[str, int]) -> None:
         if self.grown is not None:
@@ -211,10 +222,10 @@ class Broker:
         if state is not JournalState.WRITABLE:
             raise Closed(f"the journal is {state.value}")
 
-    def _check(self, run: Run, new: list[str]) -> None:
+    def _check(self, run: Run, new: list[str], maker: Identity | None = None) -> None:
         largest = self._largest.get(run.stream)
         if largest is None:
-            largest = self._admit(run.stream)
+            largest = self._admit(run.stream, maker)
             new.append(run.stream)
         if len(run.payload) > largest and max(run.sizes) > largest:
             raise PayloadTooLarge(
@@ -228,8 +239,16 @@ class Broker:
         if not len(run):
             raise ValueError("a run without records was published")
 
-    def _admit(self, stream: str) -> int:
-        """The largest payload of a stream that is new."""
+    def _bound_to(self, stream: str) -> Door | None:
+        """Return the listener that its settings bind to *stream*, if there is one."""
+        return next((door for door in self.doors if door.stream == stream), None)
+
+    def _max_payload(self, stream: str) -> int:
+        """Return the largest payload that *stream* takes, by its own restriction and by the configuration."""
+        return min(self._restricted.get(stream, MAX_PAYLOAD), self.rules.max_payload(stream))
+
+    def _admit(self, stream: str, maker: Identity | None) -> int:
+        """Make the new stream *stream* for the peer *maker* (None: the server); return its largest payload."""
         try:
             size = len(stream.encode())
         except UnicodeEncodeError:
@@ -241,5 +260,10 @@ class Broker:
                 f"stream {stream!r} would be one more than the {self.max_streams} that this server may hold; "
                 "raise --max-streams, or publish to one that exists"
             )
-        largest = self._largest[stream] = self._restricted.get(stream, MAX_PAYLOAD)
+        if maker is not None and not self.rules.new_streams(stream) and self._bound_to(stream) is None:
+            raise NewStreamForbidden(
+                f"stream {stream!r} does not exist, and the configuration lets no peer make it: publish to a stream "
+                "that exists, or allow it with new-streams = true in a [[stream]] table"
+            )
+        largest = self._largest[stream] = self._max_payload(stream)
         return largest

@@ -15,6 +15,10 @@
     [option.journal]
     durability = "interval:100"
 
+    [[stream]]
+    name = "debug.*"
+    keep-age = "1d"
+
 A listener is called KIT or KIT/LABEL.  Its options are those of KIT, and over them those of KIT/LABEL.
 """
 
@@ -28,7 +32,7 @@ from typing import Any
 
 import attrs
 
-from fyrehose import kits, policy
+from fyrehose import kits, policy, streams
 from fyrehose.broker import MAX_STREAMS
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
@@ -37,6 +41,7 @@ from fyrehose.logs import FORMATS
 from fyrehose.policy import LOOPBACK, Policy
 from fyrehose.quotas import STREAMS, PeerLimits
 from fyrehose.settings import build, count, option, size
+from fyrehose.streams import UNLIMITED, StreamRules
 
 #: What a file has besides tables.
 _TEXTS = ("data-dir", "policy", "log-format")
@@ -116,6 +121,8 @@ class Config:
     #: where the policy was read from, and is read again
     policy_file: Path | None = None
     log_format: str = "text"
+    #: limits of streams by their names
+    streams: StreamRules = UNLIMITED
 
 
 @attrs.frozen(kw_only=True)
@@ -127,6 +134,7 @@ class FromFile:
     log_format: str | None = None
     listen: list[tuple[str, str]] = attrs.field(factory=list)
     options: Options = attrs.field(factory=dict)
+    streams: StreamRules = UNLIMITED
 
 
 def parse_listen(text: str) -> tuple[str, str]:
@@ -163,9 +171,11 @@ def read_file(path: Path) -> FromFile:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"--config {path} is not TOML: {error}") from error
-    strange = sorted(content.keys() - {*_TEXTS, "listen", "option"})
+    strange = sorted(content.keys() - {*_TEXTS, "listen", "option", "stream"})
     if strange:
-        raise ConfigError(f"--config {path} has {strange[0]!r}; it may have {_TEXTS_AND}, [listen] and [option.KIT]")
+        raise ConfigError(
+            f"--config {path} has {strange[0]!r}; it may have {_TEXTS_AND}, [listen], [option.KIT] and [[stream]]"
+        )
     texts, listen, options = (
         [content.get(name) for name in _TEXTS],
         content.get("listen", {}),
@@ -178,12 +188,17 @@ def read_file(path: Path) -> FromFile:
         raise ConfigError(f"--config {path}: [listen] should be a table of KIT = ENDPOINT")
     if not isinstance(options, dict) or not all(isinstance(table, dict) for table in options.values()):
         raise ConfigError(f"--config {path}: options belong into tables called [option.KIT]")
+    try:
+        rules = streams.parse(content.get("stream", []))
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: {error}") from error
     return FromFile(
         data_dir=texts[0],
         policy=texts[1],
         log_format=texts[2],
         listen=list(_endpoints(path, listen)),
         options={scope: _plain(table) for scope, table in options.items()},
+        streams=rules,
     )
 
 
@@ -198,6 +213,7 @@ def resolve(
     options: Options,
     policy_file: str | None = None,
     log_format: str = "text",
+    rules: StreamRules = UNLIMITED,
 ) -> Config:
     """What was said, checked and made into settings.
 
@@ -231,6 +247,7 @@ def resolve(
         policy=LOOPBACK if policy_file is None else policy.load(Path(policy_file)),
         policy_file=None if policy_file is None else Path(policy_file).absolute(),
         log_format=log_format,
+        streams=rules,
     )
 
 

@@ -20,6 +20,7 @@ class Door:
     :ivar encryption: for people, such as ``TLS, client certificates required``; nothing: there is none
     :ivar who: says who may come in, as things are now
     :ivar connections: says how many there are; None where that is not known
+    :ivar stream: the stream that its settings bind it to; None: its peers name the streams
     """
 
     name: str
@@ -28,6 +29,7 @@ class Door:
     encryption: str = ""
     who: Callable[[], str]
     connections: Callable[[], int | None]
+    stream: str | None = None
 
 
 def encryption(endpoint: str, settings: Any) -> str:

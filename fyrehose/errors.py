@@ -10,6 +10,7 @@
     │   ├── TooManyStreams           no further stream can be made
     │   │   └── TooManyStreamsFromPeer   nor can this address or identity make another
     │   ├── NewStreamRateExceeded    a peer makes streams too fast: try again later (retriable)
+    │   ├── NewStreamForbidden       the configuration lets no peer make a stream of this name
     │   ├── StreamFull               the stream has used its last number
     │   ├── ReadOnly                 the disk is full or cannot be written: try again later (retriable)
     │   └── Closed                   the journal or the server is closing, or has failed
@@ -100,6 +101,10 @@ class NewStreamRateExceeded(PublishError):
     """The address or the identity of the peer makes streams faster than it may; it may try again later."""
 
     retriable = True
+
+
+class NewStreamForbidden(PublishError):
+    """A ``[[stream]]`` table of the configuration says that no peer may make a stream of this name."""
 
 
 class StreamFull(PublishError):

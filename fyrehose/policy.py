@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
@@ -116,9 +116,7 @@ class Rule:
 
     def covers(self, action: Action, stream: str) -> bool:
         """Whether it allows ``action`` on ``stream``."""
-        patterns = self.publish if action is Action.PUBLISH else self.subscribe
-        own = stream.startswith(".")
-        return any((not own or pattern.startswith(".")) and _pattern(pattern).fullmatch(stream) for pattern in patterns)
+        return covers(self.publish if action is Action.PUBLISH else self.subscribe, stream)
 
 
 @attrs.frozen
@@ -162,6 +160,12 @@ LOOPBACK = Policy(
     ),
     "without --policy FILE nobody may but this machine",
 )
+
+
+def covers(patterns: Sequence[str], stream: str) -> bool:
+    """Return whether *stream* matches one of *patterns*; if it begins with a dot, the pattern has to, too."""
+    own = stream.startswith(".")
+    return any((not own or pattern.startswith(".")) and _pattern(pattern).fullmatch(stream) for pattern in patterns)
 
 
 def near(host: str, networks: tuple[Network, ...]) -> bool:

@@ -31,6 +31,7 @@ from fyrehose.interfaces import IJournal, ISequencer, JournalState
 from fyrehose.policy import LOOPBACK, Policy
 from fyrehose.quotas import PeerLimits
 from fyrehose.sequencer import Sequencer
+from fyrehose.streams import UNLIMITED, StreamRules
 
 log = Logger()
 
@@ -44,6 +45,7 @@ class Fyrehose(MultiService):
 
     :ivar broker: what a kit's ``make_service`` is given
     :param limits: what one peer may make the server remember
+    :param rules: limits of streams by their names; their ages are the journal's to keep, which is given them itself
     :param policy: who may do what; without one, this machine may do everything, and nobody else anything
     :param on_open: told when the journal is open, before the first child starts
     :param on_failure: told why, when the server cannot go on: the journal has failed, or a child that was added later
@@ -59,6 +61,7 @@ class Fyrehose(MultiService):
         max_streams: int = 100_000,
         budget: Budget | None = None,
         limits: PeerLimits | None = None,
+        rules: StreamRules = UNLIMITED,
         policy: Policy = LOOPBACK,
         on_open: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] | None = None,
@@ -71,6 +74,7 @@ class Fyrehose(MultiService):
             max_streams=max_streams,
             budget=Budget() if budget is None else budget,
             limits=PeerLimits() if limits is None else limits,
+            rules=rules,
             guard=Guard(policy),
             watch=self._journal_changed,
         )

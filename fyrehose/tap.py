@@ -32,6 +32,7 @@ from fyrehose.flow import Budget
 from fyrehose.journal.journal import FileJournal
 from fyrehose.notify import Manager
 from fyrehose.service import Fyrehose
+from fyrehose.streams import UNLIMITED
 from fyrehose.web.places import is_local
 
 log = Logger()
@@ -50,7 +51,7 @@ class Options(usage.Options):
 
     optParameters = [  # noqa: RUF012 - Twisted's name and type
         ["data-dir", "d", None, "Where the journal is.  [default: data]"],
-        ["config", "c", None, "A TOML file with all of these, and [listen] and [option.KIT]; the command line wins."],
+        ["config", "c", None, "A TOML file with these, [listen], [option.KIT], [[stream]]; the command line wins."],
         ["policy", "p", None, "A TOML file that says who may do what; without one only this machine may anything."],
         ["log-format", None, None, "How the log is written: text, or json, an object a line.  [default: text]"],
         ["durability", None, None, "batch, interval:MS or never: when what was written is synced.  [default: batch]"],
@@ -107,6 +108,7 @@ class Options(usage.Options):
         if self["max-streams"] is not None:
             flags["server"] = {"max_streams": self["max-streams"]}
         self["option"] = merged(self["option"], flags)
+        rules = UNLIMITED
         if self["config"] is not None:
             file: FromFile = _usage(read_file, Path(self["config"]))
             self["data-dir"] = self["data-dir"] or file.data_dir
@@ -114,10 +116,11 @@ class Options(usage.Options):
             self["log-format"] = self["log-format"] or file.log_format
             self["listen"] = self["listen"] or file.listen
             self["option"] = merged(file.options, self["option"])
+            rules = file.streams
         self["data-dir"] = self["data-dir"] or "data"
         self["log-format"] = self["log-format"] or "text"
         self.resolved = _usage(
-            resolve, self["data-dir"], self["listen"], self["option"], self["policy"], self["log-format"]
+            resolve, self["data-dir"], self["listen"], self["option"], self["policy"], self["log-format"], rules
         )
         if self.parent is not None and self.parent.get("syslog") and self["log-format"] != "text":
             raise usage.UsageError("--log-format json goes to a file or standard output, and not with --syslog")
@@ -187,6 +190,7 @@ class Server(Service):
             self.journal,
             max_streams=config.server.max_streams,
             limits=config.server.peer_limits,
+            rules=config.streams,
             budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),
             policy=config.policy,
             on_open=self._opened,
@@ -317,6 +321,7 @@ class Server(Service):
                 encryption=encryption(listener.endpoint, listener.settings),
                 who=partial(self._who, listener),
                 connections=lambda: getattr(service, "connections", None),
+                stream=getattr(listener.settings, "stream", None),
             )
         )
 

@@ -6,10 +6,13 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.broker import Broker
-from fyrehose.errors import InvalidName, PayloadTooLarge, ReadOnly, TooManyStreams
+from fyrehose.doors import Door
+from fyrehose.errors import InvalidName, NewStreamForbidden, PayloadTooLarge, ReadOnly, TooManyStreams
 from fyrehose.interfaces import JournalState
+from fyrehose.policy import Identity
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
+from fyrehose.streams import StreamRule, StreamRules
 from fyrehose.testing import MemoryJournal, RecordingSink
 
 
@@ -139,3 +142,50 @@ def test_what_was_acknowledged_is_counted_by_its_source_and_what_was_refused_is_
     taken = broker.taken["test"]
     assert (taken.publishes, taken.messages, taken.bytes) == (2, 3, 5)
     assert list(broker.taken) == ["test"]
+
+
+def test_peers_make_the_stream_that_a_listener_is_bound_to() -> None:
+    broker, _, _ = make(rules=StreamRules((StreamRule(names=("*",), new_streams=False),)))
+    broker.doors.append(
+        Door(name="lumberjack", kit="lumberjack", endpoint="", who=str, connections=lambda: 0, stream="logs")
+    )
+    peer = Identity(host="10.0.0.1")
+    assert broker.publish(drafts(b"a", stream="logs"), maker=peer).result == (1,)
+    assert isinstance(refused(broker.publish(drafts(b"a", stream="other"), maker=peer)), NewStreamForbidden)
+
+
+def test_a_stream_takes_no_more_than_its_own_limit_and_that_of_the_configuration() -> None:
+    rules = StreamRules((StreamRule(names=("small.*",), max_payload=3),))
+    broker, _, _ = make(rules=rules)
+    broker.restrict("small.er", 2)
+    broker.restrict("small.but", 100)
+    broker.restrict("large", 100)
+    for stream, most in (("small.", 3), ("small.er", 2), ("small.but", 3), ("large", 100)):
+        assert broker.publish(drafts(b"x" * most, stream=stream)).result == (1,)
+        assert isinstance(refused(broker.publish(drafts(b"x" * (most + 1), stream=stream))), PayloadTooLarge)
+    broker.restrict("small.", 1)
+    assert isinstance(refused(broker.publish(drafts(b"xx", stream="small."))), PayloadTooLarge)
+
+
+def test_the_limit_of_the_configuration_holds_for_streams_that_exist_when_the_server_starts() -> None:
+    first, journal, clock = make()
+    first.publish(drafts(b"large enough", stream="s"))
+    broker = Broker(clock, journal, Sequencer(), rules=StreamRules((StreamRule(names=("s",), max_payload=3),)))
+    broker.open()
+    assert isinstance(refused(broker.publish(drafts(b"long"))), PayloadTooLarge)
+    assert broker.publish(drafts(b"xxx")).result == (2,)
+
+
+def test_no_peer_makes_a_stream_that_the_configuration_keeps_for_the_server() -> None:
+    rules = StreamRules((StreamRule(names=("open.*",), new_streams=True), StreamRule(names=("*",), new_streams=False)))
+    broker, journal, _ = make(rules=rules)
+    peer = Identity(host="10.0.0.1")
+    refusal = refused(broker.publish([*drafts(b"a", stream="open.a"), *drafts(b"a", stream="s")], maker=peer))
+    assert isinstance(refusal, NewStreamForbidden)
+    assert not refusal.retriable
+    assert "new-streams = true" in str(refusal)
+    assert journal.ends() == {}
+    assert broker.publish(drafts(b"a", stream="open.a"), maker=peer).result == (1,)
+    assert broker.publish(drafts(b"a")).result == (1,), "the server itself may"
+    assert broker.publish(drafts(b"a"), maker=peer).result == (2,), "then everybody may publish there"
+    assert broker.publish(drafts(b"a", stream="open.b"), drafts(b"b", stream=".own"), peer).result == (1, 1)

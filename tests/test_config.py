@@ -12,6 +12,7 @@ from fyrehose.config import Config, FromFile, merged, parse_listen, parse_option
 from fyrehose.errors import ConfigError
 from fyrehose.journal.settings import Durability
 from fyrehose.policy import LOOPBACK
+from fyrehose.streams import UNLIMITED, StreamRule, StreamRules
 
 
 def settings_of(config: Config, name: str) -> Any:
@@ -71,6 +72,9 @@ def test_a_file(tmp_path: Path) -> None:
         max-connections = 500
         [option.journal]
         quarantine = true
+        [[stream]]
+        name = "debug.*"
+        keep-age = "1d"
         """
     )
     assert read_file(path) == FromFile(
@@ -79,6 +83,7 @@ def test_a_file(tmp_path: Path) -> None:
         log_format="json",
         listen=[("figg", "tcp:8119"), ("figg/office", "tcp:8120"), ("backbone", "udp:1"), ("backbone", "udp:2")],
         options={"figg": {"max_connections": 500}, "journal": {"quarantine": True}},
+        streams=StreamRules((StreamRule(names=("debug.*",), keep_age=86400.0),)),
     )
 
 
@@ -93,7 +98,12 @@ def test_an_empty_file(tmp_path: Path) -> None:
     [
         ("listen = [", "is not TOML"),
         ("\x00", "is not TOML"),
-        ("data_dir = 'x'", "has 'data_dir'; it may have data-dir, policy, log-format, [listen] and [option.KIT]"),
+        (
+            "data_dir = 'x'",
+            "has 'data_dir'; it may have data-dir, policy, log-format, [listen], [option.KIT] and [[stream]]",
+        ),
+        ("[stream]\nname = 'a'", "limits of streams belong into tables called [[stream]], with two brackets"),
+        ("[[stream]]\nname = 'a'\nkeep-age = 'x'", "[[stream]] table 1 has keep-age = 'x', and should have a duration"),
         ("data-dir = 5", "data-dir should be text in quotes"),
         ("policy = ['a']", "policy should be text in quotes"),
         ("listen = 'figg=tcp:1'", "[listen] should be a table of KIT = ENDPOINT"),
@@ -114,6 +124,12 @@ def test_what_is_wrong_in_a_file(text: str, said: str, tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read: No such file or directory"):
         read_file(tmp_path / "none.toml")
+
+
+def test_limits_of_streams_reach_the_configuration() -> None:
+    rules = StreamRules((StreamRule(names=("*",), new_streams=False),))
+    assert resolve("data", [], {}, rules=rules).streams == rules
+    assert resolve("data", [], {}).streams == UNLIMITED
 
 
 def test_what_is_said_later_wins() -> None:

@@ -49,6 +49,7 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.Forbidden: 403,
     errors.TooManyStreams: 507,
     errors.NewStreamRateExceeded: 429,
+    errors.NewStreamForbidden: 403,
     errors.StreamFull: 507,
 }
 

@@ -22,6 +22,7 @@ from fyrehose.errors import (
     Broken,
     Forbidden,
     InvalidName,
+    NewStreamForbidden,
     PayloadTooLarge,
     PublishError,
     ReadOnly,
@@ -50,7 +51,7 @@ FULL_WAIT = 2.0
 #: Deals with a write that was refused for good, before :meth:`RelinkProtocol.write` returns; whether it could.
 Refused = Callable[[PublishError], bool]
 #: Refusals that are for good.  They are known at once, before anything else is written.
-FOR_GOOD = (InvalidName, PayloadTooLarge, StreamFull, TooManyStreams)
+FOR_GOOD = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
 
 
 class RelinkProtocol(SessionProtocol):

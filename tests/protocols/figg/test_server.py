@@ -36,6 +36,7 @@ from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
 from fyrehose.settings import build
+from fyrehose.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.testing import MemoryJournal
 
 
@@ -108,9 +109,11 @@ class Server:
         return self.broker.counters.counts["figg", what]
 
 
-def make(auto: bool = True, limits: PeerLimits | None = None, **settings: Any) -> Server:
+def make(
+    auto: bool = True, limits: PeerLimits | None = None, rules: StreamRules = UNLIMITED, **settings: Any
+) -> Server:
     journal, clock = MemoryJournal(auto=auto), Clock()
-    broker = Broker(clock, journal, Sequencer(), limits=limits or PeerLimits())
+    broker = Broker(clock, journal, Sequencer(), limits=limits or PeerLimits(), rules=rules)
     broker.open()
     return Server(journal, broker, clock, make_factory(broker, clock, Settings(**{"refusal_delay": 0.0, **settings})))
 
@@ -443,6 +446,18 @@ class TestAttach:
         other = server.connect()
         other.say(publish(1, topic="topic 1"))
         assert other.hear() == [Ack(number=1)]
+
+    def test_a_stream_that_no_peer_may_make_ends_the_connection_after_what_came_before_it(self) -> None:
+        server = make(rules=StreamRules((StreamRule(names=("closed",), new_streams=False),)))
+        peer = server.connect()
+        peer.say(publish(1), publish(2, topic="closed"), publish(3))
+        assert peer.hear() == [Ack(number=1)]
+        assert peer.transport.disconnecting
+        assert server.count("NewStreamForbidden") == 1
+        assert (server.stored(), server.stored("closed")) == ([b"x"], [])
+        again = server.connect()
+        again.say(Attach(topic="closed"), publish(4))
+        assert again.hear() == [Attached(topic="closed", offset=0), Ack(number=4)]
 
     def test_threat_subscriptions_of_one_address(self) -> None:
         server = make(limits=PeerLimits(subscriptions=3))

@@ -25,6 +25,7 @@ from fyrehose.protocols.http.server import MOST_RANGES, Settings, Upload, make_f
 from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
+from fyrehose.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.tcp import LINGER
 from fyrehose.testing import MemoryJournal
 
@@ -130,10 +131,16 @@ Make = Callable[..., Server]
 
 @pytest.fixture
 def make() -> Make:
-    def make(auto: bool = True, policy: Any = None, limits: PeerLimits | None = None, **settings: Any) -> Server:
+    def make(
+        auto: bool = True,
+        policy: Any = None,
+        limits: PeerLimits | None = None,
+        rules: StreamRules = UNLIMITED,
+        **settings: Any,
+    ) -> Server:
         journal, clock = MemoryJournal(auto=auto), Clock()
         guard = Guard() if policy is None else Guard(parse({"allow": policy}))
-        broker = Broker(clock, journal, Sequencer(), guard=guard, limits=limits or PeerLimits())
+        broker = Broker(clock, journal, Sequencer(), guard=guard, limits=limits or PeerLimits(), rules=rules)
         broker.open()
         factory = make_factory(
             broker, clock, "tcp:1:interface=127.0.0.1", Settings(**{"refusal_delay": 0.0, **settings})
@@ -498,6 +505,18 @@ def test_more_streams_than_one_peer_may_make_are_refused_and_the_answer_says_wha
     assert "server.streams-per-address" in refused.json["error"]
     assert server.count("TooManyStreamsFromPeer") == 1
     assert peer.ask("POST /streams/a", body=b"x").status == 200, "the connection goes on"
+
+
+def test_a_stream_that_no_peer_may_make_is_refused_for_good(make: Make) -> None:
+    server = make(rules=StreamRules((StreamRule(names=("closed",), new_streams=False),)))
+    peer = server.connect()
+    refused = peer.ask("POST /streams/closed", body=b"x")
+    assert refused.status == 403
+    assert "retry-after" not in refused.headers
+    assert "new-streams = true" in refused.json["error"]
+    assert server.count("NewStreamForbidden") == 1
+    assert peer.ask("GET /streams/closed").status == 404, "it was not made"
+    assert peer.ask("POST /streams/open", body=b"x").status == 200, "the connection goes on"
 
 
 def test_streams_that_are_made_too_fast_are_refused_until_later(make: Make) -> None:

@@ -21,6 +21,7 @@ from fyrehose.protocols.lumberjack.server import Settings, make_factory
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.records import Record, Run
 from fyrehose.sequencer import Sequencer
+from fyrehose.streams import UNLIMITED, StreamRules
 from fyrehose.testing import MemoryJournal
 
 Event = tuple[bytes, int, str | None, str]
@@ -180,9 +181,11 @@ class Server:
     factory: Any
 
     @classmethod
-    def make(cls, auto: bool = True, budget: Budget | None = None, **settings: Any) -> Server:
+    def make(
+        cls, auto: bool = True, budget: Budget | None = None, rules: StreamRules = UNLIMITED, **settings: Any
+    ) -> Server:
         journal, clock = MemoryJournal(auto=auto), Clock()
-        broker = Broker(clock, journal, Sequencer(), budget=budget or Budget())
+        broker = Broker(clock, journal, Sequencer(), budget=budget or Budget(), rules=rules)
         broker.open()
         return cls(journal, clock, broker, make_factory(broker, clock, Settings(**{"refusal_delay": 0.0, **settings})))
 

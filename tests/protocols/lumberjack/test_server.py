@@ -25,7 +25,9 @@ from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
 from fyrehose.protocols.lumberjack.session import Limits
 from fyrehose.protocols.lumberjack.turns import FLIGHT, READ
+from fyrehose.records import Run
 from fyrehose.settings import build
+from fyrehose.streams import StreamRule, StreamRules
 from fyrehose.tcp import FULL_GRACE, LINGER
 
 Make = Callable[..., Any]
@@ -268,6 +270,21 @@ def test_stopping_drops_work_that_was_not_begun(server: Make, window: Make) -> N
     assert peer.transport.disconnecting
     made.settle()
     assert (peer.acks, made.payloads, made.broker.budget.used) == ([], [], 0)
+
+
+def test_a_stream_that_no_peer_may_make_closes_without_an_acknowledgement(server: Make, window: Make) -> None:
+    made = server(rules=StreamRules((StreamRule(names=("lumberjack",), new_streams=False),)))
+    peer = made.connect()
+    peer.says(window(3))
+    made.settle()
+    assert peer.acks == []
+    assert peer.transport.disconnecting
+    assert made.count("NewStreamForbidden") == 1
+    made.broker.publish([Run.of("lumberjack", [b"first"], source="test")])
+    again = made.connect()
+    again.says(window(3))
+    made.settle()
+    assert again.acks == [(2, 3)], "the writer goes on as soon as the stream exists"
 
 
 @both

@@ -43,6 +43,7 @@ from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
 from fyrehose.settings import build
+from fyrehose.streams import UNLIMITED, StreamRules
 from fyrehose.testing import MemoryJournal
 
 
@@ -265,6 +266,7 @@ class Server:
     clock: Clock
     settings: Settings
     limits: PeerLimits = attrs.field(factory=PeerLimits)
+    rules: StreamRules = UNLIMITED
     now: int = 1_000_000
     broker: Broker = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
@@ -272,7 +274,7 @@ class Server:
     _random: int = 0
 
     def start(self) -> None:
-        self.broker = Broker(self.clock, self.journal, Sequencer(), limits=self.limits)
+        self.broker = Broker(self.clock, self.journal, Sequencer(), limits=self.limits, rules=self.rules)
         self.broker.open()
         self.registry = Registry(self.broker, self.clock, self.settings, ".relink/x", lambda: self.now, self.bits)
         opened = self.registry.open()
@@ -336,9 +338,11 @@ def make_server() -> Any:
     """Makes servers: ``make_server(auto=True, **settings)``; with ``auto=False`` the test commits."""
     made: list[Server] = []
 
-    def make(auto: bool = True, limits: PeerLimits | None = None, **settings: str) -> Server:
+    def make(
+        auto: bool = True, limits: PeerLimits | None = None, rules: StreamRules = UNLIMITED, **settings: str
+    ) -> Server:
         built = build(Settings, "relink", {"refusal_delay": "0", **settings})
-        server = Server(MemoryJournal(auto=auto), Clock(), built, limits or PeerLimits())
+        server = Server(MemoryJournal(auto=auto), Clock(), built, limits or PeerLimits(), rules)
         server.start()
         made.append(server)
         return server

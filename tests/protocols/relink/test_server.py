@@ -17,6 +17,7 @@ from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
 from fyrehose.quotas import PeerLimits
+from fyrehose.streams import StreamRule, StreamRules
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 
@@ -946,6 +947,23 @@ def test_new_streams_count_as_the_peers_and_a_rate_costs_no_link(
     send(elsewhere, b"x")
     elsewhere.talk()
     assert server.payloads("d") == [b"x"]
+
+
+def test_a_stream_that_no_peer_may_make_ends_the_link_for_good(make_server: Any) -> None:
+    server = make_server(rules=StreamRules((StreamRule(names=("closed",), new_streams=False),)))
+    peer = server.linked("publish:closed")
+    send(peer, b"x")
+    peer.talk()
+    assert peer.closed
+    assert server.count("NewStreamForbidden") == 1
+    assert server.payloads("closed") == []
+    peer.leave()
+    again = server.linked(old=peer.link)
+    assert not again.events[0].resumed, "or it would send the same again, and be refused again, without end"
+    other = server.linked("publish:open")
+    send(other, b"x")
+    other.talk()
+    assert server.payloads("open") == [b"x"]
 
 
 def test_a_subscription_beyond_what_an_address_may_have_is_refused(make_server: Any) -> None:

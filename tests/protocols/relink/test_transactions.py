@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.outcomes import Uncommitted, UnknownOutcome
+from fyrehose.streams import StreamRule, StreamRules
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:
@@ -130,6 +131,18 @@ def test_one_that_is_refused_is_not_the_others_fault(make_client: Any) -> None:
     wire.pump()
     assert outcomes == [["done"], [Uncommitted], ["done"], ["done"]]
     assert wire.server.payloads() == [b"1", b"3"]
+
+
+def test_a_transaction_into_a_stream_that_no_peer_may_make_is_not_committed(make_client: Any, make_server: Any) -> None:
+    server = make_server(rules=StreamRules((StreamRule(names=("s",), new_streams=False),)))
+    client, wire = make_client(server=server, transactional=True)
+    transaction = opened(client)
+    transaction.send(b"1")
+    refused = outcome(transaction.commit())
+    wire.pump()
+    assert refused == [Uncommitted]
+    assert server.payloads() == []
+    assert opened(client), "the link goes on"
 
 
 def test_a_cut_in_the_middle(make_client: Any) -> None:

@@ -1,0 +1,153 @@
+"""Limits of streams by the pattern of their names, as the ``[[stream]]`` tables of the configuration say.
+
+    [[stream]]
+    name = "debug.*"            # or a list of patterns; * stands for anything
+    keep-age = "1d"             # records older than this are not served
+    max-payload = "64KiB"       # larger messages are refused
+    new-streams = false         # peers cannot make streams of this name
+
+For each setting the first table counts that matches the stream and has that setting, so that an exception stands
+before its rule.  The server's own streams, whose names begin with a dot, have no limits of this kind.
+
+    in: tables, the name of a stream      out: the limits of that stream
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from fyrehose.policy import covers
+from fyrehose.records import MAX_PAYLOAD
+from fyrehose.settings import LONGEST, duration, size
+
+#: A file of more tables is a mistake, and each costs a look for each new stream.
+MAX_RULES = 1_000
+
+_SETTINGS = ("keep-age", "max-payload", "new-streams")
+_KNOWN = ("name", *_SETTINGS)
+
+
+@attrs.frozen(kw_only=True)
+class StreamRule:
+    """Limits of the streams whose names match one of several patterns.
+
+    :ivar names: the patterns
+    :ivar keep_age: records older than this are not served, in seconds; 0: all that retention keeps; None: not said here
+    :ivar max_payload: the largest message, in bytes; None: not said here
+    :ivar new_streams: whether peers may make such a stream; None: not said here
+    """
+
+    names: tuple[str, ...]
+    keep_age: float | None = None
+    max_payload: int | None = None
+    new_streams: bool | None = None
+
+    def covers(self, stream: str) -> bool:
+        """Return whether the limits apply to *stream*."""
+        return covers(self.names, stream)
+
+
+@attrs.frozen
+class StreamRules:
+    """All tables, in the order of the file."""
+
+    rules: tuple[StreamRule, ...] = ()
+
+    def keep_age(self, stream: str) -> float:
+        """Return the age up to which records of *stream* are served, in seconds; 0: there is no limit."""
+        return next((r.keep_age for r in self.rules if r.keep_age is not None and r.covers(stream)), 0.0)
+
+    def max_payload(self, stream: str) -> int:
+        """Return the largest payload that *stream* takes, in bytes."""
+        return next((r.max_payload for r in self.rules if r.max_payload is not None and r.covers(stream)), MAX_PAYLOAD)
+
+    def new_streams(self, stream: str) -> bool:
+        """Return whether a peer may make *stream*."""
+        return next((r.new_streams for r in self.rules if r.new_streams is not None and r.covers(stream)), True)
+
+    @property
+    def expire(self) -> bool:
+        """Return whether any stream has a limit of age."""
+        return any(rule.keep_age for rule in self.rules)
+
+
+def parse(tables: object) -> StreamRules:
+    """Return the limits that the ``[[stream]]`` tables of a file say.
+
+    :raises ValueError: which table is wrong, and what would be right
+    """
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError("limits of streams belong into tables called [[stream]], with two brackets")
+    if len(tables) > MAX_RULES:
+        raise ValueError(f"it has {len(tables)} [[stream]] tables; {MAX_RULES} are the most")
+    found = []
+    for number, table in enumerate(tables, 1):
+        try:
+            found.append(_rule(table))
+        except ValueError as error:
+            raise ValueError(f"[[stream]] table {number} {error}") from error
+    return StreamRules(tuple(found))
+
+
+def _rule(table: Mapping[str, Any]) -> StreamRule:
+    if strange := sorted(table.keys() - set(_KNOWN)):
+        raise ValueError(f"has {strange[0]!r}; it may have {', '.join(_KNOWN)}")
+    if not table.keys() & set(_SETTINGS):
+        raise ValueError(f"sets no limit; give it one of {', '.join(_SETTINGS)}")
+    new_streams = table.get("new-streams")
+    if not isinstance(new_streams, bool | None):
+        raise ValueError(f"has new-streams = {new_streams!r}, and should have true or false")
+    return StreamRule(
+        names=_names(table.get("name")),
+        keep_age=_keep_age(table.get("keep-age")),
+        max_payload=_max_payload(table.get("max-payload")),
+        new_streams=new_streams,
+    )
+
+
+def _names(value: object) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [value]
+    names = tuple(name for name in values if isinstance(name, str) and name)
+    if not names or len(names) < len(values):
+        raise ValueError(f'should have name = "debug.*", or a list of such patterns, not {value!r}')
+    for name in names:
+        if name.startswith("."):
+            raise ValueError(f"has name = {name!r}, but streams that begin with a dot are the server's own")
+    return names
+
+
+def _keep_age(value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        return duration(_text(value))
+    except ValueError as wanted:
+        raise ValueError(
+            f"has keep-age = {value!r}, and should have {wanted}; 0 is all that retention keeps, "
+            f"{LONGEST // 86400}d the most"
+        ) from None
+
+
+def _max_payload(value: object) -> int | None:
+    if value is None:
+        return None
+    try:
+        found = size(_text(value))
+    except ValueError as wanted:
+        raise ValueError(f"has max-payload = {value!r}, and should have {wanted}") from None
+    if not 1 <= found <= MAX_PAYLOAD:
+        raise ValueError(f"has max-payload = {value!r}, and should have 1 to {MAX_PAYLOAD} bytes")
+    return found
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("text in quotes, or a number")
+    return str(value)
+
+
+#: Without a [[stream]] table every stream has the limits of the server.
+UNLIMITED = StreamRules()
