@@ -92,7 +92,7 @@ class Broker:
     _restricted: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._fanout = Fanout(self.clock, self.journal.read)
+        self._fanout = Fanout(self.clock, self.journal.read, self.journal.expired)
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
         most = self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
         self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
@@ -103,7 +103,7 @@ class Broker:
 
     def _opened(self, ends: Mapping[str, int]) -> Mapping[str, int]:
         self.sequencer.restore(ends, self.journal.floor)
-        self._fanout = Fanout(self.clock, self.journal.read)
+        self._fanout = Fanout(self.clock, self.journal.read, self.journal.expired)
         self._largest = {stream: self._max_payload(stream) for stream in ends}
         return ends
 

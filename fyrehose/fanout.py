@@ -131,12 +131,14 @@ class Fanout:
 
     :ivar clock: gives the others their turn between two rounds
     :ivar read: see :meth:`fyrehose.interfaces.IJournal.read`
+    :ivar expired: see :meth:`fyrehose.interfaces.IJournal.expired`
     :ivar cursors: every subscription, in the order in which they were made
     :ivar tallies: what the subscriptions of each protocol come to, counted as it changes
     """
 
     clock: IReactorTime
     read: Callable[[str, int, int], tuple[Run, ...]]
+    expired: Callable[[str, int], bool] = lambda stream, time: False
     cursors: dict[Cursor, None] = attrs.field(factory=dict, init=False)
     tallies: dict[str, Tally] = attrs.field(factory=dict, init=False)
     _places: dict[str, Place] = attrs.field(factory=dict, init=False)
@@ -292,7 +294,7 @@ class Fanout:
 
     def _delivery(self, stream: str, start: int) -> Delivery | None:
         delivery = self._recent.get((stream, start))
-        if delivery is not None:
+        if delivery is not None and not self.expired(stream, delivery.runs[0].time):
             return delivery
         runs = self.read(stream, start, TURN)
         if not runs:

@@ -100,7 +100,13 @@ class IJournal(Interface):
         """Return the last numbers of retired streams, as far as they are remembered; the floor covers the others."""
 
     def bounds(stream: str) -> tuple[int, int]:
-        """The oldest number that is still kept and the last that may leave; ``(1, 0)`` for an unknown stream."""
+        """The oldest number that is kept and served, and the last that may leave; ``(1, 0)`` for an unknown stream."""
+
+    def expired(stream: str, time: int) -> bool:
+        """Return whether records of *stream* and of *time* (microseconds since 1970 UTC) are too old to be served.
+
+        ``bounds`` and ``read`` leave them out already; this is for records that were read before.
+        """
 
     def ends() -> Mapping[str, int]:
         """The last number of each stream that may leave; maybe a view, which changes as streams grow."""

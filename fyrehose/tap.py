@@ -184,7 +184,8 @@ class Server(Service):
         self.log_observer = log_observer
         self.reactor = reactor
         self.config = config
-        self.journal = FileJournal(reactor, config.data_dir, config.journal)
+        keep_age = config.streams.keep_age if config.streams.expire else None
+        self.journal = FileJournal(reactor, config.data_dir, config.journal, keep_age=keep_age)
         self.fyrehose = Fyrehose(
             reactor,
             self.journal,

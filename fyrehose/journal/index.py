@@ -64,6 +64,9 @@ class Index(Protocol):
     def find(self, stream: str, seq: int) -> int | None:
         """A position from which to look for ``seq`` or what follows it; None when nothing of it is in this segment."""
 
+    def pairs(self, stream: str) -> list[tuple[int, int]]:
+        """Of a stream that has records here: first numbers, and the positions of the batches that begin with them."""
+
     def following(self, stream: str, position: int) -> int | None:
         """The position from ``position`` on where there may be more of ``stream``; None when there is no more."""
 
@@ -154,6 +157,10 @@ class SegmentIndex:
             return position
         return of[2 * at + 2] if 2 * at + 2 < len(of) else None
 
+    def pairs(self, stream: str) -> list[tuple[int, int]]:
+        of = self._streams.get(stream, _NOTHING)
+        return [(of[i], of[i + 1]) for i in range(1, len(of), 2)]
+
     def pack(self) -> bytes:
         """What the index file holds."""
         names = {stream.encode(): stream for stream in chain(self.before, self._streams)}
@@ -238,7 +245,6 @@ class PackedIndex:
                 yield self._name(i).decode()
 
     def pairs(self, stream: str) -> list[tuple[int, int]]:
-        """Of a stream that has records here: first numbers, and the positions of the batches that begin with them."""
         at = self._at(stream)
         return [] if at is None else [self._pair(i) for i in range(*self._range(at))]
 

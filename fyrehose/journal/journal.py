@@ -27,6 +27,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
 from fyrehose.journal.files import NO_ROOM, Files, holds, lock
+from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.pending import Append, Commit, Pending
 from fyrehose.journal.quarantine import set_aside
@@ -58,6 +59,8 @@ class FileJournal:
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar monotonic: a clock that never steps, in microseconds
     :ivar worker: does what blocks; a thread of its own if None
+    :ivar keep_age: says how old a stream's records may be to be served, in seconds, 0: of any age; None: no stream has
+        a limit
     """
 
     reactor: Any
@@ -67,6 +70,7 @@ class FileJournal:
     now: Callable[[], int] = attrs.field(default=wall_clock, kw_only=True)
     monotonic: Callable[[], int] = attrs.field(default=monotonic_clock, kw_only=True)
     worker: Worker | None = attrs.field(default=None, kw_only=True)
+    keep_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
     #: the named reader that retention waits for, or nothing; and how often it went on without one
@@ -78,6 +82,7 @@ class FileJournal:
     _free: int | None = attrs.field(default=None, init=False)
     _clock: RecordClock = attrs.field(init=False)
     _store: Store = attrs.field(init=False)
+    _floors: Floors | None = attrs.field(init=False)
     _deletion: Deletion = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
@@ -105,6 +110,7 @@ class FileJournal:
         self._clock = RecordClock(self.now, self.monotonic)
         self.report = Recovered(directory=self.directory)
         self._store = Store(self.directory, self.files, self._store_index)
+        self._floors = None if self.keep_age is None else Floors(self._store, self.keep_age)
         self._deletion = Deletion(self.directory, self.files)
 
     # Opening.
@@ -170,6 +176,9 @@ class FileJournal:
         index = self.report.index or SegmentIndex(writer.base)
         index.end = writer.position if rolled is None else rolled.base
         self._store.open(self.report.sealed, index)
+        if self._floors is not None:
+            # Of a clock in doubt the earlier time is taken: nothing is hidden because of a clock that may be wrong.
+            self._floors.now = min(self.now(), self.report.time)
         if rolled is not None:
             self._rolled(rolled)
         self.state = JournalState.WRITABLE
@@ -348,6 +357,7 @@ class FileJournal:
         """Once a second: is it still ours, is there room, and is everything still to be kept?"""
         for sentence in self._clock.news():
             log.warn("{sentence}", sentence=sentence)
+        self._count_ages()
         least = self.settings.min_free
         try:
             # A directory that is only away, such as one that is not mounted, may come back; a deleted one does not.
@@ -384,6 +394,13 @@ class FileJournal:
     def _still_full(self, failure: Failure) -> None:
         if not failure.check(NoRoom):
             self._broke(failure)
+
+    def _count_ages(self) -> None:
+        """Let the ages of records grow, unless the clock is in doubt."""
+        if self._floors is not None:
+            now = self._clock.now()
+            if not self._clock.in_doubt:
+                self._floors.now = now
 
     def _retain(self) -> None:
         try:
@@ -435,15 +452,24 @@ class FileJournal:
         if last is None:
             last = self._retired.get(stream, self.floor)
             return last + 1, last
-        return max(self._store.oldest(stream), self._starts.get(stream, 0) + 1), last
+        oldest = max(self._store.oldest(stream), self._starts.get(stream, 0) + 1)
+        return (oldest if self._floors is None else max(oldest, self._floors.floor(stream, last))), last
+
+    def expired(self, stream: str, time: int) -> bool:
+        return self._floors is not None and self._floors.expired(stream, time)
 
     def ends(self) -> Mapping[str, int]:
         return self._ends
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        if start > self._ends.get(stream, 0):
+        last = self._ends.get(stream, 0)
+        if start > last:
             return ()
-        return self._store.read(stream, max(start, self._starts.get(stream, 0) + 1), max_bytes)
+        runs = self._store.read(stream, max(start, self._starts.get(stream, 0) + 1), max_bytes)
+        if self._floors is None or not runs or not self._floors.expired(stream, runs[0].time):
+            return runs
+        floor = self._floors.floor(stream, last)
+        return self._store.read(stream, floor, max_bytes) if floor <= last else ()
 
     def status(self) -> JournalStatus:
         """What it says of itself, while it is open."""

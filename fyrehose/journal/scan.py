@@ -209,6 +209,14 @@ class SegmentReader:
         except fmt.Damage:
             return None
 
+    def batch_header(self, position: int) -> fmt.BatchHeader:
+        """Return the header of the batch at *position*; nothing else is read.
+
+        :raises Damage: there is none, or it is damaged
+        """
+        data = self.files.read(self._fd, fmt.BATCH_HEADER.size, position - self.base)
+        return fmt.BatchHeader.unpack(data, position)
+
     def batch(self, position: int) -> tuple[fmt.BatchHeader, memoryview]:
         """The batch at ``position``, checked.
 

@@ -75,6 +75,8 @@ class Store:
     #: of segments that were sealed just now, until their indexes are packed
     _snapshots: OrderedDict[int, Snapshot] = attrs.field(factory=OrderedDict, init=False)
     _fresh: dict[int, SegmentIndex] = attrs.field(factory=dict, init=False)
+    #: when segments were created, as far as anybody has asked
+    _created: dict[int, int] = attrs.field(factory=dict, init=False)
     _readers: OrderedDict[int, scan.SegmentReader] = attrs.field(factory=OrderedDict, init=False)
     _cache: OrderedDict[int, Batch] = attrs.field(factory=OrderedDict, init=False)
     _cached: int = attrs.field(default=0, init=False)
@@ -90,6 +92,11 @@ class Store:
     def first(self) -> int:
         """The position of the oldest segment that is kept."""
         return self._bases[0]
+
+    @property
+    def bases(self) -> Sequence[int]:
+        """The positions where the segments begin, the oldest first; the last is that of the active one."""
+        return self._bases
 
     @property
     def sealed(self) -> list[tuple[int, int]]:
@@ -109,6 +116,7 @@ class Store:
         kept = self._readers, self._indexes, self._snapshots, self._fresh, self._cache, self._sealed_ends, self._places
         for each in kept:
             each.clear()
+        self._created.clear()
         self._bases, self._active = [], SegmentIndex(0)
         self._cached = self._indexed = 0
 
@@ -142,7 +150,7 @@ class Store:
 
         :raises JournalCorrupt: the segment is damaged
         """
-        index = self._index(base)
+        index = self.index(base)
         before = index.last_before(stream)
         return self._snapshot(index.snapshot).last(stream) if before is None else before
 
@@ -155,25 +163,44 @@ class Store:
 
         :raises JournalCorrupt: its header is damaged
         """
-        after = self._bases[self._bases.index(base) + 1]
-        path = scan.path_of(self.directory, after)
+        return self.created(self._bases[self._bases.index(base) + 1])
+
+    def created(self, base: int) -> int:
+        """Return when the segment at *base* was created, in microseconds since 1970 UTC.
+
+        :raises JournalCorrupt: its header is damaged
+        """
+        created = self._created.get(base)
+        if created is None:
+            try:
+                created = self._created[base] = self._reader(base).header().created
+            except (fmt.Damage, OSError) as damage:
+                raise damaged(scan.path_of(self.directory, base), base, base, damage) from damage
+        return created
+
+    def time_at(self, base: int, position: int) -> int:
+        """Return the time of the batch at *position* in the segment at *base*, in microseconds since 1970 UTC.
+
+        :raises JournalCorrupt: its header is damaged
+        """
         try:
-            return self._reader(after).header().created
+            return self._reader(base).batch_header(position).time
         except (fmt.Damage, OSError) as damage:
-            raise damaged(path, after, after, damage) from damage
+            raise damaged(scan.path_of(self.directory, base), position, base, damage) from damage
 
     def oldest_snapshot(self) -> int:
         """Return the position of the oldest snapshot that is needed: later ones may be, earlier ones are not.
 
         :raises JournalCorrupt: the oldest segment is damaged
         """
-        return self._index(self._bases[0]).snapshot or self._bases[0]
+        return self.index(self._bases[0]).snapshot or self._bases[0]
 
     def drop_oldest(self) -> Path:
         """Forget the oldest sealed segment; its file, which the caller deletes."""
         base = self._bases.pop(0)
         del self._sealed_ends[base]
         self._fresh.pop(base, None)
+        self._created.pop(base, None)
         if index := self._indexes.pop(base, None):
             self._indexed -= len(index.data)
         if reader := self._readers.pop(base, None):
@@ -217,7 +244,7 @@ class Store:
     def _read(self, base: int, stream: str, start: int, max_bytes: int) -> list[Run]:
         found: list[Run] = []
         scanned = 0
-        for batch in self._batches(base, stream, start, self._places.pop((stream, start), -1)):
+        for batch in self.batches(base, stream, start, self._places.pop((stream, start), -1)):
             runs = batch.streams.get(stream, ())
             max_bytes = _take(runs, start, max_bytes, found)
             scanned += batch.size
@@ -230,12 +257,13 @@ class Store:
                 self._places.popitem(last=False)
         return found
 
-    def _batches(self, base: int, stream: str, start: int, place: int) -> Iterator[Batch]:
+    def batches(self, base: int, stream: str, start: int, place: int = -1) -> Iterator[Batch]:
         """Batches of a segment, from the one that may have ``start`` to the last that has anything of the stream.
 
         :param place: nothing that is wanted lies before it
+        :raises JournalCorrupt: one of them, or the index, is damaged
         """
-        index = self._index(base)
+        index = self.index(base)
         last = index.last(stream)
         position = place if base < place and start <= last else index.find(stream, start)
         while position is not None and position < index.end:
@@ -279,7 +307,11 @@ class Store:
         reader.limit = self._sealed_ends.get(base, self._active.end)
         return reader
 
-    def _index(self, base: int) -> Index:
+    def index(self, base: int) -> Index:
+        """Return the index of the segment at *base*.
+
+        :raises JournalCorrupt: it is made again, and the segment is damaged
+        """
         if base == self._active.base:
             return self._active
         if fresh := self._fresh.get(base):

@@ -21,10 +21,12 @@ class MemoryJournal:
 
     :ivar auto: whether each append is durable at once; else :meth:`commit` makes it so
     :ivar now: the clock, in microseconds since 1970 UTC
+    :ivar keep_age: says how old a stream's records may be to be served, in seconds; 0: of any age
     """
 
     auto: bool = True
     now: Callable[[], int] = lambda: 1_000_000
+    keep_age: Callable[[str], float] = lambda stream: 0
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
     _runs: dict[str, list[Run]] = attrs.field(factory=dict, init=False)
@@ -80,13 +82,22 @@ class MemoryJournal:
         self._oldest[stream] = self._runs[stream][0].first_seq if self._runs[stream] else oldest
 
     def bounds(self, stream: str) -> tuple[int, int]:
-        return self._oldest.get(stream, 1), self.ends().get(stream, self.floor)
+        last = self.ends().get(stream, self.floor)
+        young = [run.first_seq for run in self._runs.get(stream, ()) if not self.expired(stream, run.time)]
+        oldest = self._oldest.get(stream, 1)
+        if self._runs.get(stream):
+            oldest = max(oldest, young[0] if young else last + 1)
+        return oldest, last
+
+    def expired(self, stream: str, time: int) -> bool:
+        age = self.keep_age(stream)
+        return age > 0 and time < self.now() - age * 1_000_000
 
     def ends(self) -> Mapping[str, int]:
         return {stream: runs[-1].last_seq for stream, runs in self._runs.items() if runs}
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        runs = self._runs.get(stream, [])
+        runs = [run for run in self._runs.get(stream, ()) if not self.expired(stream, run.time)]
         found: list[Run] = []
         for run in runs[bisect_left(runs, start, key=lambda run: run.last_seq) :]:
             part = run.slice(max(0, start - run.first_seq), len(run))

@@ -1,0 +1,98 @@
+"""The oldest record of each stream that is young enough to be served, where the configuration limits the age.
+
+    in: a stream, its last number, the time      out: the first number that is served
+
+Nothing is stored: the time of every batch is in its header, and times never go back, so the place is searched for:
+first among the segments by the times at which they were created, then among the batches that one index knows.  An
+answer is kept until its record is too old itself.  The files of records that are not served go with their segments.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import attrs
+
+from fyrehose.journal.store import Store
+
+
+@attrs.frozen(slots=True)
+class Floor:
+    """The first number of a stream that is served.
+
+    :ivar time: holds until records of this time are too old, in microseconds since 1970 UTC
+    """
+
+    seq: int
+    time: int
+
+
+@attrs.define(eq=False)
+class Floors:
+    """Finds the first record of a stream that is not too old.
+
+    :ivar keep_age: says how old a stream's records may be to be served, in seconds; 0: of any age
+    :ivar now: the time that ages count to, in microseconds since 1970 UTC; set by the journal, unless its clock is in
+        doubt
+    """
+
+    store: Store
+    keep_age: Callable[[str], float]
+    now: int = 0
+    _ages: dict[str, int] = attrs.field(factory=dict, init=False)
+    _found: dict[str, Floor] = attrs.field(factory=dict, init=False)
+
+    def expired(self, stream: str, time: int) -> bool:
+        """Return whether a record of *stream* and of *time* (microseconds since 1970 UTC) is too old to be served."""
+        age = self._age(stream)
+        return age > 0 and time < self.now - age
+
+    def floor(self, stream: str, last: int) -> int:
+        """Return the first number of *stream* that is served; at most one more than *last*, its last number.
+
+        :raises JournalCorrupt: a segment on the way is damaged
+        """
+        age = self._age(stream)
+        if not age:
+            return 0
+        limit = self.now - age
+        found = self._found.get(stream)
+        if found is None or found.time < limit:
+            found = self._found[stream] = self._search(stream, last, limit)
+        return found.seq
+
+    def forget(self, stream: str) -> None:
+        """Forget what is known of *stream*."""
+        self._ages.pop(stream, None)
+        self._found.pop(stream, None)
+
+    def _age(self, stream: str) -> int:
+        age = self._ages.get(stream)
+        if age is None:
+            age = self._ages[stream] = int(self.keep_age(stream) * 1_000_000)
+        return age
+
+    def _search(self, stream: str, last: int, limit: int) -> Floor:
+        """Return the first number whose record is of the time *limit* or later."""
+        bases = self.store.bases
+        # A segment is created when the last record of the one before has been written.
+        at = bisect_left(range(len(bases) - 1), limit, key=lambda i: self.store.created(bases[i + 1]))
+        found = self._search_segment(bases[at], stream, limit)
+        if found is not None:
+            return found
+        if at + 1 < len(bases):
+            return Floor(self.store.before(bases[at + 1], stream) + 1, self.store.created(bases[at + 1]))
+        return Floor(last + 1, limit)
+
+    def _search_segment(self, base: int, stream: str, limit: int) -> Floor | None:
+        """Do the same in the segment at *base*; return None if it has no such record."""
+        pairs = self.store.index(base).pairs(stream)
+        at = bisect_left(pairs, limit, key=lambda pair: self.store.time_at(base, pair[1]))
+        if not at:
+            return Floor(pairs[0][0], self.store.time_at(base, pairs[0][1])) if pairs else None
+        for batch in self.store.batches(base, stream, pairs[at - 1][0]):
+            runs = batch.streams.get(stream)
+            if runs and runs[0].time >= limit:
+                return Floor(runs[0].first_seq, runs[0].time)
+        return None

@@ -1,0 +1,215 @@
+"""Records that are older than their stream may serve: where they end is found by the times of batches alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import dump, scan
+from fyrehose.journal.clock import BOUND, SETTLED
+from fyrehose.journal.store import Store
+
+SECOND = 1_000_000
+START = 1_000_000_000 * SECOND
+
+
+class Time:
+    """A wall clock and a monotonic clock that run alike, until a test sets the former."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.step = 0
+
+    def wall(self) -> int:
+        return START + self.passed + self.step
+
+    def monotonic(self) -> int:
+        return self.passed
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def open_aging(open_journal: Any, time: Time) -> Iterator[Any]:
+    """Opens a journal whose streams ``old.*`` serve what is at most 100 s old."""
+
+    def open_it(keep_age: Any = lambda stream: 100.0 if stream.startswith("old.") else 0.0, **settings: Any) -> Any:
+        return open_journal(now=time.wall, monotonic=time.monotonic, keep_age=keep_age, **settings)
+
+    return open_it
+
+
+def wait(bench: Any, time: Time, seconds: float) -> None:
+    """Let time pass, and the journal look at it."""
+    time.passed += int(seconds * SECOND)
+    bench.clock.advance(1)
+
+
+def test_records_are_served_until_they_are_too_old_and_batch_by_batch(open_aging: Any, time: Time) -> None:
+    bench = open_aging()
+    for i in range(5):
+        bench.append(b"%d" % i, b"%d again" % i, stream="old.a")
+        bench.append(b"%d" % i, stream="kept")
+        wait(bench, time, 10)
+    assert bench.journal.bounds("old.a") == (1, 10)
+    wait(bench, time, 50)
+    assert bench.journal.bounds("old.a") == (1, 10), "the first is exactly as old as may be"
+    wait(bench, time, 0.000_001)
+    assert bench.journal.bounds("old.a") == (3, 10)
+    wait(bench, time, 20)
+    assert bench.journal.bounds("old.a") == (7, 10)
+    assert bench.payloads("old.a") == [b"3", b"3 again", b"4", b"4 again"]
+    assert bench.records("old.a", 2)[0].seq == 7, "who asks for what is too old gets what follows"
+    wait(bench, time, 1000)
+    assert bench.journal.bounds("old.a") == (11, 10)
+    assert bench.payloads("old.a") == bench.payloads("old.a", 9) == []
+    bench.append(b"new", stream="old.a")
+    assert bench.journal.bounds("old.a") == (11, 11)
+    assert [(r.seq, r.payload) for r in bench.records("old.a")] == [(11, b"new")]
+    assert bench.journal.bounds("kept") == (1, 5)
+    assert len(bench.payloads("kept")) == 5
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_served_is_what_the_times_of_the_records_say(open_aging: Any, time: Time, seed: int) -> None:
+    dice = Random(seed)
+    bench = open_aging(segment_size=dice.choice([4096, 1 << 16, 1 << 20]), keep_bytes=dice.choice([0, 1 << 17]))
+    times: dict[str, list[int]] = {"old.a": [], "old.b": [], "old.rare": [], "busy": []}
+    for _ in range(300):
+        stream = dice.choices(list(times), [4, 2, 0.1, 4])[0]
+        count = dice.randint(1, 3)
+        time.passed += dice.choice([0, 1, SECOND // 10, SECOND, 3 * SECOND])
+        bench.append(*[b"x" * dice.choice([10, 1000, 5000])] * count, stream=stream)
+        times[stream] += [time.wall()] * count
+        if dice.random() < 0.1:
+            wait(bench, time, dice.choice([0, 1, 30]))
+            check(bench, time, times)
+        if dice.random() < 0.02:
+            bench.close()
+            bench = open_aging(segment_size=1 << 16, verify=0)
+            check(bench, time, times)
+
+
+def check(bench: Any, time: Time, times: dict[str, list[int]]) -> None:
+    for stream, known in times.items():
+        age = 100 * SECOND if stream.startswith("old.") else 1 << 60
+        young = next((i for i, at in enumerate(known, 1) if at >= time.wall() - age), len(known) + 1)
+        oldest, last = bench.journal.bounds(stream)
+        if not known:
+            assert (oldest, last) == (1, 0)
+            continue
+        kept = bench.journal._store.oldest(stream)
+        assert (oldest, last) == (max(young, kept), len(known))
+        served = [record.seq for record in bench.records(stream, max(1, oldest - 3))]
+        assert served == list(range(oldest, last + 1))
+
+
+def test_the_answer_is_the_same_after_a_restart(open_aging: Any, time: Time) -> None:
+    bench = open_aging(segment_size=4096)
+    for i in range(100):
+        bench.append(b"%d" % i * 100, stream="old.a")
+        wait(bench, time, 2)
+    before = bench.journal.bounds("old.a")
+    assert before[0] > 1
+    bench.close()
+    bench = open_aging(segment_size=4096)
+    assert bench.journal.bounds("old.a") == before
+    assert bench.records("old.a")[0].seq == before[0]
+
+
+@pytest.mark.parametrize("step", [3 * BOUND, -3 * BOUND])
+def test_nothing_more_expires_while_the_clock_is_in_doubt(open_aging: Any, time: Time, step: int) -> None:
+    bench = open_aging()
+    bench.append(b"a", stream="old.a")
+    wait(bench, time, 50)
+    bench.append(b"b", stream="old.a")
+    time.step = step
+    wait(bench, time, 60)
+    assert bench.journal.bounds("old.a") == (1, 2)
+    assert bench.payloads("old.a") == [b"a", b"b"]
+    time.step = 0
+    wait(bench, time, 0)
+    assert bench.journal.bounds("old.a") == (2, 2)
+    assert bench.payloads("old.a") == [b"b"]
+
+
+@pytest.mark.parametrize("step", [3 * BOUND, -3 * BOUND])
+def test_a_clock_in_doubt_when_the_server_starts_hides_nothing(open_aging: Any, time: Time, step: int) -> None:
+    bench = open_aging()
+    bench.append(b"a", stream="old.a")
+    wait(bench, time, 99)
+    bench.append(b"b", stream="old.a")
+    bench.close()
+    time.step = step
+    bench = open_aging()
+    wait(bench, time, 60)
+    assert bench.journal.bounds("old.a") == (1, 2)
+    if step > 0:  # a server that was down for long: the clock is believed when it has run steadily
+        wait(bench, time, SETTLED / SECOND)
+        assert bench.journal.bounds("old.a") == (3, 2)
+
+
+def test_a_record_that_expires_is_still_in_the_files_for_other_tools(open_aging: Any, time: Time) -> None:
+    bench = open_aging()
+    bench.append(b"a", stream="old.a")
+    wait(bench, time, 200)
+    assert bench.payloads("old.a") == []
+    assert [bytes(run.payload) for run in dump.runs(bench.directory, "old.a")] == [b"a"]
+
+
+def test_the_first_young_record_is_found_with_few_reads(
+    open_aging: Any, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = open_aging(segment_size=1 << 20)
+    for _ in range(400):
+        bench.append(b"x" * 20_000, stream="old.a")
+        time.passed += SECOND // 2
+    looked, batches = [], []
+    time_at, batch = Store.time_at, Store._batch
+    monkeypatch.setattr(Store, "time_at", lambda self, *at: looked.append(at) or time_at(self, *at))
+    monkeypatch.setattr(Store, "_batch", lambda self, *at: batches.append(at) or batch(self, *at))
+    wait(bench, time, 0)
+    assert bench.journal.bounds("old.a") == (201, 400)
+    assert len(looked) < 10
+    assert len(batches) < 10
+    looked.clear()
+    batches.clear()
+    for _ in range(100):
+        assert bench.journal.bounds("old.a") == (201, 400)
+    bench.records("old.a", 400)
+    assert looked == [], "an answer is kept until its record is too old"
+
+
+def test_a_damaged_batch_is_reported_and_not_skipped(open_aging: Any, time: Time) -> None:
+    bench = open_aging()
+    bench.append(b"a", stream="old.a")
+    wait(bench, time, 1)
+    bench.append(b"b", stream="old.a")
+    path: Path = scan.segments(bench.directory)[0].path
+    position = bench.journal._store.index(0).pairs("old.a")[0][1]
+    with path.open("r+b") as file:
+        file.seek(position + 8)
+        file.write(b"\xff" * 16)
+    wait(bench, time, 100)
+    with pytest.raises(JournalCorrupt, match=str(path)):
+        bench.journal.bounds("old.a")
+    bench.crash()
+
+
+def test_ages_are_asked_once_for_each_stream(open_aging: Any, time: Time) -> None:
+    asked = []
+    bench = open_aging(keep_age=lambda stream: asked.append(stream) or 0.0)
+    bench.append(b"a", stream="s")
+    for _ in range(10):
+        assert bench.journal.bounds("s") == (1, 1)
+        assert bench.payloads("s") == [b"a"]
+        wait(bench, time, 1)
+    assert asked == ["s"]
