@@ -1,0 +1,147 @@
+"""The life of a stream in a real server: what it may take, how long it serves, and its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.broker import Broker
+from fyrehose.journal import dump
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
+PATIENCE = 60.0
+#: The listeners of the server.
+LISTEN = {
+    "figg": "tcp:0",
+    "relink": "tcp:0",
+    "http": "tcp:0",
+    "admin": "tcp:0",
+    "backbone": "udp:0",
+    "eventbus": "tcp:0",
+}
+#: The streams that the protocols read here.
+STREAMS = {"figg": "s", "relink": "s", "backbone": None, "eventbus": None}
+#: Peers make streams of one name, and large messages nowhere.
+OPEN_ONLY = """
+[[stream]]
+name = "open.*"
+new-streams = true
+
+[[stream]]
+name = "*"
+new-streams = false
+max-payload = 10
+"""
+
+
+class Server:
+    """A real server, asked by HTTP and by the command line."""
+
+    def __init__(self, start: Any, *words: str) -> None:
+        listen = [f"{kit}={place}:interface=127.0.0.1" for kit, place in LISTEN.items()]
+        self.process = start(*[word for each in listen for word in ("--listen", each)], *words)
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, str], bytes]:
+        port = self.process.port("http")
+        with closing(HTTPConnection("127.0.0.1", port, PATIENCE)) as connection:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+
+    def publish(self, stream: str, body: bytes = b"x") -> int:
+        """Publish *body*; return its number."""
+        status, _, said = self.ask("POST", f"/streams/{stream}", body)
+        assert status == 200, said
+        return int(json.loads(said)["first"])
+
+    def numbers(self, stream: str, query: str = "") -> list[int]:
+        status, _, said = self.ask("GET", f"/streams/{stream}{query}")
+        assert status == 200, said
+        return [json.loads(line)["seq"] for line in said.splitlines()]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([FYREHOSE, *words], capture_output=True, check=False, timeout=PATIENCE)
+
+    def tail(self, protocol: str, since: str, count: int) -> list[int]:
+        """Return the numbers of what the protocol's own client is sent."""
+        place = f"127.0.0.1:{self.process.port(protocol)}"
+        words = ["tail", "--protocol", protocol, "--from", place, "--since", since, "--format", "json"]
+        stream = STREAMS[protocol]
+        words += ["--count", str(count)] + ([] if stream is None else ["--stream", stream])
+        return [json.loads(line)["seq"] for line in self.run(*words).stdout.splitlines()]
+
+
+def write_old_records(directory: Path, age: float, *streams: str) -> None:
+    """Make a journal with three records in each of *streams*, accepted *age* seconds ago."""
+    then = time.time_ns() // 1000 - int(age * 1_000_000)
+    journal = FileJournal(
+        Clock(), directory, JournalSettings(min_free=0), worker=InlineWorker(), now=lambda: then, monotonic=lambda: 0
+    )
+    broker = Broker(Clock(), journal, Sequencer())
+    broker.open()
+    for stream in streams:
+        assert broker.publish([Run.of(stream, [b"old"] * 3, source="test")]).called
+    broker.close()
+
+
+def test_no_protocol_serves_records_that_are_too_old(start: Any, tmp_path: Path) -> None:
+    write_old_records(tmp_path / "data", 1800, "s", "backbone", "eventbus", "kept")
+    config = tmp_path / "fyrehose.toml"
+    config.write_text('[[stream]]\nname = ["s", "backbone", "eventbus"]\nkeep-age = "20m"\n')
+    server = Server(start, "--config", str(config))
+    status, headers, said = server.ask("GET", "/streams/s?from=1")
+    assert (status, headers["Fyrehose-Oldest"], headers["Fyrehose-Last"], said) == (200, "4", "3", b"")
+    assert server.numbers("kept") == [1, 2, 3]
+    assert [server.publish(stream) for stream in ("s", "s", "backbone", "backbone", "eventbus", "eventbus")] == [
+        4,
+        5,
+    ] * 3
+    assert server.numbers("s") == server.numbers("s", "?from=2") == [4, 5]
+    for protocol in STREAMS:
+        for since in ("start", "2"):
+            assert server.tail(protocol, since, 2) == [4, 5], (protocol, since)
+    with closing(HTTPConnection("127.0.0.1", server.process.port("http"), PATIENCE)) as connection:
+        connection.request("GET", "/streams/s/live?from=2")
+        live = connection.getresponse()
+        lines = [live.readline() for _ in range(10)]
+    assert b'data: {"first": 2, "last": 3}\n' in lines, "a gap, as where retention has deleted them"
+    assert [line for line in lines if line.startswith(b"id: ")] == [b"id: 3\n", b"id: 4\n", b"id: 5\n"]
+    assert next(dump.runs(tmp_path / "data", "s")).first_seq == 1, "the files go with their segments"
+
+
+def test_limits_of_the_configuration_hold_by_every_protocol(start: Any, tmp_path: Path) -> None:
+    config = tmp_path / "fyrehose.toml"
+    config.write_text(OPEN_ONLY)
+    server = Server(start, "--config", str(config))
+    assert server.publish("open.a") == 1
+    assert server.ask("POST", "/streams/open.a", b"x" * 11)[0] == 413
+    status, _, said = server.ask("POST", "/streams/closed", b"x")
+    assert (status, b"new-streams = true" in said) == (403, True)
+    for protocol in ("figg", "relink"):
+        place = f"127.0.0.1:{server.process.port(protocol)}"
+        words = ["publish", "--protocol", protocol, "--to", place, "--timeout", "20s", "--stream"]
+        refused = server.run(*words, "closed", "x")
+        assert refused.returncode != 0, "the client of the command line gives up, and says so"
+        assert refused.stderr.count(b"\n") <= 3
+        assert server.run(*words, "open.b", "x").returncode == 0
+    place = f"127.0.0.1:{server.process.port('backbone')}"
+    assert server.run("publish", "--protocol", "backbone", "--to", place, "x").returncode == 0, (
+        "its stream is configured"
+    )
+    assert "NewStreamForbidden" in server.process.log
