@@ -12,17 +12,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import attrs
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.counters import Counters
 from fyrehose.doors import Door
 from fyrehose.errors import (
     Closed,
+    FyrehoseError,
     InvalidName,
     NewStreamForbidden,
+    NoSuchStream,
     PayloadTooLarge,
     PublishError,
     ReadOnly,
+    StreamInUse,
     TooManyStreams,
 )
 from fyrehose.fanout import Cursor, Fanout, Owner, Tally
@@ -41,6 +46,8 @@ from fyrehose.policy import Action, Identity
 from fyrehose.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
 from fyrehose.streams import UNLIMITED, StreamRules
+
+log = Logger()
 
 #: No server may be told to hold more: a segment begins with all their numbers, in one batch.
 MAX_STREAMS = 200_000
@@ -102,7 +109,7 @@ class Broker:
         return self.journal.open(self).addCallback(self._opened)
 
     def _opened(self, ends: Mapping[str, int]) -> Mapping[str, int]:
-        self.sequencer.restore(ends, self.journal.floor)
+        self._restore(ends)
         self._fanout = Fanout(self.clock, self.journal.read, self.journal.expired)
         self._largest = {stream: self._max_payload(stream) for stream in ends}
         return ends
@@ -161,6 +168,9 @@ class Broker:
     def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor:
         """Subscribe for *owner*, who is told when the subscription has ended."""
         oldest, last = self.journal.bounds(stream)
+        if stream not in self.journal.ends():
+            last = self.journal.retired().get(stream, last)
+            oldest = last + 1  # where it goes on if the name returns
         position = last if after is None else min(max(after, oldest - 1), last)
         return self._fanout.subscribe(stream, position, last, sink, owner)
 
@@ -171,6 +181,25 @@ class Broker:
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         runs: tuple[Run, ...] = self.journal.read(stream, start, max_bytes)
         return runs
+
+    def retire(self, streams: Sequence[str], by: str = "the server") -> Deferred[None]:
+        """Retire *streams*; *by* says for the log who wants it."""
+        streams = tuple(dict.fromkeys(streams))
+        try:
+            self._check_open()
+            for stream in streams:
+                self._check_retirable(stream)
+        except FyrehoseError as refusal:
+            return fail(refusal)
+        # At once: a publish that comes later makes the name anew, and the sequencer counts on.
+        for stream in streams:
+            del self._largest[stream]
+        retiring: Deferred[None] = self.journal.retire(streams)
+        return retiring.addCallbacks(self._retired, self._not_retired, (streams, by), errbackArgs=(streams,))
+
+    def retirable(self, stream: str) -> bool:
+        """Return whether *stream* exists, and neither is the server's own nor has a listener bound to it."""
+        return stream in self._largest and not stream.startswith(".") and self._bound_to(stream) is None
 
     def cursors(self) -> Collection[Cursor]:
         """Return every subscription, in the order in which they were made."""
@@ -197,9 +226,41 @@ class Broker:
     def state_changed(self, state: JournalState, reason: str) -> None:
         # What was appended and not durable has failed: its numbers were never seen outside, nor its streams made.
         ends = self.journal.ends()
-        self.sequencer.restore(ends, self.journal.floor)
+        self._restore(ends)
         self._largest = {stream: largest for stream, largest in self._largest.items() if stream in ends}
         self.watch(state, reason)
+
+    def _restore(self, ends: Mapping[str, int]) -> None:
+        """Let the numbers of every stream go on where the journal ends, those of retired streams, too."""
+        self.sequencer.restore({**self.journal.retired(), **ends}, self.journal.floor)
+
+    def _check_retirable(self, stream: str) -> None:
+        if stream.startswith("."):
+            raise StreamInUse(f"stream {stream!r} cannot be retired: names that begin with a dot are the server's own")
+        if stream not in self._largest:
+            raise NoSuchStream(f"there is no stream {stream!r}")
+        listener = self._bound_to(stream)
+        if listener is not None:
+            raise StreamInUse(
+                f"stream {stream!r} cannot be retired: the listener {listener.name} is bound to it by the option "
+                f"{listener.name}.stream, and would make it again"
+            )
+
+    def _retired(self, _: None, streams: Sequence[str], by: str) -> None:
+        for stream in streams:
+            self._fanout.forget_stream(stream)
+        self.counters.add("server", "streams-retired", len(streams))
+        if len(streams) == 1:
+            log.info("stream {stream!r} is retired by {by}", stream=streams[0], by=by)
+        else:
+            log.info("{count} streams are retired by {by}", count=len(streams), by=by)
+
+    def _not_retired(self, failure: Failure, streams: Sequence[str]) -> Failure:
+        ends = self.journal.ends()
+        for stream in streams:
+            if stream in ends:
+                self._largest.setdefault(stream, self._max_payload(stream))
+        return failure
 
     def _acknowledged(self, _: None, runs: Sequence[Run], firsts: tuple[int, ...]) -> tuple[int, ...]:
         count = size = 0

@@ -16,6 +16,9 @@
     │   └── Closed                   the journal or the server is closing, or has failed
     ├── Forbidden                  a peer may not do that with that stream: the policy does not say so
     │   └── TooManySubscriptions     its address has as many subscriptions as it may, or the memory budget is used up
+    ├── StreamError                a stream cannot be administered
+    │   ├── NoSuchStream             there is no stream of this name
+    │   └── StreamInUse              a listener is bound to the stream, or the server uses it itself
     ├── JournalError               the journal cannot be opened or read
     │   ├── JournalLocked            another process has it open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
@@ -127,6 +130,18 @@ class Forbidden(FyrehoseError):
 
 class TooManySubscriptions(Forbidden):
     """A subscription was refused: the peer's address has as many as it may, or the memory budget is used up."""
+
+
+class StreamError(FyrehoseError):
+    """A stream cannot be administered as was asked."""
+
+
+class NoSuchStream(StreamError):
+    """There is no stream of this name, or it is retired already."""
+
+
+class StreamInUse(StreamError):
+    """A listener is bound to the stream by its settings, or the stream is the server's own."""
 
 
 class JournalError(FyrehoseError):

@@ -184,6 +184,11 @@ class Fanout:
         if self._next_round is None:
             self._round()
 
+    def forget_stream(self, stream: str) -> None:
+        """Drop the deliveries of *stream* that are kept, because it is retired; its cursors stay."""
+        for key in [key for key in self._recent if key[0] == stream]:
+            self._recent_size -= self._recent.pop(key).size
+
     def ready(self, cursor: Cursor) -> None:
         """``cursor`` wants to go on."""
         if cursor.placed or cursor.stopped:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 #: Verdicts that are kept for one identity and action; whoever tries more streams has them asked for again.
 MOST_VERDICTS = 1_024
 
+_VERBS = {Action.PUBLISH: "publish into", Action.SUBSCRIBE: "read", Action.ADMINISTER: "administer"}
+
 
 @attrs.define(eq=False)
 class Guard:
@@ -81,7 +83,7 @@ class Guarded:
     _network: str = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._verdicts = {Action.PUBLISH: {}, Action.SUBSCRIBE: {}}
+        self._verdicts = {action: {} for action in Action}
         self._network = network_of(self.identity.host)
 
     @property
@@ -145,6 +147,13 @@ class Guarded:
     def restrict(self, stream: str, max_payload: int) -> None:
         self._broker.restrict(stream, max_payload)
 
+    def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        for stream in streams:
+            if not self.permits(Action.ADMINISTER, stream):
+                return fail(self._refusal(Action.ADMINISTER, stream))
+        retired: Deferred[None] = self._broker.retire(streams, str(self.identity))
+        return retired
+
     def forget_verdicts(self) -> None:
         """Ask the policy again from now on, because it has changed."""
         self._rules = None
@@ -161,7 +170,7 @@ class Guarded:
         return verdict
 
     def _refusal(self, action: Action, stream: str) -> Forbidden:
-        verb = "publish into" if action is Action.PUBLISH else "read"
+        verb = _VERBS[action]
         advice = f": {self._guard.policy.advice}" if self._guard.policy.advice else ""
         if stream.startswith("."):
             advice = ": names that begin with a dot are reserved for the server, unless a rule names them with the dot"

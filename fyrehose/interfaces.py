@@ -108,6 +108,18 @@ class IJournal(Interface):
         ``bounds`` and ``read`` leave them out already; this is for records that were read before.
         """
 
+    def retire(streams: Sequence[str]) -> Deferred[None]:
+        """Retire *streams*: ``ends`` and ``bounds`` do not know them any more, and ``read`` returns nothing of them.
+
+        What was appended before comes first.  When a name returns, its numbers go on after the last one, and the
+        records from before stay unserved.
+
+        :return: fires when it is durable; fails as :meth:`append` does
+        """
+
+    def retired() -> Mapping[str, int]:
+        """Return the last number of each retired stream, as far as it is kept."""
+
     def ends() -> Mapping[str, int]:
         """The last number of each stream that may leave; maybe a view, which changes as streams grow."""
 
@@ -212,6 +224,16 @@ class IBroker(Interface):
 
     def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """See :meth:`IJournal.read`."""
+
+    def retire(streams: Sequence[str]) -> Deferred[None]:
+        """Retire *streams*, all of them or none: they are not listed or served any more and count against no limit.
+
+        A publish that is accepted later makes the name anew, and its numbers go on.  Subscriptions stay, and see what
+        is published then.
+
+        :return: fires when it is durable; fails with :class:`~fyrehose.errors.StreamError`,
+            :class:`~fyrehose.errors.PublishError` or :class:`~fyrehose.errors.Forbidden`
+        """
 
     def restrict(stream: str, max_payload: int) -> None:
         """From now on ``stream`` takes no payload larger than ``max_payload`` bytes, by any door."""

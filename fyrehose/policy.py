@@ -13,6 +13,7 @@
     [[allow]]
     token = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
     subscribe = "*"
+    administer = "logs.*"                       # retire streams
 
 A peer may do what any of the rules says whose conditions it meets, all of them; of a list one is enough.  Nothing is
 forbidden by a rule, and what no rule allows is refused.  In names and streams a ``*`` stands for anything; for a stream
@@ -53,6 +54,7 @@ class Action(StrEnum):
 
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"  #: live or from the past: everything that reads
+    ADMINISTER = "administer"  #: retire the stream
 
 
 def digest(token: str) -> str:
@@ -97,6 +99,7 @@ class Rule:
     tokens: tuple[str, ...] = ()
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
+    administer: tuple[str, ...] = ()
 
     def meets(self, identity: Identity, proofs: Collection[str] = ()) -> bool:
         """Whether ``identity`` meets its conditions; those that cost the least are looked at first.
@@ -116,7 +119,12 @@ class Rule:
 
     def covers(self, action: Action, stream: str) -> bool:
         """Whether it allows ``action`` on ``stream``."""
-        return covers(self.publish if action is Action.PUBLISH else self.subscribe, stream)
+        return covers(self.patterns(action), stream)
+
+    def patterns(self, action: Action) -> tuple[str, ...]:
+        """Return the patterns of the streams with which it allows *action*."""
+        patterns: tuple[str, ...] = getattr(self, action.value)
+        return patterns
 
 
 @attrs.frozen
@@ -139,8 +147,7 @@ class Policy:
 
     def allows_every(self, identity: Identity, action: Action) -> bool:
         """Return whether one rule allows ``identity`` to do ``action`` with every stream but the server's own."""
-        wanted = [rule.publish if action is Action.PUBLISH else rule.subscribe for rule in self.of(identity)]
-        return any(EVERY in patterns for patterns in wanted)
+        return any(EVERY in rule.patterns(action) for rule in self.of(identity))
 
     def of(self, identity: Identity) -> tuple[Rule, ...]:
         """The rules whose conditions ``identity`` meets: all that need be asked about it."""
@@ -148,7 +155,7 @@ class Policy:
 
 
 #: Everybody may do everything with every stream, the server's own included.
-OPEN = Policy((Rule(publish=(EVERY, ".*"), subscribe=(EVERY, ".*")),))
+OPEN = Policy((Rule(publish=(EVERY, ".*"), subscribe=(EVERY, ".*"), administer=(EVERY, ".*")),))
 #: Without a file: this machine may do everything, and nobody else anything.
 LOOPBACK = Policy(
     (
@@ -156,6 +163,7 @@ LOOPBACK = Policy(
             networks=(ip_network("127.0.0.0/8"), ip_network("::1/128")),
             publish=(EVERY,),
             subscribe=(EVERY,),
+            administer=(EVERY,),
         ),
     ),
     "without --policy FILE nobody may but this machine",
@@ -229,12 +237,12 @@ def parse(content: Mapping[str, Any]) -> Policy:
 def _rule(table: Mapping[str, Any]) -> Rule:
     known = {*_WHO, *(action.value for action in Action)}
     if strange := sorted(table.keys() - known):
-        raise ValueError(f"has {strange[0]!r}; it may have {', '.join(_WHO)}, publish and subscribe")
+        raise ValueError(f"has {strange[0]!r}; it may have {', '.join(_WHO)}, publish, subscribe and administer")
     said = {key: _texts(key, value) for key, value in table.items()}
     if not any(said.get(key) for key in _WHO):
         raise ValueError('says nobody who may: network = "10.0.0.0/8", certificate, key or token; 0.0.0.0/0 is anybody')
     if not any(said.get(action) for action in Action):
-        raise ValueError('says nothing that they may: publish = "logs.*" or subscribe = "*"')
+        raise ValueError('says nothing that they may: publish = "logs.*", subscribe = "*" or administer = "logs.*"')
     return Rule(
         networks=tuple(_network(text) for text in said.get("network", ())),
         certificates=said.get("certificate", ()),
@@ -242,6 +250,7 @@ def _rule(table: Mapping[str, Any]) -> Rule:
         tokens=tuple(_token(text) for text in said.get("token", ())),
         publish=said.get("publish", ()),
         subscribe=said.get("subscribe", ()),
+        administer=said.get("administer", ()),
     )
 
 

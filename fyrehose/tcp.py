@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import (
     IDelayedCall,
     IHalfCloseableProtocol,
@@ -40,6 +42,8 @@ from fyrehose.peers import identify
 from fyrehose.policy import Identity
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
+
+T = TypeVar("T")
 
 #: How long a connection that is being closed may take to read what it was sent, in seconds.
 LINGER = 5.0
@@ -229,14 +233,27 @@ class SessionProtocol(TwistedProtocol):
         Nothing that came after a publish that was refused is taken, so an acknowledgement covers all before it.
         """
         size = sum(run.size for run in runs)
+        self.carry_out(partial(self.broker.publish, runs), acknowledge, self._refused, size)
+
+    def carry_out(
+        self,
+        order: Callable[[], Deferred[T]],
+        answer: Callable[[T], None],
+        refused: Callable[[Failure], None],
+        size: int = 0,
+    ) -> None:
+        """Give *order* to the broker, and call *answer* or *refused* with what comes of it.
+
+        :param size: bytes that are charged to the connection until then
+        """
         account = self._account
         assert account is not None
         self._in_flight += 1
         account.hold(size)
 
-        def durable(firsts: tuple[int, ...]) -> None:
+        def done(result: T) -> None:
             if not self._disconnected():
-                acknowledge(firsts)
+                answer(result)
 
         def settle(result: object) -> None:
             self._in_flight -= 1
@@ -246,9 +263,7 @@ class SessionProtocol(TwistedProtocol):
             if closing and not self._in_flight and not self._disconnected():
                 self._hang_up()
 
-        self.broker.publish(runs).addCallback(durable).addErrback(self._refused).addErrback(self._failed).addBoth(
-            settle
-        )
+        order().addCallback(done).addErrback(refused).addErrback(self._failed).addBoth(settle)
 
     def settled(self) -> None:
         """A publish was acknowledged or refused, and is not held any more: for protocols that wait for that."""

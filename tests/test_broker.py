@@ -7,7 +7,15 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker import Broker
 from fyrehose.doors import Door
-from fyrehose.errors import InvalidName, NewStreamForbidden, PayloadTooLarge, ReadOnly, TooManyStreams
+from fyrehose.errors import (
+    InvalidName,
+    NewStreamForbidden,
+    NoSuchStream,
+    PayloadTooLarge,
+    ReadOnly,
+    StreamInUse,
+    TooManyStreams,
+)
 from fyrehose.interfaces import JournalState
 from fyrehose.policy import Identity
 from fyrehose.records import Run
@@ -189,3 +197,103 @@ def test_no_peer_makes_a_stream_that_the_configuration_keeps_for_the_server() ->
     assert broker.publish(drafts(b"a")).result == (1,), "the server itself may"
     assert broker.publish(drafts(b"a"), maker=peer).result == (2,), "then everybody may publish there"
     assert broker.publish(drafts(b"a", stream="open.b"), drafts(b"b", stream=".own"), peer).result == (1, 1)
+
+
+def door(stream: str) -> Door:
+    return Door(name="backbone", kit="backbone", endpoint="", who=str, connections=lambda: 0, stream=stream)
+
+
+class TestRetiring:
+    def test_a_retired_stream_is_gone_and_its_numbers_are_not_used_again(self) -> None:
+        broker, journal, clock = make(max_streams=1)
+        broker.publish(drafts(b"a", b"b"))
+        assert broker.retire(["s"]).result is None
+        assert (dict(journal.ends()), broker.bounds("s"), broker.read("s", 1, 100)) == ({}, (1, 0), ())
+        assert broker.publish(drafts(b"x", stream="other")).result == (1,), "it counts against no limit"
+        assert isinstance(refused(broker.publish(drafts(b"c"))), TooManyStreams), "and to return is to be made"
+        broker.retire(["other"])
+        assert broker.publish(drafts(b"c")).result == (3,)
+        assert broker.bounds("s") == (3, 3)
+        assert [bytes(run.payload) for run in broker.read("s", 1, 100)] == [b"c"]
+        again = Broker(clock, journal, Sequencer())
+        again.open()
+        assert again.publish(drafts(b"d")).result == (4,)
+        assert again.publish(drafts(b"y", stream="other")).result == (2,), "after a restart, too"
+
+    def test_what_was_published_before_comes_first_and_what_comes_after_makes_the_name_anew(self) -> None:
+        broker, journal, _ = make(auto=False)
+        before = broker.publish(drafts(b"a"))
+        retired = broker.retire(["s"])
+        after = broker.publish(drafts(b"b", b"c"))
+        assert not retired.called
+        journal.commit()
+        assert (before.result, retired.result, after.result) == ((1,), None, (2,))
+        assert broker.bounds("s") == (2, 3)
+
+    def test_subscriptions_stay_and_see_what_comes_when_the_name_returns(self) -> None:
+        broker, _, clock = make()
+        behind, live, late = RecordingSink(), RecordingSink(), RecordingSink()
+        broker.publish(drafts(b"a", b"b"))
+        slow = broker.subscribe("s", 0, behind)
+        broker.subscribe("s", None, live).resumeProducing()
+        broker.retire(["s"])
+        later = broker.subscribe("s", None, late)
+        assert later.position == 2
+        assert broker.subscribe("s", 1, RecordingSink()).position == 2
+        later.resumeProducing()
+        slow.resumeProducing()
+        clock.advance(0)
+        assert not behind.deliveries, "what was retired is served to nobody"
+        broker.publish(drafts(b"c"))
+        clock.advance(0)
+        for sink in (behind, live, late):
+            assert [(r.seq, r.payload) for r in sink.records] == [(3, b"c")]
+        assert behind.gaps == [(1, 2)]
+        assert live.gaps == late.gaps == []
+
+    def test_a_delivery_that_was_shared_is_not_served_after_its_stream_is_retired(self) -> None:
+        broker, _, clock = make()
+        broker.publish(drafts(b"a"))
+        first, second = RecordingSink(), RecordingSink()
+        slow = broker.subscribe("s", 0, second)
+        broker.subscribe("s", 0, first).resumeProducing()
+        clock.advance(0)
+        assert len(first.records) == 1
+        broker.retire(["s"])
+        slow.resumeProducing()
+        clock.advance(0)
+        assert not second.deliveries
+
+    def test_a_stream_that_cannot_be_retired_is_refused_and_no_other_is_retired(self) -> None:
+        broker, journal, _ = make()
+        broker.doors.append(door("bound"))
+        broker.publish([*drafts(b"a"), *drafts(b"a", stream=".own"), *drafts(b"a", stream="bound")])
+        for stream, kind, said in (
+            ("none", NoSuchStream, "there is no stream 'none'"),
+            (".own", StreamInUse, "the server's own"),
+            ("bound", StreamInUse, "the listener backbone is bound to it by the option backbone.stream"),
+        ):
+            assert not broker.retirable(stream)
+            error = refused(broker.retire(["s", stream]))
+            assert type(error) is kind
+            assert said in str(error)
+        assert set(journal.ends()) == {"s", ".own", "bound"}
+        assert broker.retirable("s")
+        assert broker.retire(["s", "s"]).result is None
+        assert isinstance(refused(broker.retire(["s"])), NoSuchStream)
+        assert broker.counters.counts["server", "streams-retired"] == 1
+
+    def test_a_stream_stays_if_its_retirement_did_not_become_durable(self) -> None:
+        broker, journal, _ = make(auto=False, max_streams=1)
+        broker.publish(drafts(b"a"))
+        journal.commit()
+        retired = broker.retire(["s"])
+        journal.enter(JournalState.READ_ONLY, "full")
+        assert isinstance(refused(retired), ReadOnly)
+        assert isinstance(refused(broker.retire(["s"])), ReadOnly)
+        journal.enter(JournalState.WRITABLE, "room")
+        published = broker.publish(drafts(b"b"))
+        journal.commit()
+        assert published.result == (2,)
+        assert broker.bounds("s") == (1, 2)
+        assert isinstance(refused(broker.publish(drafts(b"x", stream="other"))), TooManyStreams)

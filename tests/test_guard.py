@@ -114,6 +114,19 @@ def test_peers_of_one_identity_share_it_and_it_goes_with_the_last() -> None:
     assert len(world.broker.guard._known) == 1
 
 
+def test_retiring_is_a_right_of_its_own() -> None:
+    rules = [{"certificate": "writer", "publish": "*", "subscribe": "*", "administer": "in.*"}]
+    world = World(parse({"allow": rules}))
+    world.peer.publish([draft("in.a"), draft("out")])
+    error = failure(world.peer.retire(["in.a", "out"]))
+    assert isinstance(error, Forbidden)
+    assert "may not administer stream 'out'" in str(error)
+    assert set(world.broker.journal.ends()) == {"in.a", "out"}, "none of them"
+    assert world.peer.retire(["in.a"]).called
+    assert set(world.broker.journal.ends()) == {"out"}
+    assert isinstance(failure(World(WRITERS).peer.retire(["in.a"])), Forbidden)
+
+
 def test_verdicts_are_kept_and_bounded() -> None:
     world = World()
     asked: list[str] = []

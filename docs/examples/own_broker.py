@@ -84,6 +84,9 @@ class LastMessages:
                 return (rest.slice(0, rest.fitting(max_bytes)),)
         return ()
 
+    def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        raise NotImplementedError("no kit that this program uses asks for it")
+
     def restrict(self, stream: str, max_payload: int) -> None:
         raise NotImplementedError("no kit that this program uses asks for it")
 

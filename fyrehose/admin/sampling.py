@@ -198,10 +198,15 @@ class StreamRates:
                 self._seen = dict(ends)
             else:
                 seen = self._seen
-                growth = {stream: ends[stream] - seen.get(stream, 0) for stream in grown if stream in ends}
+                growth = {stream: ends[stream] - self._before(stream) for stream in grown if stream in ends}
                 seen.update((stream, ends[stream]) for stream in growth)
                 self.growth = {} if self._elapsed is None else growth
         elapsed, growth = self._elapsed, self.growth
         if elapsed is None:
             return lambda stream: None
         return lambda stream: growth.get(stream, 0) / elapsed
+
+    def _before(self, stream: str) -> int:
+        """Return the last number of *stream* at the last look; of one that is new, or has returned, where it begins."""
+        seen = self._seen.get(stream)
+        return self.broker.bounds(stream)[0] - 1 if seen is None else seen

@@ -31,7 +31,8 @@ class MemoryJournal:
     floor: int = attrs.field(default=0, init=False)
     _runs: dict[str, list[Run]] = attrs.field(factory=dict, init=False)
     _oldest: dict[str, int] = attrs.field(factory=dict, init=False)
-    _pending: list[tuple[Deferred[None], list[Run]]] = attrs.field(factory=list, init=False)
+    _pending: list[tuple[Deferred[None], list[Run], Sequence[str]]] = attrs.field(factory=list, init=False)
+    _retired: dict[str, int] = attrs.field(factory=dict, init=False)
     _observer: IJournalObserver | None = attrs.field(default=None, init=False)
     _time: int = attrs.field(default=0, init=False)
 
@@ -47,26 +48,48 @@ class MemoryJournal:
             return fail(Closed("not open"))
         self._time = max(self._time, self.now())
         numbered = [run.numbered(first, self._time) for run, first in zip(runs, first_seqs, strict=True)]
-        appended: Deferred[None] = Deferred()
-        self._pending.append((appended, numbered))
+        return self._wait(numbered, ())
+
+    def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        if self.state is JournalState.READ_ONLY:
+            return fail(ReadOnly("no room"))
+        if self.state is not JournalState.WRITABLE:
+            return fail(Closed("not open"))
+        return self._wait([], streams)
+
+    def retired(self) -> Mapping[str, int]:
+        return self._retired
+
+    def _wait(self, runs: list[Run], streams: Sequence[str]) -> Deferred[None]:
+        done: Deferred[None] = Deferred()
+        self._pending.append((done, runs, streams))
         if self.auto:
             self.commit()
-        return appended
+        return done
 
     def commit(self) -> None:
         """Everything appended so far is durable now."""
         assert self._observer is not None
         pending, self._pending = self._pending, []
         ends: dict[str, int] = {}
-        for _, runs in pending:
+        for _, runs, streams in pending:
             for run in runs:
-                assert run.first_seq == self.ends().get(run.stream, self.floor) + 1, "numbers must follow on"
+                last = self._retired.pop(run.stream, None)
+                if last is not None:
+                    self._oldest[run.stream] = last + 1
+                expected = self.ends().get(run.stream, self.floor if last is None else last) + 1
+                assert run.first_seq == expected, "numbers must follow on"
                 self._runs.setdefault(run.stream, []).append(run)
                 ends[run.stream] = run.last_seq
+            for stream in streams:
+                self._retired[stream] = self.ends()[stream]
+                ends.pop(stream, None)
+                del self._runs[stream]
+                self._oldest.pop(stream, None)
         if ends:
             self._observer.durable(ends)
-        for appended, _ in pending:
-            appended.callback(None)
+        for done, _, _ in pending:
+            done.callback(None)
 
     def enter(self, state: JournalState, reason: str) -> None:
         """Go into ``state``; out of WRITABLE everything pending fails."""
@@ -119,5 +142,5 @@ class MemoryJournal:
 
     def _fail(self, reason: PublishError) -> None:
         pending, self._pending = self._pending, []
-        for appended, _ in pending:
-            appended.errback(reason)
+        for done, _, _ in pending:
+            done.errback(reason)

@@ -213,9 +213,14 @@ class WebSession:
             self.send(body)
         self.end()
 
+    def respond_without_content(self) -> None:
+        """Answer that a request was carried out, and that there is nothing to say about it (204)."""
+        self.start(204, "")
+        self.end()
+
     def start(self, status: int, content_type: str, headers: Headers | None = None) -> None:
-        """The head of an answer."""
-        said = [(b"Content-Type", content_type.encode()), *_ALWAYS]
+        """The head of an answer; a *content_type* of "" is for one without a body."""
+        said = [(b"Content-Type", content_type.encode()), *_ALWAYS] if content_type else [*_ALWAYS]
         said += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self._send(h11.Response(status_code=status, reason=HTTPStatus(status).phrase.encode(), headers=said))
 

@@ -2,12 +2,14 @@
 
 Publish -> broker.publish -> durable -> {"stream": ..., "first": ..., "last": ...}, when the whole body is
 Read    -> broker.subscribe, up to what was there when it was asked -> a JSON object a line
+Retire  -> broker.retire -> durable -> 204
 Live    -> broker.subscribe -> server-sent events, for as long as somebody reads them
 """
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any, ClassVar
 
 import attrs
@@ -31,6 +33,7 @@ from fyrehose.protocols.http.session import (
     Publish,
     Published,
     Read,
+    Retire,
     Spoiled,
 )
 from fyrehose.records import MAX_PAYLOAD, Run
@@ -51,6 +54,8 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.NewStreamRateExceeded: 429,
     errors.NewStreamForbidden: 403,
     errors.StreamFull: 507,
+    errors.NoSuchStream: 404,
+    errors.StreamInUse: 409,
 }
 
 
@@ -118,6 +123,7 @@ class HttpProtocol(WebProtocol):
         Spoiled: "spoiled",
         Read: "read",
         Live: "listened",
+        Retire: "retired",
     }
 
     session: HttpSession
@@ -211,6 +217,11 @@ class HttpProtocol(WebProtocol):
         self._reading = listening
         listening.begin(subscription)
 
+    def retired(self, event: Retire) -> None:
+        """Retire a stream, and answer when that is durable."""
+        self._show(event.asked)
+        self.carry_out(partial(self.broker.retire, [event.stream]), self._gone, self._not_retired)
+
     def over(self) -> None:
         """What was read is sent."""
         self._reading = None
@@ -262,11 +273,28 @@ class HttpProtocol(WebProtocol):
         if self._disconnected() or upload.spoiled is not None:  # the rest of a body whose beginning was refused
             self.broker.counters.add(KIT, "refused-behind-a-refusal")
             return
+        upload.spoiled = self._refusal_of(error)
+        self.refused(upload.spoiled)
+
+    def _refusal_of(self, error: BaseException | None) -> Refused:
+        """Return what the broker's refusal *error* is in HTTP."""
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
         if isinstance(error, errors.Forbidden) and not self.identity.token:
             status = 401
-        upload.spoiled = Refused(status=status, cause=type(error).__name__, detail=str(error))
-        self.refused(upload.spoiled)
+        return Refused(status=status, cause=type(error).__name__, detail=str(error))
+
+    def _gone(self, _: None) -> None:
+        if self.session.answering:
+            self.session.respond_without_content()
+            self.go_on()
+
+    def _not_retired(self, failure: Failure) -> None:
+        failure.trap(FyrehoseError)
+        why = self._refusal_of(failure.value)
+        self.refused(why)
+        if self.session.answering and not self._disconnected():
+            self.session.refuse(why.status, why.cause, why.detail, _HEADERS.get(why.status))
+            self.go_on()
 
     def _excuse(self, why: Refused) -> None:
         """Answer that it came to nothing, or to how much."""

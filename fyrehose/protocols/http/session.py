@@ -3,6 +3,7 @@
     POST /streams/NAME                 a message, or a message a line  -> Publish ..., Published
     GET  /streams/NAME?from=N&limit=N  records as NDJSON               -> Read
     GET  /streams/NAME/live?from=N     records as they come, as events -> Live
+    DELETE /streams/NAME               the stream's end                -> Retire
     GET  /                             what there is
 
 A name is percent-encoded, slashes too.  Anything else is a refusal with a status, and ``{"error": ...}``.
@@ -34,6 +35,7 @@ USAGE = {
     "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} each of its lines",
     "GET /streams/NAME?from=SEQ&limit=N": "records from the oldest, or from SEQ on, a JSON object a line",
     "GET /streams/NAME/live?from=SEQ": "records as they come, or from SEQ on, as server-sent events",
+    "DELETE /streams/NAME": "retire the stream",
 }
 
 
@@ -79,6 +81,14 @@ class Live:
 
 
 @attrs.frozen(slots=True, kw_only=True)
+class Retire:
+    """A stream is to be retired."""
+
+    asked: Asked
+    stream: str
+
+
+@attrs.frozen(slots=True, kw_only=True)
 class Limits:
     """What one request may bring.
 
@@ -111,15 +121,15 @@ class HttpSession(WebSession):
         self._stream = asked.path[1]
         if not 1 <= len(self._stream.encode()) <= MAX_NAME:
             return self.refuse(400, "bad-name", f"a stream's name is 1 to {MAX_NAME} bytes of UTF-8")
-        allowed = ("GET", "HEAD") if asked.path[2:] else ("GET", "HEAD", "POST")
+        allowed = ("GET", "HEAD") if asked.path[2:] else ("GET", "HEAD", "POST", "DELETE")
         if asked.method not in allowed:
             listed = ", ".join(allowed)
             return self.refuse(405, "bad-method", f"{'/'.join(asked.path[::2])} takes {listed}", {"Allow": listed})
         if asked.method == "POST":
             return self._post(asked)
         if asked.length != 0:
-            return self.refuse(413, "body-not-wanted", "a GET has no body")
-        return self._get(asked)
+            return self.refuse(413, "body-not-wanted", f"a {asked.method} has no body")
+        return self._delete(asked) if asked.method == "DELETE" else self._get(asked)
 
     def body(self, data: bytes) -> Iterable[object]:
         assert self._body is not None
@@ -186,6 +196,11 @@ class HttpSession(WebSession):
         self._body = Lines(self.limits.message) if many else Whole(self.limits.message, asked.length)
         self._content_type = JSON if many else said if kind not in ("", FORM) else None
         return ()
+
+    def _delete(self, asked: Asked) -> Iterable[object]:
+        if asked.query:
+            return self.refuse(400, "bad-query", f"{next(iter(asked.query))[:80]!r} is no parameter; a DELETE has none")
+        return (Retire(asked=asked, stream=self._stream),)
 
     def _get(self, asked: Asked) -> Iterable[object]:
         live = asked.path[2:] == ("live",)

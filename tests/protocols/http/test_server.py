@@ -15,6 +15,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from fyrehose.broker import Broker
+from fyrehose.doors import Door
 from fyrehose.errors import JournalCorrupt
 from fyrehose.guard import Guard
 from fyrehose.holding import FIRST
@@ -683,3 +684,95 @@ def test_a_request_that_is_being_answered_is_not_idle(make: Make) -> None:
     idle = make().connect()
     idle.ask("GET /")
     assert idle.protocol.is_idle()
+
+
+def test_a_stream_is_retired_when_it_is_durable_and_not_before(make: Make) -> None:
+    server = make(auto=False)
+    peer = server.connect()
+    peer.say("POST /streams/a%2Fb", body=b"x")
+    server.journal.commit()
+    assert peer.answer().status == 200
+    peer.say("DELETE /streams/a%2Fb")
+    assert peer.hear() == b""
+    server.journal.commit()
+    answer = peer.answer()
+    assert (answer.status, answer.body) == (204, b"")
+    assert "content-length" not in answer.headers
+    assert "content-type" not in answer.headers
+    assert peer.ask("GET /streams/a%2Fb").status == 404, "the connection goes on"
+    peer.say("POST /streams/a%2Fb", body=b"y")
+    server.journal.commit()
+    assert peer.answer().json == {"stream": "a/b", "count": 1, "first": 2, "last": 2}
+    assert [line["seq"] for line in peer.ask("GET /streams/a%2Fb?from=1").lines] == [2]
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("DELETE /streams/none", 404, "there is no stream 'none'"),
+        ("DELETE /streams/.own", 409, "are the server's own"),
+        ("DELETE /streams/bound", 409, "the listener backbone is bound to it"),
+        ("DELETE /streams/s/live", 405, "takes GET, HEAD"),
+        ("DELETE /streams/s?force=1", 400, "'force' is no parameter"),
+        ("DELETE /", 405, "takes GET, HEAD"),
+    ],
+)
+def test_a_stream_that_cannot_be_retired_is_refused(make: Make, line: str, status: int, said: str) -> None:
+    server = make()
+    server.broker.doors.append(
+        Door(name="backbone", kit="backbone", endpoint="", who=str, connections=lambda: 0, stream="bound")
+    )
+    server.broker.publish([Run.of(stream, [b"x"], source="test") for stream in ("s", ".own", "bound")])
+    peer = server.connect()
+    answer = peer.ask(line)
+    assert answer.status == status
+    assert said in answer.json["error"]
+    assert set(server.journal.ends()) == {"s", ".own", "bound"}
+    assert peer.ask("DELETE /streams/s").status == 204, "the connection goes on"
+
+
+def test_a_body_of_a_delete_is_refused(make: Make) -> None:
+    server = make()
+    server.broker.publish([Run.of("s", [b"x"], source="test")])
+    assert server.connect().ask("DELETE /streams/s", body=b"x").status == 413
+    assert set(server.journal.ends()) == {"s"}
+
+
+def test_only_a_peer_with_the_right_to_administer_retires_a_stream(make: Make) -> None:
+    rules = [
+        {"network": "127.0.0.1", "publish": "*", "subscribe": "*"},
+        {"token": f"sha256:{digest('secret')}", "administer": "s*"},
+    ]
+    server = make(policy=rules)
+    server.broker.publish([Run.of(stream, [b"x"], source="test") for stream in ("s", "other")])
+    peer = server.connect()
+    refused = peer.ask("DELETE /streams/s")
+    assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+    assert "may not administer stream 's'" in refused.json["error"]
+    shown = "Authorization: Bearer secret"
+    assert peer.ask("DELETE /streams/other", shown).status == 403
+    assert peer.ask("DELETE /streams/s", shown).status == 204
+    assert set(server.journal.ends()) == {"other"}
+    assert server.count("Forbidden") == 2
+
+
+def test_a_disk_that_is_full_retires_nothing(make: Make) -> None:
+    server = make()
+    server.broker.publish([Run.of("s", [b"x"], source="test")])
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    refused = server.connect().ask("DELETE /streams/s")
+    assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+
+
+def test_a_server_that_stops_answers_when_a_stream_is_retired_first(make: Make) -> None:
+    server = make(auto=False)
+    peer = server.connect()
+    peer.say("POST /streams/s", body=b"x")
+    server.journal.commit()
+    assert peer.answer().status == 200
+    peer.say("DELETE /streams/s")
+    peer.protocol.finish()
+    assert peer.hear() == b""
+    server.journal.commit()
+    assert peer.answer().status == 204
+    assert peer.transport.disconnecting
