@@ -14,7 +14,8 @@ from fyrehose import __version__, kits
 from fyrehose.cli.bench import bench
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
-from fyrehose.cli.watching import stats, streams, top
+from fyrehose.cli.streams import streams
+from fyrehose.cli.watching import stats, top
 from fyrehose.errors import FyrehoseError
 from fyrehose.records import LAST_SEQ
 from fyrehose.settings import duration

@@ -1,8 +1,7 @@
-"""``fyrehose streams``, ``stats`` and ``top``: a running server, as tables."""
+"""``fyrehose stats`` and ``top``: a running server, as tables."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Callable
@@ -19,20 +18,17 @@ from rich.text import Text
 from fyrehose.cli.asking import DEFAULT_URL, Asker
 from fyrehose.cli.journal import escaped
 from fyrehose.cli.listing import terminal
-from fyrehose.errors import FyrehoseError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Columns that are text, besides the first.
 _TEXTS = ("stream", "cause", "listens at", "encryption", "who may come in", "")
-#: Streams that the server lists in one answer, at the most.
-PAGE = 1_000
 #: A rate is known when a second has gone by between two looks, in seconds.
 SECOND = 1.1
 
 
-def _of_a_server(command: F) -> F:
-    """The options that all of them have."""
+def of_a_server(command: F) -> F:
+    """Add the options of commands that ask a server's admin door."""
     options = (
         click.option("--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="The server's admin door."),
         click.option("--token-file", type=click.Path(path_type=Path), help="The token that it wants, if it does."),
@@ -45,42 +41,7 @@ def _of_a_server(command: F) -> F:
 
 
 @click.command()
-@_of_a_server
-@click.option("--limit", type=click.IntRange(1, 200_000), default=200, show_default=True, help="So many at the most.")
-@click.argument("match", default="")
-def streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit: int, match: str) -> None:
-    """List the streams of a running server, or those whose name has MATCH in it.
-
-    The busiest come first.  json: an object a line.
-
-    \b
-        fyrehose streams
-        fyrehose streams orders
-        fyrehose streams --format json | jq -r .name
-    """
-    asker = Asker.of(url, token_file, ca)
-    status = _with_rates(asker, match, min(limit, PAGE))
-    listed = status["streams"]["listed"]
-    if status["streams"].get("hidden"):
-        raise FyrehoseError(
-            f"the server's policy does not let us see the names of its {status['streams']['total']} streams: "
-            'give it admin.token-file, or a rule with network = "127.0.0.1" and subscribe = "*"'
-        )
-    if limit > PAGE and status["streams"]["matching"] > PAGE:
-        listed = _all_streams(asker, match)[:limit]
-    if form == "json":
-        for stream in listed:
-            click.echo(json.dumps(stream, ensure_ascii=False))
-        return
-    console = terminal()
-    console.print(_streams(listed))
-    matching = status["streams"]["matching"]
-    if matching > len(listed):
-        console.print(f"{len(listed)} of {matching}; see --limit, or say a part of the name")
-
-
-@click.command()
-@_of_a_server
+@of_a_server
 def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
     """Say how a running server is: its journal, its protocols and doors, what was refused.
 
@@ -93,13 +54,13 @@ def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None
     """
     asker = Asker.of(url, token_file, ca)
     if form == "json":
-        click.echo(json.dumps(_with_rates(asker), ensure_ascii=False))
+        click.echo(json.dumps(with_rates(asker), ensure_ascii=False))
     else:
-        terminal().print(Group(*_overview(_with_rates(asker), everything=True)))
+        terminal().print(Group(*_overview(with_rates(asker), everything=True)))
 
 
 @click.command()
-@_of_a_server
+@of_a_server
 @click.option("--interval", type=click.FloatRange(0.5, 3600), default=1.0, show_default=True, help="Seconds between.")
 @click.option("--count", type=click.IntRange(1), help="End after so many looks.")
 def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval: float, count: int | None) -> None:
@@ -130,7 +91,7 @@ def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval:
         return
 
 
-def _with_rates(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any]:
+def with_rates(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any]:
     """The status; if rates are not known yet, a second later."""
     status = asker.status(match, limit)
     if any(stream["rate"] is None for stream in status["streams"]["listed"]):
@@ -139,21 +100,10 @@ def _with_rates(asker: Asker, match: str = "", limit: int = 200) -> dict[str, An
     return status
 
 
-def _all_streams(asker: Asker, match: str) -> list[dict[str, Any]]:
-    """Return every stream whose name has *match* in it, the busiest first, then by name."""
-    found: list[dict[str, Any]] = []
-    for page in itertools.count():
-        listed = asker.streams(match, page, PAGE)["listed"]
-        found += listed
-        if len(listed) < PAGE:
-            break
-    return sorted(found, key=lambda stream: (-(stream["rate"] or 0), stream["name"]))
-
-
 def _top(status: dict[str, Any], height: int) -> RenderableType:
     parts = _overview(status, everything=False)
     room = max(3, (height - 12 - len(status["protocols"])) // 2)
-    parts += [Text(), _streams(status["streams"]["listed"][:room])]
+    parts += [Text(), streams_table(status["streams"]["listed"][:room])]
     behind = [each for each in status["subscribers"]["listed"] if each["lag"] or each["paused"]][:room]
     if behind:
         parts += [Text(), _subscribers(behind)]
@@ -210,7 +160,8 @@ def _doors(doors: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _streams(listed: list[dict[str, Any]]) -> Table:
+def streams_table(listed: list[dict[str, Any]]) -> Table:
+    """Return a table of streams, as the server lists them."""
     table = _table("stream", "first", "last", "/s", "readers")
     for each in listed:
         numbers = [str(each["first"]), str(each["last"]), _count(each["rate"]), _count(each["subscribers"])]

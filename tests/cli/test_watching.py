@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fyrehose.cli import watching
+from fyrehose.cli import streams, watching
 from fyrehose.cli.asking import Asker
 from fyrehose.cli.command import main
 from fyrehose.errors import FyrehoseError
@@ -100,7 +100,7 @@ def test_streams(asked: list[Any]) -> None:
 def test_more_streams_than_one_answer_holds_are_fetched_page_by_page(
     asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "PAGE", 2)
+    monkeypatch.setattr(streams, "PAGE", 2)
     rates = {"e": None, "d": 0.0, "c": 7.0, "b": 3.0, "a": None}
     there = [{**status()["streams"]["listed"][0], "name": name, "rate": rate} for name, rate in rates.items()]
     pages: list[int] = []

@@ -1,0 +1,124 @@
+"""``fyrehose streams``: what is listed by default, and what is retired."""
+
+from __future__ import annotations
+
+import io
+import json
+import urllib.error
+import urllib.request
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+
+from fyrehose.cli.asking import Asker
+from fyrehose.cli.command import main
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, ["streams", *words], env={"COLUMNS": "100"})
+
+
+@attrs.define
+class Server:
+    """Answers requests of the standard library's client; one whose stream is in *refusals* with an error."""
+
+    asked: list[urllib.request.Request] = attrs.field(factory=list)
+    refusals: dict[str, tuple[int, bytes]] = attrs.field(factory=dict)
+
+    def urlopen(self, request: urllib.request.Request, timeout: float, context: Any) -> io.BytesIO:
+        self.asked.append(request)
+        refusal = self.refusals.get(request.full_url.rpartition("/")[2])
+        if refusal is not None:
+            raise urllib.error.HTTPError(request.full_url, refusal[0], "no", Message(), io.BytesIO(refusal[1]))
+        return io.BytesIO(b"")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    found = Server()
+    monkeypatch.setattr(urllib.request, "urlopen", found.urlopen)
+    return found
+
+
+def refusal(detail: str) -> bytes:
+    return json.dumps({"error": detail}).encode()
+
+
+def test_streams_are_retired_one_after_the_other(server: Server, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    result = run("retire", "--url", "http://there:1/", "--token-file", str(token), "a/b ä", "c\x1b")
+    assert result.exit_code == 0
+    assert result.output == "stream a/b ä is retired\nstream c\\x1b is retired\n"
+    assert [(request.method, request.full_url) for request in server.asked] == [
+        ("DELETE", "http://there:1/streams/a%2Fb%20%C3%A4"),
+        ("DELETE", "http://there:1/streams/c%1B"),
+    ]
+    assert {request.get_header("Authorization") for request in server.asked} == {"Bearer secret"}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (404, refusal("there is no stream 'b'"), "the server at http://127.0.0.1:8117 refuses: there is no stream 'b'"),
+        (403, refusal("10.0.0.1 may not"), "the server at http://127.0.0.1:8117 refuses: 10.0.0.1 may not"),
+        (401, refusal("x"), "the server at http://127.0.0.1:8117 wants a token: give it with --token-file FILE"),
+        (404, b"<html>", "what answers at http://127.0.0.1:8117 is no http door of Fyrehose's (it says 404)"),
+    ],
+)
+def test_a_refusal_is_one_line_and_what_follows_is_not_asked_for(
+    server: Server, status: int, body: bytes, said: str
+) -> None:
+    server.refusals["b"] = (status, body)
+    result = run("retire", "a", "b", "c")
+    assert result.exit_code == 1
+    assert result.stdout == "stream a is retired\n"
+    assert result.stderr == f"fyrehose: {said}\n"
+    assert len(server.asked) == 2
+
+
+def test_a_server_that_cannot_be_reached_and_one_of_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def urlopen(*args: Any, **more: Any) -> Any:
+        raise urllib.error.URLError(ConnectionRefusedError(111, "Connection refused"))
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    result = run("retire", "a")
+    assert result.exit_code == 1
+    assert "is the server running, with --listen http=tcp:8117:interface=127.0.0.1" in result.stderr
+    assert "extra admin" not in result.stderr
+    wrong = run("retire", "--url", "x", "a")
+    assert (wrong.exit_code, wrong.stderr) == (
+        1,
+        "fyrehose: --url is 'x', and should be such as http://127.0.0.1:8117\n",
+    )
+
+
+def test_nothing_is_retired_without_a_name(server: Server) -> None:
+    assert run("retire").exit_code == 2
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("words", [[], ["part"], ["--format", "json"], ["--format", "json", "part"], ["list", "part"]])
+def test_streams_are_listed_when_no_command_is_named(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    asked = []
+
+    def status(asker: Asker, match: str, limit: int) -> dict[str, Any]:
+        asked.append(match)
+        return {"streams": {"total": 0, "matching": 0, "listed": []}}
+
+    monkeypatch.setattr(Asker, "status", status)
+    assert run(*words).exit_code == 0
+    assert asked == ["part" if "part" in words else ""]
+
+
+def test_a_part_of_a_name_that_is_a_command_is_looked_for_with_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    listed: dict[str, Any] = {"streams": {"total": 0, "matching": 0, "listed": []}}
+    monkeypatch.setattr(Asker, "status", lambda asker, match, limit: asked.append(match) or listed)
+    assert run("list", "retire").exit_code == 0
+    assert asked == ["retire"]
+    assert "retire" in run("--help").output
