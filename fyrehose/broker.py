@@ -201,6 +201,11 @@ class Broker:
         """Return whether *stream* exists, and neither is the server's own nor has a listener bound to it."""
         return stream in self._largest and not stream.startswith(".") and self._bound_to(stream) is None
 
+    def is_empty(self, stream: str) -> bool:
+        """Return whether no record of *stream* is served any more, and none is on its way to the disk."""
+        oldest, last = self.journal.bounds(stream)
+        return bool(oldest > last == self.sequencer.last(stream))
+
     def cursors(self) -> Collection[Cursor]:
         """Return every subscription, in the order in which they were made."""
         return self._fanout.cursors.keys()

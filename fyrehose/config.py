@@ -40,7 +40,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.logs import FORMATS
 from fyrehose.policy import LOOPBACK, Policy
 from fyrehose.quotas import STREAMS, PeerLimits
-from fyrehose.settings import build, count, option, size
+from fyrehose.settings import build, count, duration, option, size
 from fyrehose.streams import UNLIMITED, StreamRules
 
 #: What a file has besides tables.
@@ -78,6 +78,9 @@ class ServerSettings:
     new_streams_rate: int = option(int(_LIMITS.rate), count, "and each second after that", least=1)
     subscriptions_per_address: int = option(
         _LIMITS.subscriptions, count, "subscriptions that one address may have at a time", least=1
+    )
+    retire_idle: float = option(
+        0.0, duration, "retire a stream that has had no record that is kept for this long; 0: never"
     )
     memory: int = option(
         512 << 20, size, "what all connections may have sent in that is not durable yet", least=1 << 20

@@ -39,6 +39,9 @@ class ISequencer(Interface):
         :raises StreamFull: fewer are left; nothing is reserved
         """
 
+    def last(stream: str) -> int:
+        """Return the last number of *stream* that was reserved."""
+
     def restore(ends: Mapping[str, int], floor: int = 0) -> None:
         """Forget everything and go on from the last number of each stream.
 

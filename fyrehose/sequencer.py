@@ -35,6 +35,9 @@ class Sequencer:
         self._ends.update(ends)
         return tuple(firsts)
 
+    def last(self, stream: str) -> int:
+        return self._ends.get(stream, self._floor)
+
     def restore(self, ends: Mapping[str, int], floor: int = 0) -> None:
         self._ends = dict(ends)
         self._floor = floor

@@ -29,6 +29,7 @@ from fyrehose.config import Config, FromFile, Listener, merged, parse_listen, pa
 from fyrehose.doors import Door, encryption
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.flow import Budget
+from fyrehose.idle import IdleStreams
 from fyrehose.journal.journal import FileJournal
 from fyrehose.notify import Manager
 from fyrehose.service import Fyrehose
@@ -203,6 +204,10 @@ class Server(Service):
         self.remarks: list[str] = []
         self._ended = False
         self._serves = False
+        if config.server.retire_idle:
+            idle: Any = IdleStreams(reactor, self.fyrehose.broker, config.server.retire_idle)
+            idle.setName("idle streams")
+            idle.setServiceParent(IService(self.fyrehose))
         for listener in self._within_descriptors(config.listeners):
             self._add(listener)
 

@@ -31,6 +31,8 @@ class MemoryJournal:
     floor: int = attrs.field(default=0, init=False)
     _runs: dict[str, list[Run]] = attrs.field(factory=dict, init=False)
     _oldest: dict[str, int] = attrs.field(factory=dict, init=False)
+    #: the last number of streams of which nothing is kept
+    _emptied: dict[str, int] = attrs.field(factory=dict, init=False)
     _pending: list[tuple[Deferred[None], list[Run], Sequence[str]]] = attrs.field(factory=list, init=False)
     _retired: dict[str, int] = attrs.field(factory=dict, init=False)
     _observer: IJournalObserver | None = attrs.field(default=None, init=False)
@@ -84,8 +86,8 @@ class MemoryJournal:
             for stream in streams:
                 self._retired[stream] = self.ends()[stream]
                 ends.pop(stream, None)
-                del self._runs[stream]
-                self._oldest.pop(stream, None)
+                for known in (self._runs, self._oldest, self._emptied):
+                    known.pop(stream, None)
         if ends:
             self._observer.durable(ends)
         for done, _, _ in pending:
@@ -104,6 +106,12 @@ class MemoryJournal:
         self._runs[stream] = [run for run in self._runs[stream] if run.last_seq >= oldest]
         self._oldest[stream] = self._runs[stream][0].first_seq if self._runs[stream] else oldest
 
+    def empty(self, stream: str) -> None:
+        """As retention does: nothing of ``stream`` is kept but its last number."""
+        last = self._emptied[stream] = self.ends()[stream]
+        del self._runs[stream]
+        self._oldest[stream] = last + 1
+
     def bounds(self, stream: str) -> tuple[int, int]:
         last = self.ends().get(stream, self.floor)
         young = [run.first_seq for run in self._runs.get(stream, ()) if not self.expired(stream, run.time)]
@@ -117,7 +125,7 @@ class MemoryJournal:
         return age > 0 and time < self.now() - age * 1_000_000
 
     def ends(self) -> Mapping[str, int]:
-        return {stream: runs[-1].last_seq for stream, runs in self._runs.items() if runs}
+        return self._emptied | {stream: runs[-1].last_seq for stream, runs in self._runs.items() if runs}
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         runs = [run for run in self._runs.get(stream, ()) if not self.expired(stream, run.time)]

@@ -108,6 +108,7 @@ NO_LIMITS = {
     "journal.reader_bytes": "what the operator wants to keep",
     "journal.reader_wait": "what the operator wants to keep",
     "journal.segment_size": "how the journal is cut into files",
+    "server.retire_idle": "what the operator wants to keep",
     "journal.verify": "how much is checked at the start",
 }
 

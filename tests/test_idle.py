@@ -1,0 +1,155 @@
+"""Streams that retire by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.broker import Broker
+from fyrehose.doors import Door
+from fyrehose.errors import JournalCorrupt
+from fyrehose.idle import ROUND, SLICE, TURN, IdleStreams
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Run
+from fyrehose.sequencer import Sequencer
+from fyrehose.testing import MemoryJournal
+
+AFTER = 600.0
+
+
+class World:
+    """A broker whose journal forgets what a test says, and a service that looks for idle streams."""
+
+    def __init__(self, auto: bool = True) -> None:
+        self.clock = Clock()
+        self.journal = MemoryJournal(auto=auto)
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+        self.service = IdleStreams(self.clock, self.broker, AFTER)
+        self.service.startService()
+
+    def publish(self, *streams: str) -> None:
+        self.broker.publish([Run.of(stream, [b"x"], source="test") for stream in streams])
+        self.journal.commit()
+
+    def expire(self, *streams: str) -> None:
+        """Let retention delete every record of *streams*."""
+        for stream in streams:
+            self.journal.empty(stream)
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds / TURN)):
+            self.clock.advance(TURN)
+
+    @property
+    def streams(self) -> set[str]:
+        return set(self.journal.ends())
+
+
+def test_a_stream_without_records_retires_after_its_time_and_others_stay() -> None:
+    world = World()
+    world.publish("idle", "kept")
+    world.expire("idle")
+    world.wait(AFTER)
+    assert world.streams == {"idle", "kept"}
+    world.wait(2 * ROUND)
+    assert world.streams == {"kept"}
+    world.publish("idle")
+    assert world.broker.bounds("idle") == (2, 2)
+
+
+def test_a_record_in_between_begins_the_time_anew() -> None:
+    world = World()
+    world.publish("s")
+    world.expire("s")
+    world.wait(AFTER - ROUND)
+    world.publish("s")
+    world.expire("s")
+    world.wait(AFTER - ROUND)
+    assert world.streams == {"s"}
+    world.wait(3 * ROUND)
+    assert world.streams == set()
+
+
+def test_a_record_that_is_on_its_way_to_the_disk_keeps_its_stream() -> None:
+    world = World(auto=False)
+    world.publish("s")
+    world.expire("s")
+    world.wait(AFTER - 2 * ROUND)
+    published = world.broker.publish([Run.of("s", [b"y"], source="test")])
+    world.wait(5 * ROUND)
+    world.journal.commit()
+    assert published.result == (2,)
+    assert world.broker.bounds("s") == (2, 2)
+
+
+def test_streams_of_the_server_and_of_listeners_stay() -> None:
+    world = World()
+    world.broker.doors.append(
+        Door(name="backbone", kit="backbone", endpoint="", who=str, connections=lambda: 0, stream="bound")
+    )
+    world.publish(".own", "bound")
+    world.expire(".own", "bound")
+    world.wait(2 * AFTER)
+    assert world.streams == {".own", "bound"}
+
+
+def test_only_so_many_retire_at_once_and_each_time_is_one_line(log_lines: list[str]) -> None:
+    world = World()
+    names = [f"s{n}" for n in range(2 * SLICE + 1)]
+    world.publish(*names)
+    world.expire(*names)
+    world.wait(AFTER)
+    left = len(world.streams)
+    while left:
+        world.clock.advance(TURN)
+        assert left - len(world.streams) <= SLICE
+        left = len(world.streams)
+    assert [line for line in log_lines if "are retired by server.retire-idle" in line] == [
+        f"{SLICE} streams are retired by server.retire-idle"
+    ] * 2
+    assert world.broker.counters.counts["server", "streams-retired"] == len(names)
+
+
+def test_nothing_retires_while_the_disk_is_full() -> None:
+    world = World()
+    world.publish("s")
+    world.expire("s")
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    world.wait(2 * AFTER)
+    assert world.streams == {"s"}
+    world.journal.enter(JournalState.WRITABLE, "room")
+    world.wait(AFTER + 2 * ROUND)
+    assert world.streams == set()
+
+
+def test_a_stream_that_cannot_be_read_stays_and_the_others_retire(
+    monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    world = World()
+    world.publish("bad", "s")
+    world.expire("bad", "s")
+    bounds = world.journal.bounds
+
+    def damaged(stream: str) -> Any:
+        if stream == "bad":
+            raise JournalCorrupt("its index is damaged")
+        return bounds(stream)
+
+    monkeypatch.setattr(MemoryJournal, "bounds", lambda journal, stream: damaged(stream))
+    world.wait(AFTER + 2 * ROUND)
+    assert world.streams == {"bad"}
+    assert any("idle-stream-unreadable from bad: its index is damaged" in line for line in log_lines)
+
+
+def test_a_service_that_has_stopped_looks_no_more() -> None:
+    world = World()
+    world.publish("s")
+    world.expire("s")
+    world.wait(ROUND)
+    world.service.stopService()
+    world.wait(2 * AFTER)
+    assert world.streams == {"s"}
+    assert not world.clock.getDelayedCalls()
