@@ -168,11 +168,11 @@ class Broker:
     def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor:
         """Subscribe for *owner*, who is told when the subscription has ended."""
         oldest, last = self.journal.bounds(stream)
-        if stream not in self.journal.ends():
-            last = self.journal.retired().get(stream, last)
-            oldest = last + 1  # where it goes on if the name returns
         position = last if after is None else min(max(after, oldest - 1), last)
         return self._fanout.subscribe(stream, position, last, sink, owner)
+
+    def exists(self, stream: str) -> bool:
+        return stream in self.journal.ends()
 
     def bounds(self, stream: str) -> tuple[int, int]:
         bounds: tuple[int, int] = self.journal.bounds(stream)
@@ -252,8 +252,13 @@ class Broker:
             )
 
     def _retired(self, _: None, streams: Sequence[str], by: str) -> None:
+        self.sequencer.raise_floor(self.journal.floor)
+        retired = self.journal.retired()
         for stream in streams:
             self._fanout.forget_stream(stream)
+            if self.sequencer.last(stream) > retired.get(stream, self.journal.floor):
+                # What was under way came after it, so the name has returned.
+                self._largest.setdefault(stream, self._max_payload(stream))
         self.counters.add("server", "streams-retired", len(streams))
         if len(streams) == 1:
             log.info("stream {stream!r} is retired by {by}", stream=streams[0], by=by)

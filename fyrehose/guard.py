@@ -134,6 +134,10 @@ class Guarded:
         """Forget one subscription, which has ended."""
         self._broker.subscriptions.release(self._network)
 
+    def exists(self, stream: str) -> bool:
+        self.check(Action.SUBSCRIBE, stream)
+        return self._broker.exists(stream)
+
     def bounds(self, stream: str) -> tuple[int, int]:
         self.check(Action.SUBSCRIBE, stream)
         bounds: tuple[int, int] = self._broker.bounds(stream)

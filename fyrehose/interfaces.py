@@ -42,6 +42,9 @@ class ISequencer(Interface):
     def last(stream: str) -> int:
         """Return the last number of *stream* that was reserved."""
 
+    def raise_floor(floor: int) -> None:
+        """Begin streams that have no number yet above *floor*, because the journal forgot streams up to there."""
+
     def restore(ends: Mapping[str, int], floor: int = 0) -> None:
         """Forget everything and go on from the last number of each stream.
 
@@ -103,7 +106,10 @@ class IJournal(Interface):
         """Return the last numbers of retired streams, as far as they are remembered; the floor covers the others."""
 
     def bounds(stream: str) -> tuple[int, int]:
-        """The oldest number that is kept and served, and the last that may leave; ``(1, 0)`` for an unknown stream."""
+        """The oldest number that is kept and served, and the last that may leave; ``(1, 0)`` for an unknown stream.
+
+        Of a stream that is retired, where it goes on if its name returns: one more than its last number, and that.
+        """
 
     def expired(stream: str, time: int) -> bool:
         """Return whether records of *stream* and of *time* (microseconds since 1970 UTC) are too old to be served.
@@ -112,16 +118,16 @@ class IJournal(Interface):
         """
 
     def retire(streams: Sequence[str]) -> Deferred[None]:
-        """Retire *streams*: ``ends`` and ``bounds`` do not know them any more, and ``read`` returns nothing of them.
+        """Retire streams: they are not listed and none of their records is served any more.
 
-        What was appended before comes first.  When a name returns, its numbers go on after the last one, and the
-        records from before stay unserved.
+        Where a name comes back, its numbers go on after the last one that it had.  What was appended before and is
+        not durable yet may bring it back at once.
 
-        :return: fires when it is durable; fails as :meth:`append` does
+        :return: fires when that is durable; fails with :class:`ReadOnly` or :class:`Closed`
         """
 
     def retired() -> Mapping[str, int]:
-        """Return the last number of each retired stream, as far as it is kept."""
+        """Return the last numbers of retired streams, as far as they are remembered; the floor covers the others."""
 
     def ends() -> Mapping[str, int]:
         """The last number of each stream that may leave; maybe a view, which changes as streams grow."""
@@ -221,6 +227,9 @@ class IBroker(Interface):
 
         :raises TooManySubscriptions: the peer's address has as many as it may, or the memory budget is used up
         """
+
+    def exists(stream: str) -> bool:
+        """Return whether there is a stream of this name: it has had a record, and is not retired."""
 
     def bounds(stream: str) -> tuple[int, int]:
         """See :meth:`IJournal.bounds`."""

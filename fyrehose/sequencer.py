@@ -38,6 +38,9 @@ class Sequencer:
     def last(self, stream: str) -> int:
         return self._ends.get(stream, self._floor)
 
+    def raise_floor(self, floor: int) -> None:
+        self._floor = max(self._floor, floor)
+
     def restore(self, ends: Mapping[str, int], floor: int = 0) -> None:
         self._ends = dict(ends)
         self._floor = floor

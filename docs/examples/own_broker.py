@@ -73,6 +73,9 @@ class LastMessages:
         position = last if after is None else min(max(after, oldest - 1), last)
         return self._fanout.subscribe(stream, position, last, sink)
 
+    def exists(self, stream: str) -> bool:
+        return stream in self._streams
+
     def bounds(self, stream: str) -> tuple[int, int]:
         runs = self._streams.get(stream)
         return (runs[0].first_seq, runs[-1].last_seq) if runs else (1, 0)

@@ -113,6 +113,8 @@ class MemoryJournal:
         self._oldest[stream] = last + 1
 
     def bounds(self, stream: str) -> tuple[int, int]:
+        if stream in self._retired:
+            return self._retired[stream] + 1, self._retired[stream]
         last = self.ends().get(stream, self.floor)
         young = [run.first_seq for run in self._runs.get(stream, ()) if not self.expired(stream, run.time)]
         oldest = self._oldest.get(stream, 1)

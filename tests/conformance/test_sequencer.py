@@ -82,3 +82,16 @@ def test_no_number_is_given_twice_or_left_out(calls: list[list[tuple[str, int]]]
             for (stream, count), first in zip(wanted, sequencer.reserve(wanted), strict=True):
                 assert first == ends[stream] + 1
                 ends[stream] += count
+
+
+def test_the_last_number_that_was_reserved(sequencer: ISequencer) -> None:
+    assert sequencer.last("a") == 0
+    sequencer.reserve([("a", 3)])
+    assert (sequencer.last("a"), sequencer.last("b")) == (3, 0)
+
+
+def test_a_floor_that_rises_holds_for_streams_without_numbers_and_never_falls(sequencer: ISequencer) -> None:
+    sequencer.reserve([("a", 3)])
+    sequencer.raise_floor(10)
+    sequencer.raise_floor(5)
+    assert sequencer.reserve([("a", 1), ("b", 1)]) == (4, 11)

@@ -190,7 +190,7 @@ class HttpProtocol(WebProtocol):
         """Send what is there."""
         self._show(event.asked)
         oldest, last = self.broker.bounds(event.stream)
-        if (oldest, last) == (1, 0):
+        if not self.broker.exists(event.stream):
             self.refused(*self.session.refuse(404, "no-such-stream", f"there is no stream {event.stream!r}"))
             return
         first = max(event.first, oldest)
