@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -145,3 +146,85 @@ def test_limits_of_the_configuration_hold_by_every_protocol(start: Any, tmp_path
         "its stream is configured"
     )
     assert "NewStreamForbidden" in server.process.log
+
+
+def names(server: Server) -> list[str]:
+    """Return the streams that `fyrehose streams` lists."""
+    listed = server.run("streams", "--url", f"http://127.0.0.1:{server.process.port('admin')}", "--format", "json")
+    assert listed.returncode == 0, listed.stderr
+    return sorted(json.loads(line)["name"] for line in listed.stdout.splitlines())
+
+
+def test_a_retired_stream_is_gone_and_its_numbers_go_on_when_its_name_returns(start: Any) -> None:
+    options = ("--max-streams", "2", "--option", "journal.segment-size=1KiB")
+    server = Server(start, *options)
+    assert [server.publish("a"), server.publish("a"), server.publish("b")] == [1, 2, 1]
+    assert server.ask("POST", "/streams/c", b"x")[0] == 507
+    assert server.ask("DELETE", "/streams/a")[0] == 204
+    assert server.ask("DELETE", "/streams/a")[0] == 404
+    assert server.ask("GET", "/streams/a")[0] == 404
+    assert names(server) == ["b"]
+    assert server.publish("c") == 1, "it counts against no limit"
+
+    url = f"http://127.0.0.1:{server.process.port('http')}"
+    retired = server.run("streams", "retire", "--url", url, "c", "none", "b")
+    assert (retired.returncode, retired.stdout) == (1, b"stream c is retired\n")
+    assert retired.stderr.endswith(b"refuses: there is no stream 'none'\n")
+    assert retired.stderr.count(b"\n") == 1
+    for stream in ("backbone", "eventbus"):
+        status = server.ask("DELETE", f"/streams/{stream}")[0]
+        assert status in (404, 409), "not there yet, or bound"
+
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        server.process.stop(how)
+        server = Server(start, *options)
+        assert names(server) == ["b"]
+        assert server.ask("GET", "/streams/a")[0] == 404
+    for _ in range(30):
+        server.publish("b", b"x" * 100)  # segments roll, and the retired streams go along
+    assert server.publish("a", b"new") == 3
+    assert server.numbers("a", "?from=1") == [3]
+    metrics = HTTPConnection("127.0.0.1", server.process.port("admin"), PATIENCE)
+    with closing(metrics):
+        assert server.ask("DELETE", "/streams/a")[0] == 204
+        metrics.request("GET", "/metrics")
+        assert b'fyrehose_events_total{event="streams-retired",protocol="server"} 1.0' in metrics.getresponse().read()
+    assert server.publish("a") == 4
+    assert "stream 'a' is retired by 127.0.0.1" in server.process.log
+
+
+def test_a_live_subscriber_sees_what_comes_when_the_name_returns(start: Any) -> None:
+    server = Server(start)
+    server.publish("s", b"first")
+    with closing(HTTPConnection("127.0.0.1", server.process.port("http"), PATIENCE)) as connection:
+        connection.request("GET", "/streams/s/live")
+        live = connection.getresponse()
+        assert live.readline() == b": from 2 on\n"
+        assert server.ask("DELETE", "/streams/s")[0] == 204
+        assert server.publish("s", b"second") == 2
+        lines = [live.readline() for _ in range(3)]
+    assert lines[1] == b"id: 2\n"
+    assert server.tail("figg", "start", 1) == [2]
+    assert server.tail("relink", "1", 1) == [2]
+
+
+def test_the_right_to_administer_is_read_again_with_the_policy(start: Any, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    rule = '[[allow]]\nnetwork = "127.0.0.1"\npublish = "*"\nsubscribe = "*"\n'
+    policy.write_text(rule)
+    server = Server(start, "--policy", str(policy))
+    server.publish("s")
+    assert server.ask("DELETE", "/streams/s")[0] == 401
+    policy.write_text(rule + 'administer = "s"\n')
+    server.process.reload()
+    assert server.ask("DELETE", "/streams/s")[0] == 204
+
+
+def test_a_stream_whose_records_are_too_old_retires_by_itself(start: Any, tmp_path: Path) -> None:
+    write_old_records(tmp_path / "data", 1800, "old", "kept")
+    config = tmp_path / "fyrehose.toml"
+    config.write_text('[option.server]\nretire-idle = "1s"\n[[stream]]\nname = "old"\nkeep-age = "20m"\n')
+    server = Server(start, "--config", str(config))
+    server.process.wait_for("stream 'old' is retired by server.retire-idle")
+    assert names(server) == ["kept"]
+    assert server.publish("old") == 4
