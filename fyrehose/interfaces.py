@@ -117,18 +117,6 @@ class IJournal(Interface):
         ``bounds`` and ``read`` leave them out already; this is for records that were read before.
         """
 
-    def retire(streams: Sequence[str]) -> Deferred[None]:
-        """Retire streams: they are not listed and none of their records is served any more.
-
-        Where a name comes back, its numbers go on after the last one that it had.  What was appended before and is
-        not durable yet may bring it back at once.
-
-        :return: fires when that is durable; fails with :class:`ReadOnly` or :class:`Closed`
-        """
-
-    def retired() -> Mapping[str, int]:
-        """Return the last numbers of retired streams, as far as they are remembered; the floor covers the others."""
-
     def ends() -> Mapping[str, int]:
         """The last number of each stream that may leave; maybe a view, which changes as streams grow."""
 
