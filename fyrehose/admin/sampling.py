@@ -22,6 +22,8 @@ from fyrehose.meters import SECONDS, Histogram, JournalMeters
 MEMORY = 300
 #: What "of late" means for quantiles, in seconds.
 LATELY = 60
+#: Retired streams that may be remembered beside as many as there are.
+SPARE = 10_000
 #: Looks at streams that are no further apart see the same, in seconds.
 HALF = 0.5
 #: A rate over more than this says little of now, in seconds.
@@ -200,6 +202,8 @@ class StreamRates:
                 seen = self._seen
                 growth = {stream: ends[stream] - self._before(stream) for stream in grown if stream in ends}
                 seen.update((stream, ends[stream]) for stream in growth)
+                if len(seen) > 2 * len(ends) + SPARE:  # of streams that are retired by now
+                    self._seen = {stream: last for stream, last in seen.items() if stream in ends}
                 self.growth = {} if self._elapsed is None else growth
         elapsed, growth = self._elapsed, self.growth
         if elapsed is None:

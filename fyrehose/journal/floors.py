@@ -16,6 +16,9 @@ import attrs
 
 from fyrehose.journal.store import Store
 
+#: Streams of which something is remembered: as many as there may be.  Names come and go, where streams are retired.
+MOST = 200_000
+
 
 @attrs.frozen(slots=True)
 class Floor:
@@ -62,14 +65,12 @@ class Floors:
             found = self._found[stream] = self._search(stream, last, limit)
         return found.seq
 
-    def forget(self, stream: str) -> None:
-        """Forget what is known of *stream*."""
-        self._ages.pop(stream, None)
-        self._found.pop(stream, None)
-
     def _age(self, stream: str) -> int:
         age = self._ages.get(stream)
         if age is None:
+            if len(self._ages) >= MOST:
+                self._ages.clear()
+                self._found.clear()
             age = self._ages[stream] = int(self.keep_age(stream) * 1_000_000)
         return age
 

@@ -246,7 +246,10 @@ class PackedIndex:
 
     def pairs(self, stream: str) -> list[tuple[int, int]]:
         at = self._at(stream)
-        return [] if at is None else [self._pair(i) for i in range(*self._range(at))]
+        if at is None:
+            return []
+        begin, end = (self._pairs + i * _PAIR.size for i in self._range(at))
+        return list(_PAIR.iter_unpack(memoryview(self.data)[begin:end]))
 
     def _at(self, stream: str) -> int | None:
         """Where the stream's entry is in the data."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fyrehose.admin import sampling
 from fyrehose.admin.sampling import BEAT, LATELY, MEMORY, Sample, StreamRates
 
 
@@ -79,3 +80,28 @@ def test_rates_of_streams_are_since_the_last_look(watched: Any) -> None:
     assert rates.growth == {}
     watched.clock.advance(1)
     assert rates.look()("a") == 0
+
+
+def test_a_stream_that_returns_has_the_rate_of_what_came_since(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "SPARE", 1)
+    watched.publish(*[b"x"] * 10, stream="a")
+    watched.broker.retire(["a"])
+    rates = StreamRates(watched.clock.seconds, watched.broker)
+    assert rates.look()("a") is None
+    watched.publish(*[b"x"] * 4, stream="a")
+    watched.publish(*[b"x"] * 2, stream="b")
+    watched.clock.advance(2)
+    assert rates.look()("a") == 2.0
+    watched.broker.retire(["a", "b"])
+    watched.publish(b"x", stream="c")
+    watched.clock.advance(2)
+    assert (rates.look()("c"), rates.look()("a")) == (0.5, 0.0)
+    watched.publish(*[b"x"] * 6, stream="a")
+    watched.clock.advance(2)
+    assert rates.look()("a") == 3.0
+    for i in range(10):
+        watched.publish(b"x", stream=f"s{i}")
+        watched.clock.advance(2)
+        rates.look()
+        watched.broker.retire([f"s{i}"])
+    assert len(rates._seen) <= 2 * len(watched.broker.journal.ends()) + 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal import dump, scan
+from fyrehose.journal import dump, floors, scan
 from fyrehose.journal.clock import BOUND, SETTLED
 from fyrehose.journal.store import Store
 
@@ -213,3 +213,18 @@ def test_ages_are_asked_once_for_each_stream(open_aging: Any, time: Time) -> Non
         assert bench.payloads("s") == [b"a"]
         wait(bench, time, 1)
     assert asked == ["s"]
+
+
+def test_names_that_come_and_go_do_not_fill_the_memory(
+    open_aging: Any, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floors, "MOST", 10)
+    asked = []
+    bench = open_aging(keep_age=lambda stream: asked.append(stream) or 100.0)
+    for i in range(25):
+        bench.append(b"x", stream=f"s{i}")
+        assert bench.journal.bounds(f"s{i}") == (1, 1)
+    for _ in range(2):
+        assert bench.journal.bounds("s24") == (1, 1)
+        assert bench.journal.bounds("s0") == (1, 1)
+    assert len(asked) == 26
