@@ -1,16 +1,22 @@
 """Copies of a journal that were made file by file while a server wrote: `tar`, `cp` and `rsync` make such.
 
 MARK says of itself which file it is (see :func:`fyrehose.journal.scan.look_at_mark`), so a directory that was copied is
-known for one.  Here is how a segment looks that was being written meanwhile.
+known for one.  Here is how a segment looks that was being written meanwhile, and how a copy is known that
+``fyrehose journal restore`` did not finish.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.scan import SegmentReader
 
 #: Programs that copy files read them in multiples of this, in bytes.
 PAGE = 4 << 10
+#: A directory that has a file of this name is being restored, or was when that was interrupted.
+RESTORING = "RESTORING"
 
 
 def written_while_copied(reader: SegmentReader, position: int, stop: int) -> bool:
@@ -24,3 +30,15 @@ def written_while_copied(reader: SegmentReader, position: int, stop: int) -> boo
         if not any(reader.read(at, reader.base + offset - at)):
             return True
     return False
+
+
+def refuse_half_restored(directory: Path) -> None:
+    """See that a journal was restored to its end.
+
+    :raises JournalCorrupt: it was not
+    """
+    if (directory / RESTORING).exists():
+        raise JournalCorrupt(
+            f"{directory} is not complete: `fyrehose journal restore` was interrupted, or is still running; run it "
+            "again with the same arguments, and start the server when it has ended"
+        )

@@ -26,6 +26,7 @@ from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
+from fyrehose.journal.copies import refuse_half_restored
 from fyrehose.journal.files import NO_ROOM, Files, holds, lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
@@ -147,6 +148,7 @@ class FileJournal:
             raise JournalFailed(f"the journal {self.directory} cannot be opened, its disk failed: {error}") from error
 
     def _look_at_what_is_there(self) -> Recovered:
+        refuse_half_restored(self.directory)
         lost = set_aside(self.directory, self.files) if self.settings.quarantine else None
         found = recover(self.directory, self.files, self.settings.verify)
         if lost is not None:

@@ -1,0 +1,249 @@
+"""A journal's directory that is written from another one, batch by batch as they are there.
+
+MARK says up to where it was copied and checked, and is written when everything below is on disk.  So a replica whose
+writing is broken off at any moment is what it was before, and bytes behind its mark that are written again.  New
+segments are written under another name until they are whole, so that a server could start in the directory at any
+moment.
+
+    in: a segment reader      out: the same segment, here
+
+Knows no Twisted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import attrs
+
+from fyrehose.errors import JournalCorrupt, JournalError, JournalLocked
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.files import PIECE, Files, lock
+from fyrehose.journal.places import Missing
+from fyrehose.journal.retention import Deletion
+from fyrehose.journal.transfer import Tail, batches, begin, differ, tail_of
+from fyrehose.records import Buffer
+
+
+@attrs.define
+class Copied:
+    """What was copied.
+
+    :ivar size: bytes of the log
+    :ivar deleted: segments that were deleted from the replica
+    """
+
+    size: int = 0
+    batches: int = 0
+    records: int = 0
+    deleted: int = 0
+
+
+@attrs.define(eq=False)
+class Replica:
+    """A replica in *directory*; a context manager, which holds the lock of the directory.
+
+    :ivar done: what was copied by this object
+    :ivar tail: the end of the log here; None while there is none
+    """
+
+    directory: Path
+    files: Files
+    done: Copied = attrs.field(factory=Copied, init=False)
+    tail: Tail | None = attrs.field(default=None, init=False)
+    _begin: int = attrs.field(default=0, init=False)  #: the position of the oldest segment
+    _lock: int = attrs.field(default=-1, init=False)
+
+    def __enter__(self) -> Replica:
+        """Lock the directory, which is made if need be, and find the end of the log in it.
+
+        :raises JournalLocked: another replica, or a server, writes there
+        :raises JournalCorrupt: the end of the log is damaged
+        """
+        try:
+            self._lock = lock(self.directory)
+        except JournalLocked as error:
+            holder = (self.directory / "LOCK").read_text(errors="replace").strip()
+            raise JournalLocked(
+                f"{self.directory} is in use by another process{f' (pid {holder})' if holder else ''}: a server, or a "
+                "backup into it; wait for that one, or use another directory"
+            ) from error
+        try:
+            for leftover in self.directory.glob("*.new"):
+                self.files.unlink(leftover)
+            self.tail = tail_of(self.directory)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self._begin = next((segment.base for segment in scan.segments(self.directory)), 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+        self._lock = -1
+
+    @property
+    def position(self) -> int:
+        """The position up to which the replica is complete."""
+        return self.tail.position if self.tail else 0
+
+    def is_writing(self, base: int) -> bool:
+        """Return whether the segment at *base* is the one in which the log ends here, so that the rest is missing."""
+        return self.tail is not None and self.tail.index.base == base
+
+    def copy(self, reader: scan.SegmentReader, stop: int, name: str, progress: Callable[[int], object]) -> None:
+        """Copy a segment up to the position *stop*, or what is missing of it; what is whole counts in any case.
+
+        :param name: of the segment, as people are told of it
+        :param progress: is told how many bytes are done
+        :raises JournalCorrupt: a batch is damaged
+        :raises JournalError: the segment cannot be read on
+        :raises Missing: the segment is not there any more
+        :raises OSError: it cannot be written here
+        """
+        tail = self.tail
+        if tail is not None and self.is_writing(reader.base):
+            with self._writing(scan.path_of(self.directory, reader.base), os.O_RDWR) as fd:
+                self.files.truncate(fd, tail.position - reader.base)
+                failure = self._write(fd, reader, tail, stop, b"", name, progress)
+            self.note()
+        else:
+            failure = self._make(reader, stop, name, progress)
+        if failure is not None:
+            raise failure
+
+    def _make(
+        self, reader: scan.SegmentReader, stop: int, name: str, progress: Callable[[int], object]
+    ) -> Exception | None:
+        """Copy a segment of which nothing is here, and return why that came to an end before *stop*."""
+        follows = self.tail is not None and self.tail.position == reader.base
+        if self.tail is not None and follows:
+            self._store_index(self.tail)
+        try:
+            head, made = begin(reader, self.tail.chain if self.tail is not None and follows else None)
+        except fmt.Damage as damage:
+            return _damaged(name, reader.base, reader.base, damage)
+        if self.tail is not None and follows and differ(self.tail.identity, made.identity):
+            return JournalError(f"{name} is of another journal than {self.directory}; use an empty directory")
+        path = scan.path_of(self.directory, reader.base)
+        temporary = path.with_name(path.name + ".new")
+        with self._writing(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
+            failure = self._write(fd, reader, made, stop, head, name, progress)
+        appended = self.tail is None or follows
+        if made.at < 0 or not (appended or failure is None):
+            self.files.unlink(temporary)
+            return failure
+        self.files.rename(temporary, path)
+        self.files.sync_directory(self.directory)
+        self._begin = min(self._begin, reader.base) if self.tail is not None else reader.base
+        if appended:
+            self.tail = made
+            self.note()
+        else:
+            self._store_index(made)  # it had been removed here, and those behind it had not
+        return failure
+
+    @contextmanager
+    def _writing(self, path: Path, flags: int) -> Iterator[int]:
+        fd = self.files.open(path, flags)
+        try:
+            yield fd
+        finally:
+            self.files.close(fd)
+
+    def _write(
+        self,
+        fd: int,
+        reader: scan.SegmentReader,
+        tail: Tail,
+        stop: int,
+        head: bytes,
+        name: str,
+        progress: Callable[[int], object],
+    ) -> Exception | None:
+        """Write batches up to *stop*, as far as they are whole, and sync them; return why there are no more."""
+        start = tail.position - len(head)
+        at, size = start - reader.base, len(head)
+        pieces: list[Buffer] = [head] if head else []
+        failure: Exception | None = None
+        try:
+            for header, data in batches(reader, tail, stop):
+                pieces += data
+                size += header.end - header.position
+                self.done.batches += 1
+                self.done.records += header.records
+                if size >= PIECE:
+                    self.files.write(fd, b"".join(pieces), at)
+                    pieces, at, size = [], at + size, 0
+                    progress(tail.position - start)
+        except fmt.Damage as damage:
+            failure = _damaged(name, reader.base, tail.position, damage)
+        except (Missing, JournalError) as error:
+            failure = error
+        self.files.write(fd, b"".join(pieces), at)
+        self.files.sync(fd)
+        self.done.size += tail.position - start
+        progress(tail.position - start)
+        return failure
+
+    def note(self) -> None:
+        """Write MARK: everything up to the end of the log here is on disk."""
+        assert self.tail is not None
+        path = self.directory / scan.MARK_NAME
+        made = not path.exists()
+        with self._writing(path, os.O_RDWR | os.O_CREAT) as fd:
+            mark = scan.pack_mark(self.tail.position, self._begin, self.files.identity(fd))
+            self.files.write(fd, mark, 0)
+            self.files.sync(fd)
+        if made:
+            self.files.sync_directory(self.directory)
+
+    def _store_index(self, tail: Tail) -> None:
+        """Write the index of a segment that is complete."""
+        self.files.store(scan.index_path_of(self.directory, tail.index.base), tail.index.pack())
+
+    def delete_before(self, position: int) -> None:
+        """Delete segments that end at *position* or before, the oldest first."""
+        found = [segment.base for segment in scan.segments(self.directory)]
+        ends = found[1:]
+        deletion = Deletion(self.directory, self.files)
+        deletion.segments = [
+            (scan.path_of(self.directory, base), end) for base, end in zip(found, ends, strict=False) if end <= position
+        ]
+        self.done.deleted += len(deletion.segments)
+        deletion.work(self._keep_from)
+
+    def _keep_from(self, position: int) -> None:
+        self._begin = position
+        self.note()
+
+    def check(self) -> None:
+        """See that no segment is missing here.
+
+        :raises JournalCorrupt: one is, and the source did not have it, either
+        """
+        end = self._begin
+        for segment in scan.segments(self.directory):
+            if segment.base > end:
+                raise JournalCorrupt(
+                    f"{self.directory} lacks the positions {end} to {segment.base}, which its source does not keep any "
+                    "more: put the missing segment back, or begin a new backup in an empty directory"
+                )
+            end = segment.end
+
+
+def _damaged(name: str, base: int, position: int, damage: fmt.Damage) -> JournalCorrupt:
+    if isinstance(damage, fmt.Newer):
+        return JournalCorrupt(f"{name} cannot be copied: {damage}; copy it with that version")
+    return JournalCorrupt(
+        f"{name} is damaged at byte {position - base} (position {position}): {damage}; everything before it was "
+        "copied; put the file back from a copy, or start its server with --quarantine to set the range aside, and copy "
+        "again"
+    )

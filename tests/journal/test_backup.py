@@ -1,0 +1,812 @@
+"""Backups: consistent at every moment, continued where they ended, refused where they cannot be right."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from fyrehose.errors import (
+    ConfigError,
+    JournalCorrupt,
+    JournalError,
+    JournalFull,
+    JournalGap,
+    JournalLocked,
+    JournalUnreachable,
+)
+from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal import backup as backups
+from fyrehose.journal import readers, scan
+from fyrehose.journal.backup import Backup, SourceBehind, restore
+from fyrehose.journal.copies import RESTORING
+from fyrehose.journal.dump import runs
+from fyrehose.journal.files import Files
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.places import Directory, Missing
+from fyrehose.journal.recovery import recover
+from fyrehose.journal.replica import Copied, Replica
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.verify import verify
+from fyrehose.journal.view import look
+from fyrehose.journal.worker import InlineWorker
+from fyrehose.records import Run
+
+Opener = Callable[..., Any]
+
+
+@implementer(IJournalObserver)
+class Silent:
+    def durable(self, ends: Any) -> None: ...
+
+    def state_changed(self, state: JournalState, reason: str) -> None: ...
+
+
+def fill(bench: Any, count: int, size: int = 300) -> None:
+    """Append *count* messages, which are numbered on."""
+    first = bench.next.get("s", 1)
+    for number in range(first, first + count):
+        assert bench.append(b"%06d" % number + b"." * size).called
+
+
+def backed_up(source: Path, target: Path, **options: Any) -> Copied:
+    """One call of a backup; what it copied."""
+    files = options.pop("files", Files())
+    with Replica(target, files) as replica:
+        Backup(Directory(source), replica, **options).run()
+    return replica.done
+
+
+def numbers(directory: Path) -> list[int]:
+    """The messages that readers find."""
+    return [int(bytes(payload)[:6]) for run in runs(directory) for payload in run.payloads()]
+
+
+def started(directory: Path, quarantine: bool = False) -> list[int]:
+    """The messages that a server finds which is started there."""
+    journal = FileJournal(Clock(), directory, JournalSettings(min_free=0, quarantine=quarantine), worker=InlineWorker())
+    opened: list[Any] = []
+    journal.open(Silent()).addBoth(opened.append)
+    if not isinstance(opened[0], dict):
+        opened[0].raiseException()
+    journal.close()
+    return numbers(directory)
+
+
+def is_same_log(source: Path, target: Path) -> bool:
+    """Whether the target has what is durable in the source, byte for byte."""
+    view = look(source)
+    return look(target) == view and all(
+        scan.path_of(source, e.base).read_bytes()[: e.end - e.base] == scan.path_of(target, e.base).read_bytes()
+        for e in view.segments
+    )
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def source(open_journal: Opener) -> Any:
+    """A journal of several segments that a server has open."""
+    bench = open_journal(segment_size=4096)
+    fill(bench, 50)
+    return bench
+
+
+class TestCopying:
+    def test_a_backup_is_a_journal_with_everything_that_is_durable(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        done = backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+        assert (done.records, done.size) == (50, look(source.directory).mark)
+        report = verify(target)
+        assert (report.problems, report.notes, report.records) == ([], [], 50)
+        assert recover(target, Files()).ends == {"s": 50}
+        assert not any("is a copy" in note for note in recover(target, Files()).notes)
+
+    def test_what_is_not_durable_is_not_copied(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        mark = scan.read_mark(source.directory)
+        fill(source, 1)
+        noted = scan.look_at_mark(source.directory, Files())
+        fd = os.open(source.directory / "MARK", os.O_RDWR)
+        os.pwrite(fd, scan.pack_mark(mark, noted.begin, Files().identity(fd)), 0)
+        os.close(fd)
+        backed_up(source.directory, target)
+        assert numbers(target) == list(range(1, 51))
+
+    @pytest.mark.parametrize("step", [1, 3, 40])
+    def test_the_next_call_copies_only_what_is_new(self, source: Any, tmp_path: Path, step: int) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        for _ in range(5):
+            before = look(source.directory).mark
+            fill(source, step)
+            done = backed_up(source.directory, target)
+            assert (done.records, done.size) == (step, look(source.directory).mark - before)
+            assert is_same_log(source.directory, target)
+        assert backed_up(source.directory, target) == Copied()
+        report = verify(target)
+        assert (report.problems, report.notes) == ([], [])
+
+    def test_a_journal_that_was_closed_and_opened_again_goes_on(
+        self, source: Any, open_journal: Opener, tmp_path: Path
+    ) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        source.close()
+        backed_up(source.directory, target)
+        assert recover(target, Files()).closed
+        again = open_journal(segment_size=4096)
+        fill(again, 5)
+        backed_up(source.directory, target)
+        assert started(target) == list(range(1, 56))
+
+    def test_progress_tells_bytes(self, source: Any, tmp_path: Path) -> None:
+        told: list[tuple[int, int]] = []
+        backed_up(source.directory, tmp_path / "b", progress=lambda done, total: told.append((done, total)))
+        assert {total for _, total in told} == {told[-1][0]}
+        assert told == sorted(told)
+
+    def test_large_batches_are_copied_in_pieces(self, open_journal: Opener, tmp_path: Path) -> None:
+        bench = open_journal(segment_size=16 << 20)
+        for size in (5 << 20, 100, 3 << 20, 9 << 20):
+            bench.append(bytes(size))
+        backed_up(bench.directory, tmp_path / "b")
+        assert is_same_log(bench.directory, tmp_path / "b")
+
+    def test_a_segment_that_was_lost_in_the_backup_is_copied_again(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        second, third = (scan.segments(target)[i].path for i in (1, 2))
+        second.unlink()
+        os.truncate(third, 100)
+        fill(source, 3)
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+        assert verify(target).problems == []
+
+    def test_one_that_the_source_does_not_have_either_is_missed(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        second = scan.segments(target)[1]
+        second.path.unlink()
+        for segment in scan.segments(source.directory)[:3]:
+            segment.path.unlink()
+        with pytest.raises(JournalCorrupt, match=f"lacks the positions {second.base} to {second.end}"):
+            backed_up(source.directory, target)
+
+    def test_what_a_copy_of_a_journal_has_whole_is_copied(self, source: Any, tmp_path: Path) -> None:
+        source.close()
+        copy, target = tmp_path / "copy", tmp_path / "b"
+        shutil.copytree(source.directory, copy)
+        assert look(copy).mark < look(source.directory).mark, "MARK of a copy is not believed"
+        backed_up(copy, target)
+        assert is_same_log(source.directory, target)
+
+    def test_a_copy_is_not_copied_if_something_durable_in_its_last_segment_is_damaged(
+        self, open_journal: Opener, tmp_path: Path
+    ) -> None:
+        source = open_journal()
+        fill(source, 8)
+        copy, target = tmp_path / "copy", tmp_path / "b"
+        shutil.copytree(source.directory, copy)
+        last = scan.segments(copy)[-1]
+        flip(last.path, 300)
+        with pytest.raises(JournalCorrupt, match=f"{last.path.name} is damaged at byte"):
+            backed_up(copy, target)
+
+    def test_a_backup_that_was_moved_to_another_disk_goes_on(self, source: Any, tmp_path: Path) -> None:
+        target, moved = tmp_path / "b", tmp_path / "moved"
+        backed_up(source.directory, target)
+        shutil.copytree(target, moved)
+        fill(source, 2)
+        assert backed_up(source.directory, moved).records == 2
+        assert is_same_log(source.directory, moved)
+        assert not scan.look_at_mark(moved, Files()).copied
+
+
+class TestSnapshotsAndReaders:
+    def test_snapshots_of_streams_are_copied_before_segments_and_once(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        scan.snapshot_path_of(source.directory, 0).write_bytes(b"all streams")
+        order: list[str] = []
+
+        class Watched(Files):
+            def rename(self, old: Path, new: Path) -> None:
+                order.append(new.suffix)
+                super().rename(old, new)
+
+        backed_up(source.directory, target, files=Watched())
+        assert order[0] == ".streams"
+        assert order.count(".streams") == 1
+        assert scan.snapshot_path_of(target, 0).read_bytes() == b"all streams"
+        scan.snapshot_path_of(source.directory, 4096).write_bytes(b"more streams")
+        fill(source, 40)
+        order.clear()
+        backed_up(source.directory, target, files=Watched())
+        assert order.count(".streams") == 1
+        assert scan.snapshots(target) == [0, 4096]
+
+    def test_an_empty_snapshot_is_refused(self, source: Any, tmp_path: Path) -> None:
+        scan.snapshot_path_of(source.directory, 0).write_bytes(b"")
+        with pytest.raises(JournalCorrupt, match="snapshot of the streams is empty"):
+            backed_up(source.directory, tmp_path / "b")
+
+    def test_a_snapshot_that_is_deleted_meanwhile_is_not_needed(
+        self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Directory, "snapshots", lambda self: [4096])
+        backed_up(source.directory, tmp_path / "b")
+        assert is_same_log(source.directory, tmp_path / "b")
+
+    def test_readers_are_remembered_and_forgotten_as_in_the_source(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        readers.report(source.directory, "lake", 4096, 17)
+        readers.report(source.directory, "gone", 64, 18)
+        backed_up(source.directory, target, hold="backup")
+        assert [reader.name for reader in readers.positions(target)] == ["gone", "lake"]
+        readers.forget(source.directory, "gone")
+        fill(source, 1)
+        backed_up(source.directory, target, hold="backup")
+        assert readers.positions(target) == [readers.Reader("lake", 4096, 17)]
+
+    def test_a_hold_is_told_how_far_the_backup_is(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        told: list[int] = []
+
+        class Told(Directory):
+            def report(self, reader: str, position: int) -> None:
+                assert reader == "backup"
+                told.append(position)
+                super().report(reader, position)
+
+        with Replica(target, Files()) as replica:
+            backup = Backup(Told(source.directory), replica, hold="backup")
+            backup.run()
+            assert told == [0, look(source.directory).mark]
+            backup.run()
+            assert len(told) == 2, "it is alive for a minute"
+            fill(source, 1)
+            backup.run()
+            assert told[2:] == [look(source.directory).mark]
+
+
+class TestInterruption:
+    """A backup that is broken off at any moment is what it was before, or newer."""
+
+    class Killed(BaseException):
+        pass
+
+    def files(self, after: int, half: bool) -> Files:
+        """Files with which the process is killed at its change number *after*, of which half was done, or nothing."""
+        killed, count = self.Killed, [0]
+
+        class Mortal(Files):
+            def step(self) -> bool:
+                """Whether this is the last one."""
+                if count[0] > after:
+                    raise killed
+                count[0] += 1
+                return count[0] > after
+
+            def write(self, fd: int, data: Any, offset: int) -> None:
+                if self.step():
+                    if half:
+                        super().write(fd, bytes(data)[: len(data) // 2], offset)
+                    raise killed
+                super().write(fd, data, offset)
+
+            def sync(self, fd: int) -> None:
+                if self.step():
+                    raise killed
+                super().sync(fd)
+
+            def truncate(self, fd: int, size: int) -> None:
+                if self.step():
+                    raise killed
+                super().truncate(fd, size)
+
+            def rename(self, old: Path, new: Path) -> None:
+                if self.step():
+                    raise killed
+                super().rename(old, new)
+
+            def unlink(self, path: Path) -> None:
+                if self.step():
+                    raise killed
+                super().unlink(path)
+
+        return Mortal()
+
+    @pytest.mark.parametrize("half", [False, True], ids=["before", "half"])
+    @pytest.mark.parametrize("mirror", [False, True], ids=["kept", "mirror"])
+    def test_killed_at_every_step(self, source: Any, tmp_path: Path, half: bool, mirror: bool) -> None:
+        base, target, scratch = tmp_path / "base", tmp_path / "b", tmp_path / "scratch"
+        backed_up(source.directory, base)
+        before = numbers(base)
+        fill(source, 12)
+        if mirror:
+            for segment in scan.segments(source.directory)[:3]:
+                segment.path.unlink()
+        wanted = numbers(source.directory)
+        steps, ended = 0, False
+        while not ended:
+            for path in (target, scratch):
+                shutil.rmtree(path, ignore_errors=True)
+            shutil.copytree(base, target)
+            with Replica(target, Files()) as replica:
+                replica.note()  # it is no copy any more
+            assert numbers(target) == before
+            try:
+                backed_up(source.directory, target, files=self.files(steps, half), mirror=mirror)
+                ended = True
+            except self.Killed:
+                steps += 1
+            found = numbers(target)
+            assert set(before) & set(wanted) <= set(found)
+            assert found == list(range(found[0], found[-1] + 1))
+            assert verify(target).problems == []
+            shutil.copytree(target, scratch)
+            fd = os.open(scratch / "MARK", os.O_RDWR)
+            noted = scan.look_at_mark(target, Files())
+            os.pwrite(fd, scan.pack_mark(noted.durable, noted.begin, Files().identity(fd)), 0)
+            os.close(fd)
+            assert set(found) <= set(started(scratch)), "a server starts on it"
+            backed_up(source.directory, target, mirror=mirror)
+            assert set(wanted) <= set(numbers(target))
+            assert verify(target).problems == []
+        assert steps > 10
+
+    def test_the_first_one_killed_at_every_step(self, source: Any, tmp_path: Path) -> None:
+        steps = 0
+        while True:
+            target = tmp_path / f"b{steps}"
+            try:
+                backed_up(source.directory, target, files=self.files(steps, half=True))
+                break
+            except self.Killed:
+                steps += 1
+            if scan.segments(target):
+                found = numbers(target)
+                assert found == list(range(1, len(found) + 1))
+            backed_up(source.directory, target)
+            assert is_same_log(source.directory, target)
+        assert steps > 20
+
+    def test_mark_and_names_are_given_to_what_is_on_disk_only(self, source: Any, tmp_path: Path) -> None:
+        class Watched(Files):
+            """Knows which files were written and not synced."""
+
+            def __init__(self) -> None:
+                self.paths: dict[int, str] = {}
+                self.unsynced: set[str] = set()
+                self.marks = 0
+
+            def open(self, path: Path, flags: int) -> int:
+                fd = super().open(path, flags)
+                self.paths[fd] = path.name
+                return fd
+
+            def write(self, fd: int, data: Any, offset: int) -> None:
+                if self.paths[fd] == "MARK":
+                    assert self.unsynced == set()
+                    self.marks += 1
+                self.unsynced.add(self.paths[fd])
+                super().write(fd, data, offset)
+
+            def sync(self, fd: int) -> None:
+                self.unsynced.discard(self.paths[fd])
+                super().sync(fd)
+
+            def rename(self, old: Path, new: Path) -> None:
+                assert old.name not in self.unsynced
+                self.unsynced.add("directory")
+                super().rename(old, new)
+
+            def sync_directory(self, directory: Path) -> None:
+                self.unsynced.discard("directory")
+                super().sync_directory(directory)
+
+        files = Watched()
+        for _ in range(3):
+            before = files.marks
+            backed_up(source.directory, tmp_path / "b", files=files)
+            assert files.marks > before
+            assert files.unsynced == set()
+            fill(source, 12)
+
+    def test_a_source_that_goes_away_in_the_middle_loses_nothing(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+
+        class Flaky(Directory):
+            def open(self, base: int, limit: int) -> scan.SegmentReader:
+                return FlakyReader(scan.path_of(self.path, base), base, limit=limit)
+
+        class FlakyReader(scan.SegmentReader):
+            def read(self, position: int, size: int) -> memoryview:
+                if position > 10_000:
+                    raise JournalUnreachable("the network is down")
+                return super().read(position, size)
+
+        with Replica(target, Files()) as replica:
+            with pytest.raises(JournalUnreachable):
+                Backup(Flaky(source.directory), replica).run()
+            assert 10_000 < look(target).mark < 11_000
+            assert replica.position == look(target).mark
+            Backup(Directory(source.directory), replica).run()
+        assert is_same_log(source.directory, target)
+
+
+class TestRefusals:
+    def test_another_journal(self, source: Any, tmp_path: Path) -> None:
+        target, other = tmp_path / "b", tmp_path / "other"
+        backed_up(source.directory, target)
+        journal = FileJournal(
+            Clock(), other, JournalSettings(min_free=0, segment_size=4096), worker=InlineWorker(), now=lambda: 5
+        )
+        journal.open(Silent())
+        for number in range(60):
+            journal.append([Run.of("s", [b"%06d" % number + bytes(300)], source="test")], [number + 1])
+        before = {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()}
+        with pytest.raises(JournalError, match="another journal, or a server was started in the backup"):
+            backed_up(other, target)
+        assert {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()} == before
+        journal.close()
+
+    def test_a_backup_in_which_a_server_was_started(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        started(target)
+        fill(source, 5)
+        with pytest.raises(JournalError, match="a server was started in the backup; use an empty directory"):
+            backed_up(source.directory, target)
+
+    def test_a_source_that_was_restored_from_an_older_copy(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        older = tmp_path / "older"
+        backed_up(source.directory, older)
+        fill(source, 1)
+        backed_up(source.directory, target)
+        with pytest.raises(SourceBehind, match="restored from an older copy"):
+            backed_up(older, target)
+        started(older)
+        with pytest.raises(JournalError, match="ends at position"):
+            backed_up(older, target)
+
+    def test_two_identities(self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        target = tmp_path / "b"
+        bases = [segment.base for segment in scan.segments(source.directory)]
+        monkeypatch.setattr(
+            "fyrehose.journal.transfer.identity_of", lambda header: bytes(16) if header.base == 0 else b"a" * 16
+        )
+        backed_up(source.directory, target)  # an older version wrote the first segment
+        fill(source, 50)
+        monkeypatch.setattr(
+            "fyrehose.journal.transfer.identity_of", lambda header: (b"b" if header.base > bases[-1] else b"a") * 16
+        )
+        with pytest.raises(JournalError, match="is of another journal"):
+            backed_up(source.directory, target)
+
+    def test_retention_has_overtaken_it(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        before = numbers(target)
+        fill(source, 50)
+        for segment in scan.segments(source.directory)[:-2]:
+            segment.path.unlink()
+        with pytest.raises(JournalGap, match=r"retention deleted what is between them; .* --hold NAME"):
+            backed_up(source.directory, target)
+        assert numbers(target) == before
+
+    def test_a_segment_that_is_missing_at_the_source(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        third = scan.segments(source.directory)[2]
+        third.path.unlink()
+        with pytest.raises(JournalCorrupt, match=f"lacks the positions {third.base} to {third.end}"):
+            backed_up(source.directory, target)
+        assert look(target).mark == third.base
+
+    @pytest.mark.parametrize("offset", [20, 70, 400, 1500])
+    def test_damage_at_the_source_ends_it_and_what_is_before_counts(
+        self, source: Any, tmp_path: Path, offset: int
+    ) -> None:
+        target = tmp_path / "b"
+        third = scan.segments(source.directory)[2]
+        flip(third.path, offset)
+        for _ in range(2):
+            with pytest.raises(
+                JournalCorrupt, match=rf"{third.path} is damaged at byte \d+ \(position \d+\)"
+            ) as caught:
+                backed_up(source.directory, target)
+            assert caught.value.exit_status == 3
+            assert third.base <= look(target).mark <= third.base + offset
+            assert verify(target).problems == []
+        flip(third.path, offset)
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+
+    def test_damage_that_was_set_aside_at_the_source_is_copied_as_a_gap(
+        self, source: Any, open_journal: Opener, tmp_path: Path
+    ) -> None:
+        target = tmp_path / "b"
+        segments = scan.segments(source.directory)
+        source.close()
+        flip(segments[2].path, 700)
+        flip(segments[4].path, 20)
+        again = open_journal(segment_size=4096, quarantine=True)
+        fill(again, 3)
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+        fill(again, 30)
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+
+    def test_the_end_of_the_backup_is_damaged(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        last = scan.segments(target)[-1]
+        flip(last.path, last.size - 5)
+        with pytest.raises(JournalCorrupt, match=f"{last.path} is damaged .*; delete this file and MARK beside it"):
+            backed_up(source.directory, target)
+        last.path.unlink()
+        (target / "MARK").unlink()
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+
+    def test_a_backup_without_its_segments(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        for segment in scan.segments(target):
+            segment.path.unlink()
+        with pytest.raises(JournalCorrupt, match="has no segments below position"):
+            backed_up(source.directory, target)
+
+    def test_a_directory_in_which_a_server_runs(self, source: Any, open_journal: Opener, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        backed_up(source.directory, other)
+        with pytest.raises(JournalLocked, match=rf"in use by another process \(pid {os.getpid()}\)"):
+            backed_up(other, source.directory)
+
+    def test_two_backups_into_one_directory(self, source: Any, tmp_path: Path) -> None:
+        with (
+            Replica(tmp_path / "b", Files()),
+            pytest.raises(JournalLocked, match="a server, or a backup into it"),
+            Replica(tmp_path / "b", Files()),
+        ):
+            raise AssertionError("it was let in")
+
+    def test_targets_that_are_none(self, source: Any, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        home.mkdir()
+        (home / "thesis.tex").write_text("years of work")
+        with pytest.raises(ConfigError, match="has files and is no backup"):
+            backups.check_target(Directory(source.directory), home)
+        with pytest.raises(ConfigError, match="a copy of itself"):
+            backups.check_target(Directory(source.directory), source.directory)
+        with pytest.raises(JournalUnreachable, match="no such directory"):
+            backups.check_target(Directory(tmp_path / "typo"), tmp_path / "b")
+
+    def test_no_room(self, source: Any, tmp_path: Path) -> None:
+        class Full(Files):
+            def free(self, directory: Path) -> int:
+                return 1000
+
+        with pytest.raises(JournalFull, match="has room for 1000 bytes"):
+            backed_up(source.directory, tmp_path / "b", files=Full())
+
+        class Fills(Files):
+            def write(self, fd: int, data: Any, offset: int) -> None:
+                raise OSError(28, "No space left on device")
+
+        with pytest.raises(JournalFull, match=r"cannot be written: No space left .* complete up to position 0"):
+            backed_up(source.directory, tmp_path / "b", files=Fills())
+
+
+class TestRetention:
+    def test_segments_that_the_source_does_not_keep_stay(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        for segment in scan.segments(source.directory)[:3]:
+            segment.path.unlink()
+        fill(source, 5)
+        backed_up(source.directory, target)
+        assert numbers(target) == list(range(1, 56))
+
+    def test_a_mirror_deletes_them_and_their_snapshots(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        scan.snapshot_path_of(source.directory, 0).write_bytes(b"all streams")
+        backed_up(source.directory, target, mirror=True)
+        assert scan.snapshots(target) == [0]
+        for segment in scan.segments(source.directory)[:3]:
+            segment.path.unlink()
+        scan.snapshot_path_of(source.directory, 0).unlink()
+        fill(source, 5)
+        done = backed_up(source.directory, target, mirror=True)
+        assert done.deleted == 3
+        assert scan.snapshots(target) == []
+        assert look(target).start == look(source.directory).start == scan.look_at_mark(target, Files()).begin
+        assert not scan.index_path_of(target, 0).exists()
+        assert verify(target).problems == []
+
+    def test_the_first_backup_begins_with_what_retention_has_left(self, source: Any, tmp_path: Path) -> None:
+        for segment in scan.segments(source.directory)[:3]:
+            segment.path.unlink()
+        backed_up(source.directory, tmp_path / "b")
+        assert is_same_log(source.directory, tmp_path / "b")
+        assert started(tmp_path / "b")[-1] == 50
+
+    def test_the_first_backup_begins_again_while_retention_deletes(self, source: Any, tmp_path: Path) -> None:
+        class Fading(Directory):
+            """The oldest segment is deleted when it is opened, while there are more than three."""
+
+            def open(self, base: int, limit: int) -> scan.SegmentReader:
+                there = scan.segments(self.path)
+                if base == there[0].base and len(there) > 3:
+                    there[0].path.unlink()
+                return super().open(base, limit)
+
+        with Replica(tmp_path / "b", Files()) as replica:
+            Backup(Fading(source.directory), replica).run()
+        assert len(scan.segments(source.directory)) == 3
+        assert is_same_log(source.directory, tmp_path / "b")
+
+    def test_retention_deletes_what_comes_next_while_it_is_copied(self, source: Any, tmp_path: Path) -> None:
+        class Fading(Directory):
+            def open(self, base: int, limit: int) -> scan.SegmentReader:
+                if base > 10_000:
+                    for segment in scan.segments(self.path)[:-1]:
+                        segment.path.unlink()
+                return super().open(base, limit)
+
+        with Replica(tmp_path / "b", Files()) as replica, pytest.raises(JournalGap, match="begin another in an empty"):
+            Backup(Fading(source.directory), replica).run()
+        assert verify(tmp_path / "b").problems == []
+
+
+class TestFollowing:
+    def test_it_goes_on_with_what_comes_until_it_is_ended(self, source: Any, tmp_path: Path) -> None:
+        target, said, turns = tmp_path / "b", [], iter(range(4))
+
+        def sleep(seconds: float) -> None:
+            assert seconds == 0.5
+            if next(turns, None) is None:
+                raise KeyboardInterrupt
+            fill(source, 7)
+
+        with Replica(target, Files()) as replica, pytest.raises(KeyboardInterrupt):
+            Backup(Directory(source.directory), replica).follow(0.5, said.append, sleep)
+        assert said == []
+        assert numbers(target) == list(range(1, 79))
+
+    def test_it_waits_for_a_source_that_is_away(self, source: Any, tmp_path: Path) -> None:
+        target, away = tmp_path / "b", tmp_path / "away"
+        said: list[str] = []
+        turn = [0]
+
+        def sleep(seconds: float) -> None:
+            turn[0] += 1
+            if turn[0] == 2:
+                source.directory.rename(away)
+            elif turn[0] == 5:
+                away.rename(source.directory)
+                fill(source, 3)
+            elif turn[0] == 7:
+                raise KeyboardInterrupt
+
+        with Replica(target, Files()) as replica, pytest.raises(KeyboardInterrupt):
+            Backup(Directory(source.directory), replica).follow(1, said.append, sleep)
+        assert [line.partition(";")[0] for line in said] == [
+            f"{source.directory} is no journal: there is no such directory",
+            f"{source.directory} is there again",
+        ]
+        assert numbers(target) == list(range(1, 54))
+
+    def test_another_journal_in_its_place_ends_it(self, source: Any, tmp_path: Path) -> None:
+        target, older = tmp_path / "b", tmp_path / "older"
+        said: list[str] = []
+        backed_up(source.directory, older)
+        fill(source, 1)
+        turn = [0]
+
+        def sleep(seconds: float) -> None:
+            turn[0] += 1
+            if turn[0] == 2:  # restored from an older copy, and not as long as before yet
+                source.close()
+                source.directory.rename(tmp_path / "away")
+                older.rename(source.directory)
+            elif turn[0] == 4:
+                for _ in range(20):
+                    started(source.directory)
+            assert turn[0] < 6
+
+        with Replica(target, Files()) as replica, pytest.raises(JournalError, match="they differ at position"):
+            Backup(Directory(source.directory), replica).follow(1, said.append, sleep)
+        assert len(said) == 1
+        assert "restored from an older copy" in said[0]
+        assert numbers(target) == list(range(1, 52))
+
+
+class TestRestore:
+    def test_a_server_starts_with_everything(self, source: Any, tmp_path: Path) -> None:
+        backup, target = tmp_path / "b", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        done = restore(Directory(backup), target, Files()).done
+        assert done.records == 50
+        assert is_same_log(backup, target)
+        assert started(target) == list(range(1, 51))
+        assert {path.name for path in target.iterdir()} >= {"MARK", "LOCK"}
+        assert not (target / RESTORING).exists()
+
+    def test_what_a_copy_of_the_backup_has_is_restored_to_its_end(self, source: Any, tmp_path: Path) -> None:
+        backup, tape, target = tmp_path / "b", tmp_path / "tape", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        shutil.copytree(backup, tape)
+        restore(Directory(tape), target, Files())
+        assert numbers(target) == list(range(1, 51))
+
+    def test_a_directory_that_is_not_empty_is_refused(self, source: Any, tmp_path: Path) -> None:
+        backup, target = tmp_path / "b", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        target.mkdir()
+        (target / "lost+found").mkdir()
+        restore(Directory(backup), target, Files())
+        with pytest.raises(ConfigError, match="is not empty"):
+            restore(Directory(backup), target, Files())
+        with pytest.raises(ConfigError, match="is not empty"):
+            restore(Directory(backup), backup, Files())
+
+    def test_a_backup_that_is_not_there_leaves_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(JournalError, match="no such directory"):
+            restore(Directory(tmp_path / "typo"), tmp_path / "restored", Files())
+        assert not (tmp_path / "restored").exists()
+
+    def test_one_that_is_broken_off_at_any_step_starts_no_server_and_can_be_repeated(
+        self, source: Any, tmp_path: Path
+    ) -> None:
+        backup = tmp_path / "b"
+        backed_up(source.directory, backup)
+        interrupted = TestInterruption()
+        steps = 0
+        while True:
+            target = tmp_path / f"restored{steps}"
+            try:
+                restore(Directory(backup), target, interrupted.files(steps, half=True))
+                break
+            except TestInterruption.Killed:
+                steps += 1
+            if any(path.name != "LOCK" and path.suffix != ".new" for path in target.iterdir()):
+                for quarantine in (False, True):
+                    with pytest.raises(JournalCorrupt, match="`fyrehose journal restore` was interrupted"):
+                        started(target, quarantine)
+            restore(Directory(backup), target, Files())
+            assert started(target) == list(range(1, 51))
+        assert steps > 20
+
+    def test_damage_in_the_backup_is_not_passed_over(self, source: Any, tmp_path: Path) -> None:
+        backup, target = tmp_path / "b", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        third = scan.segments(backup)[2]
+        flip(third.path, 500)
+        with pytest.raises(JournalCorrupt, match=f"{third.path} is damaged at byte"):
+            restore(Directory(backup), target, Files())
+        with pytest.raises(JournalCorrupt, match="is not complete"):
+            started(target)
+
+
+def test_a_place_that_loses_its_segments_again_and_again(source: Any, tmp_path: Path) -> None:
+    class Gone(Directory):
+        def open(self, base: int, limit: int) -> scan.SegmentReader:
+            raise Missing(self.name(base))
+
+    with Replica(tmp_path / "b", Files()) as replica, pytest.raises(JournalUnreachable, match="was deleted while"):
+        Backup(Gone(source.directory), replica).run()

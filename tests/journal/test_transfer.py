@@ -1,0 +1,113 @@
+"""Reading a log batch by batch, as a backup does: every byte is checked, and the end is found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.transfer import batches, begin, differ, identity_of, tail_of
+
+
+@pytest.fixture
+def source(open_journal: Any) -> Any:
+    bench = open_journal(segment_size=4096)
+    for number in range(30):
+        bench.append(b"%03d" % number + b"." * 300)
+    return bench
+
+
+def opened(directory: Path, which: int) -> scan.SegmentReader:
+    segment = scan.segments(directory)[which]
+    return scan.SegmentReader(segment.path, segment.base)
+
+
+def test_the_bytes_are_those_of_the_segment(source: Any) -> None:
+    reader = opened(source.directory, 1)
+    end = scan.segments(source.directory)[2].base
+    head, tail = begin(reader, None)
+    data = head + b"".join(bytes(piece) for _, pieces in batches(reader, tail, end) for piece in pieces)
+    reader.close()
+    assert data == reader.path.read_bytes()
+    assert tail.position == end
+    assert tail.index.pack() == scan.index_path_of(source.directory, reader.base).read_bytes()
+    following = opened(source.directory, 2)
+    begin(following, tail.chain)
+    with pytest.raises(fmt.Damage, match="does not continue"):
+        begin(following, 7)
+    following.close()
+
+
+def test_a_batch_beyond_the_end_of_what_is_durable(source: Any) -> None:
+    reader = opened(source.directory, 0)
+    _, tail = begin(reader, None)
+    with pytest.raises(fmt.Damage, match="the batch reaches beyond position 500"):
+        list(batches(reader, tail, 500))
+    assert tail.position <= 500
+    reader.close()
+
+
+def test_a_batch_of_another_chain(source: Any) -> None:
+    reader = opened(source.directory, 0)
+    _, tail = begin(reader, None)
+    tail.chain = 7
+    with pytest.raises(fmt.Damage, match="does not continue from the one before"):
+        list(batches(reader, tail, 500))
+    reader.close()
+
+
+def test_a_file_that_holds_another_segment(source: Any, tmp_path: Path) -> None:
+    reader = opened(source.directory, 1)
+    other = scan.SegmentReader(reader.path, 4096 * 7)
+    with pytest.raises(fmt.Damage, match=f"begins at position {reader.base}"):
+        begin(other, None)
+    for each in (reader, other):
+        each.close()
+
+
+def test_a_disk_that_cannot_be_read(source: Any) -> None:
+    class Failing(scan.SegmentReader):
+        def read(self, position: int, size: int) -> memoryview:
+            raise OSError(5, "Input/output error")
+
+    segment = scan.segments(source.directory)[0]
+    reader = Failing(segment.path, segment.base)
+    with pytest.raises(fmt.Damage, match="it cannot be read: Input/output error"):
+        begin(reader, None)
+    reader.close()
+
+
+def test_the_end_of_a_log_is_where_mark_says_or_the_last_whole_batch(source: Any) -> None:
+    mark = scan.read_mark(source.directory)
+    source.crash()
+    found = tail_of(source.directory)
+    assert found is not None
+    assert found.position == mark
+    (source.directory / "MARK").unlink()
+    found = tail_of(source.directory)
+    assert found is not None
+    assert found.position == mark
+    last = scan.segments(source.directory)[-1]
+    os.truncate(last.path, found.position - last.base - 1)
+    found = tail_of(source.directory)
+    assert found is not None
+    assert mark - 500 < found.position < mark
+    os.truncate(last.path, 70)
+    found = tail_of(source.directory)
+    assert found is not None
+    assert found.position == last.base, "the end of the segment before"
+
+
+def test_there_is_no_end_where_there_is_no_log(tmp_path: Path) -> None:
+    assert tail_of(tmp_path) is None
+
+
+def test_identities_differ_only_where_both_are_known() -> None:
+    known, other, unknown = b"a" * 16, b"b" * 16, bytes(16)
+    assert differ(known, other)
+    assert not any(differ(*pair) for pair in ((known, known), (known, unknown), (unknown, other), (unknown, unknown)))
+    assert identity_of(fmt.SegmentHeader(0, 1, 0)) == unknown
