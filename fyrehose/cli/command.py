@@ -15,10 +15,10 @@ from fyrehose.cli.bench import bench
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
 from fyrehose.cli.streams import streams
+from fyrehose.cli.values import Duration
 from fyrehose.cli.watching import stats, top
 from fyrehose.errors import FyrehoseError
 from fyrehose.records import LAST_SEQ
-from fyrehose.settings import duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,18 +78,6 @@ class Place(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         if colon and not (port.isdecimal() and 0 < int(port) < 65536):
             self.fail(f"{text!r} should be HOST:PORT, such as 127.0.0.1:8119", param, ctx)
         return host.strip("[]") or "127.0.0.1", int(port) if colon else None
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """Seconds, or 250ms, 5m, 12h."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        try:
-            return duration(str(value))
-        except ValueError as wanted:
-            self.fail(f"{value!r} should be {wanted}", param, ctx)
 
 
 class Since(click.ParamType):  # type: ignore[type-arg]

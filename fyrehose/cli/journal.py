@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fyrehose.cli.backup import backup, restore
+from fyrehose.cli.progress import progress_bar
 from fyrehose.errors import JournalCorrupt
 from fyrehose.records import LAST_SEQ
 
@@ -28,9 +28,9 @@ _EVERYTHING = click.option("--all", "everything", is_flag=True, help="What is no
 
 @click.group()
 def journal() -> None:
-    """Verify, show, count and export what is in the journal in DIR (the server's --data-dir).
+    """Verify, show, count, export and back up the journal in DIR (the server's --data-dir).
 
-    All of them work while a server is writing, change nothing, and end with status 3 where something is damaged.
+    All of them work while a server is writing, change nothing there, and end with status 3 where something is damaged.
 
     \b
         fyrehose journal stats data
@@ -48,7 +48,7 @@ def verify(directory: Path, everything: bool) -> None:
     """
     from fyrehose.journal.verify import verify as verified
 
-    with _progress(f"verifying {directory}") as progress:
+    with progress_bar(f"verifying {directory}") as progress:
         report = verified(directory, progress, everything)
     for note in report.notes:
         click.echo(f"note: {note}")
@@ -119,7 +119,7 @@ def stats(directory: Path, form: str, everything: bool) -> None:
     """
     from fyrehose.journal.dump import stats as counted
 
-    with _progress(f"reading {directory}") as progress:
+    with progress_bar(f"reading {directory}") as progress:
         found = counted(directory, progress, everything)
     if form == "json":
         click.echo(json.dumps(_as_json(found), ensure_ascii=False))
@@ -160,7 +160,7 @@ def export(
 
     chosen = exporting.format_of(file, form)
     wanted = exporting.selected(streams, start, end)
-    with _progress(f"exporting {directory}") as progress:
+    with progress_bar(f"exporting {directory}") as progress:
         written = exporting.export(directory, file, chosen, wanted, skip_gaps, progress)
     size = "" if written.size is None else f", {written.size} bytes"
     click.echo(f"{written.records} records{size} in {file}", err=written.size is None)
@@ -341,16 +341,5 @@ def _show(found: Any) -> None:
     )
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], object]]:
-    """A bar on standard error, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+journal.add_command(backup)
+journal.add_command(restore)

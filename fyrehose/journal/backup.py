@@ -122,7 +122,7 @@ class Backup:
             self._delete(view.start)
         self._copy_readers()
         if not self._compared:
-            self.replica.check()
+            self.replica.settle()
         self._compared = True
         self._report(0)
 

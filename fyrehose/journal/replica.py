@@ -27,6 +27,7 @@ from fyrehose.journal.files import PIECE, Files, lock
 from fyrehose.journal.places import Missing
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.transfer import Tail, batches, begin, differ, tail_of
+from fyrehose.journal.view import believed_mark
 from fyrehose.records import Buffer
 
 
@@ -50,12 +51,14 @@ class Replica:
 
     :ivar done: what was copied by this object
     :ivar tail: the end of the log here; None while there is none
+    :ivar position: everything below it is on disk, and MARK says so
     """
 
     directory: Path
     files: Files
     done: Copied = attrs.field(factory=Copied, init=False)
     tail: Tail | None = attrs.field(default=None, init=False)
+    position: int = attrs.field(default=0, init=False)
     _begin: int = attrs.field(default=0, init=False)  #: the position of the oldest segment
     _lock: int = attrs.field(default=-1, init=False)
 
@@ -80,6 +83,7 @@ class Replica:
         except BaseException:
             self.__exit__(None, None, None)
             raise
+        self.position = self.tail.position if self.tail else 0
         self._begin = next((segment.base for segment in scan.segments(self.directory)), 0)
         return self
 
@@ -88,11 +92,6 @@ class Replica:
     ) -> None:
         os.close(self._lock)
         self._lock = -1
-
-    @property
-    def position(self) -> int:
-        """The position up to which the replica is complete."""
-        return self.tail.position if self.tail else 0
 
     def is_writing(self, base: int) -> bool:
         """Return whether the segment at *base* is the one in which the log ends here, so that the rest is missing."""
@@ -202,6 +201,7 @@ class Replica:
             mark = scan.pack_mark(self.tail.position, self._begin, self.files.identity(fd))
             self.files.write(fd, mark, 0)
             self.files.sync(fd)
+        self.position = self.tail.position
         if made:
             self.files.sync_directory(self.directory)
 
@@ -224,10 +224,10 @@ class Replica:
         self._begin = position
         self.note()
 
-    def check(self) -> None:
-        """See that no segment is missing here.
+    def settle(self) -> None:
+        """See that no segment is missing here, and that MARK is right, also if this directory is a copy of another.
 
-        :raises JournalCorrupt: one is, and the source did not have it, either
+        :raises JournalCorrupt: a segment is missing, and the source did not have it, either
         """
         end = self._begin
         for segment in scan.segments(self.directory):
@@ -237,6 +237,10 @@ class Replica:
                     "more: put the missing segment back, or begin a new backup in an empty directory"
                 )
             end = segment.end
+        if self.tail is not None and believed_mark(self.directory).durable != self.position:
+            with self._writing(scan.path_of(self.directory, self.tail.index.base), os.O_RDWR) as fd:
+                self.files.sync(fd)
+            self.note()
 
 
 def _damaged(name: str, base: int, position: int, damage: fmt.Damage) -> JournalCorrupt:

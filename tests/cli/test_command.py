@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from fyrehose import __version__
 from fyrehose.broker import Broker
 from fyrehose.cli import main, running
-from fyrehose.cli.command import Duration, Place, Since
+from fyrehose.cli.command import Place, Since
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.worker import InlineWorker
@@ -92,12 +92,6 @@ def test_since(text: str, after: int | None) -> None:
 def test_since_what() -> None:
     with pytest.raises(click.BadParameter, match="should be latest, start, or a number"):
         Since().convert("yesterday", None, None)
-
-
-def test_durations() -> None:
-    assert Duration().convert("250ms", None, None) == 0.25
-    with pytest.raises(click.BadParameter, match="should be a duration, such as"):
-        Duration().convert("soon", None, None)
 
 
 @pytest.mark.parametrize(

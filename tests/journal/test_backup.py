@@ -209,6 +209,8 @@ class TestCopying:
         target, moved = tmp_path / "b", tmp_path / "moved"
         backed_up(source.directory, target)
         shutil.copytree(target, moved)
+        assert backed_up(source.directory, moved) == Copied()
+        assert is_same_log(source.directory, moved)
         fill(source, 2)
         assert backed_up(source.directory, moved).records == 2
         assert is_same_log(source.directory, moved)
