@@ -54,17 +54,18 @@ def backup(
     check_target(where, target)
     with Replica(target, Files()) as replica:
         copying = Backup(where, replica, mirror=mirror, hold=hold)
-        try:
+        if not follow:
             with progress_bar(f"backing up {source}") as copying.progress:
                 copying.run()
             click.echo(_figures(replica))
-            if follow:
-                copying.progress = lambda done, total: None
-                copying.follow(every, lambda line: click.echo(f"fyrehose: {line}", err=True))
+            return
+        try:
+            with progress_bar(f"backing up {source}") as copying.progress:
+                copying.run_patiently(every, _warn)
+            click.echo(_figures(replica))
+            copying.progress = lambda done, total: None
+            copying.follow(every, _warn)
         except KeyboardInterrupt:
-            if not follow:
-                raise
-        if follow:
             click.echo(f"ended: {_figures(replica)}")
 
 
@@ -89,6 +90,10 @@ def restore(token_file: str | None, source: str, target: Path) -> None:
     with progress_bar(f"restoring {target}") as progress:
         replica = restored(place(source, token_file), target, Files(), progress)
     click.echo(_figures(replica))
+
+
+def _warn(line: str) -> None:
+    click.echo(f"fyrehose: {line}", err=True)
 
 
 def _figures(replica: Replica) -> str:

@@ -55,6 +55,7 @@ class Backup:
     hold: str | None = None
     progress: Progress = attrs.field(default=lambda done, total: None)
     _compared: bool = attrs.field(default=False, init=False)  #: the source has what the backup ends with
+    _lost: bool = attrs.field(default=False, init=False)  #: the source is not there, and that was said
     _held: float = attrs.field(default=float("-inf"), init=False)  #: when the source was told last
 
     def run(self) -> None:
@@ -88,20 +89,22 @@ class Backup:
         :param say: is told in a line when the source is not there, and when it is there again
         :raises JournalError: as :meth:`run`, but for a source that is not there at present
         """
-        lost = False
         while True:
             sleep(every)
-            try:
-                self.run()
-            except (JournalUnreachable, SourceBehind) as error:
-                self._compared = False
-                if not lost:
-                    say(f"{error}; trying again every {every:g} s")
-                lost = True
-                continue
-            if lost:
-                say(f"{self.source} is there again; the backup is complete up to position {self.replica.position}")
-            lost = False
+            self.run_patiently(every, say)
+
+    def run_patiently(self, every: float, say: Callable[[str], object]) -> None:
+        """Do one step of :meth:`follow`."""
+        try:
+            self.run()
+        except (JournalUnreachable, SourceBehind) as error:
+            if not self._lost:
+                say(f"{error}; trying again every {every:g} s")
+            self._lost, self._compared = True, False
+            return
+        if self._lost:
+            say(f"{self.source} is there again; the backup is complete up to position {self.replica.position}")
+        self._lost = False
 
     def _run(self) -> None:
         view = self._look()

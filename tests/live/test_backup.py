@@ -1,0 +1,323 @@
+"""A real server under load, and copies of its journal: by tar, cp and rsync, and by `fyrehose journal backup`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from fyrehose.errors import JournalCorrupt
+from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal.dump import runs
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.verify import verify
+from fyrehose.journal.view import look
+from fyrehose.journal.worker import InlineWorker
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
+LISTEN = ("--listen", "http=tcp:0:interface=127.0.0.1", "--listen", "figg=tcp:0:interface=127.0.0.1")
+#: Small segments, so that many are sealed while a copy is made.
+SMALL = ("--option", "journal.segment-size=256K", "--option", "journal.min-free=1M")
+PATIENCE = 60.0
+
+
+@implementer(IJournalObserver)
+class Nobody:
+    def durable(self, ends: Any) -> None: ...
+
+    def state_changed(self, state: JournalState, reason: str) -> None: ...
+
+
+@attrs.define(eq=False)
+class Load:
+    """Publishes by HTTP from some threads, each into a stream of its own, until it is stopped.
+
+    :ivar acknowledged: of each stream, how many messages the server has acknowledged; they are numbered from 0
+    """
+
+    port: int
+    threads: int = 3
+    acknowledged: dict[str, int] = attrs.field(factory=dict)
+    _stop: threading.Event = attrs.field(factory=threading.Event, init=False)
+    _running: list[threading.Thread] = attrs.field(factory=list, init=False)
+
+    def __enter__(self) -> Load:
+        for number in range(self.threads):
+            thread = threading.Thread(target=self._publish, args=(f"s{number}", random.Random(number)))
+            thread.start()
+            self._running.append(thread)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._running:
+            thread.join(PATIENCE)
+
+    def total(self) -> int:
+        return sum(self.acknowledged.values())
+
+    def wait_for_more(self, count: int) -> None:
+        """Until so many more messages were acknowledged."""
+        wanted, deadline = self.total() + count, time.monotonic() + PATIENCE
+        while self.total() < wanted:
+            assert time.monotonic() < deadline, "the server takes nothing"
+            time.sleep(0.005)
+
+    def _publish(self, stream: str, dice: random.Random) -> None:
+        number = self.acknowledged.get(stream, 0)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        try:
+            while not self._stop.is_set():
+                count = dice.choice((1, 5, 40))
+                filler = "." * dice.choice((10, 100, 1500))
+                lines = "".join(f"{i} {filler}\n" for i in range(number, number + count))
+                connection.request(
+                    "POST", f"/streams/{stream}", lines.encode(), {"Content-Type": "application/x-ndjson"}
+                )
+                answer = connection.getresponse()
+                said = answer.read()
+                assert answer.status == 200, said
+                number += count
+                self.acknowledged[stream] = number
+        except OSError:
+            return  # the server was ended
+        finally:
+            connection.close()
+
+
+def numbers(directory: Path) -> dict[str, list[int]]:
+    """Of each stream, the numbers of the messages that are in a journal."""
+    found: dict[str, list[int]] = {}
+    for run in runs(directory):
+        found.setdefault(run.stream, []).extend(int(bytes(payload).split(b" ")[0]) for payload in run.payloads())
+    return found
+
+
+def recovered(directory: Path) -> dict[str, list[int]]:
+    """What a server finds that starts in the directory."""
+    settings = JournalSettings(min_free=0, segment_size=256 << 10)
+    journal = FileJournal(Clock(), directory, settings, worker=InlineWorker())
+    opened: list[Any] = []
+    journal.open(Nobody()).addBoth(opened.append)
+    if not isinstance(opened[0], dict):
+        opened[0].raiseException()
+    journal.close()
+    return numbers(directory)
+
+
+def has_everything(found: dict[str, list[int]], acknowledged: dict[str, int]) -> bool:
+    """Whether all that was acknowledged is there, in order, and nothing twice."""
+    assert all(listed == list(range(len(listed))) for listed in found.values())
+    return all(len(found.get(stream, [])) >= count for stream, count in acknowledged.items())
+
+
+def by_tar(source: Path, target: Path) -> None:
+    """tar, which is slowed down so that the server writes on meanwhile."""
+    slow = ["--checkpoint=100", "--checkpoint-action=exec=sleep 0.02"]
+    command = ["tar", "-C", source, *slow, "-cf", "-", "."]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as reading:
+        subprocess.run(["tar", "-C", target, "-xf", "-"], stdin=reading.stdout, check=True, timeout=PATIENCE)
+        assert reading.wait(PATIENCE) in (0, 1), "1: a file changed as it was read"
+
+
+def by_cp(source: Path, target: Path) -> None:
+    subprocess.run(["cp", "-a", f"{source}/.", target], check=False, timeout=PATIENCE, stderr=subprocess.DEVNULL)
+
+
+def by_cp_backwards(source: Path, target: Path) -> None:
+    """cp, the newest file first."""
+    for path in sorted((path for path in source.iterdir() if path.suffix in ("", ".segment", ".index")), reverse=True):
+        subprocess.run(["cp", path, target], check=True, timeout=PATIENCE)
+
+
+def by_rsync(source: Path, target: Path) -> None:
+    """rsync, or cp where there is none."""
+    if shutil.which("rsync") is None:
+        by_cp(source, target)
+        return
+    status = subprocess.run(["rsync", "-a", f"{source}/", target], check=False, timeout=PATIENCE).returncode
+    assert status in (0, 24), "24: a file was deleted before it was copied"
+
+
+def test_copies_made_file_by_file_have_everything_that_was_acknowledged_before(start: Any, tmp_path: Path) -> None:
+    server = start(*LISTEN, *SMALL)
+    source = tmp_path / "data"
+    with Load(server.port("http")) as load:
+        for copy in (by_tar, by_cp, by_cp_backwards, by_rsync):
+            load.wait_for_more(300)
+            target = tmp_path / "copy"
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir()
+            before = dict(load.acknowledged)
+            copy(source, target)
+            assert has_everything(started_on(source, target), before)
+    assert server.stop() == 0
+    server = start(*LISTEN, *SMALL, "--data-dir", str(target))
+    assert tailed(server.port("figg"), "s0", before["s0"])
+
+
+def started_on(source: Path, copy: Path) -> dict[str, list[int]]:
+    """What a server finds that starts on the copy, if need be after files that it names were copied again."""
+    asked: list[str] = []
+    while True:
+        try:
+            return recovered(copy)
+        except JournalCorrupt as error:
+            named = re.search(r"(\w+\.segment)\b.*copy (?:it|this file) again", str(error))
+            if named is None or named[1] in asked:
+                raise
+            asked.append(named[1])
+            shutil.copyfile(source / named[1], copy / named[1])
+
+
+def tailed(port: int, stream: str, count: int) -> bool:
+    """Whether the first *count* messages of a stream come by Figg."""
+    words = [FYREHOSE, "tail", "--from", f"127.0.0.1:{port}", "--stream", stream, "--since", "start"]
+    words += ["--count", str(count), "--format", "json"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    listed = [int(json.loads(line)["payload"].split(" ")[0]) for line in ended.stdout.splitlines()]
+    return listed == list(range(count))
+
+
+@attrs.define(eq=False)
+class Following:
+    """``fyrehose journal backup --follow``, running."""
+
+    process: subprocess.Popen[str]
+    target: Path
+    errors: Path
+
+    def wait_until_complete_to(self, position: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while look(self.target).mark < position if self.target.exists() else True:
+            assert self.process.poll() is None, self.errors.read_text()
+            assert time.monotonic() < deadline, f"{look(self.target)} does not come to {position}"
+            time.sleep(0.02)
+
+    def wait_until_it_says(self, words: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while words not in self.errors.read_text():
+            assert time.monotonic() < deadline, f"no {words!r} in {self.errors.read_text()!r}"
+            time.sleep(0.02)
+
+    def end(self, number: signal.Signals) -> str:
+        """End it in order; what it said."""
+        self.process.send_signal(number)
+        out, _ = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == 0, out + self.errors.read_text()
+        return out
+
+
+@pytest.fixture
+def follow(tmp_path: Path) -> Iterator[Callable[..., Following]]:
+    """Starts backups that follow; all of them end with the test."""
+    started: list[Following] = []
+
+    def starter(source: str, target: Path, *options: str) -> Following:
+        errors = tmp_path / f"{target.name}.errors"
+        command = [FYREHOSE, "journal", "backup", source, str(target), "--follow", "--every", "50ms", *options]
+        with errors.open("a") as file:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+        started.append(Following(process, target, errors))
+        return started[-1]
+
+    yield starter
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.communicate()
+
+
+def test_backups_follow_a_server_through_a_restart_and_are_restored(
+    start: Any, serve: Callable[..., str], follow: Callable[..., Following], tmp_path: Path
+) -> None:
+    """By directory and by URL at once; one is killed in the middle and started again; then all is lost but them."""
+    server = start(*LISTEN, *SMALL)
+    source, near, far, restored = (tmp_path / name for name in ("data", "near", "far", "restored"))
+    url = serve(source)
+    with Load(server.port("http")) as load:
+        load.wait_for_more(300)
+        by_directory, by_url = follow(str(source), near, "--hold", "near"), follow(url, far)
+        load.wait_for_more(800)
+        by_url.wait_until_complete_to(1)
+        by_url.process.kill()
+        by_url.process.communicate()
+        assert verify(far).problems == []
+        by_url = follow(url, far)
+        load.wait_for_more(300)
+        server.stop(signal.SIGKILL)
+    acknowledged = dict(load.acknowledged)
+    server = start(*LISTEN, *SMALL)
+    with Load(server.port("http"), acknowledged=numbers_after(source)) as load:
+        load.wait_for_more(300)
+    assert server.stop() == 0
+    acknowledged = {stream: max(count, acknowledged[stream]) for stream, count in load.acknowledged.items()}
+    mark = look(source).mark
+    for following, number in ((by_directory, signal.SIGTERM), (by_url, signal.SIGINT)):
+        following.wait_until_complete_to(mark)
+        assert "ended: " in following.end(number)
+        assert verify(following.target).problems == []
+    shutil.rmtree(source)
+    words = [FYREHOSE, "journal", "restore", str(far), str(restored)]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
+    assert f"{restored} is complete up to position {mark}" in said
+    for backup in (near, restored):
+        assert has_everything(numbers(backup), acknowledged)
+    server = start(*LISTEN, *SMALL, "--data-dir", str(restored))
+    assert tailed(server.port("figg"), "s1", acknowledged["s1"])
+
+
+def numbers_after(directory: Path) -> dict[str, int]:
+    """Of each stream, the number of the next message."""
+    return {stream: len(listed) for stream, listed in numbers(directory).items()}
+
+
+def test_a_backup_waits_for_a_served_journal_that_is_away(
+    start: Any, follow: Callable[..., Following], tmp_path: Path
+) -> None:
+    server = start(*LISTEN, *SMALL)
+    source, target = tmp_path / "data", tmp_path / "far"
+    serving = served(source, 0)
+    assert serving.stdout is not None
+    port = int(serving.stdout.readline().rstrip().rpartition(":")[2])
+    with Load(server.port("http")) as load:
+        load.wait_for_more(100)
+        following = follow(f"http://127.0.0.1:{port}", target)
+        following.wait_until_complete_to(1)
+        serving.terminate()
+        serving.communicate(timeout=PATIENCE)
+        following.wait_until_it_says("does not answer")
+        load.wait_for_more(100)
+    serving = served(source, port)
+    following.wait_until_it_says("is there again")
+    following.wait_until_complete_to(look(source).mark)
+    following.end(signal.SIGTERM)
+    serving.terminate()
+    serving.communicate(timeout=PATIENCE)
+    lines = following.errors.read_text().splitlines()
+    assert len(lines) == 2, lines
+    assert "trying again every 0.05 s" in lines[0]
+    assert "is there again; the backup is complete up to position" in lines[1]
+
+
+def served(directory: Path, port: int) -> subprocess.Popen[str]:
+    command = [FYREHOSE, "journal", "serve", "--listen", f"127.0.0.1:{port}", str(directory)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
