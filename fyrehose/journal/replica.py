@@ -84,7 +84,9 @@ class Replica:
             self.__exit__(None, None, None)
             raise
         self.position = self.tail.position if self.tail else 0
-        self._begin = next((segment.base for segment in scan.segments(self.directory)), 0)
+        begin = believed_mark(self.directory).begin
+        first = next((segment.base for segment in scan.segments(self.directory)), 0)
+        self._begin = first if begin is None else min(begin, first)
         return self
 
     def __exit__(
@@ -210,7 +212,7 @@ class Replica:
         self.files.store(scan.index_path_of(self.directory, tail.index.base), tail.index.pack())
 
     def delete_before(self, position: int) -> None:
-        """Delete segments that end at *position* or before, the oldest first."""
+        """Delete segments that end at *position* or before, the oldest first; the log begins there, or before, then."""
         found = [segment.base for segment in scan.segments(self.directory)]
         ends = found[1:]
         deletion = Deletion(self.directory, self.files)
@@ -219,6 +221,9 @@ class Replica:
         ]
         self.done.deleted += len(deletion.segments)
         deletion.work(self._keep_from)
+        first = scan.segments(self.directory)[0].base
+        if self._begin < first <= position:  # they were deleted here by somebody else
+            self._keep_from(first)
 
     def _keep_from(self, position: int) -> None:
         self._begin = position
@@ -234,7 +239,8 @@ class Replica:
             if segment.base > end:
                 raise JournalCorrupt(
                     f"{self.directory} lacks the positions {end} to {segment.base}, which its source does not keep any "
-                    "more: put the missing segment back, or begin a new backup in an empty directory"
+                    "more: put the missing segment back, or begin a new backup in an empty directory; if it is not "
+                    "wanted, --mirror keeps only what the source keeps"
                 )
             end = segment.end
         if self.tail is not None and believed_mark(self.directory).durable != self.position:

@@ -185,6 +185,24 @@ class TestCopying:
         with pytest.raises(JournalCorrupt, match=f"lacks the positions {second.base} to {second.end}"):
             backed_up(source.directory, target)
 
+    def test_the_oldest_ones_are_missed_until_a_mirror_keeps_only_what_the_source_keeps(
+        self, source: Any, tmp_path: Path
+    ) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        for directory in (source.directory, target):
+            for segment in scan.segments(directory)[:2]:
+                segment.path.unlink()
+        first = scan.segments(target)[0].base
+        for _ in range(2):
+            fill(source, 1)
+            with pytest.raises(JournalCorrupt, match=f"lacks the positions 0 to {first}, .* --mirror keeps only"):
+                backed_up(source.directory, target)
+            assert numbers(target)[-1] == numbers(source.directory)[-1], "what is new is there all the same"
+        backed_up(source.directory, target, mirror=True)
+        backed_up(source.directory, target)
+        assert verify(target).problems == []
+
     def test_what_a_copy_of_a_journal_has_whole_is_copied(self, source: Any, tmp_path: Path) -> None:
         source.close()
         copy, target = tmp_path / "copy", tmp_path / "b"
