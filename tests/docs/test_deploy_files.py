@@ -9,6 +9,8 @@ import sys
 from configparser import ConfigParser
 from pathlib import Path
 
+from fyrehose.cli.backup import backup
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
@@ -38,13 +40,27 @@ def test_the_socket_has_the_name_that_the_door_is_called_by() -> None:
     assert socket["ListenStream"].startswith("0.0.0.0:"), "the domain is INET"
 
 
+def test_the_backup_is_a_command_that_is_understood_and_may_write_where_it_goes() -> None:
+    service = unit("fyrehose-backup.service")
+    program, *words = service["Service"]["ExecStart"].split()
+    assert (program, words[:2]) == ("/opt/fyrehose/bin/fyrehose", ["journal", "backup"])
+    context = backup.make_context("backup", words[2:])
+    server = unit("fyrehose.service")["Service"]
+    assert context.params["source"] == f"/var/lib/{server['StateDirectory']}"
+    written = Path(service["Service"]["ReadWritePaths"])
+    assert written in context.params["target"].parents
+    assert service["Unit"]["RequiresMountsFor"] == str(written)
+    timer = unit("fyrehose-backup.timer")
+    assert timer["Timer"]["OnCalendar"] == "hourly"
+    assert timer["Install"]["WantedBy"] == "timers.target"
+
+
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     """Where there is no systemd, the other tests here have to do."""
     analyze = shutil.which("systemd-analyze")
-    twistd = Path(sys.executable).with_name("twistd")
-    for name in ("fyrehose.service", "fyrehose.socket"):
-        text = (DEPLOY / "systemd" / name).read_text()
-        (tmp_path / name).write_text(text.replace("/opt/fyrehose/bin/twistd", str(twistd)))
+    programs = str(Path(sys.executable).parent)
+    for path in (DEPLOY / "systemd").iterdir():
+        (tmp_path / path.name).write_text(path.read_text().replace("/opt/fyrehose/bin", programs))
     if analyze is not None:
         words = [analyze, "verify", *map(str, sorted(tmp_path.iterdir()))]
         said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
