@@ -18,6 +18,7 @@ from pathlib import Path
 import attrs
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalFull, JournalGap, JournalUnreachable
+from fyrehose.journal import format as fmt
 from fyrehose.journal import readers, scan
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import NO_ROOM, Files
@@ -215,10 +216,14 @@ class Backup:
             path = scan.snapshot_path_of(self.replica.directory, position)
             if not path.exists():
                 try:
-                    data = self.source.snapshot(position)
+                    data = checked_snapshot(self.source.snapshot(position), position)
                 except Missing:
                     continue  # it went with the last segment that referred to it
-                self.replica.files.store(path, checked_snapshot(data))
+                except fmt.Damage as damage:
+                    raise JournalCorrupt(
+                        f"{path.name} of {self.source} is damaged: {damage}; put it back from a copy"
+                    ) from damage
+                self.replica.files.store(path, data)
 
     def _copy_readers(self) -> None:
         """Note what retention has to wait for after a restore, too: readers do not say so before they read again."""
@@ -245,13 +250,13 @@ class Backup:
             self._held = time.monotonic()
 
 
-def checked_snapshot(data: bytes) -> bytes:
-    """Return *data*, the content of a snapshot of all streams, after it was checked.
+def checked_snapshot(data: bytes, position: int) -> bytes:
+    """Return *data*, the content of the snapshot of all streams at *position*, after it was checked.
 
-    :raises JournalCorrupt: it is empty
+    :raises Damage: it is not what was written
     """
     if not data:
-        raise JournalCorrupt("a snapshot of the streams is empty; put the file back from a copy")
+        raise fmt.Damage(f"the snapshot at position {position} is empty")
     return data
 
 

@@ -259,7 +259,7 @@ class TestSnapshotsAndReaders:
 
     def test_an_empty_snapshot_is_refused(self, source: Any, tmp_path: Path) -> None:
         scan.snapshot_path_of(source.directory, 0).write_bytes(b"")
-        with pytest.raises(JournalCorrupt, match="snapshot of the streams is empty"):
+        with pytest.raises(JournalCorrupt, match=r"0{16}\.streams of .* is damaged: .* is empty"):
             backed_up(source.directory, tmp_path / "b")
 
     def test_a_snapshot_that_is_deleted_meanwhile_is_not_needed(
@@ -444,6 +444,15 @@ class TestInterruption:
             assert files.marks > before
             assert files.unsynced == set()
             fill(source, 12)
+
+    def test_more_than_what_is_new_that_was_left_behind_goes(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        with scan.segments(target)[-1].path.open("ab") as file:
+            file.write(b"of a run that was killed" * 1000)
+        fill(source, 1)
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
 
     def test_a_source_that_goes_away_in_the_middle_loses_nothing(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
