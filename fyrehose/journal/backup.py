@@ -133,8 +133,7 @@ class Backup:
     def _look(self) -> View:
         view = reach(self.source)
         if self.hold is not None and self._held == float("-inf"):
-            self._report(0, max(self.replica.position, view.start))
-            view = reach(self.source)  # retention may have deleted segments before it was told
+            self._report(0, max(self.replica.position, view.start))  # before anything is copied
         return view
 
     def _compare(self, view: View) -> None:
