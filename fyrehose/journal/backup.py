@@ -24,6 +24,7 @@ from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.places import Directory, Missing, Place
 from fyrehose.journal.replica import Replica
+from fyrehose.journal.snapshots import Snapshot
 from fyrehose.journal.transfer import Tail, reach
 from fyrehose.journal.view import Extent, View
 
@@ -252,10 +253,11 @@ class Backup:
 def checked_snapshot(data: bytes, position: int) -> bytes:
     """Return *data*, the content of the snapshot of all streams at *position*, after it was checked.
 
-    :raises Damage: it is not what was written
+    :raises Damage: it is not what was written there
     """
-    if not data:
-        raise fmt.Damage(f"the snapshot at position {position} is empty")
+    found = Snapshot.of(data)
+    if found.position != position:
+        raise fmt.Damage(f"it is the snapshot at position {found.position}")
     return data
 
 

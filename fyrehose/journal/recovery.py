@@ -44,8 +44,8 @@ from fyrehose.journal.scan import (
     snapshot_path_of,
     snapshots,
 )
-from fyrehose.journal.snapshots import load
-from fyrehose.journal.streams import Streams, begun, referred
+from fyrehose.journal.snapshots import load, needed_by
+from fyrehose.journal.streams import Streams, begun
 from fyrehose.records import Buffer
 
 
@@ -166,14 +166,13 @@ def _unlink_stray_snapshots(directory: Path, found: list[Segment], newest: int, 
     oldest, last = found[0], found[-1]
     reader = SegmentReader(oldest.path, oldest.base, files)
     try:
-        header, body = reader.batch(oldest.base + fmt.SEGMENT_HEADER.size)
-        needed = referred(fmt.entries(body, header.parts)) if header.kind is fmt.Kind.STREAMS else 0
+        needed = needed_by(reader)
     except fmt.Damage:
         return  # readers meet it; until then nothing tells which snapshots are needed
     finally:
         reader.close()
     for position in snapshots(directory):
-        if position < (needed or oldest.base) or (position >= last.base and position != newest):
+        if position < needed or (position >= last.base and position != newest):
             files.unlink(snapshot_path_of(directory, position))
 
 

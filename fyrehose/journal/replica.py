@@ -25,7 +25,9 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import PIECE, Files, lock
 from fyrehose.journal.places import Missing
+from fyrehose.journal.recovery import damaged
 from fyrehose.journal.retention import Deletion
+from fyrehose.journal.snapshots import needed_by
 from fyrehose.journal.transfer import Tail, batches, begin, differ, tail_of
 from fyrehose.journal.view import believed_mark
 from fyrehose.records import Buffer
@@ -217,13 +219,24 @@ class Replica:
         ends = found[1:]
         deletion = Deletion(self.directory, self.files)
         deletion.segments = [
-            (scan.path_of(self.directory, base), end) for base, end in zip(found, ends, strict=False) if end <= position
+            (scan.path_of(self.directory, base), end, self._needed_by(end))
+            for base, end in zip(found, ends, strict=False)
+            if end <= position
         ]
         self.done.deleted += len(deletion.segments)
         deletion.work(self._keep_from)
         first = scan.segments(self.directory)[0].base
         if self._begin < first <= position:  # they were deleted here by somebody else
             self._keep_from(first)
+
+    def _needed_by(self, base: int) -> int:
+        reader = scan.SegmentReader(scan.path_of(self.directory, base), base, self.files)
+        try:
+            return needed_by(reader)
+        except fmt.Damage as damage:
+            raise damaged(reader.path, base, base, damage) from damage
+        finally:
+            reader.close()
 
     def _keep_from(self, position: int) -> None:
         self._begin = position

@@ -27,8 +27,8 @@ from crc32c import crc32c
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.format import State
-from fyrehose.journal.scan import snapshot_path_of
-from fyrehose.journal.streams import Streams
+from fyrehose.journal.scan import SegmentReader, snapshot_path_of
+from fyrehose.journal.streams import Streams, referred
 
 VERSION = 1
 #: Rows that are packed at once: packing a hundred thousand must not keep a commit waiting.
@@ -128,6 +128,15 @@ class Snapshot:
         names = _HEADER.size + self.rows * _ROW.size
         begin = self._row(at - 1)[0] if at else 0
         return self.data[names + begin : names + self._row(at)[0]]
+
+
+def needed_by(reader: SegmentReader) -> int:
+    """Return the position of the snapshot that a segment refers to, or where it begins if it names all streams.
+
+    :raises Damage: its first batch is damaged
+    """
+    header, body = reader.batch(reader.base + fmt.SEGMENT_HEADER.size)
+    return (referred(fmt.entries(body, header.parts)) if fmt.begins(header, reader.base) else 0) or reader.base
 
 
 def load(directory: Path, position: int) -> Snapshot:

@@ -58,7 +58,7 @@ def begin(reader: scan.SegmentReader, chain: int | None) -> tuple[bytes, Tail]:
     continued = None if header.created == 0 else header.chain  # --quarantine replaces a damaged header by such
     if None not in (chain, continued) and continued != chain:
         raise fmt.Damage("the segment does not continue from the one before")
-    tail = Tail(SegmentIndex(reader.base), reader.base + len(data), continued, identity=identity_of(header))
+    tail = Tail(SegmentIndex(reader.base), reader.base + len(data), continued, identity=header.identity)
     return bytes(data), tail
 
 
@@ -82,11 +82,6 @@ def batches(reader: scan.SegmentReader, tail: Tail, stop: int) -> Iterator[tuple
         tail.at, tail.last, tail.position = header.position, head, header.end
         tail.chain = None if header.mended else header.checksum
         yield header, [head, body]
-
-
-def identity_of(header: fmt.SegmentHeader) -> bytes:
-    """Return the identity of the journal that *header* names; zeros if it names none, as older versions wrote it."""
-    return getattr(header, "identity", bytes(16))
 
 
 def differ(first: bytes, second: bytes) -> bool:

@@ -137,7 +137,7 @@ def segment(data: bytes) -> None:
         except (JournalError, fmt.Damage):
             continue
         assert found.position <= len(content) + 64
-        assert recover(JOURNAL, NoSync()).ends == found.ends, "a second start finds something else"
+        assert recover(JOURNAL, NoSync()).streams.ends == found.streams.ends, "a second start finds something else"
 
 
 def indexes(data: bytes) -> None:

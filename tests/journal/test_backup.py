@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.task import Clock
 from zope.interface import implementer
@@ -23,7 +24,8 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import backup as backups
-from fyrehose.journal import readers, scan
+from fyrehose.journal import format as fmt
+from fyrehose.journal import readers, scan, snapshots, streams
 from fyrehose.journal.backup import Backup, SourceBehind, restore
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.dump import runs
@@ -33,6 +35,7 @@ from fyrehose.journal.places import Directory, Missing
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.replica import Copied, Replica
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.streams import Streams
 from fyrehose.journal.verify import verify
 from fyrehose.journal.view import look
 from fyrehose.journal.worker import InlineWorker
@@ -88,6 +91,19 @@ def is_same_log(source: Path, target: Path) -> bool:
     )
 
 
+def rename_journal(segment: Path, identity: bytes) -> None:
+    """Give the journal of a segment another identity."""
+    data = bytearray(segment.read_bytes())
+    data[: fmt.SEGMENT_HEADER.size] = attrs.evolve(fmt.SegmentHeader.unpack(data), identity=identity).pack()
+    segment.write_bytes(data)
+
+
+def put_snapshot(directory: Path, position: int) -> None:
+    """Write a snapshot that no segment refers to."""
+    data = b"".join(snapshots.pieces(Streams({"s": 1}), position, bytes(16)))
+    scan.snapshot_path_of(directory, position).write_bytes(data)
+
+
 def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
@@ -110,7 +126,7 @@ class TestCopying:
         assert (done.records, done.size) == (50, look(source.directory).mark)
         report = verify(target)
         assert (report.problems, report.notes, report.records) == ([], [], 50)
-        assert recover(target, Files()).ends == {"s": 50}
+        assert recover(target, Files()).streams.ends == {"s": 50}
         assert not any("is a copy" in note for note in recover(target, Files()).notes)
 
     def test_what_is_not_durable_is_not_copied(self, source: Any, tmp_path: Path) -> None:
@@ -238,7 +254,7 @@ class TestCopying:
 class TestSnapshotsAndReaders:
     def test_snapshots_of_streams_are_copied_before_segments_and_once(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
-        scan.snapshot_path_of(source.directory, 0).write_bytes(b"all streams")
+        put_snapshot(source.directory, 0)
         order: list[str] = []
 
         class Watched(Files):
@@ -249,18 +265,43 @@ class TestSnapshotsAndReaders:
         backed_up(source.directory, target, files=Watched())
         assert order[0] == ".streams"
         assert order.count(".streams") == 1
-        assert scan.snapshot_path_of(target, 0).read_bytes() == b"all streams"
-        scan.snapshot_path_of(source.directory, 4096).write_bytes(b"more streams")
+        assert scan.snapshot_path_of(target, 0).read_bytes() == scan.snapshot_path_of(source.directory, 0).read_bytes()
+        put_snapshot(source.directory, 4096)
         fill(source, 40)
         order.clear()
         backed_up(source.directory, target, files=Watched())
         assert order.count(".streams") == 1
         assert scan.snapshots(target) == [0, 4096]
 
-    def test_an_empty_snapshot_is_refused(self, source: Any, tmp_path: Path) -> None:
-        scan.snapshot_path_of(source.directory, 0).write_bytes(b"")
-        with pytest.raises(JournalCorrupt, match=r"0{16}\.streams of .* is damaged: .* is empty"):
+    @pytest.mark.parametrize("how", ["empty", "flipped", "another"])
+    def test_a_damaged_snapshot_is_refused(self, source: Any, tmp_path: Path, how: str) -> None:
+        put_snapshot(source.directory, 0)
+        path = scan.snapshot_path_of(source.directory, 0)
+        if how == "empty":
+            path.write_bytes(b"")
+        elif how == "flipped":
+            flip(path, 70)
+        else:
+            put_snapshot(source.directory, 4096)
+            scan.snapshot_path_of(source.directory, 4096).rename(path)
+        with pytest.raises(JournalCorrupt, match=r"0{16}\.streams of .* is damaged: "):
             backed_up(source.directory, tmp_path / "b")
+
+    def test_a_journal_of_many_streams_is_copied_and_starts(
+        self, open_journal: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(streams, "INLINE", 4)
+        bench, target = open_journal(segment_size=4096), tmp_path / "b"
+        for turn in range(4):
+            for i in range(20):
+                bench.append(b"x", stream=f"stream {i}")
+            fill(bench, 20)
+            backed_up(bench.directory, target, mirror=turn % 2 == 0)
+        restore(Directory(target), tmp_path / "r", Files())
+        assert scan.snapshots(tmp_path / "r")
+        for directory in (target, tmp_path / "r"):
+            assert verify(directory).problems == []
+            assert recover(directory, Files()).streams.ends == dict(bench.journal.ends())
 
     def test_a_snapshot_that_is_deleted_meanwhile_is_not_needed(
         self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -512,17 +553,18 @@ class TestRefusals:
         with pytest.raises(JournalError, match="ends at position"):
             backed_up(older, target)
 
-    def test_two_identities(self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_two_identities(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
-        bases = [segment.base for segment in scan.segments(source.directory)]
-        monkeypatch.setattr(
-            "fyrehose.journal.transfer.identity_of", lambda header: bytes(16) if header.base == 0 else b"a" * 16
+        source.close()
+        found = scan.segments(source.directory)
+        rename_journal(found[0].path, bytes(16))  # an older version wrote the first segment
+        for segment in found[1:]:
+            rename_journal(segment.path, b"a" * 16)
+        shutil.copytree(
+            source.directory, tmp_path / "c", ignore=lambda _, names: [n for n in names if n > found[3].path.name]
         )
-        backed_up(source.directory, target)  # an older version wrote the first segment
-        fill(source, 50)
-        monkeypatch.setattr(
-            "fyrehose.journal.transfer.identity_of", lambda header: (b"b" if header.base > bases[-1] else b"a") * 16
-        )
+        backed_up(tmp_path / "c", target)
+        rename_journal(found[-1].path, b"b" * 16)
         with pytest.raises(JournalError, match="is of another journal"):
             backed_up(source.directory, target)
 
@@ -653,7 +695,7 @@ class TestRetention:
 
     def test_a_mirror_deletes_them_and_their_snapshots(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
-        scan.snapshot_path_of(source.directory, 0).write_bytes(b"all streams")
+        put_snapshot(source.directory, 0)
         backed_up(source.directory, target, mirror=True)
         assert scan.snapshots(target) == [0]
         for segment in scan.segments(source.directory)[:3]:
