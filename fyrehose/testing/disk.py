@@ -2,6 +2,9 @@
 
     RecordingFiles -> log of what the disk was told -> images(log, upto, ...) -> {name: content}, one for each state
 
+    RecordingFiles -> what_stays(log, upto) -> the same files after a kill of the process alone: nothing is lost, and
+                      nothing more is synced
+
 What was synced is there.  Of the rest each write, each change of a length and each change of a name may be there or
 not, whatever came before or behind it, and a write may be there in part, by sectors (as in Pillai et al., "All file
 systems are not created equal", OSDI 2014).
@@ -71,19 +74,93 @@ class Noted:
 Step = Named | Unnamed | Wrote | Resized | Synced | Noted
 
 
+@attrs.frozen
+class Tree:
+    """Names and what they name.
+
+    :ivar names: the inode of each name
+    :ivar contents: of each inode, also of those that have no name yet
+    """
+
+    names: dict[str, int] = attrs.field(factory=dict)
+    contents: dict[int, bytearray] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, files: Mapping[str, bytes]) -> Tree:
+        """Return a tree of *files*, each with an inode of its own."""
+        return cls(
+            {name: number for number, name in enumerate(files)},
+            {number: bytearray(data) for number, data in enumerate(files.values())},
+        )
+
+    def copy(self) -> Tree:
+        return Tree(dict(self.names), {inode: bytearray(content) for inode, content in self.contents.items()})
+
+    def files(self) -> dict[str, bytes]:
+        """Return the content of each name."""
+        return {name: bytes(self.contents.get(inode, b"")) for name, inode in self.names.items()}
+
+    def apply(self, step: Step) -> None:
+        """Do *step*; a sync changes nothing."""
+        names = self.names
+        if isinstance(step, Named):
+            if names.get(step.old) == step.inode:
+                del names[step.old]
+            names[step.name] = step.inode
+        elif isinstance(step, Unnamed):
+            if names.get(step.name) == step.inode:
+                del names[step.name]
+        elif isinstance(step, Wrote | Resized):
+            content = self.contents.setdefault(step.inode, bytearray())
+            size = step.size if isinstance(step, Resized) else step.offset
+            if len(content) < size:
+                content += bytes(size - len(content))
+            if isinstance(step, Wrote):
+                content[step.offset : step.offset + len(step.data)] = step.data
+            elif not step.grow:
+                del content[step.size :]
+
+
+@attrs.frozen
+class Kept:
+    """A directory whose files are not all synced.
+
+    :ivar synced: what a power cut cannot take
+    :ivar pending: what was done besides, in order, and is not synced
+    """
+
+    synced: Tree
+    pending: tuple[Step, ...] = ()
+
+    def files(self) -> dict[str, bytes]:
+        """Return what a process sees: everything that was done."""
+        tree = self.synced.copy()
+        for step in self.pending:
+            tree.apply(step)
+        return tree.files()
+
+
 class RecordingFiles(Files):
     """Does everything to real files in one directory, and keeps a log of it.
 
     :ivar log: what was done, in order
-    :ivar before: what the directory held at the beginning
+    :ivar before: what was synced in the directory at the beginning
+    :param kept: what the directory holds, if not all of that is synced
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kept: Kept | None = None) -> None:
         self.directory = directory
-        self.log: list[Step] = []
-        self.before = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
-        self._names = {name: number for number, name in enumerate(self.before)}
-        self._inodes = len(self._names)
+        if kept is None:
+            kept = Kept(Tree.of({path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}))
+        self.log: list[Step] = list(kept.pending)
+        self.before = kept.synced
+        tree = Tree(dict(kept.synced.names))
+        for step in kept.pending:
+            if isinstance(step, Named | Unnamed):
+                tree.apply(step)
+        self._names = tree.names
+        used = {*kept.synced.names.values(), *kept.synced.contents}
+        self._inodes = max(used | {step.inode for step in kept.pending if isinstance(step, Named)}, default=-1) + 1
         self._fds: dict[int, int] = {}
 
     def note(self, what: object) -> None:
@@ -152,13 +229,22 @@ def images(files: RecordingFiles, upto: int, dice: Random, count: int) -> Iterat
     if pending:
         choices += [_torn(pending, dice) for _ in range(count)]
     for chosen in choices:
-        yield _replay(files, upto, pending, chosen)
+        yield _replay(files, upto, pending, chosen).files()
 
 
 def image(files: RecordingFiles, upto: int, dice: Random) -> dict[str, bytes]:
     """One of the states that :func:`images` tells of, by chance: torn writes among them."""
     pending = _pending(files.log, upto)
-    return _replay(files, upto, pending, _torn(pending, dice))
+    return _replay(files, upto, pending, _torn(pending, dice)).files()
+
+
+def what_stays(files: RecordingFiles, upto: int) -> Kept:
+    """Return what the next process finds if the one that uses *files* is killed after ``upto`` steps.
+
+    The kernel has everything, so nothing is lost; but a power cut may still take what was not synced.
+    """
+    pending = _pending(files.log, upto)
+    return Kept(_replay(files, upto, pending, {}), tuple(pending.values()))
 
 
 def _pending(log: list[Step], upto: int) -> dict[int, Step]:
@@ -193,32 +279,10 @@ def _torn(pending: Mapping[int, Step], dice: Random) -> dict[int, Step]:
     return chosen
 
 
-def _replay(
-    files: RecordingFiles, upto: int, pending: Mapping[int, Step], chosen: Mapping[int, Step]
-) -> dict[str, bytes]:
-    names = {name: number for number, name in enumerate(files.before)}
-    contents = {number: bytearray(data) for number, data in enumerate(files.before.values())}
+def _replay(files: RecordingFiles, upto: int, pending: Mapping[int, Step], chosen: Mapping[int, Step]) -> Tree:
+    tree = files.before.copy()
     for at, step in enumerate(files.log[:upto]):
         taken = chosen.get(at) if at in pending else step
         if taken is not None:
-            _apply(taken, names, contents)
-    return {name: bytes(contents.get(inode, b"")) for name, inode in names.items()}
-
-
-def _apply(step: Step, names: dict[str, int], contents: dict[int, bytearray]) -> None:
-    if isinstance(step, Named):
-        if names.get(step.old) == step.inode:
-            del names[step.old]
-        names[step.name] = step.inode
-    elif isinstance(step, Unnamed):
-        if names.get(step.name) == step.inode:
-            del names[step.name]
-    elif isinstance(step, Wrote | Resized):
-        content = contents.setdefault(step.inode, bytearray())
-        size = step.size if isinstance(step, Resized) else step.offset
-        if len(content) < size:
-            content += bytes(size - len(content))
-        if isinstance(step, Wrote):
-            content[step.offset : step.offset + len(step.data)] = step.data
-        elif not step.grow:
-            del content[step.size :]
+            tree.apply(taken)
+    return tree

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from fyrehose.testing.disk import SECTOR, RecordingFiles, image, images
+from fyrehose.testing.disk import SECTOR, RecordingFiles, image, images, what_stays
 
 
 @pytest.fixture
@@ -93,3 +93,28 @@ def test_one_of_the_states_by_chance(files: RecordingFiles) -> None:
     assert found == {b"AAfore", b"AAforeBB"}
     assert image(files, 1, Random(1))["old"] in (b"before", b"AAfore")
     files.close(fd)
+
+
+def test_a_killed_process_leaves_everything_and_a_power_cut_may_still_take_it(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    files = RecordingFiles(first)
+    fd = files.open(first / "a.new", os.O_RDWR | os.O_CREAT)
+    files.write(fd, b"synced", 0)
+    files.sync(fd)
+    files.write(fd, b"later!", 6)
+    files.rename(first / "a.new", first / "a")
+    files.close(fd)
+    kept = what_stays(files, len(files.log))
+    assert kept.files() == {"a": b"syncedlater!"}
+    (second / "a").write_bytes(kept.files()["a"])
+    files = RecordingFiles(second, kept)
+    assert {state.get("a") for state in states(files)} >= {None, b"syncedlater!", b"synced"}
+    files.sync_directory(second)
+    assert {state["a"] for state in states(files)} == {b"synced", b"syncedlater!"}
+    fd = files.open(second / "a", os.O_RDWR)
+    files.write(fd, b"later!", 6)
+    files.sync(fd)
+    files.close(fd)
+    assert states(files) == [{"a": b"syncedlater!"}] * 2
