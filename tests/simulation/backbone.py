@@ -220,6 +220,8 @@ class Backbone:
     :param herd: how many clients there are, all at one address; 0: a few come and go
     """
 
+    #: whether its clients can do without what is lost or not kept
+    gaps = False
     topics = (STREAM,)
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:

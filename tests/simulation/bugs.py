@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +12,12 @@ import attrs
 from twisted.internet.defer import succeed
 
 from fyrehose.broker import Broker
+from fyrehose.journal import format as fmt
+from fyrehose.journal import quarantine, retention
+from fyrehose.journal.clock import RecordClock
+from fyrehose.journal.files import Files
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.writer import Writer
 from fyrehose.protocols.backbone import subscribers
 from fyrehose.protocols.backbone.repair import Repair
 from fyrehose.protocols.backbone.server import BackboneServer
@@ -31,12 +38,84 @@ from fyrehose.protocols.relink.server import RelinkProtocol
 from fyrehose.protocols.relink.transactions import Transactions
 from fyrehose.testing.disk import RecordingFiles
 
+_sync, _check, _expired = RecordingFiles.sync, fmt.BatchHeader.check, retention.expired
 _publish, _subscribe = Broker.publish, Broker.subscribe_as
 _send_ack = FiggServerSession.send_ack
 _due, _replay_slice = Repair.due, BackboneServer._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
 _start, _connected = Snapshot.start, ClientSession.connected
+_reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
+_store, _replace = Files.store, quarantine._replace
 _write, _decided = RelinkProtocol.write, Publishing.decided
+
+
+def _skips_every(nth: int) -> Any:
+    """Return a sync that does nothing each *nth* time, counted over all simulations."""
+    calls = count(1)
+
+    def sync(self: RecordingFiles, fd: int) -> None:
+        if next(calls) % nth:
+            _sync(self, fd)
+
+    return sync
+
+
+def _checks_small_bodies(self: fmt.BatchHeader, body: Any) -> None:
+    if len(body) <= 64 << 10:
+        _check(self, body)
+
+
+def _reserves_in_memory(self: Writer, batches: Any) -> None:
+    short = {run.stream: run for runs in batches for run in runs if run.last_seq > self._reserved.get(run.stream, 0)}
+    self._reserved.update((stream, run.last_seq + 40) for stream, run in short.items())
+
+
+def _reserves_without_a_sync(self: Writer, batches: Any) -> None:
+    with patch.object(Writer, "sync", lambda writer: 0):
+        _reserve(self, batches)
+
+
+def _goes_on_without_a_gap(self: Writer, time: int) -> None:
+    gaps, self.recovered.gaps = self.recovered.gaps, []
+    _open(self, time)
+    for gap in gaps:
+        self.ends[gap.stream] = gap.last
+
+
+def _notes_the_beginning_only(self: Writer, begin: int) -> None:
+    self._begin = begin
+    self._write_mark()
+
+
+def _deletes_the_newest_first(self: retention.Deletion, keep_from: Any) -> None:
+    self.segments.reverse()
+    _delete(self, keep_from)
+
+
+def _deletes_before_it_notes(self: retention.Deletion, keep_from: Any) -> None:
+    begins: list[int] = []
+    _delete(self, begins.append)
+    for begin in begins:
+        keep_from(begin)
+
+
+def _one_segment_too_many(store: Any, *more: Any) -> int:
+    expired = _expired(store, *more)
+    return expired + (0 < expired < len(store.sealed))
+
+
+def _believes_the_clock(self: RecordClock, wall: int, now: int) -> int:
+    return wall
+
+
+def _stores_without_a_sync(self: Files, path: Any, data: Any) -> None:
+    with patch.object(type(self), "sync", lambda files, fd: None):
+        _store(self, path, data)
+
+
+def _replaces_without_keeping(damage: Any, survey: Any, files: Any) -> str:
+    with patch.object(type(files), "store", lambda *_: None):
+        return _replace(damage, survey, files)
 
 
 def _told_at_once(self: Broker, runs: Any, *more: Any) -> Any:
@@ -129,6 +208,24 @@ class Bug:
 
 BUGS = {
     "a sync does nothing": Bug("figg", (RecordingFiles, "sync", lambda files, fd: None)),
+    "every 1,000th sync does nothing": Bug("figg", (RecordingFiles, "sync", _skips_every(1_000))),
+    "every 10,000th sync does nothing": Bug("lumberjack", (RecordingFiles, "sync", _skips_every(10_000))),
+    "bodies over 64 KiB are not checked": Bug("figg", (fmt.BatchHeader, "check", _checks_small_bodies)),
+    "numbers are not reserved on disk": Bug("lumberjack", (Writer, "_reserve", _reserves_in_memory)),
+    "a reservation of numbers is not synced": Bug("lumberjack", (Writer, "_reserve", _reserves_without_a_sync)),
+    "a gap is not written": Bug("lumberjack", (Writer, "open", _goes_on_without_a_gap)),
+    "interval: nothing is synced later": Bug("figg", (FileJournal, "_sync", lambda journal: None)),
+    "clock: a large step is believed": Bug("figg", (RecordClock, "_judge", _believes_the_clock)),
+    "retention: where the log begins is not synced": Bug(
+        "lumberjack", (Writer, "keep_from", _notes_the_beginning_only)
+    ),
+    "retention: deletes before it notes that": Bug(
+        "lumberjack", (retention.Deletion, "work", _deletes_before_it_notes)
+    ),
+    "retention: deletes the newest first": Bug("lumberjack", (retention.Deletion, "work", _deletes_the_newest_first)),
+    "retention: deletes a segment too many": Bug("lumberjack", (retention, "expired", _one_segment_too_many)),
+    "quarantine: what it sets aside is not synced": Bug("figg", (Files, "store", _stores_without_a_sync)),
+    "quarantine: nothing is set aside": Bug("figg", (quarantine, "_replace", _replaces_without_keeping)),
     "names are not synced": Bug("mixture", (RecordingFiles, "sync_directory", lambda files, directory: None)),
     "all: a subscription begins one too late": Bug("mixture", (Broker, "subscribe_as", _one_too_late)),
     "figg: acknowledged before it is durable": Bug("figg", (Broker, "publish", _told_at_once)),

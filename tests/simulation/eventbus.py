@@ -304,6 +304,8 @@ class EventBus:
     :param herd: how many clients there are, of a server with default options; 0: a few
     """
 
+    #: whether its clients can do without what is lost or not kept
+    gaps = False
     topics = (STREAM,)
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:

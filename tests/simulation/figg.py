@@ -73,7 +73,7 @@ class Tap:
             elif isinstance(event, DataRun):
                 if event.topic not in self.offsets:
                     wrong(f"DATA of {event.topic} without ATTACHED")
-                if event.first != self.offsets[event.topic] + 1:
+                if not self.history.follows(event.topic, self.offsets[event.topic], event.first):
                     wrong(f"DATA {event.first} of {event.topic} behind {self.offsets[event.topic]}")
                 for seq, payload in enumerate(_payloads(event), event.first):
                     self.history.release(event.topic, seq, payload)
@@ -122,7 +122,7 @@ class Client:
         base = self.connections - self.connected
         for _ in range(dice.choice(self.world.bursts)):
             self.published += 1
-            size = dice.choice(self.world.sizes)
+            size = self.world.size()
             payload = f"{self.name}:{self.published}:".encode() + b"." * size
             sent = Sent(self.name, self.published, lambda: self.connections - base)
             self.history.send(topic, payload, sent)
@@ -151,7 +151,7 @@ class Client:
         reader.take(event.first, _payloads(event))
 
     def _attached(self, reader: Reader, began: int, asked: int | None) -> None:
-        if asked is not None and began != asked:
+        if asked not in (None, began) and not self.history.follows(reader.stream, asked, began + 1):
             self.history.wrong(f"{self.name} asked for {reader.stream} from {asked} and got it from {began}")
         reader.position = began
 
@@ -167,6 +167,9 @@ class Figg:
     :param topics: what may be read besides what Figg's own clients publish
     :param herd: how many clients there are; 0: a few
     """
+
+    #: whether its clients can do without what is lost or not kept
+    gaps = True
 
     def __init__(
         self, world: World, server: Server, history: History, topics: tuple[str, ...] = (), herd: int = 0
@@ -208,7 +211,7 @@ class Figg:
             if client.unacked:
                 return f"{client.name} waits for {len(client.unacked)} acknowledgements"
             for topic, reader in client.readers.items():
-                if reader.position != len(truth.get(topic, ())):
+                if reader.position is None or not self.history.is_complete(topic, reader.position):
                     return f"{client.name} has {topic} up to {reader.position} of {len(truth.get(topic, ()))}"
         return ""
 

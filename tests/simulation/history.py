@@ -3,11 +3,13 @@
 a client sends    -> sent: nothing else may ever be stored, and nothing more often than it was sent
 durable           -> truth: number -> payload, for ever, crashes included; numbers follow on; time never goes back
 a client is told  -> what it was told lies in the truth by then: released means durable
+in `batch` mode   -> what is durable is synced on the simulated disk at that moment, whether or not a crash follows
+what may be lost  -> its numbers belong to nothing from then on, and the log says so; they are never used again
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -33,6 +35,16 @@ class Sent:
 class History:
     """All of it, by stream.
 
+    :ivar truth: what each number belongs to, from 1 on; None where that was lost, or never was
+    :ivar lost: what was durable and was lost since, as was allowed
+    :ivar deleted: the last number of each stream that retention did not keep
+    :ivar unseen: streams of which retention deleted records as soon as they were durable
+    :ivar disk: what is synced; None while the server is down
+    :ivar synced: whether nothing may be durable that is not synced
+    :ivar may_be_lost: whether a crash or damage since the server ran last may have taken a record
+    :ivar right_time: whether a record may have been written at this time, microseconds since 1970 UTC
+    :ivar unsynced: (since when, stream, number) of what is durable without being synced, where it may
+    :ivar checked: how many records were found to be synced as soon as they were durable
     :ivar internal: streams that the server itself writes, which no client sent
     :ivar foreign: what streams of hostile peers begin with, of which nobody keeps a record
     """
@@ -41,7 +53,17 @@ class History:
 
     def __init__(self) -> None:
         self.sent: dict[str, dict[bytes, Sent]] = {}
-        self.truth: dict[str, list[bytes]] = {}
+        self.truth: dict[str, list[bytes | None]] = {}
+        self.lost: dict[str, set[bytes | None]] = {}
+        self.deleted: dict[str, int] = {}
+        self.unseen: set[str] = set()
+        self.disk: Any = None
+        self.synced = True
+        self.may_be_lost: Callable[[str, int], bool] = lambda stream, seq: False
+        self.right_time: Callable[[int], bool] = lambda time: True
+        self.checked = 0
+        self.seconds: Callable[[], float] = lambda: 0.0
+        self.unsynced: deque[tuple[float, str, int]] = deque()
         self.stored: dict[str, Counter[bytes]] = {}
         self.times: dict[str, list[int]] = {}
         self.acked: dict[str, set[bytes]] = {}
@@ -63,44 +85,86 @@ class History:
         if self.journal is None:
             return
         for stream, end in self.journal.ends().items():
-            while (known := len(self.truth.setdefault(stream, []))) < end:
-                runs = self.journal.read(stream, known + 1, 1 << 20)
-                if not runs:
-                    self.wrong(f"{stream} {known + 1} cannot be read, though {end} is durable")
-                for run in runs:
-                    self._store(stream, run)
+            known = len(self.truth.setdefault(stream, []))
+            if known < end:
+                self._take(stream, end)
+                if self.synced:
+                    self._check_synced(stream, known, end)
+                else:
+                    self.unsynced.append((self.seconds(), stream, end))
+
+    def _take(self, stream: str, end: int) -> None:
+        """Take in the records of *stream* up to number *end*, where it ends."""
+        truth = self.truth[stream]
+        while (known := len(truth)) < end:
+            runs = self.journal.read(stream, known + 1, 1 << 20)
+            if not runs:
+                self._skip(stream, end + 1)
+            for run in runs:
+                self._store(stream, run)
+
+    def _skip(self, stream: str, seq: int) -> None:
+        """There is nothing before *seq*: the log has to say so, or retention deleted it."""
+        truth = self.truth[stream]
+        first, oldest = len(truth) + 1, self.journal.bounds(stream)[0]
+        self.deleted[stream] = max(self.deleted.get(stream, 0), oldest - 1)
+        if first < oldest:
+            self.unseen.add(stream)
+        first = max(first, oldest)
+        if first < seq and not self.disk.is_lost(stream, first, seq - 1):
+            self.wrong(f"{stream}: {seq} follows {len(truth)}, and no gap is noted")
+        truth += [None] * (seq - 1 - len(truth))
+
+    def _check_synced(self, stream: str, known: int, end: int) -> None:
+        certain = self.disk.ends().get(stream, 0)
+        if certain < end:
+            self.wrong(f"{stream} is said to be durable up to {end}, and is synced up to {certain}")
+        self.checked += end - known
+
+    def oldest_unsynced(self) -> float | None:
+        """Return since when the oldest record waits to be synced; None if there is none."""
+        ends = self.disk.ends()
+        while self.unsynced and ends.get(self.unsynced[0][1], 0) >= self.unsynced[0][2]:
+            self.unsynced.popleft()
+        return self.unsynced[0][0] if self.unsynced else None
 
     def _store(self, stream: str, run: Run) -> None:
         truth = self.truth[stream]
+        if run.first_seq > len(truth) + 1:
+            self._skip(stream, run.first_seq)
         if run.first_seq != len(truth) + 1:
             self.wrong(f"{stream}: {run.first_seq} follows {len(truth)}")
         times = self.times.setdefault(stream, [])
         if times and run.time < times[-1]:
             self.wrong(f"{stream} {run.first_seq}: the time goes back")
+        if not self.right_time(run.time):
+            self.wrong(f"{stream} {run.first_seq} is of the time {run.time}, which cannot be")
+        times.append(run.time)
         for payload in map(bytes, run.payloads()):
-            if stream in self.internal or stream.startswith(self.foreign):
-                truth.append(payload)
-                times.append(run.time)
-                continue
-            sent = self.sent.get(stream, {}).get(payload)
-            if sent is None:
-                self.wrong(f"{stream} {len(truth) + 1}: nobody sent {payload[:40]!r}")
-            stored = self.stored.setdefault(stream, Counter())
-            stored[payload] += 1
-            if stored[payload] > sent.copies():
-                self.wrong(f"{stream}: {payload[:40]!r} is stored {stored[payload]} times, sent {sent.copies()}")
-            if sent.order is not None and stored[payload] == 1:
-                before = self.newest.get((stream, sent.publisher), -1)
-                if sent.order <= before:
-                    self.wrong(f"{stream}: {payload[:40]!r} comes behind number {before} of {sent.publisher}")
-                self.newest[stream, sent.publisher] = sent.order
+            if stream not in self.internal and not stream.startswith(self.foreign):
+                self._count(stream, payload, len(truth) + 1)
             truth.append(payload)
-            times.append(run.time)
+
+    def _count(self, stream: str, payload: bytes, seq: int) -> None:
+        """A message is stored once more."""
+        sent = self.sent.get(stream, {}).get(payload)
+        if sent is None:
+            self.wrong(f"{stream} {seq}: nobody sent {payload[:40]!r}")
+        stored = self.stored.setdefault(stream, Counter())
+        stored[payload] += 1
+        if stored[payload] > sent.copies():
+            self.wrong(f"{stream}: {payload[:40]!r} is stored {stored[payload]} times, sent {sent.copies()}")
+        if sent.order is not None and stored[payload] == 1 and payload not in self.lost.get(stream, ()):
+            before = self.newest.get((stream, sent.publisher), -1)
+            if sent.order <= before:
+                self.wrong(f"{stream}: {payload[:40]!r} comes behind number {before} of {sent.publisher}")
+            self.newest[stream, sent.publisher] = sent.order
 
     def acknowledge(self, stream: str, payload: bytes) -> None:
         """A publisher was told that it is stored."""
         self.look()
-        if not self.stored.get(stream, Counter())[payload]:
+        known = self.stored.get(stream, Counter())[payload] or payload in self.lost.get(stream, ())
+        if not known and stream not in self.unseen:
             self.wrong(f"{stream}: {payload[:40]!r} is acknowledged and not durable")
         self.acked.setdefault(stream, set()).add(payload)
 
@@ -111,26 +175,87 @@ class History:
             self.look()
         if not 1 <= seq <= len(truth):
             self.wrong(f"{stream} {seq} was released and is not durable")
-        if truth[seq - 1] != payload:
-            self.wrong(f"{stream} {seq} is {truth[seq - 1][:40]!r}, and was said to be {payload[:40]!r}")
+        if (known := truth[seq - 1]) != payload:
+            shown = None if known is None else known[:40]
+            self.wrong(f"{stream} {seq} is {shown!r}, and was said to be {payload[:40]!r}")
+
+    def note_deleted(self) -> None:
+        """Remember how far retention has come."""
+        for stream in self.truth:
+            self.deleted[stream] = max(self.deleted.get(stream, 0), self.journal.bounds(stream)[0] - 1)
+
+    def missing(self, stream: str, first: int, last: int) -> bool:
+        """Return whether a reader may be without these numbers: nothing belongs to them, or it is not kept."""
+        self.look()
+        truth = self.truth.get(stream, ())
+        if self.journal is not None:
+            oldest = self.journal.bounds(stream)[0]
+            self.deleted[stream] = max(self.deleted.get(stream, 0), oldest - 1)
+        first = max(first, self.deleted.get(stream, 0) + 1)
+        return all(seq <= len(truth) and truth[seq - 1] is None for seq in range(first, last + 1))
+
+    def follows(self, stream: str, position: int, first: int) -> bool:
+        """Return whether *first* is what a reader gets that has everything up to *position*."""
+        return first == position + 1 or (first > position and self.missing(stream, position + 1, first - 1))
+
+    def is_complete(self, stream: str, position: int) -> bool:
+        """Return whether a reader that has everything up to *position* is owed nothing."""
+        return position >= len(self.truth.get(stream, ())) or self.missing(
+            stream, position + 1, len(self.truth.get(stream, ()))
+        )
 
     def recovered(self) -> None:
-        """After a crash: everything that was ever durable is there, unchanged; what is there besides was sent."""
+        """After a start: what was durable is there, unchanged, but for what may be lost; what is there besides was
+        sent, and no number belongs to something else."""
+        self.unsynced.clear()
         for stream, truth in self.truth.items():
-            _, end = self.journal.bounds(stream)
+            oldest, end = self.journal.bounds(stream)
+            if stream not in self.journal.ends():
+                oldest = 1  # nothing tells of it any more, so retention cannot have deleted it
             if end < len(truth):
-                self.wrong(f"{stream} ended with {len(truth)} and ends with {end} after the crash")
-            seq = 1
-            while seq <= len(truth):
-                runs = self.journal.read(stream, seq, 1 << 20)
-                if not runs:
-                    self.wrong(f"{stream} {seq} cannot be read after the crash, though the stream ends with {end}")
-                for run in runs:
-                    for payload in map(bytes, run.payloads()):
-                        if seq <= len(truth) and (run.first_seq > seq or truth[seq - 1] != payload):
-                            self.wrong(f"{stream} {seq} is not what it was before the crash")
-                        seq += 1
+                self.wrong(f"{stream} ended with {len(truth)} and ends with {end} after the start: numbers come again")
+            there = self._reread(stream, oldest)
+            gone = [
+                seq
+                for seq in range(max(oldest, self.deleted.get(stream, 0) + 1), len(truth) + 1)
+                if truth[seq - 1] is not None and seq not in there
+            ]
+            for seq in gone:
+                if not self.may_be_lost(stream, seq):
+                    self.wrong(f"{stream} {seq} is LOST after the start")
+                if not self.disk.is_lost(stream, seq, seq):
+                    self.wrong(f"{stream} {seq} is lost, and no gap is noted")
+                self.lost.setdefault(stream, set()).add(truth[seq - 1])
+                truth[seq - 1] = None
+            if gone:
+                self._forget(stream)
         self.look()
+
+    def _reread(self, stream: str, oldest: int) -> set[int]:
+        """Read what is known again; the numbers that are there."""
+        truth, there, seq = self.truth[stream], set(), max(1, oldest)
+        while seq <= len(truth) and (runs := self.journal.read(stream, seq, 1 << 20)):
+            for run in runs:
+                for number, payload in enumerate(map(bytes, run.payloads()), run.first_seq):
+                    if number <= len(truth) and truth[number - 1] != payload:
+                        self.wrong(f"{stream} {number} is not what it was before the start")
+                    there.add(number)
+                seq = run.last_seq + 1
+        return there
+
+    def _forget(self, stream: str) -> None:
+        """Some of it was lost: count again."""
+        self.stored[stream] = stored = Counter()
+        self.times.pop(stream, None)
+        for key in [key for key in self.newest if key[0] == stream]:
+            del self.newest[key]
+        for payload in self.truth[stream]:
+            sent = None if payload is None else self.sent.get(stream, {}).get(payload)
+            if sent is None:
+                continue
+            stored[payload] += 1
+            if sent.order is not None and stored[payload] == 1:
+                self.newest[stream, sent.publisher] = sent.order
 
 
 @attrs.define(eq=False)
@@ -146,7 +271,8 @@ class Reader:
     position: int | None = None
 
     def take(self, first: int, payloads: list[bytes]) -> None:
-        if self.position is not None and first != self.position + 1:
+        position = self.position
+        if position is not None and not self.history.follows(self.stream, position, first):
             self.history.wrong(f"{self.name} has {self.stream} up to {self.position}, and then gets {first}")
         for seq, payload in enumerate(payloads, first):
             self.history.release(self.stream, seq, payload)

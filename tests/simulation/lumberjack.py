@@ -132,7 +132,7 @@ class Writer:
         base = self.connections - self.connected
         for _ in range(dice.choice((*self.world.bursts, 8))):
             self.published += 1
-            noise = "." * dice.choice(self.world.sizes)
+            noise = "." * self.world.size()
             payload = f'{{"n":"{self.name}:{self.published}:{noise}"}}'.encode()
             self.history.send(STREAM, payload, Sent(self.name, self.published, lambda: self.connections - base))
             payloads.append(payload)
@@ -152,6 +152,8 @@ class Lumberjack:
     :param herd: how many writers there are; 0: a few
     """
 
+    #: whether its clients can do without what is lost or not kept
+    gaps = True
     topics = (STREAM,)
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:

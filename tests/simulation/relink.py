@@ -140,7 +140,7 @@ class Publisher(Client):
         """The next one, noted in ``group``."""
         dice = self.side.world.random
         self.published += 1
-        whole = f"{self.name}:{self.published}:".encode() + b"." * dice.choice(self.side.world.sizes)
+        whole = f"{self.name}:{self.published}:".encode() + b"." * self.side.world.size()
         parts = (whole,) if dice.random() < 0.8 else (whole, b"", whole[:3])
         payload = whole if len(parts) == 1 else join(parts)
         sent = Sent(f"{self.name}/{channel}", self.published, group.copies)
@@ -261,6 +261,8 @@ class Relink:
     :param herd: how many clients there are, of a server with default options; 0: a few
     """
 
+    #: whether its clients can do without what is lost or not kept
+    gaps = False
     topics = (STREAM,)
 
     def __init__(

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Simulates servers, clients and bad networks, one seed after the other.
 
-    run.py [--count N] [--seed S] [--protocol P]... [--jobs J] [--herd CLIENTS] [--trace] [--bug NAME | --bugs]
+    run.py [--count N] [--seed S] [--steps N] [--protocol P]... [--jobs J] [--herd CLIENTS] [--trace]
+           [--bug NAME | --bugs]
 
 Prints how many simulations broke what must be true, and their seeds; the status is 1 if any did.  A seed replays
 exactly: `run.py --seed S --protocol P --trace` says what happened in it.  With --bug there is one in the code, and with
 --bugs each in turn: then it is said after how many simulations it was noticed, and the status is 1 if it was not.  With
---herd there are that many clients, which restart together beside hostile peers (herds.py).
+--herd there are that many clients, which restart together beside hostile peers (herds.py).  With --steps each has so
+many steps, such as 3000 for a long run: by default most have 5 to 40.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Tally:
     stored: int = 0
     crashes: int = 0
     lives: int = 0
+    synced: int = 0
+    damages: int = 0
     problems: list[str] = attrs.field(factory=list)
 
     def add(self, other: Tally) -> None:
@@ -60,22 +64,26 @@ class Tally:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-def one(seed: int, protocol: str, tally: Tally, herd: int = 0) -> None:
+def one(seed: int, protocol: str, tally: Tally, herd: int = 0, steps: int | None = None) -> None:
     """Run one simulation; whatever is wrong with it is told with its seed."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE + herd)
+    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE + herd + (steps or 0) / 10)
     tally.simulations += 1
     try:
-        found = herds.simulate(seed, protocol, herd) if herd else simulation.simulate(seed, protocol)
+        found = herds.simulate(seed, protocol, herd) if herd else _simulate(seed, protocol, steps)
     except Violation as violation:
         tally.problems.append(str(violation))
     except (Exception, Endless) as error:
         tally.problems.append(f"seed {seed} of {protocol}: {type(error).__name__}: {error}")
     else:
-        tally.add(Tally(0, found.messages, found.stored, found.crashes, found.lives))
+        tally.add(Tally(0, found.messages, found.stored, found.crashes, found.lives, found.synced, found.damages))
         return
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     gc.collect()  # what is left of it might still complain, and in another's time
+
+
+def _simulate(seed: int, protocol: str, steps: int | None) -> simulation.Outcome:
+    return simulation.simulate(seed, protocol) if steps is None else simulation.simulate(seed, protocol, steps)
 
 
 def _endless(*_: Any) -> None:
@@ -91,13 +99,13 @@ def quiet() -> None:
     gc.disable()  # each simulation collects its own
 
 
-def share(first: int, count: int, protocol: str, at: Any, tell: Connection, herd: int) -> None:
+def share(first: int, count: int, protocol: str, at: Any, tell: Connection, herd: int, steps: int | None) -> None:
     """In a process of its own: run the seeds from ``first`` on; ``at`` says which it is at."""
     quiet()
     tally = Tally()
     for seed in range(first, first + count):
         at.value = seed
-        one(seed, protocol, tally, herd)
+        one(seed, protocol, tally, herd, steps)
     tally.problems = tally.problems[:SHOWN]
     tell.send(tally)
     tell.close()
@@ -111,6 +119,7 @@ class Share:
     first: int
     count: int
     herd: int = 0
+    steps: int | None = None
     at: Any = attrs.field(init=False)
     ear: Connection = attrs.field(init=False)
     process: Any = attrs.field(init=False)
@@ -120,7 +129,7 @@ class Share:
         self.at = fork.Value("q", self.first)
         self.ear, mouth = fork.Pipe(duplex=False)
         self.process = fork.Process(
-            target=share, args=(self.first, self.count, self.protocol, self.at, mouth, self.herd)
+            target=share, args=(self.first, self.count, self.protocol, self.at, mouth, self.herd, self.steps)
         )
         self.process.start()
         mouth.close()
@@ -139,14 +148,14 @@ class Share:
         total.simulations += seed + 1 - self.first
         total.problems.append(f"seed {seed} of {self.protocol}: its process ended with {self.process.exitcode}")
         left = self.first + self.count - (seed + 1)
-        return Share(self.protocol, seed + 1, left, self.herd) if left else None
+        return Share(self.protocol, seed + 1, left, self.herd, self.steps) if left else None
 
 
-def run(protocol: str, first: int, count: int, jobs: int, herd: int = 0) -> Tally:
+def run(protocol: str, first: int, count: int, jobs: int, herd: int = 0, steps: int | None = None) -> Tally:
     """Run ``count`` seeds in ``jobs`` processes."""
     total = Tally()
     waiting = deque(
-        Share(protocol, at, min(SHARE, first + count - at), herd) for at in range(first, first + count, SHARE)
+        Share(protocol, at, min(SHARE, first + count - at), herd, steps) for at in range(first, first + count, SHARE)
     )
     running: dict[Any, Share] = {}
     while waiting or running:
@@ -161,14 +170,14 @@ def run(protocol: str, first: int, count: int, jobs: int, herd: int = 0) -> Tall
     return total
 
 
-def show(seed: int, protocol: str, herd: int = 0) -> int:
+def show(seed: int, protocol: str, herd: int = 0, steps: int | None = None) -> int:
     """Say what happens in one simulation."""
     trace: list[str] = []
     try:
         if herd:
             end, status = str(herds.simulate(seed, protocol, herd, trace)), 0
         else:
-            end, status = str(simulation.simulate(seed, protocol, trace=trace)), 0
+            end, status = str(simulation.simulate(seed, protocol, steps, trace)), 0
     except Violation as violation:
         end, status = f"VIOLATION: {violation}", 1
     print(*trace, end, sep="\n")
@@ -193,6 +202,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="of each simulation; by default as its seed says")
     parser.add_argument("--protocol", choices=sorted(simulation.PROTOCOLS), action="append")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--herd", type=int, default=0, metavar="CLIENTS", help="simulate herds of so many clients")
@@ -203,7 +213,7 @@ def main() -> int:
     protocols = arguments.protocol or sorted(simulation.PROTOCOLS)
     if arguments.trace:
         with bugs.having(arguments.bug):
-            return show(arguments.seed, protocols[0], arguments.herd)
+            return show(arguments.seed, protocols[0], arguments.herd, arguments.steps)
     os.nice(10)
     if arguments.bug or arguments.bugs:
         quiet()
@@ -213,10 +223,11 @@ def main() -> int:
     failed = False
     for protocol in protocols:
         began = time.monotonic()
-        total = run(protocol, arguments.seed, arguments.count, arguments.jobs, arguments.herd)
+        total = run(protocol, arguments.seed, arguments.count, arguments.jobs, arguments.herd, arguments.steps)
         print(
             f"{protocol}: {total.simulations} simulations, {total.messages} messages, {total.stored} records, "
-            f"{total.crashes} crashes, {total.lives} starts, {len(total.problems)} violations, "
+            f"{total.synced} of them found to be synced when they were released, {total.crashes} crashes, "
+            f"{total.damages} damaged files, {total.lives} starts, {len(total.problems)} violations, "
             f"{time.monotonic() - began:.0f} s",
             flush=True,
         )

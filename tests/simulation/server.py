@@ -1,7 +1,8 @@
 """The server of a simulation: the real service, its real broker and journal, on a disk that forgets what it may.
 
 What blocks is done at once and answered later, so that everything else happens in between.  A crash leaves one of the
-states that a power cut may leave, no older than the last answer: what was answered may have been told to somebody.
+states that a power cut may leave, no older than the last answer: what was answered may have been told to somebody.  Or
+only the process is killed: then everything is left, and what was not synced can still be lost by a power cut later.
 """
 
 from __future__ import annotations
@@ -13,26 +14,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
+from damage import Damage, flip
 from history import History
+from synced import Seen, SyncedFiles
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
-from world import Host, Violation, World
+from world import BELIEVED, Host, Violation, World
 
+from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.scan import read_mark
+from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.policy import OPEN
 from fyrehose.service import Fyrehose
-from fyrehose.testing.disk import RecordingFiles, image
+from fyrehose.testing.disk import Kept, Tree, image, what_stays
 
 #: Room that the journal leaves free, in bytes.
 MIN_FREE = 1 << 20
+#: How long a sync that is due may wait for the worker's other jobs, in seconds.
+QUEUE = 3.0
+#: How long a wall clock has to run steadily after a large step to be believed, in seconds; a little less.
+SETTLED = 590.0
 
 
-class Disk(RecordingFiles):
+class Disk(SyncedFiles):
     """It has room, or none."""
 
-    def __init__(self, directory: Path, server: Server) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, kept: Kept, server: Server) -> None:
+        super().__init__(directory, kept, server.world.clock.seconds, server.written, server.check_deletion)
         self.server = server
 
     def free(self, directory: Path) -> int:
@@ -42,12 +52,14 @@ class Disk(RecordingFiles):
 class SimulatedWorker:
     """The journal's thread: one job after the other, each answered after a while."""
 
-    def __init__(self, host: Host, files: RecordingFiles) -> None:
+    def __init__(self, host: Host, files: SyncedFiles) -> None:
         self.host, self.files = host, files
         self.jobs: deque[tuple[Callable[[], Any], Deferred[Any]]] = deque()
         self.busy = False
         #: how much of what the disk was told somebody may know of
         self.answered = len(files.log)
+        #: what of that no power cut can take: the last number of each stream
+        self.certain = dict(files.ends())
 
     def call(self, job: Callable[[], Any]) -> Deferred[Any]:
         done: Deferred[Any] = Deferred()
@@ -75,7 +87,7 @@ class SimulatedWorker:
 
     def _answer(self, done: Deferred[Any], result: Any, told: int) -> None:
         self.busy = False
-        self.answered = told
+        self.answered, self.certain = told, dict(self.files.ends())
         self._next()
         done.callback(result)
 
@@ -84,39 +96,65 @@ class Server:
     """One journal and its lives.
 
     :ivar doors: make the service of a protocol in each life: (host, broker) -> service
+    :ivar written: when the last record of each segment was synced, by the segment's base
+    :param gaps: whether numbers may be lost, by the options, by damage, or by retention
     """
 
-    def __init__(self, world: World, history: History, root: Path) -> None:
-        self.world, self.history, self.root = world, history, root
+    def __init__(self, world: World, history: History, root: Path, gaps: bool = False) -> None:
+        self.world, self.history, self.root, self.gaps = world, history, root, gaps
         self.doors: list[Callable[[Host, Any], Any]] = []
         self.on_crash: list[Callable[[], None]] = []
-        self.lives = self.crashes = 0
+        self.lives = self.crashes = self.damages = 0
         self.open = self.up = False
-        dice = world.random
-        self.settings = JournalSettings(min_free=MIN_FREE, segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)))
+        self.settings = self._settings()
+        self.again = world.random.choice((0.0, 0.0, 0.3))  #: how often it crashes while it starts
         self.host: Host
         self.journal: FileJournal
         self.files: Disk
         self.full = self.was_full = False
         self.worker: SimulatedWorker
         self.service: Fyrehose
-        self.left: dict[str, bytes] = {}
+        self.left = Kept(Tree())
+        self.written: dict[int, float] = {}
         self.failures: list[Exception] = []
+        self.damage: Damage | None = None
+        self.to_be_damaged = self.quarantine = False
+        #: whether the power went since the server ran last, and what no power cut could take by then
+        self.power_cut = False
+        self.certain: dict[str, int] = {}
+        #: whether it began with a clock that may be wrong
+        self.misled = False
+        history.may_be_lost, history.right_time = self._may_be_lost, self._is_right_time
+        history.seconds = world.clock.seconds
+        history.synced = self.settings.durability.mode == "batch"
+
+    def _settings(self) -> JournalSettings:
+        dice = self.world.random
+        settings = JournalSettings(min_free=MIN_FREE, segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)))
+        if not self.gaps:
+            return settings
+        mode = dice.choice(("batch", "batch", "batch", "interval:5", "interval:700", "never"))
+        retention = dice.choice(({}, {}, {"keep_bytes": 3 << 10}, {"keep_bytes": 16 << 10}, {"keep_age": 3.0}))
+        return attrs.evolve(settings, durability=durability(mode), **retention)
 
     def start(self) -> None:
         """A new life, on what the last one left."""
         self.lives += 1
+        self.misled = self.misled or abs(self.world.lie) > BELIEVED
         directory = self.root / f"life-{self.lives}"
         directory.mkdir()
-        for name, content in self.left.items():
+        for name, content in self.left.files().items():
             directory.joinpath(name).write_bytes(content)
+        if self.to_be_damaged and self.damage is None and not self.left.pending:
+            self._hurt(directory)
         self.host = Host(self.world)
-        self.files = Disk(directory, self)
+        self.files = Disk(directory, self.left, self)
+        self.history.disk = self.files
         self.worker = SimulatedWorker(self.host, self.files)
         self.journal = FileJournal(
             self.host,
             directory,
-            self.settings,
+            attrs.evolve(self.settings, quarantine=self.quarantine),
             files=self.files,
             now=self.world.now,
             monotonic=self.world.monotonic,
@@ -129,19 +167,52 @@ class Server:
         for door in self.doors:
             door(self.host, self.service.broker).setServiceParent(self.service)
         self.service.startService().addCallback(self._started).addErrback(self._failed)
+        if self.world.random.random() < self.again:
+            self.host.callLater(0, self.crash)
+
+    def _hurt(self, directory: Path) -> None:
+        """Bits change in one of the files in *directory*, which are those that were left."""
+        self.to_be_damaged = False
+        tree = self.left.synced
+        self.damage = flip(tree, read_mark(directory), self.world.random)
+        if self.damage is not None:
+            self.damages += 1
+            self.world.note(f"damaged: {self.damage}")
+            directory.joinpath(self.damage.name).write_bytes(tree.contents[tree.names[self.damage.name]])
 
     def _opened(self) -> None:
         """Before any door is."""
-        self.open = True
+        self.open = self.files.running = True
         self.history.journal = self.journal
+        if self.damage is not None and self.damage.matters:
+            if not self.quarantine:
+                self.history.wrong(f"the server starts in spite of damage: {self.damage}")
+            if not self.damage.is_set_aside(self.files.directory):
+                self.history.wrong(f"quarantine has replaced damage without keeping it: {self.damage}")
         self.history.recovered()
+        self.damage, self.quarantine, self.power_cut = None, False, False
 
     def _started(self, _: Any) -> None:
         self.up = True
         self.world.note(f"server up, {dict(sorted(self.journal.ends().items()))}")
 
     def _failed(self, failure: Failure) -> None:
-        self.failures.append(failure.value)
+        if self.damage is None or not self.damage.matters or not failure.check(JournalCorrupt) or self.open:
+            self.failures.append(failure.value)
+            return
+        if self.quarantine:
+            self.failures.append(Violation(f"quarantine of {self.damage}: {failure.getErrorMessage()}"))
+            return
+        # Somebody looks at it: the file is put back, or what is damaged is given up.
+        self.world.note(f"the server does not start: {failure.getErrorMessage()}")
+        self.left = what_stays(self.files, len(self.files.log))
+        if self.gaps and self.world.random.random() < 0.7:
+            self.quarantine = True
+        else:
+            self.damage.undo(self.left.synced)
+            self.damage = None
+        self._end()
+        self.world.clock.callLater(self.world.random.random(), self.start)
 
     def crash(self) -> None:
         """The power goes, even if the server is just starting or stopping; it comes back a little later."""
@@ -149,15 +220,24 @@ class Server:
             return
         if self.open:
             self.history.look()
+            self.history.note_deleted()
         dice, files = self.world.random, self.files
         upto = dice.randint(self.worker.answered, len(files.log))
         self.crashes += 1
-        self.world.note(f"crash, {upto} of {len(files.log)} steps")
-        killed = dice.random() < 0.3
+        killed = dice.random() < 0.3 and not self.to_be_damaged
+        self.world.note(f"{'kill' if killed else 'power cut'}, {upto} of {len(files.log)} steps")
         # Killed: the kernel has everything. Else the disk has what was synced, and whatever it likes of the rest.
-        self.left = _all(files.directory) if killed else image(files, upto, dice)
+        self.left = what_stays(files, upto) if killed else Kept(Tree.of(image(files, upto, dice)))
+        self.power_cut = self.power_cut or not killed
+        if self.open or self.lives == 1:
+            self.certain = self.worker.certain
         self._end()
         self.world.clock.callLater(dice.random() * dice.choice((0.1, 3.0)), self.start)
+
+    def hurt(self) -> None:
+        """The power goes, and bits of what was durable change before it comes back."""
+        self.to_be_damaged = True
+        self.crash()
 
     def fill(self, seconds: float) -> None:
         """The disk has no room for a while."""
@@ -169,6 +249,7 @@ class Server:
         """Stop in order, and start again."""
         if not self.up:
             return
+        self.history.note_deleted()
         self.up = self.open = False
         self.world.note("stopping")
         self.service.stopService().addCallback(self._stopped)
@@ -177,7 +258,7 @@ class Server:
         if self.host.dead:
             return
         self.world.note("stopped")
-        self.left = _all(self.files.directory)
+        self.left, self.certain = what_stays(self.files, len(self.files.log)), dict(self.files.ends())
         self._end()
         self.world.clock.callLater(self.world.random.random(), self.start)
 
@@ -190,12 +271,13 @@ class Server:
             link.server_crashed()
         for tell in self.on_crash:
             tell()
-        for fd in list(self.files._fds):
-            self.files.close(fd)
+        self.files.close_all()
         if self.journal._lock >= 0:
             os.close(self.journal._lock)
             self.journal._lock = -1
         shutil.rmtree(self.files.directory)
+
+    # What must be true.
 
     def check(self) -> None:
         """After each step."""
@@ -204,12 +286,43 @@ class Server:
         if self.history.problems:
             raise Violation(self.history.problems[0])
         self.history.look()
+        if self.open and self.settings.durability.mode == "interval":
+            since = self.history.oldest_unsynced()
+            late = 0.0 if since is None else self.world.clock.seconds() - since
+            if late > self.settings.durability.seconds + QUEUE:
+                raise Violation(f"a record is not synced {late:.1f} s after it was durable: {self.settings.durability}")
+
+    def _may_be_lost(self, stream: str, seq: int) -> bool:
+        if self.damage is not None and self.damage.has(stream, seq):
+            return True
+        batch = self.settings.durability.mode == "batch"
+        return self.power_cut and not batch and seq > self.certain.get(stream, 0)
+
+    def _believed(self) -> bool:
+        """Return whether the time of records can be told: no large step of the clock may have been believed."""
+        world = self.world
+        settled = world.clock.seconds() - world.steady_since > SETTLED
+        self.misled = self.misled or (world.leapt and settled)
+        return not self.misled
+
+    def _is_right_time(self, time: int) -> bool:
+        world = self.world
+        return not self._believed() or abs(time - world.honest()) <= world.stepped + 2 * BELIEVED
+
+    def check_deletion(self, seen: Seen, end: int) -> None:
+        """A segment is about to be deleted.
+
+        :raises Violation: it is to be kept
+        """
+        settings, seconds, end = self.settings, self.world.clock.seconds(), max(end, self.journal.status().position)
+        if settings.keep_bytes and end - seen.base > settings.keep_bytes:
+            return
+        age = seconds - self.written.get(seen.base, 0.0) + (self.world.stepped + BELIEVED * self.world.leapt) / 1e6
+        if settings.keep_age and (age >= settings.keep_age or not self._believed() or not self.history.synced):
+            return
+        raise Violation(f"the segment at {seen.base} of {end} is deleted, {age:.1f} s old: it is to be kept")
 
     def close(self) -> None:
         """The simulation is over."""
         if self.files.directory.exists():
             self._end()
-
-
-def _all(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 from backbone import Backbone
@@ -23,10 +24,14 @@ from server import Server
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 from world import Violation, World
 
+from fyrehose.journal import writer
+
 #: How many steps a simulation has before it is left alone: many short ones find more than a few long ones.
 STEPS = (5, 10, 10, 20, 20, 40)
 #: One in so many is long all the same.
 RARELY, LONG = 100, 150
+#: How many numbers the journal sets aside at once.
+RESERVE = 40
 #: How long everything may take to come right after that, in seconds.
 CALM = 240.0
 
@@ -52,6 +57,8 @@ class Outcome:
     """What a simulation has come to.
 
     :ivar digest: of everything that happened: the same for the same seed
+    :ivar synced: records that were found to be synced when they were released
+    :ivar damages: how often the files were damaged
     """
 
     seed: int
@@ -60,6 +67,8 @@ class Outcome:
     crashes: int
     lives: int
     digest: str
+    synced: int = 0
+    damages: int = 0
 
 
 class Simulation:
@@ -69,7 +78,8 @@ class Simulation:
         self.world = World(seed)
         dice = self.world.random
         self.history = History()
-        self.server = Server(self.world, self.history, root)
+        gaps = all(getattr(side, "func", side).gaps for side in PROTOCOLS[protocol])
+        self.server = Server(self.world, self.history, root, gaps and not herd)
         self.errors: list[str] = []
         crowd = {"herd": herd} if herd else {}
         self.sides = [side(self.world, self.server, self.history, **crowd) for side in PROTOCOLS[protocol]]
@@ -78,6 +88,7 @@ class Simulation:
         kinds: list[Callable[[], None]] = [
             self._crash,
             self._crash,
+            self._damage,
             self._restart,
             self._cut,
             self._cut,
@@ -87,6 +98,8 @@ class Simulation:
             self._turn_the_clock,
         ]
         self.troubles = dice.sample(kinds, dice.randint(1, len(kinds)))
+        if self.world.large:
+            self.troubles.append(self._damage)  # large bodies are rare
         self.server.start()
 
     def step(self) -> None:
@@ -102,6 +115,9 @@ class Simulation:
 
     def _crash(self) -> None:
         self.server.crash()
+
+    def _damage(self) -> None:
+        self.server.hurt()
 
     def _restart(self) -> None:
         self.server.restart()
@@ -125,8 +141,12 @@ class Simulation:
         self.server.fill(self.world.random.random() * 6)
 
     def _turn_the_clock(self) -> None:
-        dice = self.world.random
-        self.world.wall_offset += dice.choice((-1, 1)) * dice.choice((1_000, 3_600_000_000, 31_536_000_000_000))
+        """By a millisecond to five years, or back to the truth."""
+        world, dice = self.world, self.world.random
+        if world.lie and dice.random() < 0.3:
+            world.turn_clock(-world.lie)
+        else:
+            world.turn_clock(dice.choice((-1, 1)) * int(10 ** (3 + 11.2 * dice.random())))
 
     def pass_time(self, seconds: float) -> None:
         self.world.clock.pass_time(seconds)
@@ -172,7 +192,7 @@ class Simulation:
     def outcome(self) -> Outcome:
         history, trace = self.history, hashlib.sha256("\n".join(self.world.trace).encode())
         for stream, truth in sorted(history.truth.items()):
-            trace.update(stream.encode() + b"".join(truth))
+            trace.update(stream.encode() + b"".join(filter(None, truth)))
         return Outcome(
             self.world.seed,
             sum(side.counts() for side in self.sides),
@@ -180,6 +200,8 @@ class Simulation:
             self.server.crashes,
             self.server.lives,
             trace.hexdigest(),
+            history.checked,
+            self.server.damages,
         )
 
     def close(self) -> None:
@@ -210,10 +232,12 @@ def simulate(
         simulation.world.trace = trace
     globalLogPublisher.addObserver(simulation.observe)
     try:
-        simulation.run(steps)
-        simulation.calm()
-        outcome = simulation.outcome()
-        simulation.close()
+        # Fewer numbers are set aside at once, or the gaps would be too long to be looked at one by one.
+        with patch.object(writer, "RESERVE", RESERVE):
+            simulation.run(steps)
+            simulation.calm()
+            outcome = simulation.outcome()
+            simulation.close()
         gc.collect()  # a Deferred that failed and that nobody looked at says so when it goes
         simulation.check_errors()
         return outcome

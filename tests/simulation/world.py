@@ -23,6 +23,13 @@ from twisted.internet.interfaces import IHalfCloseableProtocol, IListeningPort, 
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+#: How often a simulation has messages of 70 KiB to 2 MiB among others.
+LARGE = 0.04
+#: A step of the wall clock that is no larger is believed, in microseconds.
+BELIEVED = 3600 * 1_000_000
+#: A step that is no larger does not make a clock unsteady, in microseconds.
+STEADY = 60 * 1_000_000
+
 
 class Violation(Exception):
     """Something that must be true is not."""
@@ -33,8 +40,12 @@ class World:
 
     :ivar trace: what happened, for whoever has to look at a seed, and to compare two runs of one
     :ivar wall_offset: microseconds since 1970 UTC less the monotonic clock
+    :ivar stepped: by how much small steps moved the wall clock at the most, in microseconds; small ones are believed
+    :ivar leapt: whether there was a large one
+    :ivar steady_since: when the clock stepped by more than a minute last
     :ivar bursts: how many messages are published at once: few, or now and then many
     :ivar sizes: how many bytes they are filled up with
+    :ivar large: whether there are messages of hundreds of KiB, too
     :ivar high: what a connection holds in one direction before its producer is paused, in bytes
     """
 
@@ -43,9 +54,11 @@ class World:
         dice = self.random = Random(seed)
         self.bursts: tuple[int, ...] = dice.choice(((1,), (1, 1, 3), (1, 1, 1, 3, 12)))
         self.sizes: tuple[int, ...] = dice.choice(((0, 10), (0, 10, 10, 300), (10, 10, 10, 300, 3000)))
+        self.large = dice.random() < LARGE
         self.high = dice.choice((200, 3000))
         self.clock = Timers()
-        self.wall_offset = 1_700_000_000_000_000
+        self.wall_offset = self._began = 1_700_000_000_000_000
+        self.stepped, self.leapt, self.steady_since = 0, False, 0.0
         self.trace: list[str] = []
         self.links: list[Link] = []
         self.listening: dict[int, Any] = {}
@@ -56,6 +69,32 @@ class World:
     def now(self) -> int:
         """The wall clock."""
         return self.wall_offset + int(self.clock.seconds() * 1_000_000)
+
+    def turn_clock(self, step: int) -> None:
+        """Step the wall clock by so many microseconds."""
+        self.note(f"the clock steps by {step / 1e6:g} s")
+        self.wall_offset += step
+        if abs(step) <= BELIEVED:
+            self.stepped += abs(step)
+        else:
+            self.leapt = True
+        if abs(step) > STEADY:
+            self.steady_since = self.clock.seconds()
+
+    @property
+    def lie(self) -> int:
+        """By how much the wall clock is wrong, in microseconds."""
+        return self.wall_offset - self._began
+
+    def honest(self) -> int:
+        """Return what the wall clock would say without steps, in microseconds since 1970 UTC."""
+        return self._began + self.monotonic()
+
+    def size(self) -> int:
+        """Return how many bytes the next message is filled up with."""
+        if self.large and self.random.random() < 0.15:
+            return int(70_000 * 30 ** self.random.random())
+        return self.random.choice(self.sizes)
 
     def monotonic(self) -> int:
         """The clock that nobody can set, in microseconds."""

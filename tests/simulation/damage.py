@@ -1,0 +1,117 @@
+"""Damage to a journal's files while no server runs: bits change below the durable mark.
+
+flip(tree) -> Damage: which records lay there; the files of the tree are changed
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import attrs
+from synced import batch_at
+
+from fyrehose.journal import format as fmt
+from fyrehose.journal.scan import INDEX_SUFFIX, MARK_NAME, SUFFIX
+from fyrehose.testing.disk import Tree
+
+
+@attrs.define
+class Damage:
+    """Bytes of the file *name* that are not as they were written.
+
+    :ivar matters: whether a server must not start with it
+    :ivar lost: (stream, first, last) of the records in the batches that it touches
+    """
+
+    name: str
+    offset: int
+    was: bytes
+    became: bytes
+    matters: bool
+    lost: list[tuple[str, int, int]] = attrs.field(factory=list)
+    in_batch: bool = False
+
+    def __str__(self) -> str:
+        return f"{len(self.was)} bytes at {self.offset} of {self.name}, where {self.lost or 'no record'} lay"
+
+    def has(self, stream: str, seq: int) -> bool:
+        """Return whether the record *seq* of *stream* lay there."""
+        return any(name == stream and first <= seq <= last for name, first, last in self.lost)
+
+    def undo(self, tree: Tree) -> None:
+        """Put the file back."""
+        content = tree.contents[tree.names[self.name]]
+        content[self.offset : self.offset + len(self.was)] = self.was
+
+    def is_set_aside(self, directory: Path) -> bool:
+        """Return whether quarantine kept what it replaced."""
+        return not self.in_batch or any(
+            self.became in path.read_bytes() for path in directory.glob("quarantine-*.bytes")
+        )
+
+
+@attrs.frozen
+class _Batch:
+    """One batch of a segment, by its offsets in the file; the first is the segment's header."""
+
+    name: str
+    start: int
+    stop: int
+    position: int
+    durable: int
+    lost: list[tuple[str, int, int]]
+
+
+def flip(tree: Tree, mark: int, dice: Random) -> Damage | None:
+    """Change bits of one file of *tree*: mostly of a segment, below what the files say was durable.
+
+    :param mark: the durable mark, by the file MARK
+    :return: None if nothing there was durable
+    """
+    caches = sorted(name for name in tree.names if name == MARK_NAME or name.endswith(INDEX_SUFFIX))
+    if caches and dice.random() < 0.15:
+        name = dice.choice(caches)
+        size = len(tree.contents.get(tree.names[name], b""))
+        return _change(tree, name, dice.randrange(size), 1, dice) if size else None
+    batches = _batches(tree)
+    durable = max([mark, *(batch.durable for batch in batches)])
+    batches = [batch for batch in batches if batch.position + batch.stop - batch.start <= durable]
+    if not batches:
+        return None
+    # By their bytes, so that large bodies are met, but not only those.
+    weights = [batch.stop - batch.start for batch in batches] if dice.random() < 0.5 else None
+    hit = dice.choices(batches, weights)[0]
+    at = dice.randrange(hit.start, hit.stop)
+    count = dice.choice((1, 1, 1, min(512, hit.stop - at)))
+    damage = _change(tree, hit.name, at, count, dice)
+    damage.matters, damage.lost, damage.in_batch = True, hit.lost, hit.start > 0
+    return damage
+
+
+def _change(tree: Tree, name: str, at: int, count: int, dice: Random) -> Damage:
+    content = tree.contents[tree.names[name]]
+    was = bytes(content[at : at + count])
+    content[at] ^= 1 << dice.randrange(8)
+    for other in range(at + 1, at + count):
+        content[other] = dice.randrange(256)
+    return Damage(name, at, was, bytes(content[at : at + count]), matters=False)
+
+
+def _batches(tree: Tree) -> list[_Batch]:
+    found = []
+    for name in sorted(name for name in tree.names if name.endswith(SUFFIX)):
+        content = tree.contents[tree.names[name]]
+        base, size = int(name.removesuffix(SUFFIX), 16), fmt.SEGMENT_HEADER.size
+        found.append(_Batch(name, 0, size, base, base, []))
+        position = base + size
+
+        def read(size: int, at: int, content: bytearray = content) -> bytes:
+            return bytes(content[at : at + size])
+
+        while (batch := batch_at(read, base, position)) is not None:
+            header, body = batch
+            lost = fmt.extents(body) if header.kind is fmt.Kind.RECORDS else []
+            found.append(_Batch(name, position - base, header.end - base, position, header.durable, lost))
+            position = header.end
+    return found

@@ -1,0 +1,185 @@
+"""The disk of a simulation: it knows at each moment which records no power cut can take.
+
+    SyncedFiles.ends()  -> {stream: the last number that is synced}      .lost -> numbers that the log says are missing
+
+After each sync of a segment the batches that have become certain are read from it, by code that shares only the headers
+with the journal.  What counts is a chain of segments: each has its name synced and begins where the one before ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+from crc32c import crc32c
+from world import Violation
+
+from fyrehose.journal import format as fmt
+from fyrehose.journal.files import Files
+from fyrehose.journal.scan import SUFFIX
+from fyrehose.testing.disk import Kept, RecordingFiles, Synced
+
+Read = Callable[[int, int], bytes]
+
+
+@attrs.define(eq=False)
+class Seen:
+    """A segment, as far as it is synced.
+
+    :ivar end: the position behind the last batch
+    :ivar ends: the last number of each stream there
+    :ivar gaps: (stream, first, last) of numbers that it says are missing; "" stands for every other stream
+    """
+
+    base: int = -1
+    end: int = 0
+    ends: dict[str, int] = attrs.field(factory=dict)
+    gaps: list[tuple[str, int, int]] = attrs.field(factory=list)
+
+    def go_on(self, read: Read) -> bool:
+        """Take in the batches that are synced by now; return whether there are records among them.
+
+        :param read: (size, offset) -> bytes of the file
+        """
+        records = False
+        if self.base < 0:
+            try:
+                self.base = fmt.SegmentHeader.unpack(read(fmt.SEGMENT_HEADER.size, 0)).base
+            except fmt.Damage:
+                return False
+            self.end = self.base + fmt.SEGMENT_HEADER.size
+        while (found := batch_at(read, self.base, self.end)) is not None:
+            header, body = found
+            self._take(header, body)
+            records = records or header.kind is fmt.Kind.RECORDS
+        return records
+
+    def _take(self, header: fmt.BatchHeader, body: bytes) -> None:
+        self.end = header.end
+        if header.kind is fmt.Kind.RECORDS:
+            for stream, _, last in fmt.extents(body):
+                self.ends[stream] = last
+            return
+        for entry in fmt.entries(body, header.parts):
+            if header.kind is fmt.Kind.GAP or (header.kind is fmt.Kind.ENDS and not entry.stream):
+                self.gaps.append((entry.stream, entry.first or 1, entry.last))
+            if entry.stream and header.kind in (fmt.Kind.GAP, fmt.Kind.ENDS):
+                self.ends[entry.stream] = max(entry.last, self.ends.get(entry.stream, 0))
+
+
+def batch_at(read: Read, base: int, position: int) -> tuple[fmt.BatchHeader, bytes] | None:
+    """Return the batch at *position* of the segment at *base*; None if there is none that is whole."""
+    at = position - base
+    try:
+        header = fmt.BatchHeader.unpack(read(fmt.BATCH_HEADER.size, at), position)
+    except fmt.Damage:
+        return None
+    body = read(header.length, at + fmt.BATCH_HEADER.size)
+    if len(body) != header.length or crc32c(body, header.chain) != header.checksum:
+        return None
+    return header, body
+
+
+class SyncedFiles(RecordingFiles):
+    """Files of one journal.
+
+    :param seconds: the time
+    :ivar running: whether recovery is over: what it syncs is not new
+    :param written: takes when the last record of each segment was synced, by the segment's base
+    :param on_unlink: told of a segment before it is deleted: (base, what is known of it, the end of the log)
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        kept: Kept,
+        seconds: Callable[[], float],
+        written: dict[int, float],
+        on_unlink: Callable[[Seen, int], None] = lambda seen, end: None,
+    ) -> None:
+        super().__init__(directory, kept)
+        self.seconds, self.written, self.on_unlink = seconds, written, on_unlink
+        self.running = False
+        self._certain = dict(kept.synced.names)
+        self._seen: dict[int, Seen] = {}
+        self._ends: dict[str, int] | None = None
+        for name, inode in self._names.items():
+            if SUFFIX in name:
+                content = kept.synced.contents.get(inode, bytearray())
+                seen = self._seen[inode] = Seen()
+                seen.go_on(lambda size, at, content=content: bytes(content[at : at + size]))
+
+    def ends(self) -> dict[str, int]:
+        """Return the last number of each stream that no power cut can take."""
+        if self._ends is None:
+            chain = self._chain()
+            self._ends = chain[-1].ends if chain else {}
+        return self._ends
+
+    def is_lost(self, stream: str, first: int, last: int) -> bool:
+        """Return whether the log says of all these numbers that they are missing."""
+        gaps = [gap[1:] for seen in self._chain() for gap in seen.gaps if gap[0] in (stream, "")]
+        for begin, end in sorted(gaps):
+            if begin <= first <= end:
+                first = end + 1
+        return first > last
+
+    def _chain(self) -> list[Seen]:
+        found = []
+        for name, inode in self._names.items():
+            if name.endswith(SUFFIX):
+                found.append((int(name.removesuffix(SUFFIX), 16), name, inode))
+        chain: list[Seen] = []
+        for base, name, inode in sorted(found):
+            seen = self._seen.get(inode)
+            if self._certain.get(name) != inode or seen is None or seen.base != base:
+                break
+            if chain and chain[-1].end != base:
+                break
+            chain.append(seen)
+        return chain
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        inode = self._fds[fd]
+        seen = self._seen.get(inode)
+        if seen is not None and self.log[-1:] == [Synced(inode)]:  # unless a bug skipped it
+            self._ends = None
+            new = seen.go_on(lambda size, at: Files.read(self, fd, size, at))
+            if new and self.running:
+                self.written[seen.base] = self.seconds()
+
+    def sync_directory(self, directory: Path) -> None:
+        super().sync_directory(directory)
+        if self.log[-1:] == [Synced(None)]:
+            self._certain = dict(self._names)
+            self._ends = None
+
+    def open(self, path: Path, flags: int) -> int:
+        fd = super().open(path, flags)
+        if flags & os.O_CREAT and SUFFIX in path.name:
+            self._seen[self._fds[fd]] = Seen()
+        return fd
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        self._ends = None
+
+    def unlink(self, path: Path) -> None:
+        if path.name.endswith(SUFFIX) and path.name in self._names:
+            self._check_deletion(path.name)
+        super().unlink(path)
+        self._ends = None
+
+    def _check_deletion(self, name: str) -> None:
+        chain, seen = self._chain(), self._seen.get(self._names[name])
+        if not chain or seen is not chain[0]:
+            raise Violation(f"{name} is deleted while an older segment is there")
+        self.on_unlink(seen, chain[-1].end)
+
+    def close_all(self) -> None:
+        """Close what a process that was killed had open."""
+        for fd in list(self._fds):
+            self.close(fd)
