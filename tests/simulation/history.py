@@ -119,7 +119,7 @@ class History:
         certain = self.disk.ends().get(stream, 0)
         if certain < end:
             self.wrong(f"{stream} is said to be durable up to {end}, and is synced up to {certain}")
-        self.checked += end - known
+        self.checked += sum(payload is not None for payload in self.truth[stream][known:end])
 
     def oldest_unsynced(self) -> float | None:
         """Return since when the oldest record waits to be synced; None if there is none."""

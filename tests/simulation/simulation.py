@@ -196,7 +196,7 @@ class Simulation:
         return Outcome(
             self.world.seed,
             sum(side.counts() for side in self.sides),
-            sum(map(len, history.truth.values())),
+            sum(payload is not None for truth in history.truth.values() for payload in truth),
             self.server.crashes,
             self.server.lives,
             trace.hexdigest(),
