@@ -204,7 +204,8 @@ class Server:
             self.failures.append(Violation(f"quarantine of {self.damage}: {failure.getErrorMessage()}"))
             return
         # Somebody looks at it: the file is put back, or what is damaged is given up.
-        self.world.note(f"the server does not start: {failure.getErrorMessage()}")
+        why = failure.getErrorMessage().replace(f"{self.files.directory}/", "")  # another one in each run of a seed
+        self.world.note(f"the server does not start: {why}")
         self.left = what_stays(self.files, len(self.files.log))
         if self.gaps and self.world.random.random() < 0.7:
             self.quarantine = True
