@@ -114,6 +114,9 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
     """
     for leftover in directory.glob("*.new"):
         files.unlink(leftover)
+    # A process that was killed may have named a segment without syncing the name, and what is appended to it from now
+    # on would go with the name.
+    files.sync_directory(directory)
     found = segments(directory)
     mark = look_at_mark(directory, files)
     if not found:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from random import Random
 
 import pytest
 from crc32c import crc32c
@@ -17,7 +18,9 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
+from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
+from fyrehose.testing.disk import Named, RecordingFiles, images, what_stays
 from fyrehose.testing.files import FaultyFiles
 
 
@@ -392,3 +395,24 @@ def test_the_nth_call_fails(open_journal, logged_errors, name: str, error: str) 
             assert acked == tried, "without a fault everything is acknowledged"
             break
     assert nth > 2
+
+
+def test_a_name_that_was_not_synced_before_a_kill_is_synced_before_anything_is_appended(tmp_path: Path) -> None:
+    """A new segment was named, and the process killed before it had synced the directory."""
+    directory = tmp_path / "j"
+    directory.mkdir()
+    files = RecordingFiles(directory)
+    writer = Writer(directory, recover(directory, files), 1 << 12, files=files)
+    writer.open(1)
+    writer.close(in_order=False)
+    named = max(at for at, step in enumerate(files.log) if isinstance(step, Named) and step.old)
+    kept = what_stays(files, named + 1)
+    for name, content in kept.files().items():
+        directory.joinpath(name).write_bytes(content)
+    files = RecordingFiles(directory, kept)
+    writer = Writer(directory, recover(directory, files), 1 << 12, files=files)
+    writer.open(1)
+    writer.commit([[Run.of("s", [b"acknowledged"], source="test").numbered(1, 1)]], 1, 1)
+    for state in images(files, len(files.log), Random(1), 5):
+        assert any(b"acknowledged" in content for content in state.values())
+    writer.close(in_order=False)
