@@ -149,11 +149,9 @@ class FileJournal:
 
     def _look_at_what_is_there(self) -> Recovered:
         refuse_half_restored(self.directory)
-        lost = set_aside(self.directory, self.files) if self.settings.quarantine else None
+        notes = set_aside(self.directory, self.files) if self.settings.quarantine else []
         found = recover(self.directory, self.files, self.settings.verify)
-        if lost is not None:
-            found.notes += lost.notes
-            found.gaps += lost.gaps(found.streams.ends)
+        found.notes += notes
         self.report = found
         return found
 

@@ -9,7 +9,7 @@ numbers as the range can have held, so that none is given out twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan, snapshots
+from fyrehose.journal import scan, snapshots, writer
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import durable_beyond, newer_refused, next_batch, next_whole
 from fyrehose.journal.streams import Streams, begun
@@ -27,27 +27,6 @@ from fyrehose.records import Buffer
 _SMALLEST_RECORD = 4
 #: No batch that fills a range is longer than this, so that reading it takes no more memory than reading any other.
 _LONGEST = fmt.BATCH
-
-
-@attrs.define
-class Lost:
-    """What was set aside.
-
-    :ivar notes: lines for people
-    :ivar skip: how many numbers a stream may have given out that nothing tells of: the end of the log is gone
-    :ivar known: the streams of which the end is known all the same
-    """
-
-    notes: list[str] = attrs.field(factory=list)
-    skip: int = 0
-    known: set[str] = attrs.field(factory=set)
-
-    def gaps(self, ends: Mapping[str, int]) -> list[fmt.Entry]:
-        """The numbers that must not be given out again, of every stream and of those that nothing tells of."""
-        if not self.skip:
-            return []
-        gaps = [fmt.Entry(stream, end + 1, end + self.skip) for stream, end in ends.items() if stream not in self.known]
-        return [*gaps, fmt.Entry("", 1, self.skip)]
 
 
 @attrs.define
@@ -77,7 +56,6 @@ class _Survey:
     ranges: list[_Range] = attrs.field(factory=list)
     chain: int = 0
     ends: dict[str, int] = attrs.field(factory=dict)
-    floor: int = 0
     #: the first number of each stream that was seen: what was before it, where a journal's very beginning is damaged
     first: dict[str, int] = attrs.field(factory=dict)
     #: what was done about snapshots that cannot be used, in lines for people
@@ -85,32 +63,62 @@ class _Survey:
     #: since the last damage whose numbers are not all accounted for
     confirmed: set[str] = attrs.field(factory=set)
     unaccounted: int = 0
+    #: numbers that may have been given out without being written, as the log says; and whether that may be damaged
+    reserved: dict[str, int] = attrs.field(factory=dict)
+    reserving: bool = False
+    floor: int = 0  #: the last number of every stream that has none of its own
+    end: int = 0  #: of the log
+    time: int = 0  #: of the last batch
 
-    def damaged(self, damage: _Range) -> None:
+    def damaged(self, damage: _Range, records: bool) -> None:
+        """Note a damaged range.
+
+        :param records: whether it was certainly a batch of records
+        """
+        self.reserving = self.reserving or not records
         self.ranges.append(damage)
         self.unaccounted += damage.stop - damage.start
+        if damage.before == {}:
+            # The oldest segment began with the numbers of streams of which retention has perhaps left nothing else.
+            self.unaccounted += damage.base
         self.confirmed.clear()
+        self.end = damage.stop
 
     def saw(self, segment: scan.SegmentReader, header: fmt.BatchHeader, body: Buffer) -> None:
-        self.chain = header.checksum
+        self.chain, self.end, self.time = header.checksum, header.end, max(self.time, header.time)
         if header.kind is fmt.Kind.RECORDS:
             for run in fmt.runs(body, header.time):
                 self._reaches(run.stream, run.first_seq - 1)
                 self.ends[run.stream] = run.last_seq
             return
         entries = fmt.entries(body, header.parts)
+        floors = [entry.last for entry in entries if not entry.stream and entry.state is fmt.State.LIVE]
+        self.floor = max([self.floor, *floors])
         if fmt.begins(header, segment.base):
-            streams = begun(entries, lambda position: self._load(segment, position, entries))
-            for stream, last in (streams.ends | streams.retired).items():
-                self._reaches(stream, last)
-            self.floor = max(self.floor, streams.floor)
-            self.unaccounted = 0
-        elif header.kind in (fmt.Kind.GAP, fmt.Kind.STREAMS):
+            self._began(begun(entries, lambda position: self._load(segment, position, entries)))
+        elif header.kind is fmt.Kind.CLOSED:
+            self.reserved, self.reserving = {}, False
+        else:
             for entry in entries:
-                if not entry.stream:
-                    self.floor = max(self.floor, entry.last)
-                elif entry.state in (fmt.State.LIVE, fmt.State.RETIRED):
-                    self.ends[entry.stream] = max(self.ends.get(entry.stream, 0), entry.last)
+                if entry.stream:
+                    self._saw_entry(header.kind, entry)
+
+    def _began(self, streams: Streams) -> None:
+        for stream, last in (streams.ends | streams.retired).items():
+            self._reaches(stream, last)
+        for stream, reserved in streams.reserved.items():
+            self.reserved[stream] = max(self.reserved.get(stream, 0), reserved)
+        self.unaccounted, self.reserving = 0, False
+
+    def _saw_entry(self, kind: fmt.Kind, entry: fmt.Entry) -> None:
+        stream = entry.stream
+        if kind is fmt.Kind.GAP:
+            self._reaches(stream, entry.first - 1)
+            self.ends[stream] = max(self.ends.get(stream, 0), entry.last)
+        elif kind is fmt.Kind.RESERVED:
+            self.reserved[stream] = max(self.reserved.get(stream, 0), entry.first)
+        elif entry.state is fmt.State.RETIRED:
+            self._reaches(stream, entry.last)
 
     def _load(self, segment: scan.SegmentReader, position: int, entries: list[fmt.Entry]) -> Streams:
         """Return the streams of a snapshot; where it cannot be used, put one in its place that has what is known.
@@ -142,10 +150,25 @@ class _Survey:
         self.ends[stream] = max(end, seq)
         self.confirmed.add(stream)
 
+    @property
+    def skip(self) -> int:
+        """How many numbers any stream may have given out that nothing tells of."""
+        return max(self.unaccounted // _SMALLEST_RECORD, writer.RESERVE if self.reserving else 0)
 
-def set_aside(directory: Path, files: Files) -> Lost:
+    def gaps(self) -> list[fmt.Entry]:
+        """Return the numbers that must not be given out again, of every stream and of those that nothing tells of."""
+        gaps = [
+            fmt.Entry(stream, end + 1, max(end + self.skip, self.reserved.get(stream, 0)))
+            for stream, end in self.ends.items()
+            if self.reserving or stream not in self.confirmed
+        ]
+        return [*gaps, fmt.Entry("", self.floor + 1, self.floor + self.skip)]
+
+
+def set_aside(directory: Path, files: Files) -> list[str]:
     """Make every damaged range of the journal in ``directory`` a gap; nothing where nothing is damaged.
 
+    :return: lines for people
     :raises JournalCorrupt: a newer version wrote it; nothing is changed, for to us all of that would be damage
     """
     for segment in scan.segments(directory):
@@ -160,20 +183,41 @@ def set_aside(directory: Path, files: Files) -> Lost:
         after = [other.base for other in found if other.base > segment.base]
         reader = scan.SegmentReader(segment.path, segment.base, files)
         try:
-            _mend_header(reader, survey.identity, files)
+            _mend_header(reader, survey, files)
             if after:
                 _survey_sealed(reader, after[0], survey)
             else:
                 _survey_last(reader, segment.end, mark, survey)
         finally:
             reader.close()
-    lost = Lost(notes=front + survey.notes, known=survey.confirmed)
-    for damage in survey.ranges:
-        lost.notes.append(_replace(damage, survey, files))
-    if survey.unaccounted:
-        lost.skip = survey.unaccounted // _SMALLEST_RECORD
-        lost.notes.append(f"the end of the log is among them: streams go on {lost.skip} numbers later")
-    return lost
+    notes = front + survey.notes
+    if survey.skip:
+        _skip(found[-1], survey, files)
+        notes.append(f"the end of the log is among them: streams go on {survey.skip} numbers later")
+    notes += [_replace(damage, survey, files) for damage in survey.ranges]
+    return notes
+
+
+def _skip(last: scan.Segment, survey: _Survey, files: Files) -> None:
+    """Note behind the end of the log which numbers must not be given out again.
+
+    This comes before the damage is replaced: a start that ends in between would leave nothing that tells of them.
+    """
+    _, data = fmt.batch(
+        fmt.Kind.GAP,
+        survey.gaps(),
+        position=survey.end,
+        durable=survey.end,
+        time=survey.time,
+        clock=survey.time,
+        chain=survey.chain,
+    )
+    fd = files.open(last.path, os.O_RDWR)
+    try:
+        files.write(fd, data, survey.end - last.base)
+        files.sync(fd)
+    finally:
+        files.close(fd)
 
 
 def _refuse_newer(segment: scan.Segment, files: Files) -> None:
@@ -221,16 +265,45 @@ def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:
                 files.close(fd)
 
 
-def _mend_header(reader: scan.SegmentReader, identity: bytes, files: Files) -> None:
+def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> None:
     try:
         reader.header()
     except fmt.Damage:
         fd = files.open(reader.path, os.O_RDWR)
         try:
-            files.write(fd, fmt.SegmentHeader(reader.base, 0, 0, identity).pack(), 0)
+            header = fmt.SegmentHeader(reader.base, _created(reader), _continued(reader, survey), survey.identity)
+            files.write(fd, header.pack(), 0)
             files.sync(fd)
         finally:
             files.close(fd)
+
+
+def _continued(reader: scan.SegmentReader, survey: _Survey) -> int:
+    """Return what a segment continues from of which the header is damaged."""
+    position = reader.base + fmt.SEGMENT_HEADER.size
+    try:
+        return fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position).chain
+    except fmt.Damage:
+        return survey.chain  # then its first batch is replaced, and continues from the segment before, too
+
+
+def _created(reader: scan.SegmentReader) -> int:
+    """Return about when a segment was created of which the header is damaged, in microseconds since 1970 UTC.
+
+    Retention tells by it how old the segment before is.
+    """
+    stat = reader.path.stat()
+    position, stop = reader.base + fmt.SEGMENT_HEADER.size, reader.base + stat.st_size
+    while position < stop:
+        try:
+            header, _ = reader.batch(position)
+        except fmt.Damage:
+            position = next_whole(reader, position, stop)
+        else:
+            if header.time:
+                return header.time
+            position = header.end
+    return stat.st_mtime_ns // 1000
 
 
 def _survey_sealed(reader: scan.SegmentReader, stop: int, survey: _Survey) -> None:
@@ -266,8 +339,13 @@ def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Surv
 
 
 def _note(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey: _Survey) -> int:
+    try:
+        header = fmt.BatchHeader.unpack(reader.read(start, fmt.BATCH_HEADER.size), start)
+        records = header.kind is fmt.Kind.RECORDS and header.end == stop
+    except fmt.Damage:
+        records = False
     before = dict(survey.ends) if start == reader.base + fmt.SEGMENT_HEADER.size else None
-    survey.damaged(_Range(reader.path, reader.base, start, stop, reason, survey.chain, before, survey.floor))
+    survey.damaged(_Range(reader.path, reader.base, start, stop, reason, survey.chain, before, survey.floor), records)
     return stop
 
 

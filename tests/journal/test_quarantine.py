@@ -189,3 +189,94 @@ def test_a_range_too_small_for_all_that_is_lost(open_journal) -> None:
         assert [record.seq for record in bench.records(name * 200)] == [1, 3]
     bench.close()
     assert verify(bench.directory).problems == []
+
+
+class TestNumbersAreNeverUsedAgain:
+    """Whatever quarantine gives up: a number that a reader may have seen belongs to that message for ever."""
+
+    def test_after_a_start_that_ended_behind_the_replacement(self, open_journal) -> None:
+        bench = open_journal()
+        for i in range(10):
+            bench.append(b"%d" % i)
+        bench.crash()
+        found = [header for header, _ in batches(bench)]
+        patch(bench, found[-1].position + 70, b"damage")
+        quarantine.set_aside(bench.directory, Files())  # and then the power goes
+        bench = open_journal()
+        assert bench.journal.ends()["s"] >= 10
+        assert bench.payloads() == [b"%d" % i for i in range(9)]
+
+    def test_when_their_reservation_is_damaged(self, open_journal) -> None:
+        """Numbers up to there may have been given out, and nothing else tells of it."""
+        bench = open_journal(durability=durability("never"))
+        bench.append(b"kept")
+        reserved = bench.journal._writer._reserved["s"]
+        bench.crash()
+        (where,) = [header.position for header, _ in batches(bench) if header.kind is fmt.Kind.RESERVED]
+        patch(bench, where + 70, b"damage")
+        with pytest.raises(JournalCorrupt):
+            open_journal(durability=durability("never"))
+        bench = open_journal(durability=durability("never"), quarantine=True)
+        assert bench.payloads() == [b"kept"]
+        assert bench.journal.ends()["s"] >= reserved
+        assert bench.journal.floor >= reserved - 1
+
+    def test_when_a_second_quarantine_follows(self, open_journal) -> None:
+        """The stream's first record is damaged, and only the first quarantine tells that its numbers began later."""
+        bench = open_journal()
+        bench.crash()
+        patch(bench, 64 + 60, b"damage")
+        bench = open_journal(quarantine=True)
+        bench.append(b"first")
+        end = bench.journal.ends()["s"]
+        assert end > 1
+        bench.crash()
+        patch(bench, [header.position for header, _ in batches(bench)][-1] + 70, b"damage")
+        bench = open_journal(quarantine=True)
+        assert bench.journal.bounds("s")[1] >= end
+
+
+def batches(bench) -> list[tuple[fmt.BatchHeader, bytes]]:  # type: ignore[no-untyped-def]
+    """Return the batches of the only segment that can be read one after the other."""
+    (segment,) = scan.segments(bench.directory)
+    reader = scan.SegmentReader(segment.path, segment.base)
+    found = []
+    position = segment.base + fmt.SEGMENT_HEADER.size
+    try:
+        while True:
+            header, body = reader.batch(position)
+            found.append((header, bytes(body)))
+            position = header.end
+    except fmt.Damage:
+        return found
+    finally:
+        reader.close()
+
+
+def test_a_lost_record_before_another_gap_is_named(open_journal) -> None:
+    bench = open_journal(durability=durability("never"))
+    bench.append(b"1")
+    bench.append(b"2")
+    bench.crash()
+    bench = open_journal(durability=durability("never"))  # the rest of what was reserved is a gap
+    bench.append(b"3")
+    bench.crash()
+    records = [header for header, _ in batches(bench) if header.kind is fmt.Kind.RECORDS]
+    patch(bench, records[1].position + 70, b"damage")
+    bench = open_journal(durability=durability("never"), quarantine=True)
+    entries = [fmt.entries(body, header.parts) for header, body in batches(bench) if header.kind is fmt.Kind.GAP]
+    assert fmt.Entry("s", 2, 2) in [entry for many in entries for entry in many]
+
+
+def test_retention_by_age_does_not_take_a_mended_header_for_an_old_one(open_journal) -> None:
+    now = 1_700_000_000_000_000
+    settings = {"now": lambda: now, "segment_size": 1 << 10}
+    bench = open_journal(**settings)
+    for _ in range(20):
+        bench.append(b"." * 100)
+    bench.close()
+    second = scan.segments(bench.directory)[1]
+    patch(bench, second.base + 8, b"damage")
+    bench = open_journal(quarantine=True, keep_age=3600.0, **settings)
+    bench.clock.advance(5)
+    assert len(bench.records()) == 20
