@@ -162,7 +162,7 @@ class _Survey:
             for stream, end in self.ends.items()
             if self.reserving or stream not in self.confirmed
         ]
-        return [*gaps, fmt.Entry("", self.floor + 1, self.floor + self.skip)]
+        return [*gaps, fmt.Entry("", 1, self.floor + self.skip)]
 
 
 def set_aside(directory: Path, files: Files) -> list[str]:
