@@ -185,8 +185,8 @@ class Server(Service):
         self.log_observer = log_observer
         self.reactor = reactor
         self.config = config
-        keep_age = config.streams.keep_age if config.streams.expire else None
-        self.journal = FileJournal(reactor, config.data_dir, config.journal, keep_age=keep_age)
+        stream_age = config.streams.keep_age if config.streams.expire else None
+        self.journal = FileJournal(reactor, config.data_dir, config.journal, stream_age=stream_age)
         self.fyrehose = Fyrehose(
             reactor,
             self.journal,

@@ -35,13 +35,13 @@ class Floor:
 class Floors:
     """Finds the first record of a stream that is not too old.
 
-    :ivar keep_age: says how old a stream's records may be to be served, in seconds; 0: of any age
+    :ivar stream_age: says how old a stream's records may be to be served, in seconds; 0: of any age
     :ivar now: the time that ages count to, in microseconds since 1970 UTC; set by the journal, unless its clock is in
         doubt
     """
 
     store: Store
-    keep_age: Callable[[str], float]
+    stream_age: Callable[[str], float]
     now: int = 0
     _ages: dict[str, int] = attrs.field(factory=dict, init=False)
     _found: dict[str, Floor] = attrs.field(factory=dict, init=False)
@@ -71,7 +71,7 @@ class Floors:
             if len(self._ages) >= MOST:
                 self._ages.clear()
                 self._found.clear()
-            age = self._ages[stream] = int(self.keep_age(stream) * 1_000_000)
+            age = self._ages[stream] = int(self.stream_age(stream) * 1_000_000)
         return age
 
     def _search(self, stream: str, last: int, limit: int) -> Floor:

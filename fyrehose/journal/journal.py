@@ -30,11 +30,11 @@ from fyrehose.journal.copies import refuse_half_restored
 from fyrehose.journal.files import NO_ROOM, Files, holds, lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
+from fyrehose.journal.keeper import Keeper
 from fyrehose.journal.pending import Append, Commit, Pending
 from fyrehose.journal.quarantine import set_aside
-from fyrehose.journal.readers import positions
 from fyrehose.journal.recovery import Recovered, recover
-from fyrehose.journal.retention import Deletion, Verdict, judge
+from fyrehose.journal.retention import Deletion
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.worker import ThreadWorker, Worker
@@ -60,8 +60,8 @@ class FileJournal:
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar monotonic: a clock that never steps, in microseconds
     :ivar worker: does what blocks; a thread of its own if None
-    :ivar keep_age: says how old a stream's records may be to be served, in seconds, 0: of any age; None: no stream has
-        a limit
+    :ivar stream_age: says how old a stream's records may be to be served, in seconds, 0: of any age; None: no stream
+        has a limit
     """
 
     reactor: Any
@@ -71,12 +71,9 @@ class FileJournal:
     now: Callable[[], int] = attrs.field(default=wall_clock, kw_only=True)
     monotonic: Callable[[], int] = attrs.field(default=monotonic_clock, kw_only=True)
     worker: Worker | None = attrs.field(default=None, kw_only=True)
-    keep_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
+    stream_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
-    #: the named reader that retention waits for, or nothing; and how often it went on without one
-    waited_for: str = attrs.field(default="", init=False)
-    overtaken: int = attrs.field(default=0, init=False)
     report: Recovered = attrs.field(init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     #: what the disk had left when it was looked at last; None where that could not be told
@@ -84,7 +81,7 @@ class FileJournal:
     _clock: RecordClock = attrs.field(init=False)
     _store: Store = attrs.field(init=False)
     _floors: Floors | None = attrs.field(init=False)
-    _deletion: Deletion = attrs.field(init=False)
+    _keeper: Keeper = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
@@ -100,9 +97,8 @@ class FileJournal:
     _worker: Worker | None = attrs.field(default=None, init=False)
     _opening: bool = attrs.field(default=False, init=False)
     _closers: list[Deferred[None]] = attrs.field(factory=list, init=False)
-    #: what was said last about a disk that cannot be looked at, and about retention that does not work
+    #: what was said last about a disk that cannot be looked at
     _disk_trouble: str = attrs.field(default="", init=False)
-    _retention_trouble: str = attrs.field(default="", init=False)
     #: a change of state that the observer is told when everything that was accepted is settled
     _announcement: str | None = attrs.field(default=None, init=False)
     _idle: Deferred[None] | None = attrs.field(default=None, init=False)
@@ -111,8 +107,9 @@ class FileJournal:
         self._clock = RecordClock(self.now, self.monotonic)
         self.report = Recovered(directory=self.directory)
         self._store = Store(self.directory, self.files, self._store_index)
-        self._floors = None if self.keep_age is None else Floors(self._store, self.keep_age)
-        self._deletion = Deletion(self.directory, self.files)
+        self._floors = None if self.stream_age is None else Floors(self._store, self.stream_age)
+        deletion = Deletion(self.directory, self.files)
+        self._keeper = Keeper(self.directory, self.settings, self._store, self._clock, deletion, self._call)
 
     # Opening.
 
@@ -256,7 +253,7 @@ class FileJournal:
         sealed = self._store.roll(rolled.sealed, index)
         path = scan.index_path_of(self.directory, sealed.base)
         self._call(sealed.pack).addCallback(self._packed, sealed.base, path)
-        self._retain()
+        self._keeper.look(self._writer.keep_from)
 
     def _packed(self, packed: bytes, base: int, path: Path) -> None:
         if self._store.packed(base, packed):
@@ -382,7 +379,7 @@ class FileJournal:
             self._settle()
         elif self.state is JournalState.READ_ONLY and free > least + least // 10:
             self._call(self._writer.make_room).addCallbacks(self._writable, self._still_full)
-        self._retain()
+        self._keeper.look(self._writer.keep_from)
 
     def _writable(self, _: None) -> None:
         if self.state is JournalState.READ_ONLY and not self._unsettled:
@@ -401,49 +398,6 @@ class FileJournal:
             now = self._clock.now()
             if not self._clock.in_doubt:
                 self._floors.now = now
-
-    def _retain(self) -> None:
-        try:
-            verdict = judge(
-                self._store,
-                self.settings,
-                self._clock.now(),
-                lambda: positions(self.directory),
-                doubted=self._clock.in_doubt,
-            )
-        except (JournalError, OSError):
-            self._retention_failed(Failure(), "nothing is deleted: {why}")
-            return
-        self._tell_of_readers(verdict)
-        for _ in range(verdict.expired):
-            path = self._store.drop_oldest()
-            log.info("{path} is not kept any more", path=path)
-            self._deletion.segments.append((path, self._store.first, self._store.oldest_snapshot()))
-        if self._deletion.is_due():
-            self._call(lambda: self._deletion.work(self._writer.keep_from)).addErrback(
-                self._retention_failed, "a segment that is not kept is not deleted, and will be tried again: {why}"
-            )
-
-    def _retention_failed(self, failure: Failure, what: str) -> None:
-        why = failure.getErrorMessage()
-        if why != self._retention_trouble:
-            log.error(what, why=why)
-        self._retention_trouble = why
-
-    def _tell_of_readers(self, verdict: Verdict) -> None:
-        waited_for = "" if verdict.waited_for is None else verdict.waited_for.name
-        if waited_for != self.waited_for:
-            self.waited_for = waited_for
-            if waited_for:
-                log.info("segments are kept until the reader {name} has read them", name=waited_for)
-        for reader in verdict.overtaken:
-            self.overtaken += 1
-            log.warn(
-                "segments are deleted that the reader {name} has not read: it is at position {position}; see the "
-                "options reader-wait and reader-bytes, and `fyrehose journal readers`",
-                name=reader.name,
-                position=reader.position,
-            )
 
     # Reading.
 
@@ -483,8 +437,8 @@ class FileJournal:
             segments=len(sealed) + 1,
             size=position - (sealed[0][0] if sealed else self._writer.base),
             free=self._free,
-            waited_for=self.waited_for,
-            overtaken=self.overtaken,
+            waited_for=self._keeper.waited_for,
+            overtaken=self._keeper.overtaken,
             meters=self.meters,
         )
 

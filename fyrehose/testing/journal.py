@@ -21,12 +21,12 @@ class MemoryJournal:
 
     :ivar auto: whether each append is durable at once; else :meth:`commit` makes it so
     :ivar now: the clock, in microseconds since 1970 UTC
-    :ivar keep_age: says how old a stream's records may be to be served, in seconds; 0: of any age
+    :ivar stream_age: says how old a stream's records may be to be served, in seconds; 0: of any age
     """
 
     auto: bool = True
     now: Callable[[], int] = lambda: 1_000_000
-    keep_age: Callable[[str], float] = lambda stream: 0
+    stream_age: Callable[[str], float] = lambda stream: 0
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
     _runs: dict[str, list[Run]] = attrs.field(factory=dict, init=False)
@@ -123,7 +123,7 @@ class MemoryJournal:
         return oldest, last
 
     def expired(self, stream: str, time: int) -> bool:
-        age = self.keep_age(stream)
+        age = self.stream_age(stream)
         return age > 0 and time < self.now() - age * 1_000_000
 
     def ends(self) -> Mapping[str, int]:

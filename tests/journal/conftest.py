@@ -86,7 +86,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
         now: Callable[[], int] = lambda: 1_000_000,
         monotonic: Callable[[], int] | None = None,
         worker: Worker | None = None,
-        keep_age: Callable[[str], float] | None = None,
+        stream_age: Callable[[str], float] | None = None,
         **settings: Any,
     ) -> Bench:
         clock, observer = Clock(), Observer()
@@ -99,7 +99,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
             now=now,
             monotonic=monotonic or (lambda: int(clock.seconds() * 1_000_000)),
             worker=worker or InlineWorker(),
-            keep_age=keep_age,
+            stream_age=stream_age,
         )
         opened: list[Any] = []
         journal.open(observer).addBoth(opened.append)

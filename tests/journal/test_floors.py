@@ -41,8 +41,8 @@ def time() -> Time:
 def open_aging(open_journal: Any, time: Time) -> Iterator[Any]:
     """Opens a journal whose streams ``old.*`` serve what is at most 100 s old."""
 
-    def open_it(keep_age: Any = lambda stream: 100.0 if stream.startswith("old.") else 0.0, **settings: Any) -> Any:
-        return open_journal(now=time.wall, monotonic=time.monotonic, keep_age=keep_age, **settings)
+    def open_it(stream_age: Any = lambda stream: 100.0 if stream.startswith("old.") else 0.0, **settings: Any) -> Any:
+        return open_journal(now=time.wall, monotonic=time.monotonic, stream_age=stream_age, **settings)
 
     return open_it
 
@@ -206,7 +206,7 @@ def test_a_damaged_batch_is_reported_and_not_skipped(open_aging: Any, time: Time
 
 def test_ages_are_asked_once_for_each_stream(open_aging: Any, time: Time) -> None:
     asked = []
-    bench = open_aging(keep_age=lambda stream: asked.append(stream) or 0.0)
+    bench = open_aging(stream_age=lambda stream: asked.append(stream) or 0.0)
     bench.append(b"a", stream="s")
     for _ in range(10):
         assert bench.journal.bounds("s") == (1, 1)
@@ -220,7 +220,7 @@ def test_names_that_come_and_go_do_not_fill_the_memory(
 ) -> None:
     monkeypatch.setattr(floors, "MOST", 10)
     asked = []
-    bench = open_aging(keep_age=lambda stream: asked.append(stream) or 100.0)
+    bench = open_aging(stream_age=lambda stream: asked.append(stream) or 100.0)
     for i in range(25):
         bench.append(b"x", stream=f"s{i}")
         assert bench.journal.bounds(f"s{i}") == (1, 1)

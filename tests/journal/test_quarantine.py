@@ -210,7 +210,7 @@ class TestNumbersAreNeverUsedAgain:
         """Numbers up to there may have been given out, and nothing else tells of it."""
         bench = open_journal(durability=durability("never"))
         bench.append(b"kept")
-        reserved = bench.journal._writer._reserved["s"]
+        reserved = bench.journal._writer.streams.reserved["s"]
         bench.crash()
         (where,) = [header.position for header, _ in batches(bench) if header.kind is fmt.Kind.RESERVED]
         patch(bench, where + 70, b"damage")

@@ -59,7 +59,7 @@ def test_segments_wait_for_a_named_reader(open_journal, log_lines: list[str]) ->
     for i in range(100):
         bench.append(b"%03d" % i * 100)
     assert bench.journal.bounds("s") == (1, 100)
-    assert bench.journal.waited_for == "lake"
+    assert bench.journal.status().waited_for == "lake"
     third = scan.segments(bench.directory)[3].base
     readers.report(bench.directory, "lake", third, now=1_000_000)
     bench.clock.advance(1)
@@ -67,8 +67,8 @@ def test_segments_wait_for_a_named_reader(open_journal, log_lines: list[str]) ->
     assert bench.payloads("s", 1)[-1] == b"099" * 100
     readers.report(bench.directory, "lake", 1 << 60, now=1_000_000)
     bench.clock.advance(1)
-    assert bench.journal.waited_for == ""
-    assert bench.journal.overtaken == 0
+    assert bench.journal.status().waited_for == ""
+    assert bench.journal.status().overtaken == 0
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 2 * 4096
     assert len([line for line in log_lines if "until the reader lake" in line]) == 1
 
@@ -83,7 +83,7 @@ def test_a_reader_that_is_silent_is_not_waited_for(open_journal, log_lines: list
     now[0] += 101_000_000
     bench.clock.advance(1)
     assert bench.journal.bounds("s")[0] > 1
-    assert bench.journal.overtaken == 1
+    assert bench.journal.status().overtaken == 1
     assert any("the reader dead has not read: it is at position 0" in line for line in log_lines)
 
 
@@ -93,8 +93,8 @@ def test_only_so_much_waits_for_a_reader(open_journal) -> None:
     for i in range(300):
         bench.append(b"%03d" % i * 100)
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 20_000 + 3 * 4096
-    assert bench.journal.overtaken > 0
-    assert bench.journal.waited_for == "slow"
+    assert bench.journal.status().overtaken > 0
+    assert bench.journal.status().waited_for == "slow"
 
 
 def test_nobody_is_asked_where_nothing_is_to_be_deleted(open_journal) -> None:
