@@ -218,6 +218,49 @@ class RecordingFiles(Files):
         self.log.append(Synced(None))
 
 
+class WatchedFiles(Files):
+    """Writes real files and never syncs them, but knows which would have lost something if the power had failed.
+
+    It costs next to nothing, so that a test can look after each of very many commits.
+
+    :ivar suffixes: of the names of the files that are watched, such as ``.segment``
+    :ivar unsynced: the descriptors of those that were written and not synced since
+    :ivar syncs: how many syncs there were
+    """
+
+    def __init__(self, *suffixes: str) -> None:
+        self.suffixes = suffixes
+        self.unsynced: set[int] = set()
+        self.syncs = 0
+        self._watched: set[int] = set()
+
+    def open(self, path: Path, flags: int) -> int:
+        fd = super().open(path, flags)
+        self.unsynced.discard(fd)
+        if path.name.endswith(self.suffixes):
+            self._watched.add(fd)
+        else:
+            self._watched.discard(fd)
+        return fd
+
+    def write(self, fd: int, data: Buffer, offset: int) -> None:
+        super().write(fd, data, offset)
+        if fd in self._watched:
+            self.unsynced.add(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        super().truncate(fd, size)
+        if fd in self._watched:
+            self.unsynced.add(fd)
+
+    def sync(self, fd: int) -> None:
+        self.syncs += 1
+        self.unsynced.discard(fd)
+
+    def sync_directory(self, directory: Path) -> None:
+        self.syncs += 1
+
+
 def images(files: RecordingFiles, upto: int, dice: Random, count: int) -> Iterator[dict[str, bytes]]:
     """What the disk may hold if its power goes after ``upto`` steps: with all that was not synced, with nothing of it,
     with each step of it alone, without each, and with ``count`` random choices, torn writes among them."""

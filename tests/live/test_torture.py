@@ -40,8 +40,9 @@ def test_it_would_be_noticed_if_they_did(tmp_path: Path) -> None:
 
 
 def test_bits_and_cuts() -> None:
-    said = run("bits.py", "--count", "150", "--size", "8192")
-    assert said.count(" 0 wrong") == 9
+    shapes = [word for shape in ("tiny", "large", "streams", "200 KiB") for word in ("--shape", shape)]
+    said = run("bits.py", "--count", "150", "--size", "8192", *shapes)
+    assert said.count(" 0 wrong") == 12
 
 
 def test_a_full_disk_and_failed_syncs() -> None:

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from fyrehose.testing.disk import SECTOR, RecordingFiles, image, images, what_stays
+from fyrehose.testing.disk import SECTOR, RecordingFiles, WatchedFiles, image, images, what_stays
 
 
 @pytest.fixture
@@ -118,3 +118,20 @@ def test_a_killed_process_leaves_everything_and_a_power_cut_may_still_take_it(tm
     files.sync(fd)
     files.close(fd)
     assert states(files) == [{"a": b"syncedlater!"}] * 2
+
+
+def test_what_was_written_and_not_synced_is_known(tmp_path: Path) -> None:
+    files = WatchedFiles(".log")
+    fd, other = (files.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in ("a.log", "b.txt"))
+    files.write(fd, b"x", 0)
+    files.write(other, b"x", 0)
+    assert files.unsynced == {fd}
+    files.sync(other)
+    assert files.unsynced == {fd}
+    files.sync(fd)
+    assert not files.unsynced
+    files.truncate(fd, 0)
+    assert files.unsynced == {fd}
+    assert files.syncs == 2
+    for each in (fd, other):
+        files.close(each)

@@ -3,8 +3,8 @@
 
     bits.py [--count N] [--part K/N] [--seed S] [--jobs J] [--shape NAME] [--size BYTES]
 
-A segment of --size bytes is written in each of three shapes: many tiny runs, few large ones, many streams.  Then, on a
-copy of it:
+A segment of --size bytes is written in each of three shapes: many tiny runs, few large ones, many streams; and segments
+of two batches each, of 200 KiB, 1 MiB and 8 MiB, because load makes large ones.  Then, on a copy of it:
 
     checks    one bit each of what was written: the checksums of its batch, or of the segment's header, have to tell.
     flips     one bit each.  Below the durable mark the journal must refuse to open, and must not be changed; behind it,
@@ -14,7 +14,8 @@ copy of it:
               is a beginning of what was written, up to the mark at least.
 
 Never may there be a record that was not written, or in another shape.  --count takes so many places of each kind and
-shape at random; 0 takes them all.  Prints how many were tried; the status is 1 if anything was wrong.
+shape at random; 0 takes them all.  Of large batches it takes the places where each header, body and 64 KiB of a body
+begin and end, and one at random for 50 of --count.  Prints how many were tried; the status is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 from fyrehose.errors import JournalCorrupt
@@ -39,11 +41,15 @@ from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
 
-SHAPES = ("tiny", "large", "streams")
+#: The shapes that are one large batch after the other: the payloads of each, in bytes.
+BATCHES = {"200 KiB": 200 << 10, "1 MiB": 1 << 20, "8 MiB": 8 << 20}
+SHAPES = ("tiny", "large", "streams", *BATCHES)
 KINDS = ("checks", "flips", "cuts")
 FILLS = ("cut", "zeros", "garbage")
 #: Places that one job takes at a time.
 SHARE = 2000
+#: For so many of --count one place of a large batch is taken at random: each trial reads and writes megabytes.
+RARE = 50
 
 
 class NoSync(Files):
@@ -89,6 +95,10 @@ class Specimen:
                 _digest(digest, run)
 
     def _runs(self, ends: dict[str, int], dice: random.Random) -> list[Run]:
+        if self.shape in BATCHES:
+            size = BATCHES[self.shape]
+            payloads = [dice.randbytes(size // 2), dice.randbytes(size // 2 - 1000), *[dice.randbytes(100)] * 10]
+            return [Run.of("s", payloads, source="figg", producer_seq=7).numbered(ends.get("s", 0) + 1, 1)]
         if self.shape == "tiny":
             sizes = {"s": dice.randrange(12), "t": dice.randrange(12)}
         elif self.shape == "large":
@@ -215,11 +225,42 @@ def share(kind: str, shape: str, size: int, seed: int, places: Iterable[int]) ->
     return tried, outcomes, wrong
 
 
+def size_of(shape: str, size: int) -> int:
+    """Return how large the segment of a *shape* is, where --size says *size*: two large batches, or so many bytes."""
+    return 2 * BATCHES[shape] + (16 << 10) if shape in BATCHES else size
+
+
+def edges(shape: str, size: int, seed: int) -> list[int]:
+    """Return the bytes where something of a segment of large batches begins or ends: a header, a body, 64 KiB of it."""
+    directory = Path(tempfile.mkdtemp(prefix="fyrehose-bits-"))
+    try:
+        states = Specimen(directory, shape, size, seed).states
+    finally:
+        shutil.rmtree(directory)
+    found = set()
+    for (begin, _, _), (end, _, _) in pairwise(states):
+        body = begin + fmt.BATCH_HEADER.size
+        for middle in (begin, body, body + (64 << 10), body + (128 << 10), (body + end) // 2, end - (64 << 10), end):
+            found.update((middle - 1, middle))
+    return sorted(found)
+
+
 def shares(
-    size: int, kind: str, count: int, dice: random.Random, part: tuple[int, int] = (0, 1)
+    shape: str,
+    size: int,
+    seed: int,
+    kind: str,
+    count: int,
+    dice: random.Random,
+    part: tuple[int, int] = (0, 1),
 ) -> Iterator[Iterable[int]]:
+    size = size_of(shape, size)
     total = size if kind == "cuts" else size * 8
-    places = list(range(total) if not count or count >= total else dice.sample(range(total), count))
+    if shape in BATCHES:
+        places = [at if kind == "cuts" else 8 * at + dice.randrange(8) for at in edges(shape, size, seed)]
+        places += dice.sample(range(total), (count or SHARE) // RARE)
+    else:
+        places = list(range(total) if not count or count >= total else dice.sample(range(total), count))
     places = places[part[0] :: part[1]]
     for begin in range(0, len(places), SHARE):
         yield places[begin : begin + SHARE]
@@ -248,8 +289,10 @@ def main() -> int:
             for kind in arguments.kind or KINDS:
                 began = time.monotonic()
                 jobs = [
-                    pool.submit(share, kind, shape, arguments.size, arguments.seed, places)
-                    for places in shares(arguments.size, kind, arguments.count, dice, arguments.part)
+                    pool.submit(share, kind, shape, size_of(shape, arguments.size), arguments.seed, places)
+                    for places in shares(
+                        shape, arguments.size, arguments.seed, kind, arguments.count, dice, arguments.part
+                    )
                 ]
                 tried, outcomes, wrong = 0, dict.fromkeys(("refused", "recovered"), 0), []
                 for job in jobs:
@@ -258,9 +301,9 @@ def main() -> int:
                     wrong += problems
                     for outcome, times in results.items():
                         outcomes[outcome] += times
-                seconds = time.monotonic() - began
+                seconds, size = time.monotonic() - began, size_of(shape, arguments.size)
                 print(
-                    f"{shape}: {tried} {kind} of {arguments.size} bytes, {outcomes['refused']} refused, "
+                    f"{shape}: {tried} {kind} of {size} bytes, {outcomes['refused']} refused, "
                     f"{outcomes['recovered']} recovered what was before, {len(wrong)} wrong, {seconds:.0f} s",
                     flush=True,
                 )

@@ -5,6 +5,7 @@
 
 A mutant is a line of the table in mutants_table.py: a file, what stands there, what stands there instead, and the tests
 that have to fail then.  Tests that take longer than --patience say nothing.  The status is 1 if one was not caught.
+If what a mutant replaces does not stand exactly once in its file, nothing is run: the table is to be mended first.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -60,14 +62,23 @@ def tests(tree: Path, mutant: Mutant, patience: float) -> str:
     return f"caught: {said[0].split(' - ')[0] if said else '?'}"
 
 
+def broken(mutants: Sequence[Mutant]) -> list[str]:
+    """Return what is wrong with the table: mutants that cannot be put into the tree as it is."""
+    found = []
+    for mutant in mutants:
+        path = ROOT / mutant.file
+        times = path.read_text().count(mutant.old) if path.exists() else 0
+        if times != 1:
+            found.append(f"{mutant.name}: {mutant.old!r} stands {times} times in {mutant.file}, not once")
+    return found
+
+
 def judge(mutant: Mutant, trees: SimpleQueue[Path], patience: float) -> str:
     """Put ``mutant`` into a tree that is free, run its tests, take it out again."""
     tree = trees.get()
     path = tree / mutant.file
     whole = path.read_text()
     try:
-        if whole.count(mutant.old) != 1:
-            return f"BROKEN: {mutant.old!r} stands there {whole.count(mutant.old)} times"
         path.write_text(whole.replace(mutant.old, mutant.new))
         return tests(tree, mutant, patience)
     finally:
@@ -89,6 +100,10 @@ def main() -> int:
     if arguments.list:
         print(*(f"{mutant.name}: {mutant.file}" for mutant in chosen), sep="\n")
         return 0
+    if wrong := broken(MUTANTS):
+        print(*wrong, sep="\n")
+        print(f"{len(wrong)} of {len(MUTANTS)} mutants do not fit the sources any more: mend mutants_table.py")
+        return 1
     os.nice(5)
     began, verdicts = time.monotonic(), []
     root = Path(tempfile.mkdtemp(prefix="fyrehose-mutants-"))

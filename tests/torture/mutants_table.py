@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "durable without a sync",
         _WRITER,
-        "            self._sync(self._fd)\n            self.durable = self.position",
-        "            self.durable = self.position",
+        "        if self.durable < self.position:\n            self._sync(self._fd)\n",
+        "        if self.durable < self.position:\n",
         _TESTS_JOURNAL,
     ),
     Mutant(
@@ -63,8 +63,8 @@ MUTANTS = (
     Mutant(
         "the new segment is not synced",
         _WRITER,
-        "        self.files.write(fd, start + ends, 0)\n        self._sync(fd)",
-        "        self.files.write(fd, start + ends, 0)",
+        '        self.files.write(fd, b"".join((start, *ends)), 0)\n        self._sync(fd)',
+        '        self.files.write(fd, b"".join((start, *ends)), 0)',
         _TESTS_JOURNAL + " tests/simulation",
     ),
     Mutant(
@@ -91,23 +91,47 @@ MUTANTS = (
     Mutant(
         "the mark is ahead",
         _WRITER,
-        "scan.pack_mark(self.durable)",
-        "scan.pack_mark(self.durable + 64)",
+        "scan.pack_mark(self.durable, self._begin",
+        "scan.pack_mark(self.durable + 64, self._begin",
         _TESTS_JOURNAL,
+    ),
+    Mutant(
+        "every 1,000th sync is skipped",
+        _WRITER,
+        "            self.files.sync(fd)\n            self.sync_seconds",
+        "            if self.sync_seconds.count % 1000 != 999:\n"
+        "                self.files.sync(fd)\n"
+        "            self.sync_seconds",
+        "tests/journal/test_syncs.py",
+    ),
+    Mutant(
+        "every 1,000th commit is not synced",
+        _WRITER,
+        "        if self.durable < self.position:\n            self._sync(self._fd)\n",
+        "        if self.durable < self.position:\n"
+        "            if self.sync_seconds.count % 1000 == 999:\n"
+        "                self.sync_seconds.observe(0)\n"
+        "            else:\n"
+        "                self._sync(self._fd)\n",
+        "tests/journal/test_syncs.py",
     ),
     # Its states.
     Mutant(
         "the publisher hears before the readers",
         _JOURNAL,
-        "        self._observer.durable(ends)\n        for append in done:\n            append.done.callback(None)",
-        "        for append in done:\n            append.done.callback(None)\n        self._observer.durable(ends)",
+        "            self._committed(commit.result)\n"
+        "            for append in commit.appends:\n"
+        "                append.done.callback(None)\n",
+        "            for append in commit.appends:\n"
+        "                append.done.callback(None)\n"
+        "            self._committed(commit.result)\n",
         _TESTS_JOURNAL + " " + _TESTS_BROKER,
     ),
     Mutant(
-        "what was pending stays when the disk is full",
-        _JOURNAL,
-        "dead, self._committing, self._pending = [*self._committing, *self._pending], [], []",
-        "dead, self._committing, self._pending = [*self._committing], [], []",
+        "what waited behind a failed commit is written",
+        "fyrehose/journal/pending.py",
+        "        if self.stopped or not taken:\n",
+        "        if not taken:\n",
         _TESTS_JOURNAL,
     ),
     Mutant(
@@ -126,9 +150,9 @@ MUTANTS = (
     ),
     Mutant(
         "the journal's time goes back",
-        _JOURNAL,
-        "        self._time = max(self._time, clock)\n",
-        "        self._time = clock\n",
+        "fyrehose/journal/pending.py",
+        "        accepted = max(writer.time, clock)\n",
+        "        accepted = clock\n",
         _TESTS_JOURNAL,
     ),
     # Its format.
@@ -147,10 +171,17 @@ MUTANTS = (
         _TESTS_FORMAT,
     ),
     Mutant(
+        "the checksum of a large body is not looked at",
+        _FORMAT,
+        "if crc32c(body, self.chain) != self.checksum:",
+        "if len(body) <= 65536 and crc32c(body, self.chain) != self.checksum:",
+        "tests/journal/test_large_batches.py",
+    ),
+    Mutant(
         "checksums are not chained",
         _FORMAT,
-        "checksum = crc32c(body, chain)",
-        "checksum = crc32c(body, 0)",
+        "    length, checksum = 0, chain\n",
+        "    length, checksum = 0, 0\n",
         _TESTS_FORMAT,
     ),
     Mutant(
@@ -170,8 +201,8 @@ MUTANTS = (
     Mutant(
         "a whole batch behind damage is cut off",
         _RECOVERY,
-        "if known or at < durable_beyond(reader, at, segment.end):",
-        "if known:",
+        "if not torn and (known or at < durable_beyond(reader, at, segment.end)):",
+        "if not torn and known:",
         _TESTS_RECOVERY,
     ),
     Mutant(
@@ -255,15 +286,15 @@ MUTANTS = (
     Mutant(
         "a paused reader is served",
         _FANOUT,
-        "if cursor.paused or cursor.stopped:",
-        "if cursor.stopped:",
+        "if cursor.paused or cursor.stopped or cursor.placed:",
+        "if cursor.stopped or cursor.placed:",
         "tests/test_fanout.py",
     ),
     Mutant(
         "a reader that failed stays",
         _FANOUT,
-        "            self._end(cursor, failure)\n            return 0\n",
-        "            return 0\n",
+        "            self._end(cursor, failure)\n            return None\n",
+        "            return None\n",
         "tests/test_fanout.py",
     ),
     Mutant(
@@ -361,15 +392,15 @@ MUTANTS = (
     Mutant(
         "backbone: the silent are kept",
         _SUBSCRIBERS,
-        "if now - last <= ALIVE:",
-        "if now - last <= ALIVE + 1:",
+        "if now - client.last <= ALIVE:",
+        "if now - client.last <= ALIVE + 1:",
         "tests/protocols/backbone/test_subscribers.py tests/protocols/backbone/test_session.py",
     ),
     Mutant(
         "backbone: journals are no subscribers",
         _SUBSCRIBERS,
-        "if not flags & Flags.NOSUBSCRIBE]",
-        "if not flags & Flags.NOJOURNAL]",
+        "        return [at for at, client in clients if not client.flags & _NOSUBSCRIBE]\n",
+        "        return [at for at, client in clients if not client.flags & _NOJOURNAL]\n",
         "tests/protocols/backbone/test_subscribers.py",
     ),
     Mutant(

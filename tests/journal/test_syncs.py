@@ -1,0 +1,52 @@
+"""Every commit that is acknowledged is synced: not nearly every one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fyrehose.journal.files import Files
+from fyrehose.journal.recovery import Recovered
+from fyrehose.journal.scan import SUFFIX
+from fyrehose.journal.writer import Writer
+from fyrehose.records import Run
+from fyrehose.testing.disk import WatchedFiles
+
+COMMITS = 20_000
+
+
+def test_writer_calls_no_commit_of_many_durable_before_it_is_synced(tmp_path: Path) -> None:
+    files = WatchedFiles(SUFFIX, SUFFIX + ".new")
+    writer = Writer(tmp_path, Recovered(), 1 << 20, True, files)
+    writer.open(1)
+    unsynced = []
+    run = Run.of("s", [b"x"], source="t")
+    for seq in range(1, COMMITS + 1):
+        committed = writer.commit([[run.numbered(seq, 1)]], 1, 1)
+        if files.unsynced or committed.durable != committed.end:
+            unsynced.append(seq)
+    writer.close(in_order=True)
+    assert unsynced == []
+
+
+def test_journal_acknowledges_no_append_of_many_before_it_is_synced(open_journal) -> None:  # type: ignore[no-untyped-def]
+    files = WatchedFiles(SUFFIX, SUFFIX + ".new")
+    journal = open_journal(files=files).journal
+    acknowledged: list[bool] = []
+    for seq in range(1, 2501):
+        appended = journal.append([Run.of("s", [b"x"], source="t")], [seq])
+        appended.addCallback(lambda _: acknowledged.append(not files.unsynced))
+    assert acknowledged == [True] * 2500
+
+
+def test_every_sync_reaches_the_operating_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    files = Files()
+    fd = files.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    for _ in range(COMMITS):
+        files.sync(fd)
+    files.close(fd)
+    assert synced == [fd] * COMMITS
