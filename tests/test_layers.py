@@ -187,6 +187,10 @@ def test_every_test_has_a_module() -> None:
         "tests/kernels/*",
         "tests/trial/*",
         "tests/simulation/*",
+        "tests/torture/*",
+        # What all the modules of the journal have to do together.
+        "tests/journal/test_large_batches.py",
+        "tests/journal/test_syncs.py",
     )
     orphans = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
