@@ -1,0 +1,372 @@
+"""Run tests in forked children: to learn which lines each test executes, and whether a mutant is noticed.
+
+    Farm(root) -> learn(test files) -> Map     which tests execute which lines of which module, and for how long
+               -> judge(mutation, rounds) -> Verdict
+
+A child is forked from a process that has imported everything but fyrehose and its tests, so that it begins in a moment
+and imports the module with the bug like any other.  Hypothesis tries few examples, always the same ones.  Kernels are
+those in Python, so that mutants of them count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import coverage
+import hypothesis
+import pytest
+from mutations import Mutation
+
+#: What the children need not import again; nothing of it may start a reactor, which cannot be forked.
+_PRELOADED = (
+    "_pytest.assertion.rewrite",
+    "cryptography.x509",
+    "hypothesis.stateful",
+    "hypothesis.strategies",
+    "twisted.application.internet",
+    "twisted.application.service",
+    "twisted.internet.endpoints",
+    "twisted.internet.ssl",
+    "twisted.internet.task",
+    "twisted.internet.testing",
+    "twisted.python.usage",
+    "twisted.web.client",
+    "twisted.web.server",
+    "unittest.mock",
+    "zmq",
+)
+#: Tries of a Hypothesis test, and steps of each: a mutant is met by few or by none.
+EXAMPLES, STEPS = 30, 25
+#: A test may use so many seconds of the processor, or of the clock, besides ten times what it needed before.
+GRACE_CPU, GRACE = 1.0, 10.0
+#: A test that takes longer than this is not used, in seconds: it would keep a mutant waiting.
+LONGEST = 4.0
+#: What a child may allocate, in bytes: a mutant that never stops is not to take the machine with it.
+MEMORY = 4 << 30
+
+
+@attrs.define
+class Learned:
+    """One test that passed without any bug.
+
+    :ivar seconds: how long it took
+    :ivar lines: the lines that it executed, by the module's path
+    """
+
+    seconds: float
+    lines: dict[str, list[int]]
+
+
+@attrs.frozen
+class Verdict:
+    """What became of a mutant: ``outcome`` is killed, timed out, alive or uncovered; ``by`` names the test."""
+
+    outcome: str
+    by: str
+    seconds: float
+    tests: int
+
+
+def preload() -> None:
+    """Import what all children need.
+
+    :raises RuntimeError: that starts a reactor
+    """
+    os.environ["FYREHOSE_PURE"] = "1"
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    if "twisted.internet.reactor" in sys.modules:
+        raise RuntimeError("a preloaded module installs the reactor; take it out of _PRELOADED")
+
+
+def in_child(work: Callable[[Callable[[dict[str, Any]], None]], None], seconds: float) -> list[dict[str, Any]]:
+    """Run *work* in a forked child, and return what it reported before it ended or *seconds* were over.
+
+    :param work: gets a function that reports
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setsid()
+        os.close(reading)
+        null = os.open(os.environ.get("MUTANTS_OUTPUT", os.devnull), os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        try:
+            work(lambda what: os.writev(writing, [json.dumps(what).encode() + b"\n"]) and None)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    data, deadline = b"", time.monotonic() + seconds
+    while select.select([reading], [], [], max(0, deadline - time.monotonic()))[0]:
+        more = os.read(reading, 1 << 20)
+        if not more:
+            break
+        data += more
+    os.close(reading)
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended before it had a group of its own
+    os.waitpid(child, 0)
+    return [json.loads(line) for line in data.split(b"\n") if line.endswith(b"}")]
+
+
+class Farm:
+    """Runs tests of the tree at *root*."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._scratch = Path(tempfile.mkdtemp(prefix="fyrehose-mutants-", dir=base))
+
+    def close(self) -> None:
+        """Remove what the tests wrote."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def learn(self, path: str) -> tuple[dict[str, Learned], list[str]]:
+        """Run the tests of a file: those that pass, and the names of those that fail.
+
+        What is executed when the tests are imported is learned as of a test without a name.
+
+        :param path: below the root
+        """
+
+        def work(report: Callable[[dict[str, Any]], None]) -> None:
+            self._pytest([path], _Learning(report, self.root))
+
+        learned: dict[str, Learned] = {}
+        failed = []
+        for said in in_child(work, 600):
+            if said["passed"]:
+                learned[said["test"]] = Learned(said["seconds"], said["lines"])
+            elif not said.get("slow"):
+                failed.append(said["test"])
+        return learned, failed
+
+    def judge(self, mutation: Mutation, rounds: Iterable[Sequence[tuple[str, float]]]) -> Verdict:
+        """Run tests with the bug until one fails.
+
+        :param rounds: of tests, each with its seconds; those of a round begin together, in their order
+        """
+        began, count = time.monotonic(), 0
+        for tests in rounds:
+            count += len(tests)
+            if not tests:
+                continue
+            limits = dict(tests)
+            patience = 30 + 3 * sum(limits.values())
+            said = in_child(lambda report, limits=limits: self._plant(mutation, limits, report), patience)
+            if not said:
+                return Verdict("timed out", "all of them", time.monotonic() - began, count)
+            if said[-1]["outcome"] != "alive":
+                return Verdict(said[-1]["outcome"], said[-1]["by"], time.monotonic() - began, count)
+        return Verdict("alive" if count else "uncovered", "", time.monotonic() - began, count)
+
+    def _plant(self, mutation: Mutation, limits: dict[str, float], report: Callable[[dict[str, Any]], None]) -> None:
+        source = (self.root / mutation.file).read_text()
+        sys.meta_path.insert(0, _Planted(mutation.file, mutation.applied(source), self.root))
+        plugin = _Judging(report, limits)
+        files = dict.fromkeys(test.partition("::")[0] for test in limits)
+        status = self._pytest(list(files), plugin)
+        if status == pytest.ExitCode.OK:
+            report({"outcome": "alive", "by": ""})
+        else:
+            report({"outcome": "killed", "by": f"pytest: {status!r}"})
+
+    def _pytest(self, paths: list[str], plugin: object) -> int | pytest.ExitCode:
+        os.chdir(self.root)
+        scratch = self._scratch / str(os.getpid())
+        warnings.simplefilter("ignore")
+        try:
+            return pytest.main(
+                [
+                    "-q",
+                    "--no-header",
+                    "-p",
+                    "no:cacheprovider",
+                    "-W",
+                    "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
+                    "--timeout=0",
+                    "-m",
+                    "not live",
+                    f"--basetemp={scratch}",
+                    *paths,
+                ],
+                plugins=[_FewExamples(), plugin],
+            )
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Planted(importlib.abc.MetaPathFinder):
+    """Imports one module with another source."""
+
+    def __init__(self, file: str, source: str, root: Path) -> None:
+        self._name = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        self._path = str(root / file)
+        self._source = source
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        loader = _PlantedLoader(fullname, self._path)
+        loader.source = self._source
+        return importlib.machinery.ModuleSpec(fullname, loader, origin=self._path, is_package=False)
+
+
+class _PlantedLoader(importlib.machinery.SourceFileLoader):
+    source = ""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return compile(self.source, self.path, "exec")
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__file__ = self.path
+        super().exec_module(module)
+
+
+class _FewExamples:
+    """Has Hypothesis try few examples, the same ones each time."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            test = getattr(item, "obj", None)
+            own = getattr(test, "_hypothesis_internal_use_settings", None)
+            if own is not None:
+                test = getattr(test, "__func__", test)
+                test._hypothesis_internal_use_settings = _few(own)
+            case = getattr(item, "cls", None)
+            if case is not None and isinstance(getattr(case, "settings", None), hypothesis.settings):
+                case.settings = _few(case.settings)
+
+
+def _few(own: hypothesis.settings) -> hypothesis.settings:
+    return hypothesis.settings(
+        own,
+        max_examples=min(own.max_examples, EXAMPLES),
+        stateful_step_count=min(own.stateful_step_count, STEPS),
+        derandomize=True,
+        database=None,
+        phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+
+
+class _Learning:
+    """Reports of each test which lines it executes and how long it takes."""
+
+    def __init__(self, report: Callable[[dict[str, Any]], None], root: Path) -> None:
+        self._report, self._root = report, root
+        self._passed, self._slow = True, False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget the lines executed so far."""
+        self._watch = coverage.Coverage(data_file=None, source=[str(self._root / "fyrehose")], config_file=False)
+        self._watch.start()
+
+    def _out_of_time(self, number: int, frame: object) -> None:
+        self._slow = True
+        pytest.fail("too slow")
+
+    def pytest_collection_finish(self) -> None:
+        signal.signal(signal.SIGALRM, self._out_of_time)
+        self._report({"test": "", "passed": True, "seconds": 0.0, "lines": self._lines()})
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Any:
+        self._passed, self._slow = True, False
+        self._begin()
+        began = time.perf_counter()
+        signal.setitimer(signal.ITIMER_REAL, 4 * LONGEST, LONGEST)
+        result = yield
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        seconds = round(time.perf_counter() - began, 4)
+        said = {"test": item.nodeid, "passed": self._passed, "slow": self._slow, "seconds": seconds}
+        self._report(said | {"lines": self._lines()})
+        return result
+
+    def _lines(self) -> dict[str, list[int]]:
+        self._watch.stop()
+        data = self._watch.get_data()
+        return {
+            str(Path(file).relative_to(self._root)): sorted(data.lines(file) or ()) for file in data.measured_files()
+        }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed or report.skipped:
+            self._passed = False
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._report({"test": report.nodeid, "passed": False})
+
+
+class _Judging:
+    """Runs only the tests of the round, in its order, and reports the first that fails."""
+
+    def __init__(self, report: Callable[[dict[str, Any]], None], limits: dict[str, float]) -> None:
+        self._report, self._limits = report, limits
+        self._current = ""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        order = {test: at for at, test in enumerate(self._limits)}
+        items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+        signal.signal(signal.SIGPROF, self._out_of_time)
+        signal.signal(signal.SIGALRM, self._out_of_time)
+
+    def _out_of_time(self, number: int, frame: object) -> None:
+        self._end("timed out", self._current)
+
+    def _end(self, outcome: str, by: str) -> None:
+        self._report({"outcome": outcome, "by": by})
+        os._exit(0)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._current = nodeid
+        signal.setitimer(signal.ITIMER_PROF, GRACE_CPU + 10 * self._limits[nodeid])
+        signal.setitimer(signal.ITIMER_REAL, GRACE + 10 * self._limits[nodeid])
+
+    def pytest_runtest_logfinish(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._end("killed", report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._end("killed", f"importing {report.nodeid}")
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """Return a digest of the files' contents."""
+    total = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        total.update(path.read_bytes())
+    return total.hexdigest()
