@@ -65,14 +65,7 @@ MODULES = (
     "fyrehose/journal/*.py",
 )
 #: The tests that may notice them: quick ones, in one process.
-TESTS = (
-    "tests/test_*.py",
-    "tests/journal/test_*.py",
-    "tests/kernels/test_*.py",
-    "tests/conformance/test_*.py",
-    "tests/protocols/*/test_*.py",
-    "tests/testing/test_*.py",
-)
+TESTS = tuple(f"tests/{folder}test_*.py" for folder in ("", "journal/", "kernels/", "conformance/", "protocols/*/"))
 #: What else the tests are made of.
 HELPERS = ("tests/conftest.py", "tests/*/conftest.py", "tests/protocols/*/conftest.py", "tests/simulation/*.py")
 #: How long the tests take that run first, in seconds.
@@ -165,15 +158,16 @@ def explanations(path: Path) -> list[Explanation]:
     return [Explanation(**entry) for entry in tomllib.loads(path.read_text()).get("explained", [])]
 
 
-def files(root: Path, patterns: Sequence[str]) -> list[Path]:
+def files(root: Path, patterns: Sequence[str], missing: bool = False) -> list[Path]:
     """Return the files that the patterns name.
 
+    :param missing: whether a pattern may name none
     :raises SystemExit: a pattern names none
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
         named = sorted(root.glob(pattern.removeprefix(f"{root}/")))
-        if not named:
+        if not named and not missing:
             raise SystemExit(f"no file is named {pattern}: name modules below {root}, such as fyrehose/broker.py")
         found.update(dict.fromkeys(named))
     return list(found)
@@ -198,13 +192,13 @@ def _judge(work: tuple[Mutation, list[list[tuple[str, float]]]]) -> Verdict:
     return _farm.judge(*work)
 
 
-def knowledge(root: Path, pool: ProcessPoolExecutor, cache: Path) -> Knowledge:
-    """Learn what the tests execute, or remember it if nothing changed."""
-    helpers = mutant_runs.digest(files(root, HELPERS))
+def knowledge(root: Path, tests: Sequence[str], pool: ProcessPoolExecutor, cache: Path) -> Knowledge:
+    """Learn what the *tests* execute, or remember it if nothing changed."""
+    helpers = mutant_runs.digest(files(root, HELPERS, missing=True))
     cache.mkdir(parents=True, exist_ok=True)
     known = Knowledge()
     wanted = {}
-    for path in files(root, TESTS):
+    for path in files(root, tests):
         name = str(path.relative_to(root))
         kept = cache / (name.replace("/", "-") + ".json")
         said = json.loads(kept.read_text()) if kept.exists() else {}
@@ -306,6 +300,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--alive", type=float, default=5, help="the largest share that may live unexplained, in percent"
     )
+    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATTERN", help="files with the tests to run")
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree with the modules and their tests")
     parser.add_argument("--cache", type=Path, help="what was learned of the tests (build/mutants)")
     parser.add_argument("--json", type=Path, help="write the mutants that live here")
@@ -328,7 +323,7 @@ def main(words: Sequence[str] | None = None) -> int:
     began, results = time.monotonic(), []
     context = get_context("fork")
     with ProcessPoolExecutor(arguments.jobs, context, _begin, (arguments.root, arguments.bare)) as pool:
-        known = knowledge(arguments.root, pool, arguments.cache)
+        known = knowledge(arguments.root, arguments.tests, pool, arguments.cache)
         print(f"{len(known.tests)} tests learned in {time.monotonic() - began:.0f} s", flush=True)
         for mutant, verdict in verdicts(pool, chosen, known, arguments.budget):
             results.append((mutant, verdict))

@@ -102,69 +102,52 @@ def test_mutant_is_named_by_its_text_and_not_by_its_line() -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree with a module of which one function is tested and one is only called, and the folders of a real one."""
-    for folder in ("fyrehose", *(f"tests/{name}" for name in ("journal", "kernels", "conformance", "testing"))):
-        tmp_path.joinpath(folder).mkdir(parents=True)
-    for folder in ("tests/protocols/x", "tests/simulation"):
-        tmp_path.joinpath(folder).mkdir(parents=True)
-    empty = ("journal/conftest.py", "protocols/x/conftest.py", "simulation/s.py", "conftest.py")
-    for name in (*empty, *(f"{f}/test_x.py" for f in ("journal", "kernels", "conformance", "protocols/x", "testing"))):
-        tmp_path.joinpath("tests", name).write_text("")
+    """A tree with a function that is tested, one that is only called, one that is neither, and a constant."""
+    for folder in ("fyrehose", "tests"):
+        tmp_path.joinpath(folder).mkdir()
     tmp_path.joinpath("pyproject.toml").write_text(
         '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\nmarkers = ["live: x"]\n'
     )
     tmp_path.joinpath("fyrehose/__init__.py").write_text("")
-    tmp_path.joinpath("fyrehose/sums.py").write_text(
-        "def checked(x):\n    return x < 3\n\n\ndef called(x):\n    return x < 5\n\n\ndef alone(x):\n    return x < 7\n"
-    )
+    functions = [f"def {name}(x):\n    return x\n" for name in ("checked", "called", "alone")]
+    tmp_path.joinpath("fyrehose/sums.py").write_text("\n\n".join(["MOST = 5\n", *functions]))
     tmp_path.joinpath("tests/test_sums.py").write_text(
-        "from fyrehose.sums import called, checked\n\n\n"
-        "def test_it():\n    assert [checked(n) for n in (2, 3)] == [True, False]\n    called(1)\n"
+        "from fyrehose.sums import called, checked\n\n\ndef test_it():\n    assert checked(2) == 2\n    called(1)\n"
     )
     return tmp_path
 
 
-def run(tree: Path, *words: str, explained: str = "") -> tuple[int, str, list[list[str]]]:
+def run(tree: Path, *words: str, explained: str = "") -> tuple[int, str]:
     tree.joinpath("explained.toml").write_text(explained)
-    command = [
-        sys.executable,
-        str(HERE / "generated.py"),
-        "fyrehose/sums.py",
-        "--root",
-        str(tree),
-        "--count",
-        "0",
-        "--bare",
-    ]
-    command += ["--explained", str(tree / "explained.toml"), "--json", str(tree / "alive.json"), *words]
+    command = [sys.executable, str(HERE / "generated.py"), "fyrehose/sums.py", "--root", str(tree), "--count", "0"]
+    command += ["--bare", "--explained", str(tree / "explained.toml"), *words, "--tests", "tests/test_sums.py"]
     environment = {"PYTHONPATH": str(tree), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
-    alive = json.loads((tree / "alive.json").read_text())["alive"] if (tree / "alive.json").exists() else []
-    return ended.returncode, ended.stdout + ended.stderr, alive
+    return ended.returncode, ended.stdout + ended.stderr
 
 
+EXPLAINED = (
+    '[[explained]]\nfile = "fyrehose/sums.py"\nfunction = ""\nkind = "constant"\nold = "MOST = 5"\nwhy = "unused"\n'
+)
+
+
+@pytest.mark.slow
 def test_runner_tells_killed_living_and_uncovered_mutants_apart(tree: Path) -> None:
-    reason = '[[explained]]\nfile = "fyrehose/sums.py"\nfunction = "called"\nkind = "compare"\nold = "return x < 5"\n'
-    reason += 'why = "nobody looks at it"\n'
-    status, said, alive = run(tree, explained=reason)
+    status, said = run(tree, "--alive", "39", "--json", str(tree / "alive.json"), explained=EXPLAINED)
+    assert status == 1, "two of five live, which is 40 %"
+    alive = json.loads((tree / "alive.json").read_text())["alive"]
+    assert [key[1] for key in alive] == ["called", "alone"], said
+    assert "5 mutants: 1 killed, 0 timed out, 2 explained, 2 alive (1 of them in lines that no test executes)" in said
+    assert "ALIVE after 1 tests: fyrehose/sums.py:9 called [return]\n    - return x\n    + return None" in said
+    assert "UNCOVERED after 0 tests: fyrehose/sums.py:13 alone" in said
+    assert run(tree, "--alive", "40", explained=EXPLAINED)[0] == 0
+
+
+@pytest.mark.slow
+def test_explanation_that_fits_no_mutant_and_test_that_fails_without_any_bug_fail_the_run(tree: Path) -> None:
+    with tree.joinpath("tests/test_sums.py").open("a") as tests:
+        tests.write("\n\ndef test_wrong():\n    assert False\n")
+    status, said = run(tree, "--alive", "100", explained=EXPLAINED.replace("MOST = 5", "MOST = 6"))
     assert status == 1
-    assert {key[1] for key in alive} == {"called", "alone"}, said
-    assert "12 mutants: 4 killed, 0 timed out, 1 explained, 7 alive (4 of them in lines that no test executes)" in said
-    assert "UNCOVERED after 0 tests: fyrehose/sums.py:10 alone" in said
-    assert "ALIVE after 1 tests: fyrehose/sums.py:6 called" in said
-    assert "STALE" not in said
-    assert run(tree, "--alive", "100", explained=reason)[0] == 0
-
-
-def test_explanation_that_fits_no_mutant_fails_the_run(tree: Path) -> None:
-    reason = '[[explained]]\nfile = "fyrehose/sums.py"\nfunction = "called"\nkind = "compare"\nold = "return x < 6"\n'
-    status, said, _ = run(tree, "--alive", "100", "--count", "1", explained=reason + 'why = "it was changed"\n')
-    assert status == 1
-    assert "STALE: no mutant fits the explanation fyrehose/sums.py called [compare] 'return x < 6'" in said
-
-
-def test_test_that_fails_without_any_bug_fails_the_run(tree: Path) -> None:
-    tree.joinpath("tests/test_sums.py").write_text("def test_it():\n    assert False\n")
-    status, said, _ = run(tree, "--alive", "100")
-    assert status == 1
-    assert "FAILED without any bug: tests/test_sums.py::test_it" in said
+    assert "STALE: no mutant fits the explanation fyrehose/sums.py  [constant] 'MOST = 6'" in said
+    assert "FAILED without any bug: tests/test_sums.py::test_wrong" in said
