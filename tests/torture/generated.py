@@ -284,6 +284,11 @@ def draw(
     return planted, len(chosen) - len(planted), stale
 
 
+def status(share: float, most: float, trouble: bool) -> int:
+    """Return the status of the run, of which a *share* lives where at most so many may, in percent."""
+    return int(share > most or trouble)
+
+
 def key_of(mutant: Mutation) -> tuple[str, str, str, str, str, int]:
     """Return what names a mutant wherever its lines are."""
     return mutant.file, mutant.function, mutant.kind, mutant.old, mutant.new, mutant.nth
@@ -337,7 +342,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"STALE: no mutant fits the explanation {reason.file} {reason.function} [{reason.kind}] {reason.old!r}")
     for name in known.failed:
         print(f"FAILED without any bug: {name}")
-    return int(share > arguments.alive or bool(stale) or bool(known.failed) or not (results or explained))
+    return status(share, arguments.alive, bool(stale or known.failed) or not (results or explained))
 
 
 if __name__ == "__main__":

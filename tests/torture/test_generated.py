@@ -14,6 +14,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 mutations = import_module("mutations")
+generated = import_module("generated")
 
 MODULE = '''
 """A module to mutate."""
@@ -126,21 +127,34 @@ def run(tree: Path, *words: str, explained: str = "") -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
-EXPLAINED = (
-    '[[explained]]\nfile = "fyrehose/sums.py"\nfunction = ""\nkind = "constant"\nold = "MOST = 5"\nwhy = "unused"\n'
-)
+EXPLAINED = """
+[[explained]]
+file = "fyrehose/sums.py"
+function = ""
+kind = "constant"
+old = "MOST = 5"
+why = "unused"
+"""
 
 
 @pytest.mark.slow
 def test_runner_tells_killed_living_and_uncovered_mutants_apart(tree: Path) -> None:
-    status, said = run(tree, "--alive", "39", "--json", str(tree / "alive.json"), explained=EXPLAINED)
-    assert status == 1, "two of five live, which is 40 %"
+    status, said = run(tree, "--alive", "40", "--json", str(tree / "alive.json"), explained=EXPLAINED)
+    assert status == 0, said
     alive = json.loads((tree / "alive.json").read_text())["alive"]
     assert [key[1] for key in alive] == ["called", "alone"], said
     assert "5 mutants: 1 killed, 0 timed out, 2 explained, 2 alive (1 of them in lines that no test executes)" in said
     assert "ALIVE after 1 tests: fyrehose/sums.py:9 called [return]\n    - return x\n    + return None" in said
     assert "UNCOVERED after 0 tests: fyrehose/sums.py:13 alone" in said
-    assert run(tree, "--alive", "40", explained=EXPLAINED)[0] == 0
+
+
+def test_too_many_that_live_fail_the_run() -> None:
+    mutant = mutations.mutations("m.py", "def f(x):\n    return x\n")[0]
+    noticed, alive = (generated.Verdict(outcome, "", 0.1, 1) for outcome in ("killed", "alive"))
+    assert generated.report([(mutant, noticed)] * 18 + [(mutant, alive)], 1, 1.0) == 5.0
+    assert generated.status(5.0, 5.0, trouble=False) == 0
+    assert generated.status(5.1, 5.0, trouble=False) == 1
+    assert generated.status(0.0, 5.0, trouble=True) == 1
 
 
 @pytest.mark.slow
