@@ -34,6 +34,8 @@ TRANSFER_KILLS ?= 50
 SIMULATIONS ?= 20000
 # Simulations of herds, of HERD clients each.
 HERDS ?= 20
+# Generated bugs that the tests have to notice (0: all that can be made).
+MUTANTS ?= 1000
 # Kills of an archive; records that a cluster of Spark's reads, and events of its tour.
 ARCHIVE_KILLS ?= 30
 RECORDS ?= 200000
@@ -50,7 +52,7 @@ help:
 	@echo "make test      set up, then check style, types and behaviour: what CI does"
 	@echo "make coverage  run the tests and say what they never reached"
 	@echo "make fuzz      random bytes for every decoder: FUZZ_RUNS=1000000 for a million each"
-	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it: KILLS=1000 FLIPS=0 (all) CUTS=10000"
+	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it: KILLS=1000 FLIPS=0 (all) CUTS=10000 MUTANTS=0 (all)"
 	@echo "make soak      mixed load and strangers: MINUTES=1440 for a day"
 	@echo "make bench     how fast it is, beside Redis and NATS, which it installs: BENCH='figg*' ROUNDS=9"
 	@echo "make docs      these pages as HTML, in build/docs"
@@ -148,6 +150,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/simulation/run.py --count $(SIMULATIONS) --jobs $(JOBS)
 	$(BIN)/python tests/simulation/run.py --count $(HERDS) --herd $(HERD) --jobs $(JOBS)
 	$(BIN)/python tests/torture/mutants.py --jobs $(JOBS)
+	$(BIN)/python tests/torture/generated.py --count $(MUTANTS) --jobs $(JOBS)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES)
 	$(BIN)/python tests/torture/relink_schedules.py --count $(SCHEDULES) --losses
 	$(BIN)/python tests/torture/relink_transfer.py --messages $(MESSAGES)

@@ -107,6 +107,7 @@ def in_child(work: Callable[[Callable[[dict[str, Any]], None]], None], seconds: 
     if not child:
         os.setsid()
         os.close(reading)
+        # What pytest prints, for who wonders why: MUTANTS_OUTPUT=/tmp/output.txt
         null = os.open(os.environ.get("MUTANTS_OUTPUT", os.devnull), os.O_RDWR | os.O_CREAT | os.O_APPEND)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -151,16 +152,23 @@ class Farm:
         :param path: below the root
         """
 
-        def work(report: Callable[[dict[str, Any]], None]) -> None:
-            self._pytest([path], _Learning(report, self.root))
-
         learned: dict[str, Learned] = {}
-        failed = []
-        for said in in_child(work, 600):
-            if said["passed"]:
-                learned[said["test"]] = Learned(said["seconds"], said["lines"])
-            elif not said.get("slow"):
-                failed.append(said["test"])
+        failed: list[str] = []
+        done: set[str] = set()
+
+        def work(report: Callable[[dict[str, Any]], None]) -> None:
+            self._pytest([path], _Learning(report, self.root, done))
+
+        slow = True
+        while slow:  # a test that takes too long ends the child; the others run in another one
+            slow = False
+            for said in in_child(work, 600):
+                done.add(said["test"])
+                slow = said["outcome"] == "slow"
+                if said["outcome"] == "passed":
+                    learned[said["test"]] = Learned(said["seconds"], said["lines"])
+                elif said["outcome"] == "failed":
+                    failed.append(said["test"])
         return learned, failed
 
     def judge(self, mutation: Mutation, rounds: Iterable[Sequence[tuple[str, float]]]) -> Verdict:
@@ -278,10 +286,14 @@ def _few(own: hypothesis.settings) -> hypothesis.settings:
 class _Learning:
     """Reports of each test which lines it executes and how long it takes."""
 
-    def __init__(self, report: Callable[[dict[str, Any]], None], root: Path) -> None:
-        self._report, self._root = report, root
-        self._passed, self._slow = True, False
+    def __init__(self, report: Callable[[dict[str, Any]], None], root: Path, done: set[str]) -> None:
+        self._report, self._root, self._done = report, root, done
+        self._outcome, self._current = "passed", ""
         self._begin()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid not in self._done]
 
     def _begin(self) -> None:
         """Forget the lines executed so far."""
@@ -289,24 +301,27 @@ class _Learning:
         self._watch.start()
 
     def _out_of_time(self, number: int, frame: object) -> None:
-        self._slow = True
-        pytest.fail("too slow")
+        self._report({"test": self._current, "outcome": "slow"})
+        os._exit(0)
 
     def pytest_collection_finish(self) -> None:
         signal.signal(signal.SIGALRM, self._out_of_time)
-        self._report({"test": "", "passed": True, "seconds": 0.0, "lines": self._lines()})
+        signal.signal(signal.SIGPROF, self._out_of_time)
+        self._report({"test": "", "outcome": "passed", "seconds": 0.0, "lines": self._lines()})
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Any:
-        self._passed, self._slow = True, False
+        self._outcome, self._current = "passed", item.nodeid
         self._begin()
         began = time.perf_counter()
-        signal.setitimer(signal.ITIMER_REAL, 4 * LONGEST, LONGEST)
+        signal.setitimer(signal.ITIMER_PROF, LONGEST)
+        signal.setitimer(signal.ITIMER_REAL, 5 * LONGEST)
         result = yield
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         seconds = round(time.perf_counter() - began, 4)
-        said = {"test": item.nodeid, "passed": self._passed, "slow": self._slow, "seconds": seconds}
-        self._report(said | {"lines": self._lines()})
+        lines = self._lines()
+        self._report({"test": item.nodeid, "outcome": self._outcome, "seconds": seconds, "lines": lines})
         return result
 
     def _lines(self) -> dict[str, list[int]]:
@@ -317,12 +332,14 @@ class _Learning:
         }
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed or report.skipped:
-            self._passed = False
+        if report.failed:
+            self._outcome = "failed"
+        elif report.skipped and self._outcome == "passed":
+            self._outcome = "skipped"
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._report({"test": report.nodeid, "passed": False})
+            self._report({"test": report.nodeid, "outcome": "failed"})
 
 
 class _Judging:

@@ -15,7 +15,8 @@ Kinds:
     except    an error that is caught is raised again
 
 Left alone: docstrings and other strings, annotations, what is logged, assertions, `__repr__` and `__str__`, interfaces,
-and code for type checkers.  Only the text of what changes is replaced, so that a mutant reads like the source.
+code for type checkers, and how attrs declares a field (but for its default).  Only the text of what changes is
+replaced, so that a mutant reads like the source.
 """
 
 from __future__ import annotations
@@ -368,6 +369,11 @@ class _Finder(ast.NodeVisitor):
         if isinstance(node.func, ast.Name) and node.func.id in _SWAPPED_NAMES:
             self._add("arith", node.func, _SWAPPED_NAMES[node.func.id])
         if isinstance(node.func, ast.Name) and node.func.id in ("cast", "TypeVar"):
+            return
+        if ast.unparse(node.func) == "attrs.field":
+            for keyword in node.keywords:
+                if keyword.arg in ("default", "factory", "converter", "validator"):
+                    self.visit(keyword.value)
             return
         if isinstance(node.func, ast.Name) and _is_error(node.func.id):
             return  # it is only a text

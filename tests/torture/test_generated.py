@@ -87,6 +87,7 @@ def test_mutants_of_every_kind_are_made() -> None:
         "class IThing(Interface):\n    def f(n=1):\n        return n",
         'def f():\n    log.warn("{n}", n=1 + 1)\n    self._log.info("x", n=2)',
         "assert x < 1",
+        "x = attrs.field(factory=list, init=False, kw_only=True)",
         'x: Final[Literal[3]]\ny = f"{z + 1}"',
     ],
 )
