@@ -134,6 +134,14 @@ def test_more_at_once_than_a_batch_can_hold_is_refused_before_it_has_numbers() -
     assert broker.publish(drafts(b"small")).result == (1,)
 
 
+def test_publish_may_be_exactly_as_large_as_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, _, _ = make()
+    runs = drafts(b"x" * 100)
+    monkeypatch.setattr("fyrehose.broker.MAX_PUBLISH", runs[0].room)
+    assert broker.publish(runs).result == (1,)
+    assert isinstance(refused(broker.publish(drafts(b"x" * 108))), PayloadTooLarge)
+
+
 def test_more_streams_than_fit_into_the_beginning_of_a_segment() -> None:
     with pytest.raises(ValueError, match="200000"):
         make(max_streams=200_001)

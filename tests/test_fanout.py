@@ -450,3 +450,23 @@ def test_who_stands_at_the_end_waits_there_without_another_round(server: Server)
         server.publish(b"%d" % n)
         assert sink.payloads == [b"%d" % i for i in range(n + 1)]
         assert not server.clock.getDelayedCalls(), "nothing is left to be done"
+
+
+def test_resuming_many_times_within_a_turn_costs_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transport may ask for more with every write: the queue must not grow with that."""
+    reads: list[int] = []
+    read = MemoryJournal.read
+
+    def counted(self: MemoryJournal, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        reads.append(start)
+        return read(self, stream, start, max_bytes)
+
+    monkeypatch.setattr(MemoryJournal, "read", counted)
+    server = Server()
+    sink = RecordingSink()
+    subscription = server.broker.subscribe("s", 0, sink)
+    for _ in range(100):
+        subscription.pauseProducing()
+        subscription.resumeProducing()
+    server.settle()
+    assert len(reads) == 1

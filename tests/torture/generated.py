@@ -117,7 +117,7 @@ class Knowledge:
         """Return the tests that may notice *mutant*, those nearest to the module first, then the quickest."""
         wanted = set(mutant.lines)
         found = [name for name, each in self.tests.items() if wanted & set(each.lines.get(mutant.file, ()))]
-        if not found and wanted & self.imported.get(mutant.file, set()):
+        if wanted & self.imported.get(mutant.file, set()):  # a constant may matter to whatever uses the module
             found = [name for name, each in self.tests.items() if mutant.file in each.lines]
         quick = [(name, self.tests[name].seconds) for name in found if self.tests[name].seconds <= mutant_runs.LONGEST]
         return sorted(quick, key=lambda one: (distance(one[0], mutant.file), one[1], one[0]))
@@ -135,13 +135,13 @@ def distance(test: str, module: str) -> int:
 
 
 def rounds(tests: Sequence[tuple[str, float]], budget: float) -> list[list[tuple[str, float]]]:
-    """Divide the tests into those that run at once and the rest, up to *budget* seconds."""
+    """Divide the tests into those that run at once, of one file, and the rest, up to *budget* seconds."""
     first: list[tuple[str, float]] = []
     rest: list[tuple[str, float]] = []
     total = 0.0
     for test in tests[:MOST_TESTS]:
         total += test[1]
-        if not first or total <= FIRST:
+        if not first or (total <= FIRST and test[0].partition("::")[0] == tests[0][0].partition("::")[0]):
             first.append(test)
         elif total <= budget:
             rest.append(test)
@@ -236,6 +236,8 @@ def verdicts(
     alive = 0
     for number, (mutant, verdict) in enumerate(zip(chosen, pool.map(_judge, work), strict=True), 1):
         alive += verdict.outcome in ("alive", "uncovered")
+        if number % 100 == 0:
+            print(f"{number} of {len(chosen)} mutants, {alive} alive", flush=True)
         _progress(f"{number} of {len(chosen)} mutants, {alive} alive: {mutant.file}:{mutant.line}")
         yield mutant, verdict
 
