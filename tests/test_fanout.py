@@ -470,3 +470,11 @@ def test_resuming_many_times_within_a_turn_costs_one_read(monkeypatch: pytest.Mo
         subscription.resumeProducing()
     server.settle()
     assert len(reads) == 1
+    for _ in range(100):
+        subscription.resumeProducing()
+    server.settle()
+    assert len(reads) == 1, "nothing was published since"
+    server.publish(b"x", b"y")
+    server.settle()
+    assert sink.payloads == [b"x", b"y"]
+    assert subscription.delivered == 2

@@ -79,6 +79,50 @@ def test_a_connection_that_published_more_than_its_share_reads_again_when_half_o
     assert peer.reading
 
 
+def test_memory_that_becomes_free_is_read_into_by_as_many_as_fill_it() -> None:
+    """All that wait at once would read megabytes more than there is room for."""
+    budget = Budget(limit=64 * MIB)
+    found = [Peer(budget, None) for _ in range(60)]
+    for peer in found:
+        peer.account.hold(MIB)
+    waiting = [peer for peer in found if not peer.reading]
+    assert len(waiting) == 13, "60 MiB are held, and the pool is 48 MiB"
+    for peer in found[:13]:
+        peer.account.release(MIB)
+    assert reading(waiting) == 3, "47 MiB are held, half a MiB more by each, and 256 KiB are read at once"
+
+
+def test_as_many_small_ones_read_again_as_fill_what_is_free_of_the_limit() -> None:
+    budget = Budget(limit=64 * MIB)
+    assert budget.keep(30 * MIB)
+    large = Peer(budget, None)
+    large.account.hold(20 * MIB)
+    small = [Peer(budget, None) for _ in range(256)]
+    for peer in small:
+        peer.account.hold(1024)
+    assert reading(small) == 0
+    large.account.release(20 * MIB)
+    assert reading(small) == 136, "34 MiB less the 256 KiB of the small ones are free, for reads of 256 KiB"
+
+
+def test_connection_that_is_closed_waits_no_more() -> None:
+    budget = Budget(limit=64 * MIB)
+    found = [Peer(budget, None) for _ in range(60)]
+    for peer in found:
+        peer.account.hold(MIB)
+    last = found[-1].account
+    assert last.waits
+    last.close()
+    assert not last.waits
+    last.release(MIB)
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    budget = Budget()
+    assert (budget.limit, budget.each) == (512 * MIB, 8 * MIB)
+    assert READ == 256 << 10
+
+
 def test_announcing_costs_nothing() -> None:
     budget = Budget()
     found = peers(budget, 10_000)

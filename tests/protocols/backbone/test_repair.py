@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fyrehose.protocols.backbone import repair
 from fyrehose.protocols.backbone.frames import MAX_SEQUENCES
-from fyrehose.protocols.backbone.repair import Gap, Lost, Repair
+from fyrehose.protocols.backbone.repair import PAUSES, Gap, Lost, Repair
 from fyrehose.records import LAST_SEQ, Run
 
 
@@ -110,6 +110,18 @@ def test_an_answer_that_streams_in_is_not_asked_for_again() -> None:
         feed(order, (1 + 100 * i, 100 + 100 * i), now=now)
         assert order.due(now, 1) == ([(10_001, 49_999)] if i == 99 else [])
     assert order.position == MAX_SEQUENCES
+
+
+def test_question_for_what_comes_next_waits_while_gaps_take_all_requests() -> None:
+    order = Repair(0, reorder=0.0, pauses=(1.0,) * 3, probe=0.5)
+    feed(order, (1, 1), (3, 3), now=0.0)
+    assert order.due(9.0, 1) == [(2, 2)]
+    assert order.due(9.1, 1) == [(4, LAST_SEQ)]
+
+
+def test_gap_is_asked_for_during_ten_seconds() -> None:
+    assert sum(PAUSES) == pytest.approx(9.9)
+    assert max(PAUSES) == 0.5
 
 
 def test_more_gaps_than_requests_share_requests() -> None:

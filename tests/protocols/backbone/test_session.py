@@ -322,6 +322,14 @@ def test_what_a_newcomer_pushes_comes_back_to_it() -> None:
     assert client.credit == 70
 
 
+def test_newcomer_is_sent_nothing_behind_what_its_credit_does_not_cover() -> None:
+    bench = Bench()
+    bench.receive(keep_alive(CLIENT))
+    [(_, client)] = bench.session.newcomers(bench.now)
+    assert numbers(bench.session.ration(client, *delivery(71, 20, 20))) == []
+    assert client.held == (1, 3)
+
+
 def test_the_second_keepalive_brings_what_was_held_back() -> None:
     bench = Bench()
     bench.receive(keep_alive(CLIENT))
