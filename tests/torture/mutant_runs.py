@@ -54,7 +54,7 @@ _PRELOADED = (
     "zmq",
 )
 #: Tries of a Hypothesis test, and steps of each: a mutant is met by few or by none.
-EXAMPLES, STEPS = 30, 25
+EXAMPLES, STEPS = 60, 40
 #: A test may use so many seconds of the processor, or of the clock, besides ten times what it used before.
 GRACE_CPU, GRACE = 1.0, 30.0
 #: A test that uses the processor longer than this is not used, in seconds: it would keep a mutant waiting.
@@ -163,13 +163,17 @@ class Farm:
         while slow:  # a test that takes too long ends the child; the others run in another one
             slow = False
             for said in in_child(work, 600):
+                if "file" in said:
+                    for test in learned.keys() & said["lines"].keys():
+                        learned[test].lines[said["file"]] = said["lines"][test]
+                    continue
                 done.add(said["test"])
                 slow = said["outcome"] == "slow"
                 if said["outcome"] == "passed":
-                    learned[said["test"]] = Learned(said["seconds"], said["lines"])
+                    learned[said["test"]] = Learned(said["seconds"], {})
                 elif said["outcome"] == "failed":
                     failed.append(said["test"])
-        return learned, failed
+        return learned, failed if done else [path]
 
     def judge(self, mutation: Mutation, rounds: Iterable[Sequence[tuple[str, float]]]) -> Verdict:
         """Run tests with the bug until one fails.
@@ -284,35 +288,28 @@ def _few(own: hypothesis.settings) -> hypothesis.settings:
 
 
 class _Learning:
-    """Reports of each test which lines it executes and how long it takes."""
+    """Reports how long each test takes, and at the end which lines each of them executed, by files."""
 
     def __init__(self, report: Callable[[dict[str, Any]], None], root: Path, done: set[str]) -> None:
         self._report, self._root, self._done = report, root, done
         self._outcome, self._current = "passed", ""
-        self._begin()
+        self._watch = coverage.Coverage(data_file=None, source=[str(root / "fyrehose")], config_file=False)
+        self._watch.set_option("run:disable_warnings", ["no-data-collected"])
+        self._watch.start()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item.nodeid not in self._done]
 
-    def _begin(self) -> None:
-        """Forget the lines executed so far."""
-        self._watch = coverage.Coverage(data_file=None, source=[str(self._root / "fyrehose")], config_file=False)
-        self._watch.start()
-
-    def _out_of_time(self, number: int, frame: object) -> None:
-        self._report({"test": self._current, "outcome": "slow"})
-        os._exit(0)
-
     def pytest_collection_finish(self) -> None:
         signal.signal(signal.SIGALRM, self._out_of_time)
         signal.signal(signal.SIGPROF, self._out_of_time)
-        self._report({"test": "", "outcome": "passed", "seconds": 0.0, "lines": self._lines()})
+        self._report({"test": "", "outcome": "passed", "seconds": 0.0})
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Any:
         self._outcome, self._current = "passed", item.nodeid
-        self._begin()
+        self._watch.switch_context(item.nodeid)
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, LONGEST)
         signal.setitimer(signal.ITIMER_REAL, 5 * LONGEST)
@@ -320,16 +317,26 @@ class _Learning:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         seconds = round(time.process_time() - began, 4)
-        lines = self._lines()
-        self._report({"test": item.nodeid, "outcome": self._outcome, "seconds": seconds, "lines": lines})
+        self._report({"test": item.nodeid, "outcome": self._outcome, "seconds": seconds})
         return result
 
-    def _lines(self) -> dict[str, list[int]]:
+    def pytest_sessionfinish(self) -> None:
+        self._report_lines()
+
+    def _out_of_time(self, number: int, frame: object) -> None:
+        self._report({"test": self._current, "outcome": "slow"})
+        self._report_lines()
+        os._exit(0)
+
+    def _report_lines(self) -> None:
         self._watch.stop()
         data = self._watch.get_data()
-        return {
-            str(Path(file).relative_to(self._root)): sorted(data.lines(file) or ()) for file in data.measured_files()
-        }
+        for file in data.measured_files():
+            lines: dict[str, list[int]] = {}
+            for line, tests in data.contexts_by_lineno(file).items():
+                for test in tests:
+                    lines.setdefault(test, []).append(line)
+            self._report({"file": str(Path(file).relative_to(self._root)), "lines": lines})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
