@@ -120,7 +120,26 @@ def test_connection_that_is_closed_waits_no_more() -> None:
 def test_defaults_are_those_of_the_documentation() -> None:
     budget = Budget()
     assert (budget.limit, budget.each) == (512 * MIB, 8 * MIB)
+    assert (budget.pool, budget.grants, budget.spare) == (384 * MIB, 96 * MIB, 32 * MIB)
+    assert (budget.part, budget.next_to_nothing) == (MIB, MIB // 16)
     assert READ == 256 << 10
+
+
+def test_connection_may_hold_exactly_what_each_may() -> None:
+    peer = Peer(Budget(limit=100_000, each=100))
+    peer.account.hold(100)
+    assert peer.reading
+    peer.account.hold(1)
+    assert not peer.reading
+
+
+def test_frame_with_a_grant_is_charged_once_and_in_full() -> None:
+    budget = Budget()
+    peer = Peer(budget, size=16 * MIB)
+    assert peer.send(2 * MIB) == 2 * MIB
+    assert (budget.granted, budget.charged, budget.used) == (16 * MIB, 0, 16 * MIB)
+    peer.account.close()
+    assert budget.used == 0
 
 
 def test_announcing_costs_nothing() -> None:

@@ -160,3 +160,15 @@ def test_subscriptions_are_charged_to_the_budget_and_never_take_more_than_half_o
         subscriptions.release(f"10.0.0.{n}")
     assert budget.kept == 0
     assert not subscriptions._counts, "addresses without subscriptions are forgotten"
+
+
+def test_address_with_subscriptions_keeps_its_count_when_the_budget_refuses_another() -> None:
+    subscriptions = Subscriptions(Budget(limit=4 * SUBSCRIPTION), 3)
+    for _ in range(2):
+        subscriptions.take("10.0.0.1")
+    with pytest.raises(TooManySubscriptions, match="no room for another"):
+        subscriptions.take("10.0.0.1")
+    subscriptions.budget.limit = 100 * SUBSCRIPTION
+    subscriptions.take("10.0.0.1")
+    with pytest.raises(TooManySubscriptions, match="has 3 subscriptions, and 3 are the most"):
+        subscriptions.take("10.0.0.1")
