@@ -191,6 +191,9 @@ def test_every_test_has_a_module() -> None:
         # What all the modules of the journal have to do together.
         "tests/journal/test_large_batches.py",
         "tests/journal/test_syncs.py",
+        "tests/journal/test_formats.py",
+        "tests/journal/test_identity.py",
+        "tests/journal/test_newer.py",
     )
     orphans = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

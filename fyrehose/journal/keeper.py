@@ -56,14 +56,12 @@ class Keeper:
                 lambda: positions(self.directory),
                 doubted=self.clock.in_doubt,
             )
+            self._tell_of_readers(verdict)
+            for _ in range(verdict.expired):
+                self.deletion.segments.append(self.store.drop_oldest())
+                log.info("{path} is not kept any more", path=self.deletion.segments[-1][0])
         except (JournalError, OSError):
             self._failed(Failure(), "nothing is deleted: {why}")
-            return
-        self._tell_of_readers(verdict)
-        for _ in range(verdict.expired):
-            path = self.store.drop_oldest()
-            log.info("{path} is not kept any more", path=path)
-            self.deletion.segments.append((path, self.store.first, self.store.oldest_snapshot()))
         if self.deletion.is_due():
             self.run(lambda: self.deletion.work(keep_from)).addErrback(
                 self._failed, "a segment that is not kept is not deleted, and will be tried again: {why}"

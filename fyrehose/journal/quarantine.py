@@ -17,7 +17,7 @@ import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan, snapshots, writer
+from fyrehose.journal import packing, scan, snapshots, writer
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import durable_beyond, newer_refused, next_batch, next_whole
 from fyrehose.journal.streams import Streams, begun
@@ -203,7 +203,7 @@ def _skip(last: scan.Segment, survey: _Survey, files: Files) -> None:
 
     This comes before the damage is replaced: a start that ends in between would leave nothing that tells of them.
     """
-    _, data = fmt.batch(
+    _, data = packing.batch(
         fmt.Kind.GAP,
         survey.gaps(),
         position=survey.end,
@@ -408,7 +408,7 @@ def _fillers(damage: _Range, survey: _Survey, files: Files) -> Iterator[tuple[in
             entries, size = [], left
         if 0 < left - size < fmt.BATCH_HEADER.size:
             size = left
-        header, data = fmt.batch(
+        header, data = packing.batch(
             kind, entries, position=position, durable=damage.start, time=0, clock=0, chain=chain, fill=size
         )
         yield position, data

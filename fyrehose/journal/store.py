@@ -188,16 +188,16 @@ class Store:
         except (fmt.Damage, OSError) as damage:
             raise damaged(scan.path_of(self.directory, base), position, base, damage) from damage
 
-    def oldest_snapshot(self) -> int:
-        """Return the position of the oldest snapshot that is needed: later ones may be, earlier ones are not.
+    def drop_oldest(self) -> tuple[Path, int, int]:
+        """Forget the oldest sealed segment.
 
-        :raises JournalCorrupt: the oldest segment is damaged
+        :return: its file, which the caller deletes; the position where the log begins without it; and that of the
+            oldest snapshot that is needed then
+        :raises JournalCorrupt: the next segment is damaged, and nothing was forgotten
         """
-        return self.index(self._bases[0]).snapshot or self._bases[0]
-
-    def drop_oldest(self) -> Path:
-        """Forget the oldest sealed segment; its file, which the caller deletes."""
-        base = self._bases.pop(0)
+        base, begin = self._bases[:2]
+        needed = self.index(begin).snapshot or begin
+        del self._bases[0]
         del self._sealed_ends[base]
         self._fresh.pop(base, None)
         self._created.pop(base, None)
@@ -205,7 +205,7 @@ class Store:
             self._indexed -= len(index.data)
         if reader := self._readers.pop(base, None):
             reader.close()
-        return scan.path_of(self.directory, base)
+        return scan.path_of(self.directory, base), begin, needed
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """Records of ``stream`` from ``start`` on, or from the next that there is; of one segment only.

@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan, snapshots
+from fyrehose.journal import packing, scan, snapshots
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.streams import Streams
@@ -192,8 +192,8 @@ class Writer:
         data: list[Buffer] = []
         position, chain = self.position, self._chain
         for runs in batches:
-            grouped = fmt.grouped(runs)
-            header, encoded = fmt.pieces(
+            grouped = packing.grouped(runs)
+            header, encoded = packing.pieces(
                 fmt.Kind.RECORDS,
                 grouped,
                 position=position,
@@ -373,7 +373,7 @@ class Writer:
     def _batch(
         self, kind: fmt.Kind, entries: Sequence[fmt.Entry], position: int
     ) -> tuple[fmt.BatchHeader, list[Buffer]]:
-        return fmt.pieces(
+        return packing.pieces(
             kind,
             entries,
             position=position,

@@ -23,7 +23,7 @@ with harness.instrumented("fyrehose.journal"):
 
     from fyrehose.errors import JournalError
     from fyrehose.journal import format as fmt
-    from fyrehose.journal import index, readers, scan
+    from fyrehose.journal import index, packing, readers, scan
     from fyrehose.journal.files import Files
     from fyrehose.journal.quarantine import set_aside
     from fyrehose.journal.recovery import recover
@@ -66,7 +66,7 @@ def body_of(dice: harness.Dice, kind: fmt.Kind) -> tuple[bytes, int]:
     """The body of a batch, now and then damaged, and how many parts it says it has."""
     parts = 1 + dice.byte() % 3
     if kind is fmt.Kind.RECORDS:
-        _, made = fmt.batch(
+        _, made = packing.batch(
             kind, [run_of(dice, dice.number(48)) for _ in range(parts)], position=0, durable=0, time=1, clock=1, chain=0
         )
         body = made[fmt.BATCH_HEADER.size :]

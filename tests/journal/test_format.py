@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fyrehose.journal import format as fmt
+from fyrehose.journal import packing
 from fyrehose.records import Run
 
 U64 = (1 << 64) - 1
@@ -35,15 +36,19 @@ def test_the_header_of_a_segment() -> None:
 
 
 def make(*runs: Run, position: int = 64, chain: int = 0) -> tuple[fmt.BatchHeader, bytearray]:
-    header, data = fmt.batch(fmt.Kind.RECORDS, runs, position=position, durable=position, time=1, clock=2, chain=chain)
+    header, data = packing.batch(
+        fmt.Kind.RECORDS, runs, position=position, durable=position, time=1, clock=2, chain=chain
+    )
     return header, bytearray(data)
 
 
-@pytest.mark.parametrize("sizes", [[fmt.LARGE], [9, fmt.LARGE - 1], [3, fmt.LARGE + 5, 7], [fmt.LARGE] * 3, [1, 2, 3]])
+@pytest.mark.parametrize(
+    "sizes", [[packing.LARGE], [9, packing.LARGE - 1], [3, packing.LARGE + 5, 7], [packing.LARGE] * 3, [1, 2, 3]]
+)
 def test_large_payloads_are_not_copied(sizes: list[int]) -> None:
     runs = [Run.of("s", [b"%d" % i * size], source="t").numbered(1 + i, 1) for i, size in enumerate(sizes)]
-    header, pieces = fmt.pieces(fmt.Kind.RECORDS, runs, position=64, durable=0, time=1, clock=1, chain=7)
-    large = [run.payload for run in runs if len(run.payload) >= fmt.LARGE]
+    header, pieces = packing.pieces(fmt.Kind.RECORDS, runs, position=64, durable=0, time=1, clock=1, chain=7)
+    large = [run.payload for run in runs if len(run.payload) >= packing.LARGE]
     assert all(any(piece is payload for piece in pieces) for payload in large)
     assert len(pieces) <= 2 * len(large) + 2
     data = b"".join(pieces)
@@ -140,7 +145,7 @@ def test_a_batch_elsewhere_or_of_another_log() -> None:
 
 def test_a_batch_that_knows_the_future() -> None:
     """What was durable when it was written cannot lie behind it: nobody makes up for the bytes up to there."""
-    _, data = fmt.batch(fmt.Kind.ENDS, [], position=64, durable=72, time=1, clock=1, chain=0)
+    _, data = packing.batch(fmt.Kind.ENDS, [], position=64, durable=72, time=1, clock=1, chain=0)
     with pytest.raises(fmt.Damage, match="beyond itself"):
         fmt.BatchHeader.unpack(data[:64], 64)
 
@@ -184,13 +189,13 @@ def test_bytes_from_anywhere_never_do_worse_than_damage(data: bytes) -> None:
 
 def test_runs_are_grouped_by_stream_in_their_order() -> None:
     a1, b1, a2 = (Run.of(s, [p], source="t") for s, p in (("a", b"1"), ("b", b"2"), ("a", b"3")))
-    assert fmt.grouped([a1, b1, a2]) == [a1, a2, b1]
+    assert packing.grouped([a1, b1, a2]) == [a1, a2, b1]
 
 
 @pytest.mark.parametrize("length", range(1, 18))
 def test_entries_of_every_length(length: int) -> None:
     entries = [fmt.Entry("x" * length, 1, 2), fmt.Entry("y", 3, 4)]
-    header, data = fmt.batch(fmt.Kind.ENDS, entries, position=64, durable=0, time=1, clock=1, chain=0)
+    header, data = packing.batch(fmt.Kind.ENDS, entries, position=64, durable=0, time=1, clock=1, chain=0)
     body = data[fmt.BATCH_HEADER.size :]
     assert (header.length % 8, header.length) == (0, len(body))
     assert fmt.entries(body, 2) == entries

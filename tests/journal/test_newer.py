@@ -8,7 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal import dump, scan
+from fyrehose.journal import dump, packing, scan
 from fyrehose.journal import format as fmt
 from fyrehose.journal.files import Files
 from fyrehose.journal.quarantine import set_aside
@@ -93,7 +93,7 @@ def test_a_newer_batch_behind_damage_is_noticed(bench) -> None:
 
 def test_a_payload_that_looks_like_a_newer_batch_is_only_a_payload(open_journal) -> None:
     bench = open_journal(segment_size=64 << 10)
-    _, data = fmt.batch(fmt.Kind.CLOSED, [], position=0, durable=0, time=0, clock=0, chain=0)
+    _, data = packing.batch(fmt.Kind.CLOSED, [], position=0, durable=0, time=0, clock=0, chain=0)
     forged = bytearray(data)
     forged[3] = NEWER
     forged[60:64] = crc32c(bytes(forged[:60])).to_bytes(4, "little")

@@ -9,7 +9,7 @@ import pytest
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal import quarantine, recovery, scan
+from fyrehose.journal import packing, quarantine, recovery, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import durability
@@ -28,12 +28,14 @@ def patch(bench, position: int, data: bytes) -> None:  # type: ignore[no-untyped
 def forged(position: int, durable: int, stream: str = "forged") -> bytes:
     """What looks like a batch at ``position``: its checksums are right, for it brings along what they begin with."""
     run = Run.of(stream, [b"never published"], source="t").numbered(1, 1)
-    return fmt.batch(fmt.Kind.RECORDS, [run], position=position, durable=durable, time=1, clock=1, chain=0x12345678)[1]
+    return packing.batch(
+        fmt.Kind.RECORDS, [run], position=position, durable=durable, time=1, clock=1, chain=0x12345678
+    )[1]
 
 
 def payload_at(bench) -> int:  # type: ignore[no-untyped-def]
     """Where the payload of the next single append will lie in the log."""
-    _, data = fmt.batch(
+    _, data = packing.batch(
         fmt.Kind.RECORDS,
         [Run.of("s", [b"MARKER"], source="test").numbered(1, 1)],
         position=0,

@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan
+from fyrehose.journal import packing, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import Writer
@@ -110,7 +110,7 @@ class TestTornTail:
         data = b""
         for seq in (2, 3):
             run = Run.of("s", [b"unsynced"], source="t").numbered(seq, 1)
-            header, encoded = fmt.batch(
+            header, encoded = packing.batch(
                 fmt.Kind.RECORDS, [run], position=position, durable=durable, time=1, clock=1, chain=chain
             )
             position, chain = header.end, header.checksum

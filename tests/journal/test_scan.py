@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan
+from fyrehose.journal import packing, scan
 from fyrehose.journal.files import Files
 from fyrehose.records import Run
 
@@ -93,7 +93,7 @@ def test_large_batches_are_read_once(tmp_path: Path) -> None:
     data, chain = fmt.SegmentHeader(0, 1, 0).pack(), 0
     for _ in range(4):
         run = Run.of("s", [b"x" * scan.AHEAD] * 3, source="t").numbered(1, 1)
-        header, encoded = fmt.batch(
+        header, encoded = packing.batch(
             fmt.Kind.RECORDS, [run], position=len(data), durable=0, time=0, clock=0, chain=chain
         )
         data, chain = data + encoded, header.checksum
@@ -125,7 +125,7 @@ def test_a_segment_under_another_name(tmp_path: Path) -> None:
 def test_a_batch_that_continues_from_another(tmp_path: Path) -> None:
     start, data = fmt.SegmentHeader(0, 1, 0).pack(), b""
     for chain in (0, 12345):
-        _, encoded = fmt.batch(
+        _, encoded = packing.batch(
             fmt.Kind.CLOSED, [], position=64 + len(data), durable=0, time=0, clock=0, chain=chain, fill=80
         )
         data += encoded
@@ -135,7 +135,9 @@ def test_a_batch_that_continues_from_another(tmp_path: Path) -> None:
     reader.close()
     plain = b""
     for chain in (0, 12345):
-        plain += fmt.batch(fmt.Kind.CLOSED, [], position=64 + len(plain), durable=0, time=0, clock=0, chain=chain)[1]
+        plain += packing.batch(fmt.Kind.CLOSED, [], position=64 + len(plain), durable=0, time=0, clock=0, chain=chain)[
+            1
+        ]
     scan.path_of(tmp_path, 0).write_bytes(start + plain)
     reader = scan.SegmentReader(scan.path_of(tmp_path, 0), 0)
     with pytest.raises(fmt.Damage, match="does not continue"):

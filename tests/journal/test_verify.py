@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from fyrehose.errors import JournalError
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan
+from fyrehose.journal import packing, scan
 from fyrehose.journal.settings import durability
 from fyrehose.journal.verify import Report, verify
 from fyrehose.journal.walk import Extent
@@ -145,7 +145,7 @@ def forge(
 ) -> None:  # type: ignore[no-untyped-def]
     """A batch that no journal writes, with the right checksums."""
     writer = bench.journal._writer
-    header, data = fmt.batch(
+    header, data = packing.batch(
         kind,
         entries if entries is not None else list(runs),
         position=writer.position,
@@ -272,7 +272,7 @@ def test_a_batch_that_cannot_be_even_though_its_checksums_are_right(open_journal
     bench = open_journal()
     bench.append(b"x")
     writer = bench.journal._writer
-    header, data = fmt.batch(
+    header, data = packing.batch(
         fmt.Kind.RECORDS,
         [run(2, b"y")],
         position=writer.position,
@@ -292,7 +292,7 @@ def test_a_body_whose_lengths_contradict_each_other(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
     writer = bench.journal._writer
-    header, data = fmt.batch(
+    header, data = packing.batch(
         fmt.Kind.RECORDS,
         [run(2, b"y")],
         position=writer.position,

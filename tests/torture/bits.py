@@ -35,7 +35,7 @@ from pathlib import Path
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan
+from fyrehose.journal import packing, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import Writer
@@ -91,7 +91,7 @@ class Specimen:
             if writer.position + needed > size:
                 return
             writer.commit([runs], 1, 1)
-            for run in fmt.grouped(runs):
+            for run in packing.grouped(runs):
                 _digest(digest, run)
 
     def _runs(self, ends: dict[str, int], dice: random.Random) -> list[Run]:

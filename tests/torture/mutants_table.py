@@ -179,7 +179,7 @@ MUTANTS = (
     ),
     Mutant(
         "checksums are not chained",
-        _FORMAT,
+        "fyrehose/journal/packing.py",
         "    length, checksum = 0, chain\n",
         "    length, checksum = 0, 0\n",
         _TESTS_FORMAT,
@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant(
         "an entry is not padded",
         _FORMAT,
-        "name + bytes(-len(name) % 8)",
+        "name + PADDING[-len(name) % 8]",
         "name + bytes(8 - len(name) % 8)",
         _TESTS_FORMAT,
     ),

@@ -1,0 +1,118 @@
+"""Putting batches together: the writing half of the journal's format (see :mod:`fyrehose.journal.format`).
+
+in: runs or entries      out: a header, and the bytes of a batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from crc32c import crc32c
+
+from fyrehose.journal.format import BATCH_HEADER, PADDING, RUN_HEADER, BatchHeader, Entry, Has, Kind
+from fyrehose.records import Buffer, Run
+
+#: A payload that is at least so long is written from where it lies, in bytes; smaller ones are cheaper to copy.
+LARGE = 16 << 10
+
+
+def pieces(
+    kind: Kind,
+    parts: Sequence[Run] | Sequence[Entry],
+    *,
+    position: int,
+    durable: int,
+    time: int,
+    clock: int,
+    chain: int,
+    fill: int = 0,
+) -> tuple[BatchHeader, list[Buffer]]:
+    """A batch: its header, and all its bytes in pieces; payloads that are large are not copied.
+
+    :param fill: how long it is to be with its header, where it takes the place of a damaged range
+    """
+    body: list[Buffer] = []
+    records = 0
+    for part in parts:
+        if isinstance(part, Run):
+            records += len(part)
+            _pack_run(part, body)
+        else:
+            body.append(part.pack())
+    if fill:
+        body.append(bytes(max(0, fill - BATCH_HEADER.size - sum(map(len, body)))))
+    joined = _joined(body)
+    length, checksum = 0, chain
+    for piece in joined:
+        length += len(piece)
+        checksum = crc32c(piece, checksum)
+    header = BatchHeader(kind, fill > 0, length, len(parts), records, chain, position, durable, time, clock, checksum)
+    packed = header.pack()
+    if joined and len(joined[0]) < LARGE:
+        return header, [packed + joined[0], *joined[1:]]
+    return header, [packed, *joined]
+
+
+def batch(kind: Kind, parts: Sequence[Run] | Sequence[Entry], **numbers: int) -> tuple[BatchHeader, bytes]:
+    """The same in one piece."""
+    header, data = pieces(kind, parts, **numbers)
+    return header, b"".join(data)
+
+
+def grouped(many: Iterable[Run]) -> list[Run]:
+    """Runs in the order of a batch: those of a stream next to each other, in their order."""
+    streams: dict[str, list[Run]] = {}
+    for run in many:
+        streams.setdefault(run.stream, []).append(run)
+    return [run for of_stream in streams.values() for run in of_stream]
+
+
+def _joined(pieces: Sequence[Buffer]) -> list[Buffer]:
+    """The same bytes in fewer pieces, of which only those next to large ones are small."""
+    found: list[Buffer] = []
+    begin = 0
+    for i, piece in enumerate(pieces):
+        if len(piece) >= LARGE:
+            found += b"".join(pieces[begin:i]), piece
+            begin = i + 1
+    found.append(b"".join(pieces[begin:]))
+    return [piece for piece in found if piece]
+
+
+@lru_cache(maxsize=4096)
+def _names(
+    stream: str, source: str, producer: str | None, topic: str | None, content_type: str | None
+) -> tuple[int, tuple[int, ...], bytes]:
+    """What a run begins with behind its header: which of the names there are, their lengths, and their bytes.
+
+    Nearly every run has the names of one before it.
+    """
+    optional = {Has.PRODUCER: producer, Has.TOPIC: topic, Has.CONTENT_TYPE: content_type}
+    has = sum(bit for bit, name in optional.items() if name is not None)
+    names = [name.encode(errors="backslashreplace") if name else b"" for name in optional.values()]
+    first = [stream.encode(), source.encode()]
+    strings = b"".join((*first, *names))
+    return has, tuple(map(len, (*names, *first))), strings + PADDING[-len(strings) % 8]
+
+
+def _pack_run(run: Run, pieces: list[Buffer]) -> None:
+    has, sizes, strings = _names(run.stream, run.source, run.producer, run.topic, run.content_type)
+    columns: list[Buffer] = []
+    first_producer_seq = 0
+    if isinstance(run.producer_seq, int):
+        has |= Has.CONTIGUOUS
+        first_producer_seq = run.producer_seq
+    elif run.producer_seq is not None:
+        has |= Has.PRODUCER_SEQS
+        columns.append(run.producer_seq)
+    if run.event_ids is not None:
+        has |= Has.EVENT_IDS
+        columns.append(run.event_ids)
+    if run.event_times is not None:
+        has |= Has.EVENT_TIMES
+        columns.append(run.event_times)
+    size, count = len(run.payload), len(run.lengths) // 4
+    columns += run.lengths, PADDING[-4 * count % 8], run.payload, PADDING[-size % 8]
+    length = RUN_HEADER.size + len(strings) + sum(map(len, columns))
+    pieces += RUN_HEADER.pack(length, count, run.first_seq, first_producer_seq, size, has, *sizes), strings, *columns
