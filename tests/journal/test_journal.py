@@ -774,6 +774,7 @@ class TestWatching:
             bench.append(b"x" * 3000)
         scan.segments(bench.directory)[1].path.write_bytes(b"")
         bench.journal._store._readers.clear()
+        bench.journal._store._created.clear()
         for _ in range(5):
             bench.clock.advance(1)
         assert len(logged_errors.take()) == 1, "said once"

@@ -144,8 +144,8 @@ MUTANTS = (
     Mutant(
         "appends are taken when read-only",
         _JOURNAL,
-        "        if self.state is not JournalState.WRITABLE:\n            return fail(self._refusal())",
-        "        if self.state is JournalState.CLOSED:\n            return fail(self._refusal())",
+        "            return fail(self._refusal())\n        append = Append(",
+        "            pass\n        append = Append(",
         _TESTS_JOURNAL,
     ),
     Mutant(
@@ -201,7 +201,7 @@ MUTANTS = (
     Mutant(
         "a whole batch behind damage is cut off",
         _RECOVERY,
-        "if not torn and (known or at < durable_beyond(reader, at, segment.end)):",
+        "if not torn and (known or at < beyond):",
         "if not torn and known:",
         _TESTS_RECOVERY,
     ),
@@ -265,7 +265,7 @@ MUTANTS = (
     Mutant(
         "numbers of failed appends are lost",
         _BROKER,
-        "        ends = self.journal.ends()\n        self.sequencer.restore(ends, self.journal.floor)\n",
+        "        ends = self.journal.ends()\n        self._restore(ends)\n",
         "        ends = self.journal.ends()\n",
         _TESTS_BROKER,
     ),
