@@ -154,26 +154,30 @@ class Farm:
 
         learned: dict[str, Learned] = {}
         failed: list[str] = []
-        done: set[str] = set()
+        slow: set[str] = set()
 
         def work(report: Callable[[dict[str, Any]], None]) -> None:
-            self._pytest([path], _Learning(report, self.root, done))
+            self._pytest([path], _Learning(report, self.root, slow))
 
-        slow = True
-        while slow:  # a test that takes too long ends the child; the others run in another one
-            slow = False
-            for said in in_child(work, 600):
+        known = -1
+        while known < len(slow):  # a test that takes too long ends the child; the others run in another one
+            known = len(slow)
+            learned, failed = {}, []
+            reports = in_child(work, 600)
+            for said in reports:
                 if "file" in said:
                     for test in learned.keys() & said["lines"].keys():
                         learned[test].lines[said["file"]] = said["lines"][test]
                     continue
-                done.add(said["test"])
-                slow = said["outcome"] == "slow"
-                if said["outcome"] == "passed":
+                if said["outcome"] == "slow":
+                    slow.add(said["test"])
+                elif said["outcome"] == "passed":
                     learned[said["test"]] = Learned(said["seconds"], {})
                 elif said["outcome"] == "failed":
                     failed.append(said["test"])
-        return learned, failed if done else [path]
+            if not reports:
+                failed = [path]
+        return learned, failed
 
     def judge(self, mutation: Mutation, rounds: Iterable[Sequence[tuple[str, float]]]) -> Verdict:
         """Run tests with the bug until one fails.
@@ -290,8 +294,8 @@ def _few(own: hypothesis.settings) -> hypothesis.settings:
 class _Learning:
     """Reports how long each test takes, and at the end which lines each of them executed, by files."""
 
-    def __init__(self, report: Callable[[dict[str, Any]], None], root: Path, done: set[str]) -> None:
-        self._report, self._root, self._done = report, root, done
+    def __init__(self, report: Callable[[dict[str, Any]], None], root: Path, slow: set[str]) -> None:
+        self._report, self._root, self._slow = report, root, slow
         self._outcome, self._current = "passed", ""
         self._watch = coverage.Coverage(data_file=None, source=[str(root / "fyrehose")], config_file=False)
         self._watch.set_option("run:disable_warnings", ["no-data-collected"])
@@ -299,7 +303,7 @@ class _Learning:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if item.nodeid not in self._done]
+        items[:] = [item for item in items if item.nodeid not in self._slow]
 
     def pytest_collection_finish(self) -> None:
         signal.signal(signal.SIGALRM, self._out_of_time)
@@ -324,8 +328,8 @@ class _Learning:
         self._report_lines()
 
     def _out_of_time(self, number: int, frame: object) -> None:
+        # Nothing more: whatever was interrupted, such as coverage, may hold a lock.
         self._report({"test": self._current, "outcome": "slow"})
-        self._report_lines()
         os._exit(0)
 
     def _report_lines(self) -> None:
