@@ -117,6 +117,14 @@ def test_connection_that_is_closed_waits_no_more() -> None:
     last.release(MIB)
 
 
+def test_connection_that_is_closed_twice_counts_once() -> None:
+    budget = Budget()
+    first, second = peers(budget, 2)
+    first.account.close()
+    first.account.close()
+    assert Peer(budget).account.share is second.account.share
+
+
 def test_defaults_are_those_of_the_documentation() -> None:
     budget = Budget()
     assert (budget.limit, budget.each) == (512 * MIB, 8 * MIB)
