@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
-from fyrehose.journal import dump
+from fyrehose.journal import dump, streams
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.journal.worker import InlineWorker
@@ -70,6 +70,11 @@ class Author:
         self.journal.append([run], [first]).addErrback(failed.append)
         assert not failed, failed
 
+    def retire(self, *streams: str) -> None:
+        failed: list[Any] = []
+        self.journal.retire(streams).addErrback(failed.append)
+        assert not failed, failed
+
     def close(self) -> None:
         self.journal.close()
 
@@ -80,7 +85,20 @@ class Author:
 
 
 def write(directory: Path) -> None:
-    """Write everything that a journal can hold: every part of a run, every kind of batch, sealed segments, a gap."""
+    """Write everything that a journal can hold: every part of a run, every kind of batch, sealed segments, a gap.
+
+    Eight streams are many here, so that there are snapshots; one is retired for good, and one comes back.
+    """
+    inline, streams.INLINE = streams.INLINE, 2
+    try:
+        _write(directory)
+    finally:
+        streams.INLINE = inline
+    for path in (directory / "LOCK", *directory.glob("*.new")):
+        path.unlink(missing_ok=True)
+
+
+def _write(directory: Path) -> None:
     author = Author(directory)
     author.open()
     author.append("log", b"first", b"second", b"")
@@ -97,9 +115,15 @@ def write(directory: Path) -> None:
     author.open()
     author.append("numbers", b"after the gap")
     author.append("log", b"the last one")
+    for i in range(8):
+        author.append(f"many-{i}", b"one of many")
+    author.retire("many-0", "many-1")
+    for i in range(10):
+        author.append("log", b"%d " % i * 100)
+    author.append("many-1", b"back again")
+    for i in range(10):
+        author.append("log", b"%d " % i * 100)
     author.close()
-    for path in (directory / "LOCK", *directory.glob("*.new")):
-        path.unlink(missing_ok=True)
 
 
 def described(directory: Path) -> list[list[Any]]:

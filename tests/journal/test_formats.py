@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from fyrehose.journal import scan
 from fyrehose.journal.verify import verify
-from fyrehose.testing.formats import Author, described
+from fyrehose.testing.formats import Author, described, write
 
 FORMATS = sorted(path.parent for path in Path(__file__).with_name("formats").glob("*/expected.json"))
 
@@ -46,3 +47,40 @@ def test_a_server_reads_every_format_and_goes_on_writing(fixture: Path) -> None:
     assert described(fixture)[: len(before)] == before
     assert len(described(fixture)) == len(before) + 3
     assert not verify(fixture).problems
+
+
+def test_retired_streams_and_snapshots_of_format_2_are_known(tmp_path: Path) -> None:
+    shutil.copytree(next(path for path in FORMATS if path.name == "2"), tmp_path / "j")
+    assert scan.snapshots(tmp_path / "j")
+    author = Author(tmp_path / "j")
+    author.open()
+    assert author.journal.retired() == {"many-0": 1}
+    assert author.journal.bounds("many-1") == (2, 2)
+    assert {stream for stream in author.journal.ends() if stream.startswith("many")} == {
+        f"many-{i}" for i in range(1, 8)
+    }
+    author.close()
+
+
+def test_a_change_of_the_format_needs_a_new_fixture(tmp_path: Path) -> None:
+    """If this fails, write a fixture of today's format: see fyrehose/testing/formats.py."""
+    write(tmp_path / "j")
+    today, newest = (
+        {
+            path.name: _without_identity(path)
+            for path in directory.iterdir()
+            if path.name not in ("MARK", "expected.json")
+        }
+        for directory in (tmp_path / "j", FORMATS[-1])
+    )
+    assert today == newest
+
+
+def _without_identity(path: Path) -> bytes:
+    """Return what a file holds, but for the identity of the journal and the checksum over it."""
+    data = bytearray(path.read_bytes())
+    if path.suffix == scan.SUFFIX:
+        data[36:52], data[60:64] = bytes(16), bytes(4)
+    elif path.suffix == scan.SNAPSHOT_SUFFIX:
+        data[32:48], data[-4:] = bytes(16), bytes(4)
+    return bytes(data)
