@@ -37,6 +37,7 @@ from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
+from fyrehose.journal.streams import Streams
 from fyrehose.journal.worker import ThreadWorker, Worker
 from fyrehose.journal.writer import Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.meters import JournalMeters, JournalStatus
@@ -73,7 +74,6 @@ class FileJournal:
     worker: Worker | None = attrs.field(default=None, kw_only=True)
     stream_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
-    floor: int = attrs.field(default=0, init=False)
     report: Recovered = attrs.field(init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     #: what the disk had left when it was looked at last; None where that could not be told
@@ -84,10 +84,8 @@ class FileJournal:
     _keeper: Keeper = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
-    _ends: dict[str, int] = attrs.field(factory=dict, init=False)
-    #: the last numbers of retired streams; and of those that came back, the last number that is not served
-    _retired: dict[str, int] = attrs.field(factory=dict, init=False)
-    _starts: dict[str, int] = attrs.field(factory=dict, init=False)
+    #: as far as they may leave; the writer's are ahead of them
+    _streams: Streams = attrs.field(factory=Streams, init=False)
     _pending: Pending = attrs.field(init=False)
     #: how many appends are not settled
     _unsettled: int = attrs.field(default=0, init=False)
@@ -110,6 +108,11 @@ class FileJournal:
         self._floors = None if self.stream_age is None else Floors(self._store, self.stream_age)
         deletion = Deletion(self.directory, self.files)
         self._keeper = Keeper(self.directory, self.settings, self._store, self._clock, deletion, self._call)
+
+    @property
+    def floor(self) -> int:
+        """The last number of every stream that has none of its own."""
+        return self._streams.floor
 
     # Opening.
 
@@ -166,9 +169,7 @@ class FileJournal:
 
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         self._writer, self._pending = writer, Pending(self._clock.now)
-        streams = writer.streams
-        self._ends, self._retired, self._starts = dict(streams.ends), dict(streams.retired), dict(streams.starts)
-        self.floor = streams.floor
+        self._streams = writer.streams.copy()
         rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)
         index.end = writer.position if rolled is None else rolled.base
@@ -182,7 +183,7 @@ class FileJournal:
         self._looking = LoopingCall(self._look)
         self._looking.clock = self.reactor
         self._looking.start(LOOK).addErrback(lambda f: log.failure("watching the disk failed", f))
-        return dict(self._ends)
+        return dict(self._streams.ends)
 
     def _not_opened(self, failure: Failure) -> Failure:
         self._unlock()
@@ -233,11 +234,9 @@ class FileJournal:
         ends: dict[str, int] = {}
         for header, runs in committed.batches:
             self._store.wrote(header, runs)
-            ends.update((run.stream, run.last_seq) for run in runs)
-        if self._retired or self.floor:
-            for stream in ends.keys() - self._ends.keys():
-                self._starts[stream] = self._retired.pop(stream, self.floor)
-        self._ends.update(ends)
+            for run in runs:
+                self._streams.wrote(run.stream, run.first_seq, run.last_seq)
+                ends[run.stream] = run.last_seq
         if self.settings.durability.mode == "interval" and self._sync_later is None:
             self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
         if committed.bare:
@@ -297,23 +296,12 @@ class FileJournal:
             self._break(result)
             refused = Failure(self._refusal())
         else:
-            for entry in result:
-                self._note_retired(entry)
+            self._streams.apply(result)
         self._settle()
         return refused
 
-    def _note_retired(self, entry: fmt.Entry) -> None:
-        if entry.state is fmt.State.RETIRED:
-            self._retired[entry.stream] = entry.last
-            self._ends.pop(entry.stream, None)
-            self._starts.pop(entry.stream, None)
-        elif entry.state is fmt.State.FORGOTTEN:
-            self._retired.pop(entry.stream, None)
-        else:
-            self.floor = max(self.floor, entry.last)
-
     def retired(self) -> Mapping[str, int]:
-        return self._retired
+        return self._streams.retired
 
     # Trouble.
 
@@ -402,24 +390,25 @@ class FileJournal:
     # Reading.
 
     def bounds(self, stream: str) -> tuple[int, int]:
-        last = self._ends.get(stream)
+        streams = self._streams
+        last = streams.ends.get(stream)
         if last is None:
-            last = self._retired.get(stream, self.floor)
+            last = streams.retired.get(stream, streams.floor)
             return last + 1, last
-        oldest = max(self._store.oldest(stream), self._starts.get(stream, 0) + 1)
+        oldest = max(self._store.oldest(stream), streams.starts.get(stream, 0) + 1)
         return (oldest if self._floors is None else max(oldest, self._floors.floor(stream, last))), last
 
     def expired(self, stream: str, time: int) -> bool:
         return self._floors is not None and self._floors.expired(stream, time)
 
     def ends(self) -> Mapping[str, int]:
-        return self._ends
+        return self._streams.ends
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        last = self._ends.get(stream, 0)
+        last = self._streams.ends.get(stream, 0)
         if start > last:
             return ()
-        runs = self._store.read(stream, max(start, self._starts.get(stream, 0) + 1), max_bytes)
+        runs = self._store.read(stream, max(start, self._streams.starts.get(stream, 0) + 1), max_bytes)
         if self._floors is None or not runs or not self._floors.expired(stream, runs[0].time):
             return runs
         floor = self._floors.floor(stream, last)

@@ -82,7 +82,7 @@ class Recovered:
         if header.kind is fmt.Kind.RECORDS:
             for stream, first, last in fmt.extents(body):
                 self.index.add_run(header.position, stream, first, last)
-                self.streams.wrote(stream, last)
+                self.streams.wrote(stream, first, last)
             self.index.end = header.end
         else:
             self.index.add(header, body)

@@ -47,11 +47,13 @@ class Streams:
 
     # What happens to streams.
 
-    def wrote(self, stream: str, last: int) -> None:
-        """Note that records of *stream* up to number *last* were written."""
+    def wrote(self, stream: str, first: int, last: int) -> None:
+        """Note that records *first* to *last* of *stream* were written."""
         if stream not in self.ends:
             start = self.retired.pop(stream, self.floor)
-            if start:  # it was retired; perhaps so long ago that only the floor tells
+            # It was retired, perhaps so long ago that only the floor tells.  A new stream that was numbered just before
+            # the floor was raised begins below it.
+            if 0 < start < first:
                 self.starts[stream] = start
         self.ends[stream] = last
         self._touch(stream)
@@ -60,7 +62,7 @@ class Streams:
         """Note that numbers are missing and will never be given out again (GAP)."""
         for gap in gaps:
             if gap.stream:
-                self.wrote(gap.stream, max(self.ends.get(gap.stream, 0), gap.last))
+                self.wrote(gap.stream, gap.first, max(self.ends.get(gap.stream, 0), gap.last))
             else:
                 self.floor = max(self.floor, gap.last)
 
@@ -146,10 +148,14 @@ class Streams:
         changed = len(self.ends) + len(self.retired) if self.changed is None else len(self.changed)
         return changed > INLINE
 
+    def copy(self) -> Streams:
+        """Return a copy that goes its own way; it does not note which streams change."""
+        return Streams(dict(self.ends), dict(self.retired), dict(self.starts), dict(self.reserved), self.floor)
+
     def capture(self) -> Streams:
         """Return a copy for a snapshot, and note from now on which streams change after it."""
         self._since = set()
-        return Streams(dict(self.ends), dict(self.retired), dict(self.starts), dict(self.reserved), self.floor)
+        return self.copy()
 
     def adopt(self, snapshot: int) -> None:
         """Refer to *snapshot*, which was captured last and is on the disk now."""

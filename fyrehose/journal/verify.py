@@ -246,7 +246,8 @@ class _Verifier:
     def _reaches(self, batch: Batch, stream: str, seq: int) -> None:
         """``stream`` has come to ``seq`` here."""
         end = self._ends.get(stream, self._floor)
-        if seq == end:
+        # A new stream may have been given its first number just before the floor was raised.
+        if seq == end or (seq == 0 and stream not in self._ends):
             return
         if seq > end and self._lost and stream not in self._certain:
             self.report.gaps.append(fmt.Entry(stream, end + 1, seq))

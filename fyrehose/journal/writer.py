@@ -209,7 +209,7 @@ class Writer:
         self.position, self._chain = position, chain
         for _, grouped in written:
             for run in grouped:
-                self.streams.wrote(run.stream, run.last_seq)
+                self.streams.wrote(run.stream, run.first_seq, run.last_seq)
         if self.sync_each:
             self.sync()
         rolled = self.take_rolled()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import dump, scan
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.verify import verify
@@ -97,3 +97,5 @@ def test_quarantine_keeps_it(open_journal) -> None:
     damaged.write_bytes(data)
     set_aside(bench.directory, Files())
     assert set(identities(bench.directory)) == {identity}
+    assert sum(len(run) for run in dump.runs(bench.directory)) == 30
+    assert not verify(bench.directory).problems

@@ -247,6 +247,25 @@ class TestRetired:
         assert [record.seq for record in again.records("a")] == [6]
         assert not verify(again.directory).problems
 
+    def test_a_stream_that_was_numbered_before_the_floor_was_raised_is_served(
+        self, open_journal: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(streams, "MOST_RETIRED", 0)
+        bench = open_journal(segment_size=4 << 10)
+        for name in ("a", "b"):
+            bench.append(*[b"x"] * 9, stream=name)
+            retire(bench, name)
+        assert bench.journal.floor == 9
+        bench.next["new"] = 1
+        bench.append(b"first", stream="new")
+        bench.append(b"second", stream="new")
+        for _ in range(2):
+            assert bench.payloads("new") == [b"first", b"second"]
+            assert bench.journal.bounds("new") == (1, 2)
+            assert not verify(bench.directory).problems
+            bench.close()
+            bench = open_journal(segment_size=4 << 10)
+
     def test_a_disk_without_room_refuses(self, open_journal: Any) -> None:
         class Full(Files):
             full = False
@@ -293,8 +312,8 @@ def test_every_bit_of_a_snapshot_counts() -> None:
 def test_entries_since_a_snapshot_give_the_same_streams() -> None:
     of = Streams({f"s{i}": i for i in range(1, 20)}, {"old": 7})
     captured = of.capture()
-    of.wrote("s3", 50)
-    of.wrote("old", 8)
+    of.wrote("s3", 4, 50)
+    of.wrote("old", 8, 8)
     of.apply(of.retiring(["s5"]))
     of.adopt(1000)
     kind, entries = of.beginning()
