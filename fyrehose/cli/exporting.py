@@ -194,6 +194,7 @@ def _columns(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_
 
     schema = arrow_schema(tuple(COLUMNS))
     where = place(str(directory))
+    parts = Planner(where, wanted, skip_gaps=skip_gaps).parts()
     records = 0
     writer: Any
     if form == "parquet":
@@ -202,7 +203,6 @@ def _columns(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_
         writer = pq.ParquetWriter(out, schema, compression="zstd")
     else:
         writer = pa.ipc.new_file(out, schema)
-    parts = Planner(where, wanted, skip_gaps=skip_gaps).parts()
     done, total = 0, sum(part.size for part in parts)
     with writer:
         for part in parts:

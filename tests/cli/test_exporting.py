@@ -278,7 +278,7 @@ def test_a_segment_that_may_not_be_read_is_named(
     monkeypatch.setattr(Files, "open", refuse)
     result = export(data, tmp_path / name)
     assert result.exit_code == 1
-    assert f"{scan.segments(data)[0].path} cannot be read: Permission denied" in result.stderr
+    assert ".segment cannot be read: Permission denied" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])

@@ -65,7 +65,7 @@ def large(request: pytest.FixtureRequest, tmp_path: Path, payload: bytes) -> tup
     """A journal of a large batch and a small one: its directory, and where the large one's body begins and ends."""
     directory = tmp_path / "j"
     directory.mkdir()
-    writer = Writer(directory, Recovered(), 4 * MIB, True, NoSync())
+    writer = Writer(directory, Recovered(directory=directory), 4 * MIB, True, NoSync())
     writer.open(1)
     begin = writer.position + fmt.BATCH_HEADER.size
     writer.commit([[Run.of("s", [payload[: request.param]], source="t").numbered(1, 1)]], 1, 1)
@@ -103,7 +103,7 @@ def test_recovery_and_verify_find_a_flipped_byte_in_a_large_batch(large: tuple[P
         assert [problem.offset for problem in verify(directory).problems] == [begin - fmt.BATCH_HEADER.size]
         flipped(directory, begin + at)
     assert not verify(directory).problems
-    assert recover(directory, NoSync()).ends == {"s": 2}
+    assert recover(directory, NoSync()).streams.ends == {"s": 2}
 
 
 @pytest.mark.parametrize("at", [0, 64 * KIB, 100 * KIB, 200 * KIB - 1])

@@ -19,7 +19,7 @@ COMMITS = 20_000
 
 def test_writer_calls_no_commit_of_many_durable_before_it_is_synced(tmp_path: Path) -> None:
     files = WatchedFiles(SUFFIX, SUFFIX + ".new")
-    writer = Writer(tmp_path, Recovered(), 1 << 20, True, files)
+    writer = Writer(tmp_path, Recovered(directory=tmp_path), 1 << 20, True, files)
     writer.open(1)
     unsynced = []
     run = Run.of("s", [b"x"], source="t")

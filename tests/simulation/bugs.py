@@ -66,8 +66,9 @@ def _checks_small_bodies(self: fmt.BatchHeader, body: Any) -> None:
 
 
 def _reserves_in_memory(self: Writer, batches: Any) -> None:
-    short = {run.stream: run for runs in batches for run in runs if run.last_seq > self._reserved.get(run.stream, 0)}
-    self._reserved.update((stream, run.last_seq + 40) for stream, run in short.items())
+    reserved = self.streams.reserved
+    short = {run.stream: run for runs in batches for run in runs if run.last_seq > reserved.get(run.stream, 0)}
+    reserved.update((stream, run.last_seq + 40) for stream, run in short.items())
 
 
 def _reserves_without_a_sync(self: Writer, batches: Any) -> None:
@@ -78,8 +79,7 @@ def _reserves_without_a_sync(self: Writer, batches: Any) -> None:
 def _goes_on_without_a_gap(self: Writer, time: int) -> None:
     gaps, self.recovered.gaps = self.recovered.gaps, []
     _open(self, time)
-    for gap in gaps:
-        self.ends[gap.stream] = gap.last
+    self.streams.skip(gaps)
 
 
 def _notes_the_beginning_only(self: Writer, begin: int) -> None:

@@ -67,7 +67,7 @@ class Specimen:
 
     def __init__(self, directory: Path, shape: str, size: int, seed: int) -> None:
         self.directory, self.shape, self.files = directory, shape, NoSync()
-        writer = Writer(directory, Recovered(), size, True, self.files)
+        writer = Writer(directory, Recovered(directory=directory), size, True, self.files)
         writer.open(1)
         #: where each batch begins, the last number of each stream there, and a digest of everything before
         self.states: list[tuple[int, dict[str, int], bytes]] = []

@@ -99,7 +99,7 @@ def main() -> int:
     journal, lake = directory / "journal", directory / "lake"
     journal.mkdir()
     dice = random.Random(1)
-    writer = Writer(journal, Recovered(), 4 << 20)
+    writer = Writer(journal, Recovered(directory=journal), 4 << 20)
     writer.open(time.time_ns() // 1000)
     count = write(writer, args.records, dice)
     port, log = free_port(), directory / "log"
