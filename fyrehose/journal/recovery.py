@@ -28,7 +28,7 @@ from pathlib import Path
 
 import attrs
 
-from fyrehose.errors import JournalCorrupt
+from fyrehose.errors import JournalCorrupt, JournalFailed
 from fyrehose.journal import format as fmt
 from fyrehose.journal.copies import written_while_copied
 from fyrehose.journal.files import PIECE, Files
@@ -111,12 +111,18 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
 
     :param verify: how many bytes of the sealed segments are checked too, the newest first
     :raises JournalCorrupt: something that was durable is damaged or missing; nothing was changed
+    :raises JournalFailed: the disk could not sync the directory
     """
     for leftover in directory.glob("*.new"):
         files.unlink(leftover)
     # A process that was killed may have named a segment without syncing the name, and what is appended to it from now
     # on would go with the name.
-    files.sync_directory(directory)
+    try:
+        files.sync_directory(directory)
+    except OSError as error:
+        raise JournalFailed(
+            f"the journal {directory} cannot be opened, its disk failed: {error.strerror}, on syncing its directory"
+        ) from error
     found = segments(directory)
     mark = look_at_mark(directory, files)
     if not found:

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from crc32c import crc32c
 
-from fyrehose.errors import JournalCorrupt
+from fyrehose.errors import JournalCorrupt, JournalFailed
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
 from fyrehose.journal.files import Files
@@ -416,3 +416,12 @@ def test_a_name_that_was_not_synced_before_a_kill_is_synced_before_anything_is_a
     for state in images(files, len(files.log), Random(1), 5):
         assert any(b"acknowledged" in content for content in state.values())
     writer.close(in_order=False)
+
+
+def test_a_directory_that_cannot_be_synced_is_a_failed_disk(tmp_path: Path) -> None:
+    class Failing(Files):
+        def sync_directory(self, directory: Path) -> None:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(JournalFailed, match="Input/output error, on syncing its directory"):
+        recover(tmp_path, Failing())
