@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.journal.format import Kind, batch, runs
+from fyrehose.journal.format import Kind, runs
+from fyrehose.journal.packing import batch
 from fyrehose.protocols.eventbus.labels import (
     CONTENT_TYPE,
     Labels,
