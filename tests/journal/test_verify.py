@@ -51,6 +51,88 @@ def test_nothing_is_wrong_and_everything_is_counted(open_journal) -> None:
     assert (report.problems, report.notes, report.gaps) == ([], [], [])
 
 
+def test_every_byte_is_counted_once(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    fill(bench)
+    report = verify(bench.directory)
+    found = scan.segments(bench.directory)
+    assert report.size == report.end == found[-1].end - report.allocated
+    assert 0 < report.allocated < 4096
+    bench.close()
+    told: list[tuple[int, int]] = []
+    report = verify(bench.directory, lambda done, total: told.append((done, total)))
+    size = sum(segment.size for segment in found[:-1]) + scan.segments(bench.directory)[-1].size
+    assert (report.size, report.end, report.allocated) == (size, size, 0)
+    assert report.batches == 75 + len(found) + 1  # with what segments begin with, and CLOSED
+    assert told[-2:] == [(size - 64 * len(found), size), (size, size)]
+
+
+def test_damage_is_told_with_its_place_and_what_is_lost_by_it(open_journal) -> None:
+    """One range is one problem; what others tell of its numbers is a gap, and so is known from there on."""
+    bench = open_journal()
+    for i in range(6):
+        bench.append(b"%d" % i)
+        bench.append(b"%d" % i, stream="o")
+    bench.close()
+    (segment,) = scan.segments(bench.directory)
+    reader = scan.SegmentReader(segment.path, 0)
+    found = [header for header, _ in reader.batches(64, segment.end)]
+    reader.close()
+    third = found[3]
+    patch(segment.path, third.position + 70, b"damage")
+    report = verify(bench.directory)
+    size = third.end - third.position
+    (problem,) = report.problems
+    assert str(problem).startswith(f"{segment.path.name} at byte {third.position}: ")
+    assert str(problem).endswith(f" ({size} bytes)")
+    assert report.gaps == [fmt.Entry("s", 2, 2)]
+    assert (report.end, report.size, report.records) == (segment.end, segment.end - size, 11)
+
+
+def test_after_damage_every_stream_may_have_lost_numbers_once(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"1")
+    bench.append(b"lost", stream="o")
+    forge(bench, run(4, b"x"))
+    forge(bench, run(6, b"y"))
+    bench.close()
+    (segment,) = scan.segments(bench.directory)
+    reader = scan.SegmentReader(segment.path, 0)
+    lost = [header for header, _ in reader.batches(64, segment.end)][2]
+    reader.close()
+    patch(segment.path, lost.position + 70, b"damage")
+    report = verify(bench.directory)
+    assert report.gaps == [fmt.Entry("s", 2, 3)]
+    assert [problem.what for problem in report.problems[1:]] == ["stream 's' skips 5 to 5, and nothing says why"]
+
+
+def test_no_more_problems_are_told_than_anybody_reads(open_journal, monkeypatch) -> None:
+    monkeypatch.setattr("fyrehose.journal.verify.MAX_PROBLEMS", 3)
+    bench = open_journal()
+    for first in (5, 10, 15, 20, 25):
+        forge(bench, run(first, b"x"))
+    assert len(problems(bench.directory)) == 3
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([("s", 3, fmt.State.RETIRED)], []),
+        ([("s", 2, fmt.State.RETIRED)], ["goes back from 3 to 2", "skips 3 to 3"]),
+        ([("s", 5, fmt.State.RETIRED)], ["skips 4 to 5", "goes back from 5 to 3"]),
+        ([("s", 3, fmt.State.FORGOTTEN), ("", 7, fmt.State.LIVE)], ["'s' goes back from 7 to 3"]),
+        ([("s", 3, fmt.State.FORGOTTEN), ("", 3, fmt.State.LIVE)], []),
+    ],
+)
+def test_what_is_said_of_retired_streams_is_held_against_the_records(open_journal, entries, said: list[str]) -> None:
+    bench = open_journal()
+    bench.append(b"1", b"2", b"3")
+    forge(bench, kind=fmt.Kind.STREAMS, entries=[fmt.Entry(stream, 0, last, state) for stream, last, state in entries])
+    forge(bench, run(4, b"back"))
+    found = problems(bench.directory)
+    assert all(what in problem for what, problem in zip(said, found, strict=True))
+
+
 @pytest.mark.parametrize("mode", ["batch", "never"])
 def test_crashes_leave_gaps_that_are_accounted_for(open_journal, mode: str) -> None:
     for _ in range(3):
