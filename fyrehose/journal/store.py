@@ -89,11 +89,6 @@ class Store:
         return self._active
 
     @property
-    def first(self) -> int:
-        """The position of the oldest segment that is kept."""
-        return self._bases[0]
-
-    @property
     def bases(self) -> Sequence[int]:
         """The positions where the segments begin, the oldest first; the last is that of the active one."""
         return self._bases
