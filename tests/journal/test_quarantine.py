@@ -282,3 +282,125 @@ def test_retention_by_age_does_not_take_a_mended_header_for_an_old_one(open_jour
     bench = open_journal(quarantine=True, keep_age=3600.0, **settings)
     bench.clock.advance(5)
     assert len(bench.records()) == 20
+
+
+def gaps(bench) -> list[tuple[str, int, int]]:  # type: ignore[no-untyped-def]
+    """Return the numbers that the only segment says are missing."""
+    return [
+        (entry.stream, entry.first, entry.last)
+        for header, body in batches(bench)
+        if header.kind is fmt.Kind.GAP
+        for entry in fmt.entries(body, header.parts)
+    ]
+
+
+def test_at_the_end_as_many_numbers_are_skipped_as_the_range_can_have_held(open_journal) -> None:
+    """A record takes four bytes at least, and a stream that nothing tells of may have had all of them."""
+    bench = open_journal()
+    bench.append(b"kept")
+    at = bench.journal._writer.position
+    bench.append(*[b""] * 1000)
+    end = bench.journal._writer.position
+    bench.crash()
+    patch(bench, at + 70, b"damage")
+    notes = quarantine.set_aside(bench.directory, Files())
+    assert notes[0] == f"the end of the log is among them: streams go on {(end - at) // 4} numbers later"
+    assert gaps(bench) == [("s", 2, 1 + (end - at) // 4), ("", 1, (end - at) // 4)]
+    assert quarantine.set_aside(bench.directory, Files()) == [], "once is enough"
+
+
+def test_streams_that_went_on_behind_the_damage_skip_no_more_than_they_lost(open_journal) -> None:
+    bench = open_journal()
+    for stream in ("a", "b", "quiet"):
+        bench.append(b"kept", stream=stream)
+    at = bench.journal._writer.position
+    bench.append(b"lost", stream="a")
+    end = bench.journal._writer.position
+    bench.append(b"behind", stream="a")
+    bench.append(b"behind", stream="b")
+    bench.crash()
+    patch(bench, at + 70, b"damage")
+    quarantine.set_aside(bench.directory, Files())
+    skip = (end - at) // 4
+    assert gaps(bench) == [("a", 2, 2), ("quiet", 2, 1 + skip), ("", 1, skip)]
+
+
+@pytest.mark.parametrize(("lost", "said"), [(1, "'s00' 2-2"), (10, "'s09' 2-2"), (11, "'s09' 2-2 and 1 more")])
+def test_people_are_told_what_is_lost_for_certain_and_where_it_was_put(open_journal, lost: int, said: str) -> None:
+    bench = open_journal()
+    streams = [f"s{i:02}" for i in range(lost)]
+    for number in (1, 2, 3):
+        if number == 2:
+            at = bench.journal._writer.position
+        runs = [Run.of(stream, [b"x"], source="t") for stream in streams]
+        bench.journal.append(runs, [number] * lost)
+        if number == 2:
+            end = bench.journal._writer.position
+    bench.close()
+    patch(bench, at + 70, b"damage")
+    *_, note = quarantine.set_aside(bench.directory, Files())
+    assert note.startswith(f"{end - at} damaged bytes of {scan.segments(bench.directory)[0].path.name} (")
+    assert f" were set aside in quarantine-{at:016x}.bytes; lost for certain: 's00' 2-2" in note
+    assert note.endswith(said)
+    (aside,) = bench.directory.glob("quarantine-*.bytes")
+    assert aside.stat().st_size == end - at
+    mended = [header for header, _ in batches(bench) if header.mended]
+    assert [(header.position, header.durable) for header in mended] == [(at, at)] * len(mended) != []
+    assert mended[-1].end == end
+
+
+def test_a_header_that_is_mended_says_what_it_said(open_journal) -> None:
+    """Its time is that of the first batch that has one, which is a moment later."""
+    bench = open_journal(segment_size=1 << 10, now=lambda: 1_700_000_000_000_000)
+    for i in range(20):
+        bench.append(b"%d" % i * 100)
+    bench.close()
+    for which in (0, 1, 2):
+        segment = scan.segments(bench.directory)[which]
+        before = segment.path.read_bytes()
+        patch(bench, segment.base + 8, b"damage")
+        assert quarantine.set_aside(bench.directory, Files()) == []
+        assert segment.path.read_bytes() == before
+
+
+def test_where_nothing_tells_when_a_segment_was_created_its_file_does(open_journal) -> None:
+    bench = open_journal()
+    bench.close()
+    (segment,) = scan.segments(bench.directory)
+    segment.path.write_bytes(b"\xff" * segment.size)
+    os.utime(segment.path, ns=(1, 5_000_000))
+    quarantine.set_aside(bench.directory, Files())
+    assert fmt.SegmentHeader.unpack(segment.path.read_bytes()[:64]).created == 5_000
+
+
+def test_a_range_longer_than_a_batch_becomes_several(open_journal, monkeypatch) -> None:
+    """Reading what fills it takes no more memory than reading any other batch."""
+    monkeypatch.setattr(quarantine, "_LONGEST", 1000)
+    bench = open_journal()
+    bench.append(b"kept")
+    at = bench.journal._writer.position
+    bench.append(b"x" * 3000)
+    bench.append(b"behind")
+    bench.close()
+    patch(bench, at + 70, b"damage")
+    quarantine.set_aside(bench.directory, Files())
+    mended = [header for header, _ in batches(bench) if header.mended]
+    assert len(mended) >= 3
+    assert max(header.end - header.position for header in mended) <= 1000 + fmt.BATCH_HEADER.size
+    bench = open_journal()
+    assert [(record.seq, record.payload) for record in bench.records()] == [(1, b"kept"), (3, b"behind")]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_a_name_that_is_taken_is_numbered(open_journal, taken: int) -> None:
+    bench = open_journal()
+    at = bench.journal._writer.position
+    bench.append(b"lost")
+    bench.close()
+    patch(bench, at + 70, b"damage")
+    names = [f"quarantine-{at:016x}{number}.bytes" for number in ("", "-2", "-3")]
+    for name in names[:taken]:
+        bench.directory.joinpath(name).write_bytes(b"from before")
+    assert f" {names[taken]};" in quarantine.set_aside(bench.directory, Files())[-1]
+    assert b"damage" in bench.directory.joinpath(names[taken]).read_bytes()
+    assert {bench.directory.joinpath(name).read_bytes() for name in names[:taken]} <= {b"from before"}
