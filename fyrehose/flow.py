@@ -219,6 +219,8 @@ class Budget:
     def _grant(self) -> None:
         """Grant frames that wait, addresses in turn."""
         for growing in list(self._growing):
+            if growing not in self._growing:  # it was dropped for the sake of one before it
+                continue
             more = growing.frame - growing.granted
             if self.granted + more <= self.grants or growing is next(iter(self._with_grant)):
                 growing._take_grant()
@@ -251,10 +253,11 @@ class Budget:
             if needed <= 0:
                 return
             if share is None or account.share is share:
+                granted = account.granted  # nothing any more if its connection ends at once
                 if not account.leaving and account.slow:
                     account._drop()
                 if account.leaving:
-                    needed -= account.granted
+                    needed -= granted
 
 
 @attrs.define(eq=False)

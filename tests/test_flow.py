@@ -24,6 +24,7 @@ class Peer:
     reading: bool = True
     slow: bool = False
     dropped: bool = False
+    closes: bool = False  #: whether its connection ends as soon as it is dropped
     size: int = 0  #: of the frame that it sends
     account: Account = attrs.field(init=False)
 
@@ -41,6 +42,8 @@ class Peer:
     def drop(self) -> None:
         assert self.slow
         self.dropped = True
+        if self.closes:
+            self.account.close()
 
     def send(self, size: int, read: int = READ) -> int:
         """Send *size* bytes of the frame, as far as they are read; how many were."""
@@ -287,6 +290,115 @@ def test_slow_frames_give_way_to_one_that_waits_and_no_more_than_have_to() -> No
     assert waiting.reading
     assert waiting.account.granted == 16 * MIB
     assert budget.granted == 4 * 16 * MIB
+
+
+def test_dropped_connections_that_end_at_once_are_no_more_than_have_to() -> None:
+    budget = Budget()
+    slow = peers(budget, 4, size=16 * MIB)
+    for peer in slow:
+        assert peer.send(2 * MIB) == 2 * MIB
+        peer.slow = peer.closes = True
+    waiting = Peer(budget, size=16 * MIB)
+    assert waiting.send(2 * MIB) == 2 * MIB
+    assert [peer.dropped for peer in slow] == [True, False, False, False]
+    assert waiting.account.granted == 16 * MIB
+
+
+def test_frame_that_outgrows_its_grant_ends_no_more_slow_frames_than_have_to() -> None:
+    budget = Budget(limit=64 * MIB)
+    oldest, growing = Peer(budget, "a", size=4 * MIB), Peer(budget, "b", size=4 * MIB)
+    slow = [Peer(budget, name, size=2 * MIB) for name in "cd"]
+    for peer in (oldest, growing, *slow):
+        peer.send(MIB)
+        assert peer.account.granted
+    for peer in slow:
+        peer.slow = True
+    growing.size = 6 * MIB
+    growing.send(READ)
+    assert [peer.dropped for peer in slow] == [True, False], "12 MiB are granted at the most, and 2 MiB are missing"
+    assert not growing.reading
+    slow[0].account.close()
+    assert growing.account.granted == 6 * MIB, "all of the grants are taken"
+    assert growing.reading
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_frame_that_is_dropped_as_it_grows_is_granted_nothing(closes: bool) -> None:
+    budget = Budget(limit=64 * MIB)
+    oldest, first, second = (Peer(budget, name, size=4 * MIB) for name in "abc")
+    for peer in (oldest, first, second):
+        peer.send(MIB)
+    first.size = 7 * MIB
+    first.send(READ)
+    assert not first.reading
+    second.slow, second.closes, second.size = True, closes, 5 * MIB
+    second.send(READ)
+    assert second.dropped
+    second.account.close()
+    assert first.account.granted == 7 * MIB
+    last = Peer(budget, "d", size=MIB)
+    last.send(READ)
+    oldest.account.close()
+    first.account.close()
+    last.size = 100 * MIB
+    last.send(100 * MIB)
+    assert last.account.arrived == 100 * MIB, "it has the oldest grant now, which is always extended"
+
+
+def test_frame_that_was_dropped_as_it_waited_is_granted_nothing() -> None:
+    budget = Budget()
+    brisk = peers(budget, 4, size=16 * MIB)
+    for peer in brisk:
+        peer.send(2 * MIB)
+    slow = Peer(budget, size=16 * MIB)
+    slow.send(MIB)
+    slow.slow = True
+    slow.send(READ)
+    assert slow.dropped
+    assert not slow.account.waits
+    for peer in brisk:
+        peer.account.close()
+    assert budget.granted == 0
+
+
+def test_small_frames_of_an_address_that_used_up_its_share_are_granted_one_after_the_other() -> None:
+    budget = Budget(each=1 << 40)
+    publisher, found = Peer(budget), peers(budget, 5, size=MIB)
+    publisher.account.hold(300 * MIB)
+    for peer in found:
+        peer.send(100)
+        assert peer.reading
+    assert budget.granted == 5 * MIB
+
+
+def test_part_of_a_frame_that_was_used_makes_room() -> None:
+    budget = Budget(limit=64 * MIB, each=1 << 40)
+    Peer(budget, None).account.hold(47 * MIB)
+    found = [Peer(budget, None, size=MIB) for _ in range(5)]
+    for peer in found:
+        peer.send(MIB // 8)
+    waiting = Peer(budget, None)
+    waiting.account.hold(300 << 10)
+    assert not waiting.reading, "the pool is 48 MiB, and half of what it has must be left of it"
+    found[0].account.expect(MIB, 8)
+    assert waiting.reading
+
+
+def test_connections_with_next_to_nothing_read_until_exactly_the_spare_is_held() -> None:
+    budget = Budget(limit=64 * MIB, each=1 << 40)
+    for peer in peers(budget, 300, size=14 * MIB):
+        peer.send(budget.part)
+    publisher, small, late, other = peers(budget, 4)
+    publisher.account.hold(budget.spare - budget.next_to_nothing)
+    assert not publisher.reading, "the address has used up its share"
+    small.account.hold(budget.next_to_nothing)
+    assert small.reading
+    late.account.hold(budget.next_to_nothing)
+    assert not late.reading
+    other.account.hold(budget.next_to_nothing + 1)
+    publisher.account.release(budget.spare - budget.next_to_nothing)
+    assert late.reading
+    assert not other.reading
 
 
 def test_a_slow_frame_is_dropped_instead_of_waiting_for_others() -> None:
