@@ -110,7 +110,6 @@ class Broker:
 
     def _opened(self, ends: Mapping[str, int]) -> Mapping[str, int]:
         self._restore(ends)
-        self._fanout = Fanout(self.clock, self.journal.read, self.journal.expired)
         self._largest = {stream: self._max_payload(stream) for stream in ends}
         return ends
 

@@ -137,7 +137,7 @@ class Budget:
     _freed: int = attrs.field(default=0, init=False)
     _served: int = attrs.field(default=0, init=False)
     _serving: bool = attrs.field(default=False, init=False)
-    _again: bool = attrs.field(default=False, init=False)
+    _again: bool = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.pool = self.limit * 3 // 4

@@ -139,8 +139,6 @@ class Subscriptions:
                 "or raise the option server.subscriptions-per-address"
             )
         if not self.budget.keep(SUBSCRIPTION):
-            if not self._counts[network]:
-                del self._counts[network]
             raise TooManySubscriptions(
                 f"the memory budget has no room for another subscription: all of them hold {self.budget.kept} "
                 "bytes, and half of the budget is the most; raise the option server.memory"

@@ -143,6 +143,7 @@ def test_publish_may_be_exactly_as_large_as_the_most(monkeypatch: pytest.MonkeyP
 
 
 def test_more_streams_than_fit_into_the_beginning_of_a_segment() -> None:
+    assert make(max_streams=200_000)[0].max_streams == 200_000
     with pytest.raises(ValueError, match="200000"):
         make(max_streams=200_001)
 

@@ -263,6 +263,15 @@ def test_a_round_is_bounded_and_the_rest_comes_in_the_next(server: Server) -> No
     assert all(len(sink.payloads) == 1 for sink in sinks)
 
 
+def test_those_that_a_round_does_not_reach_have_their_turn_in_the_next(server: Server) -> None:
+    sinks = [server.subscribe()[0] for _ in range(60)]
+    server.settle()
+    server.publish(b"x" * (128 << 10))
+    assert 0 < sum(bool(sink.payloads) for sink in sinks) < 60
+    server.settle()
+    assert all(len(sink.payloads) == 1 for sink in sinks)
+
+
 def test_a_long_history_keeps_no_live_one_waiting(server: Server) -> None:
     for _ in range(20):
         server.publish(b"x" * TURN)

@@ -121,12 +121,13 @@ class LumberjackServerSession:
     _windows: Windows = attrs.field(factory=Windows, init=False)
     _columns: Columns = attrs.field(init=False)
     _out: list[bytes] = attrs.field(factory=list, init=False)
-    _bytes: int = attrs.field(default=0, init=False)
-    _events: int = attrs.field(default=0, init=False)
-    _inflated: int = attrs.field(default=0, init=False)
+    #: what is left of this turn, see Limits
+    _bytes: int = attrs.field(init=False)
+    _events: int = attrs.field(init=False)
+    _inflated: int = attrs.field(init=False)
     #: how much work a document was lately, with its share of a run
     _work_each: int = attrs.field(default=4, init=False)
-    _runs_free: int = attrs.field(default=1, init=False)
+    _runs_free: int = attrs.field(init=False)
     _more: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
 
@@ -434,7 +435,6 @@ class LumberjackServerSession:
         self._windows.receive(int(last), document.sequence, self._inflation is None, records=1)
         document.left -= size
         self._document = None if last else document
-        self.expected = 0
         self._spend(size, int(last), 1)
         return at + size
 

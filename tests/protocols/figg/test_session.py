@@ -167,6 +167,8 @@ def test_a_size_is_judged_by_the_header_alone() -> None:
     session = FiggServerSession(max_payload=100)
     ok = Publish(topic="t", number=1, data=b"x" * 100).serialize()
     assert len(session.receive_data(ok)) == 1
+    for chunks in every_chunking(ok):
+        assert len(feed(FiggServerSession(max_payload=100), chunks)) == 1
     large = Publish(topic="t", number=1, data=b"x" * 101).serialize()
     assert singles(session.receive_data(large)) == [("broken", "frame-too-large")]
 

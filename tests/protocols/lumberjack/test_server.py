@@ -180,6 +180,16 @@ def test_who_is_idle_is_closed_without_a_word(server: Make, window: Make, log_li
     assert log_lines == []
 
 
+def test_writer_that_sends_only_empty_windows_is_not_idle(server: Make) -> None:
+    made = server(idle_timeout=60.0)
+    peer = made.connect()
+    for _ in range(5):
+        made.clock.pump([10] * 5)
+        peer.says(announce(0))
+        assert not peer.transport.disconnecting
+    assert peer.acks == [(2, 0)] * 5
+
+
 def test_who_waits_for_a_commit_is_not_idle(server: Make, window: Make) -> None:
     made = server(auto=False)
     peers = [made.connect(port=5000 + version) for version in (1, 2)]

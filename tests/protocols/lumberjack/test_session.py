@@ -615,6 +615,31 @@ def test_what_is_left_is_forgotten_at_the_end(peer: Make, window: Make) -> None:
     assert (fed.session.more_work, fed.session.held, fed.session.expected) == (False, 0, 0)
 
 
+def test_what_was_inflated_is_forgotten_at_the_end(peer: Make, window: Make) -> None:
+    fed = peer(LumberjackServerSession(Limits(turn_events=3)))
+    fed.take(fed.session.receive_data(window(50, compressed=True)))
+    fed.take(fed.session.go_on(fed.session.needs))
+    assert fed.session.buffered > 0
+    fed.session.receive_eof()
+    assert (fed.session.more_work, fed.session.buffered, fed.session.expected) == (False, 0, 0)
+
+
+@pytest.mark.parametrize("wrong", [b"2Q", announce(1) + packed(doc(1), b"2Q")])
+def test_nothing_is_kept_of_a_writer_that_broke_a_rule(peer: Make, wrong: bytes) -> None:
+    fed = peer().feed(doc(1) + wrong + doc(2))
+    assert fed.causes == ["bad-type"]
+    assert (fed.session.more_work, fed.session.buffered, fed.session.expected) == (False, 0, 0)
+
+
+def test_turn_takes_exactly_as_many_bytes_as_it_may(peer: Make, window: Make) -> None:
+    last = announce(1) + doc(9)
+    data = announce(2) + doc(1) + pairs(2, (b"k", b"v")) + window(1, version=2, topic="b") + announce(0)
+    for size, events, more in [(len(data), 3, True), (len(data + last), 4, False)]:
+        fed = peer(LumberjackServerSession(Limits(turn_bytes=size)))
+        fed.take(fed.session.receive_data(data + last))
+        assert (len(fed.events), fed.session.more_work) == (events, more)
+
+
 def test_topics(peer: Make) -> None:
     session = LumberjackServerSession(Limits(topic=(b"a", b"b")))
     fed = peer(session).feed(doc(1, b'{"a":{"b":"t"}}') + doc(2, b'{"b":"t"}') + pairs(3, (b"a", b"b")))
