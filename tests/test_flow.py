@@ -95,6 +95,20 @@ def test_memory_that_becomes_free_is_read_into_by_as_many_as_fill_it() -> None:
     assert reading(waiting) == 3, "47 MiB are held, half a MiB more by each, and 256 KiB are read at once"
 
 
+def test_as_many_of_one_address_read_again_as_leave_room_for_others() -> None:
+    budget = Budget(limit=64 * MIB)
+    found = peers(budget, 60)
+    for peer in found:
+        peer.account.hold(MIB)
+    waiting = [peer for peer in found if not peer.reading]
+    assert len(waiting) == 28, "an address has 32 MiB of the 48 MiB of the pool, so that half as much is left"
+    for peer in found[:27]:
+        peer.account.release(MIB)
+    assert reading(waiting) == 0
+    found[27].account.release(MIB)
+    assert reading(waiting) == 1
+
+
 def test_as_many_small_ones_read_again_as_fill_what_is_free_of_the_limit() -> None:
     budget = Budget(limit=64 * MIB)
     assert budget.keep(30 * MIB)
@@ -369,6 +383,21 @@ def test_small_frames_of_an_address_that_used_up_its_share_are_granted_one_after
         peer.send(100)
         assert peer.reading
     assert budget.granted == 5 * MIB
+
+
+def test_frames_behind_a_publisher_that_waits_go_on_with_it() -> None:
+    budget = Budget(each=1 << 40)
+    publisher, *found = peers(budget, 4, size=2 * MIB)
+    for peer in found[:2]:
+        assert peer.send(2 * MIB) == 2 * MIB
+        assert peer.account.granted
+    publisher.account.hold(300 * MIB)
+    found[2].send(READ)
+    assert not publisher.reading
+    assert not found[2].reading
+    publisher.account.release(300 * MIB)
+    assert publisher.reading
+    assert found[2].send(2 * MIB) == 2 * MIB - READ
 
 
 def test_part_of_a_frame_that_was_used_makes_room() -> None:
