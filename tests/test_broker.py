@@ -18,6 +18,7 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import JournalState
 from fyrehose.policy import Identity
+from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
 from fyrehose.sequencer import Sequencer
 from fyrehose.streams import StreamRule, StreamRules
@@ -146,6 +147,29 @@ def test_more_streams_than_fit_into_the_beginning_of_a_segment() -> None:
     assert make(max_streams=200_000)[0].max_streams == 200_000
     with pytest.raises(ValueError, match="200000"):
         make(max_streams=200_001)
+
+
+@pytest.mark.parametrize("label", ["topic", "content_type"])
+def test_labels_have_255_characters_at_the_most(label: str) -> None:
+    broker, _, _ = make()
+    fits, too_long = (Run.of("s", [b"x"], source="test", **{label: "x" * size}) for size in (255, 256))
+    assert broker.publish([fits]).result == (1,)
+    assert isinstance(refused(broker.publish([too_long])), InvalidName)
+
+
+def test_each_message_of_a_run_is_counted() -> None:
+    broker, _, _ = make()
+    broker.publish(drafts(b"a", b"b", b"c"))
+    assert (broker.taken["test"].publishes, broker.taken["test"].messages) == (1, 3)
+
+
+@pytest.mark.parametrize(("max_streams", "most"), [(1, 1), (3, 1), (4, 2)])
+def test_one_peer_makes_half_of_all_streams_at_the_most(max_streams: int, most: int) -> None:
+    broker, _, _ = make(max_streams=max_streams, limits=PeerLimits(burst=10))
+    maker = Identity(host="10.0.0.1")
+    runs = [Run.of(f"s{n}", [b"x"], source="test") for n in range(most + 1)]
+    assert broker.publish(runs[:most], maker=maker).result == (1,) * most
+    assert isinstance(refused(broker.publish(runs[most:], maker=maker)), TooManyStreams)
 
 
 def test_what_was_acknowledged_is_counted_by_its_source_and_what_was_refused_is_not() -> None:

@@ -318,7 +318,8 @@ def test_dropped_connections_that_end_at_once_are_no_more_than_have_to() -> None
     assert waiting.account.granted == 16 * MIB
 
 
-def test_frame_that_outgrows_its_grant_ends_no_more_slow_frames_than_have_to() -> None:
+@pytest.mark.parametrize("more", [1, 2 * MIB])
+def test_frame_that_outgrows_its_grant_ends_no_more_slow_frames_than_have_to(more: int) -> None:
     budget = Budget(limit=64 * MIB)
     oldest, growing = Peer(budget, "a", size=4 * MIB), Peer(budget, "b", size=4 * MIB)
     slow = [Peer(budget, name, size=2 * MIB) for name in "cd"]
@@ -327,12 +328,12 @@ def test_frame_that_outgrows_its_grant_ends_no_more_slow_frames_than_have_to() -
         assert peer.account.granted
     for peer in slow:
         peer.slow = True
-    growing.size = 6 * MIB
+    growing.size += more
     growing.send(READ)
-    assert [peer.dropped for peer in slow] == [True, False], "12 MiB are granted at the most, and 2 MiB are missing"
+    assert [peer.dropped for peer in slow] == [True, False], "12 MiB are granted, which is all"
     assert not growing.reading
     slow[0].account.close()
-    assert growing.account.granted == 6 * MIB, "all of the grants are taken"
+    assert growing.account.granted == 4 * MIB + more
     assert growing.reading
 
 
@@ -400,7 +401,8 @@ def test_frames_behind_a_publisher_that_waits_go_on_with_it() -> None:
     assert found[2].send(2 * MIB) == 2 * MIB - READ
 
 
-def test_part_of_a_frame_that_was_used_makes_room() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_frame_of_which_some_or_all_was_used_makes_room(whole: bool) -> None:
     budget = Budget(limit=64 * MIB, each=1 << 40)
     Peer(budget, None).account.hold(47 * MIB)
     found = [Peer(budget, None, size=MIB) for _ in range(5)]
@@ -409,8 +411,32 @@ def test_part_of_a_frame_that_was_used_makes_room() -> None:
     waiting = Peer(budget, None)
     waiting.account.hold(300 << 10)
     assert not waiting.reading, "the pool is 48 MiB, and half of what it has must be left of it"
-    found[0].account.expect(MIB, 8)
+    if whole:
+        found[0].account.complete()
+    found[0].account.expect(0 if whole else MIB, 0 if whole else 8)
     assert waiting.reading
+
+
+@pytest.mark.parametrize("size", [MIB // 2, 16 * MIB])
+def test_published_message_takes_the_place_of_its_frame(size: int) -> None:
+    budget = Budget()
+    peer = Peer(budget, size=size)
+    assert peer.send(size) == size
+    peer.account.complete()
+    assert budget.used == 0
+    peer.account.hold(size)
+    assert (budget.held, budget.charged, budget.granted) == (size, size, 0)
+
+
+def test_frame_that_waited_for_a_larger_grant_waits_no_more_when_it_is_whole() -> None:
+    budget = Budget(limit=64 * MIB)
+    oldest, growing = Peer(budget, "a", size=4 * MIB), Peer(budget, "b", size=4 * MIB)
+    for peer in (oldest, growing):
+        peer.send(MIB)
+    growing.account.expect(20 * MIB, MIB)
+    assert growing.account.waits
+    growing.account.complete()
+    assert not growing.account.waits
 
 
 def test_connections_with_next_to_nothing_read_until_exactly_the_spare_is_held() -> None:
@@ -424,9 +450,14 @@ def test_connections_with_next_to_nothing_read_until_exactly_the_spare_is_held()
     assert small.reading
     late.account.hold(budget.next_to_nothing)
     assert not late.reading
+    small.account.release(budget.next_to_nothing)
+    assert late.reading, "exactly the spare is held"
     other.account.hold(budget.next_to_nothing + 1)
+    last = Peer(budget)
+    last.account.hold(budget.next_to_nothing)
+    assert not last.reading
     publisher.account.release(budget.spare - budget.next_to_nothing)
-    assert late.reading
+    assert last.reading
     assert not other.reading
 
 
