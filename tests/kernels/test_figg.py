@@ -81,6 +81,8 @@ def test_a_scan_stops_before_anything_else(kernel: ModuleType, other: bytes) -> 
 def test_a_run_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     many = b"".join(frame(i, b"x" * 100) for i in range(1, 11))
     assert kernel.scan(many, 0, PUBLISH, MOST, 350)[3] == 3
+    assert kernel.scan(many, 0, PUBLISH, MOST, 300)[3] == 3
+    assert kernel.scan(many, 0, PUBLISH, MOST, 299)[3] == 2
     assert kernel.scan(many, 0, PUBLISH, MOST, 1)[3] == 1
 
 
@@ -90,6 +92,16 @@ def test_numbers_do_not_run_over(kernel: ModuleType) -> None:
     assert kernel.scan(frame(last, b"a") + frame(0, b"b"), 0, PUBLISH, MOST, MOST)[3] == 1
     with pytest.raises(ValueError, match="cannot be framed"):
         kernel.frames(DATA, b"t", last, column(1, 1), b"ab")
+    assert kernel.frames(DATA, b"t", last, column(1), b"a") == frame(last, b"a", kind=DATA)
+
+
+@both
+def test_topic_of_255_bytes_is_the_longest(kernel: ModuleType) -> None:
+    topic = b"t" * 255
+    wire = frame(1, b"a", topic)
+    assert kernel.frames(PUBLISH, topic, 1, column(1), b"a") == wire
+    assert kernel.scan(wire, 0, PUBLISH, MOST, MOST)[1] == topic
+    assert kernel.scan(frame(1, b"a", topic + b"t"), 0, PUBLISH, MOST, MOST)[3] == 0
 
 
 @both
@@ -129,6 +141,8 @@ def test_a_gathering_stops_before_anything_else(kernel: ModuleType, other: bytes
 def test_a_gathering_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     many = b"".join(frame(i, b"x" * 100, b"%d" % (i % 3)) for i in range(1, 11))
     assert kernel.gather(many, 0, PUBLISH, MOST, 350)[1] == 3
+    assert kernel.gather(many, 0, PUBLISH, MOST, 300)[1] == 3
+    assert kernel.gather(many, 0, PUBLISH, MOST, 299)[1] == 2
     assert kernel.gather(many, 0, PUBLISH, MOST, 1)[1] == 1
     topics = b"".join(frame(i, b"x", b"%d" % i) for i in range(1, 2 * pure.TOPICS))
     end, last, runs = kernel.gather(topics, 0, PUBLISH, MOST, MOST)

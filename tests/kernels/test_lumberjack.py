@@ -52,6 +52,8 @@ def test_golden_bytes(kernel: ModuleType) -> None:
         "314a ffffffff 00000001 61 314a 00000000 00000001 62"
     )
     assert kernel.frames(ONE, 7, b"", b"") == b""
+    assert kernel.frames(0, 0, column(0), b"") == b"\0J" + bytes(8)
+    assert kernel.frames(255, 0xFFFFFFFF, column(0), b"") == b"\xffJ" + b"\xff" * 4 + bytes(4)
 
 
 @both
@@ -132,7 +134,20 @@ TOPICS = [
     (b'{"x":[1', None),
     (b'{"x":"\\', None),
     (b"{", None),
+    (b"{ ", None),
     (b"{}", None),
+    (b'{"x"', None),
+    (b'{"x":', None),
+    (b'{"x":1', None),
+    (b'{"x":1,', None),
+    (b'{"@metadata"', None),
+    (b'{"@metadata":', None),
+    (b'{"@metadata":{"beat"', None),
+    (b'{"@metadata":{"beat":', None),
+    (b'{"@metadata":{"beat":"', None),
+    (b'{@metadata":{"beat":"x"}}', None),
+    (b'{"@metadata":{x"beat":"y"}}', None),
+    (b'{"@metadata":{"beat":x"y"}}', None),
     (b'"@metadata"', None),
     (b"", None),
     (b"\xff\xfe", None),

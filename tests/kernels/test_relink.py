@@ -132,6 +132,8 @@ def test_there_is_a_bound_but_never_nothing(kernel: ModuleType) -> None:
         (4, column(100), b"y" * 100),
     ]
     assert kernel.gather(many, 0, 1, MOST, 1, 99)[1] == [(3, column(100), b"x" * 100)]
+    assert kernel.gather(many, 0, 1, MOST, 200, 99)[1] == [(3, column(100), b"x" * 100), (4, column(100), b"y" * 100)]
+    assert kernel.gather(many, 0, 1, MOST, 199, 99)[1] == [(3, column(100), b"x" * 100)]
 
 
 @both
