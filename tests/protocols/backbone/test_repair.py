@@ -171,6 +171,49 @@ def test_catching_up_goes_on_as_soon_as_a_portion_is_there() -> None:
     assert order.due(0.2, 9) == [(10_001, LAST_SEQ)]
 
 
+def test_a_subscriber_that_resumes_asks_again_soon() -> None:
+    order = Repair(5, pauses=(0.15, 0.25), probe=1.0)
+    assert order.due(0.0, 9) == [(6, LAST_SEQ)]
+    assert order.next_due() == 0.15
+
+
+def test_old_datagrams_do_not_postpone_the_question_for_the_end() -> None:
+    order = Repair(0, probe=1.0)
+    feed(order, (2, 2), now=0.0)
+    assert feed(order, (1, 1), (2, 2), now=0.9) == [1, 2]
+    assert order.due(1.0, 9) == [(3, LAST_SEQ)]
+
+
+def test_next_due_is_the_earliest_of_all_gaps_that_can_still_be_asked_for() -> None:
+    order = Repair(0, reorder=0.0, pauses=(5.0,), probe=1e9)
+    feed(order, (2, 2), now=0.0)
+    assert order.due(0.0, 9) == [(1, 1)]
+    order.reorder = 1.0
+    feed(order, (4, 4), now=0.5)
+    assert order.next_due() == 1.5
+    assert order.due(1.5, 9) == [(3, 3)]
+    # Now nothing can be asked for any more, and the first gap is given up at its time.
+    assert order.next_due() == 5.0
+
+
+def test_the_rest_of_an_answer_is_asked_for_as_often_as_anything() -> None:
+    order = Repair(0, reorder=0.0, pauses=(1.0, 1.0), probe=1e9)
+    feed(order, (11, 11), now=0.0)
+    assert order.due(0.0, 9) == [(1, 10)]
+    feed(order, (1, 5), now=0.1)
+    assert order.give_up(0.35) == []
+    assert order.due(0.35, 9) == [(6, 10)]
+    assert order.due(1.35, 9) == []
+    assert order.give_up(1.35)[0] == Lost(first=6, last=10)
+
+
+def test_a_gap_at_the_end_of_what_an_answer_holds_is_asked_for_with_it() -> None:
+    order = Repair(0, reorder=0.0, probe=1e9)
+    feed(order, (2, MAX_SEQUENCES - 1), (MAX_SEQUENCES + 1, MAX_SEQUENCES + 1))
+    assert order.due(0.0, 1) == [(1, MAX_SEQUENCES)]
+    assert order.due(0.0, 1) == []
+
+
 def test_the_last_number_is_the_end() -> None:
     order = Repair(LAST_SEQ - 1)
     run_ = Run.of("s", [b"x"], source="s").numbered(LAST_SEQ, 0)
