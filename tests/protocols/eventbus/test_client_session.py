@@ -230,6 +230,13 @@ class TestTime:
         events = one.receive_syncs([sync(seq) for seq in range(2, 6)] + [end(5)], 4)
         assert sequences(events) == [2, 3, 4, 5]
 
+    def test_a_lost_connection_has_as_long_as_an_answer_to_come_back(self) -> None:
+        one = ready(after=0, answer=10)
+        one.disconnected(14)
+        assert one.next_due() == 24
+        assert one.tick(23) == []
+        assert one.tick(24) == [Silent()]
+
     def test_after_a_pause(self) -> None:
         one = ready(after=0)
         one.resumed(100)
