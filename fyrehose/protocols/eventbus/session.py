@@ -48,7 +48,7 @@ class Requested:
 
     identity: bytes
     again: bool
-    deaf: bool = False
+    deaf: bool
 
 
 @attrs.frozen(slots=True, kw_only=True)
