@@ -218,7 +218,7 @@ class ReceiveChannel:
         begin = bisect_left(self.results, first, key=lambda run: run.last)
         packets = [self._said(run, first, through) for run in self.results[begin:] if run.first <= through]
         packets.append(self._consumed(through))
-        self.consumed = self.told = max(through, self.consumed)
+        self.consumed, self.told = through, max(through, self.told)
         return packets, self._let_go(through - first + 1)
 
     def _let_go(self, count: int) -> int:

@@ -113,6 +113,16 @@ def test_receipts_cover_all_that_came() -> None:
     assert last.number == 5, "to the letter a plain one would mean another message"
 
 
+def test_receipt_is_not_repeated_when_some_of_it_is_consumed() -> None:
+    got = channel(4, transactional=False)
+    receipt = got.receipt(False)
+    assert receipt is not None
+    assert receipt.number == 3
+    got.stage(1, None)
+    got.settle(1)
+    assert got.receipt(False) is None
+
+
 def test_rewinding_forgets_what_is_not_durable() -> None:
     got = channel(6, decided=4)
     got.stage(1, Ack.COMMITTED)
