@@ -57,6 +57,49 @@ def test_results_go_before_consumed_and_carry_numbers_when_they_must() -> None:
     assert (said(packets), freed) == ([("UNCOMMITTED", 5), ("CONSUMED", None)], 10)
 
 
+def test_channel_that_lacks_only_decisions_is_held() -> None:
+    got = channel(3)
+    assert got.held
+    got.decide(0)
+    assert not got.held
+    got.stage(0, Ack.COMMITTED)
+    assert not got.held
+    got.settle(0)
+    assert got.held
+    got.leaving = True
+    assert not got.held
+    assert not channel(3, transactional=False).held
+
+
+def test_results_count_until_the_peer_is_known_to_have_them() -> None:
+    got = channel(5, decided=5)
+    got.stage(2, Ack.COMMITTED)
+    got.stage(4, Ack.UNCOMMITTED)
+    got.settle(4)
+    assert got.unconfirmed == 5
+    got.forget_results(1)
+    assert [(run.first, run.last) for run in got.results] == [(2, 2), (3, 4)]
+    got.detach()
+    assert got.unconfirmed == 5, "no ping was under way"
+    got.trim = (1, 4)
+    got.detach()
+    assert (got.unconfirmed, got.trim) == (3, None)
+    got.forget_results(4)
+    assert got.results == []
+
+
+def test_runs_of_the_same_result_are_told_as_one_only_where_they_follow_each_other() -> None:
+    got = channel(6, decided=6)
+    got.stage(0, Ack.COMMITTED)
+    got.stage(1, Ack.COMMITTED)
+    got.stage(2, None)
+    got.stage(3, Ack.COMMITTED)
+    got.stage(5, Ack.UNCOMMITTED)
+    assert [(run.first, run.last) for run in got.results] == [(0, 1), (3, 3), (4, 5)]
+    assert said(got.settle(4)[0]) == [("COMMITTED", 1), ("COMMITTED", 3), ("UNCOMMITTED", 4), ("CONSUMED", 4)]
+    assert said(got.settle(5)[0]) == [("UNCOMMITTED", None), ("CONSUMED", None)]
+
+
 def test_what_the_owner_may_not_do() -> None:
     got = channel(3, decided=2)
     for wrong in (lambda: got.stage(2, None), lambda: got.stage(-1, None), lambda: got.settle(0)):
@@ -72,8 +115,13 @@ def test_unstaging() -> None:
     got.stage(4, Ack.UNCOMMITTED)
     got.unstage(2)
     assert (got.done, [(r.result, r.first, r.last) for r in got.results]) == (2, [(Ack.COMMITTED, 0, 2)])
+    got.unstage(4)
+    assert got.done == 2, "nothing is staged by it"
     got.unstage(-1)
     assert got.done == 1, "what is durable stays"
+    got.stage(2, Ack.UNCOMMITTED)
+    got.unstage(1)
+    assert [(r.result, r.first, r.last) for r in got.results] == [(Ack.COMMITTED, 0, 1)]
 
 
 def test_the_report() -> None:

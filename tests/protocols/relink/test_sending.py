@@ -35,6 +35,14 @@ def test_the_window() -> None:
         sent.add(((b"x",),))
     sent.consumed(3)
     assert sent.room == 4
+    assert sent.add(((b"x",),) * 4) == 10
+    assert sent.room == 0
+    sent.consumed(4)
+    with pytest.raises(LocalProtocolError, match="room for 1 messages, not 2"):
+        sent.add(((b"x",),) * 2)
+    sent.advance(Event.CLOSE)
+    assert sent.room == 0
+    assert sent.undecided == 0, "only transactions are decided"
 
 
 def test_decisions_are_made_in_order() -> None:
@@ -58,6 +66,50 @@ def test_numberless_only_behind_the_same_decision() -> None:
     sent.attach()
     sent.add(((b"x",),))
     assert sent.decision(Op.COMMIT, *sent.decide(Op.COMMIT, 6)).number == 6, "the first on a connection"
+
+
+def test_decision_that_was_sent_again_counts_as_the_one_before() -> None:
+    sent = channel(3)
+    sent.decide(Op.COMMIT, 0)
+    assert again(sent)[-1] == ("COMMIT", 0)
+    assert sent.decision(Op.COMMIT, *sent.decide(Op.COMMIT, 1)).number is None
+
+
+def test_messages_without_a_result_are_unknown_when_the_link_is_lost() -> None:
+    sent = channel(5)
+    for op, last in ((Op.COMMIT, 1), (Op.ROLLBACK, 2), (Op.COMMIT, 3)):
+        sent.decide(op, last)
+    sent.resulted(Ack.COMMITTED, 0)
+    unknown = [(each.channel, each.seq, each.parts, each.decided) for each in sent.unknown()]
+    assert unknown == [(0, 1, (b"1",), True), (0, 3, (b"3",), True), (0, 4, (b"4",), False)]
+    plain = channel(3, transactional=False)
+    plain.consumed(0)
+    assert [each.seq for each in plain.unknown()] == [1, 2]
+
+
+def test_what_the_peer_has_received_or_consumed_is_not_sent_again() -> None:
+    sent = channel(6, transactional=False)
+    sent.attach()
+    sent.received(None)
+    sent.received(None)
+    assert [packet.parts for packet in sent.resend()] == [(b"%d" % i,) for i in (2, 3, 4, 5)]  # type: ignore[union-attr]
+    sent.received(1)
+    sent.received(0)
+    sent.consumed(3)
+    assert [packet.parts for packet in sent.resend()] == [(b"4",), (b"5",)]  # type: ignore[union-attr]
+    assert sent.message(4).parts == (b"4",)
+
+
+def test_results_go_on_behind_what_was_rolled_back() -> None:
+    sent = channel(6)
+    for op, last in ((Op.ROLLBACK, 1), (Op.COMMIT, 2), (Op.ROLLBACK, 3), (Op.COMMIT, 4)):
+        sent.decide(op, last)
+    assert sent.consumed(1) == (0, 1)
+    assert sent.resulted(Ack.COMMITTED, None) == [(2, 2)]
+    assert sent.resulted(Ack.UNCOMMITTED, None) == [(4, 4)]
+    assert sent.consumed(4) == (2, 4)
+    with pytest.raises(RemoteProtocolError, match="result-unasked: message 5 is not decided"):
+        sent.resulted(Ack.COMMITTED, None)
 
 
 def test_what_is_sent_again() -> None:

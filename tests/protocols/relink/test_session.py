@@ -119,6 +119,21 @@ def test_an_answer_to_a_question_that_was_not_asked() -> None:
         session.accept(link, resumed=True)
 
 
+def test_what_is_expected_next_in_a_handshake() -> None:
+    one, other = connector(), ListenerSession()
+    assert (one.expected, other.expected, other.buffered) == (1, 1, 0)
+    other.receive_data(pack_version(0)[:5])
+    assert (other.expected, other.buffered) == (1, 5)
+    other.receive_data(pack_version(0)[5:])
+    assert (other.expected, other.buffered) == (1, 0), "the hello"
+    one.receive_data(pack_version(0))
+    assert one.expected == 1, "the reply"
+    other.receive_data(Hello(terms=TERMS).serialize())
+    assert other.expected == 0, "the owner is asked"
+    other.refuse(7)
+    assert other.expected == 0
+
+
 def test_an_old_link_says_what_it_has_at_once() -> None:
     session = connector(old_link())
     session.receive_data(pack_version(0) + pack_reply(5, 6))
