@@ -54,6 +54,13 @@ def test_a_gap_holds_back_what_follows_until_it_closes() -> None:
     assert order.missing == []
 
 
+def test_a_run_fills_all_gaps_that_it_reaches() -> None:
+    order = Repair(0)
+    feed(order, (4, 4), (7, 7), (10, 10))
+    feed(order, (2, 5))
+    assert order.missing == [(1, 1), (6, 6), (8, 9)]
+
+
 def test_duplicates_are_dropped_wherever_they_come() -> None:
     order = Repair(0)
     assert feed(order, (1, 5), (1, 5), (3, 7), (10, 12), (9, 12), (6, 13)) == [*range(1, 6), 6, 7, 8, 9, *range(10, 14)]
