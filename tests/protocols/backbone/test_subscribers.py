@@ -112,6 +112,15 @@ def test_what_is_held_back_is_no_more_than_one_answer() -> None:
     assert newcomer.confirm() == [(5, 10_004)]
 
 
+def test_a_repeat_counts_for_ten_seconds() -> None:
+    asking = Client(0.0, Flags.NONE)
+    assert not asking.repeats(1, 5, 0.0)
+    assert asking.repeats(5, 9, 1.0)
+    assert asking.repeats(20, 29, 10.5)
+    assert not asking.repeats(30, 39, 11.0)
+    assert asking.repeats(1, 1, 12.0)
+
+
 def test_a_rotation_is_fair_random_and_never_asks_who_asks() -> None:
     rotation = Rotation(Random(1))
     members = [None, client(1), client(2), client(3)]
