@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from fyrehose.errors import JournalCorrupt, ReadOnly
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots, streams
 from fyrehose.journal.files import Files
+from fyrehose.journal.format import Entry
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.streams import Streams, begun
 from fyrehose.journal.verify import verify
@@ -45,6 +47,14 @@ def first_batches(directory: Path) -> list[tuple[fmt.BatchHeader, list[fmt.Entry
         found.append((header, fmt.entries(body, header.parts)))
         reader.close()
     return found
+
+
+def sealed(snapshot: bytes, changes: dict[int, int]) -> bytes:
+    """Return the snapshot with other bytes at some places, and the checksum of that."""
+    data = bytearray(snapshot[:-4])
+    for at, value in changes.items():
+        data[at] = value
+    return bytes(data) + crc32c(bytes(data)).to_bytes(4, "little")
 
 
 def retire(bench: Any, *names: str) -> Any:
@@ -112,6 +122,13 @@ class TestManyStreams:
         stray.write_bytes(b"".join(snapshots.pieces(Streams(), end, bytes(16))))
         open_journal(segment_size=4 << 10)
         assert not stray.exists()
+
+    def test_a_newer_snapshot_is_refused_and_called_newer_rather_than_damaged(self, bench: Any) -> None:
+        bench.close()
+        path = scan.snapshot_path_of(bench.directory, scan.snapshots(bench.directory)[-1])
+        path.write_bytes(sealed(path.read_bytes(), {8: 99}))
+        with pytest.raises(JournalCorrupt, match=r"newer Fyrehose \(snapshot 99.*serve it with that version"):
+            recover(bench.directory, Files())
 
     def test_a_start_keeps_snapshots_that_older_segments_refer_to(self, bench: Any, open_journal: Any) -> None:
         retire(bench, *(f"quiet-{i}" for i in range(20)))
@@ -309,14 +326,40 @@ def test_every_bit_of_a_snapshot_counts() -> None:
             snapshots.Snapshot.of(bytes(changed))
 
 
-def test_entries_since_a_snapshot_give_the_same_streams() -> None:
-    of = Streams({f"s{i}": i for i in range(1, 20)}, {"old": 7})
+@pytest.mark.parametrize("at", [48, 52], ids=["rows", "size of the names"])
+def test_lengths_of_a_snapshot_that_contradict_each_other_are_damage(at: int) -> None:
+    """Even where the checksum is right: it was written by a bug, and is not believed."""
+    data = b"".join(snapshots.pieces(Streams({"a": 1, "bb": 2}), 77, bytes(range(16))))
+    assert snapshots.Snapshot.of(sealed(data, {})).rows == 2
+    with pytest.raises(fmt.Damage, match="contradict"):
+        snapshots.Snapshot.of(sealed(data, {at: data[at] + 1}))
+
+
+@pytest.mark.parametrize("kept", [10, 2, 1, 0])
+def test_entries_since_a_snapshot_give_the_same_streams(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where streams were retired since that are so many that only the floor stands for some of them."""
+    monkeypatch.setattr(streams, "MOST_RETIRED", kept)
+    of = Streams({f"s{i}": i for i in range(1, 20)}, {"old": 7, "older": 3}, reserved={"s4": 90, "s6": 70})
     captured = of.capture()
     of.wrote("s3", 4, 50)
+    of.reserve([Entry("s3", 99, 0)])
+    of.wrote("s4", 91, 91)
     of.wrote("old", 8, 8)
-    of.apply(of.retiring(["s5"]))
+    of.apply(of.retiring(["s5", "s7"]))
+    of.apply(of.retiring(["s6"]))
     of.adopt(1000)
     kind, entries = of.beginning()
     again = begun(entries, lambda position: captured)
     assert kind is fmt.Kind.STREAMS
     assert (again.ends, again.retired, again.starts, again.floor) == (of.ends, of.retired, of.starts, of.floor)
+    assert len(of.retired) <= max(kept, 1)
+    numbers = {stream: reserved for stream, reserved in of.reserved.items() if reserved > of.ends[stream]}
+    assert again.reserved == numbers
+
+
+def test_a_journal_that_was_closed_in_order_has_given_out_no_more_than_it_wrote() -> None:
+    """Otherwise the next kill would leave a gap of a million numbers in streams that were idle since."""
+    of = Streams({"idle": 5, "busy": 9}, reserved={"idle": 1000, "busy": 2000})
+    assert of.unwritten() == [Entry("idle", 6, 1000), Entry("busy", 10, 2000)]
+    of.replay(fmt.Kind.CLOSED, [])
+    assert of.unwritten() == []
