@@ -172,6 +172,67 @@ def test_a_newer_version_says_so() -> None:
         fmt.SegmentHeader.unpack(header)
 
 
+def changed(header: bytes, at: int, value: bytes) -> bytes:
+    """Return the header of a batch with other bytes at a place, and the checksum of that."""
+    header = header[:at] + value + header[at + len(value) :]
+    return header[:60] + crc32c(header[:60]).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "refusal"),
+    [
+        (3, b"\x02", ""),
+        (3, b"\x03", "newer Fyrehose .format 3; this one knows 2"),
+        (4, b"\x05", ""),
+        (4, b"\x06", "makes no sense"),
+        (8, (64 << 20).to_bytes(4, "little"), ""),
+        (8, ((64 << 20) + 8).to_bytes(4, "little"), "makes no sense"),
+        (8, (4).to_bytes(4, "little"), "makes no sense"),
+    ],
+)
+def test_what_the_header_of_a_batch_may_say(at: int, value: bytes, refusal: str) -> None:
+    """Versions 1 and 2, kinds 0 to 5, and bodies of up to 64 MiB that end at a multiple of 8."""
+    header = changed(make(Run.of("s", [b"x"], source="t").numbered(1, 1))[0].pack(), at, value)
+    if not refusal:
+        assert fmt.BatchHeader.unpack(header, 64).pack()[4:12] == header[4:12]
+        return
+    with pytest.raises(fmt.Damage, match=refusal):
+        fmt.BatchHeader.unpack(header, 64)
+
+
+def test_the_bytes_of_entries() -> None:
+    entries = [fmt.Entry("s", 3, 2, fmt.State.RETIRED), fmt.Entry("", 8, 7), fmt.Entry("12345678", 1, 2)]
+    header, data = packing.batch(fmt.Kind.STREAMS, entries, position=64, durable=0, time=1, clock=1, chain=0)
+    assert data[3:5] == b"\x02\x05"  # version and kind
+    assert data[64:] == bytes.fromhex(
+        "0300000000000000 0200000000000000 01 01 000000000000 7300000000000000"
+        "0800000000000000 0700000000000000 00 00 000000000000"
+        "0100000000000000 0200000000000000 08 00 000000000000 3132333435363738"
+    )
+    assert fmt.entries(data[64:], header.parts) == entries
+
+
+@pytest.mark.parametrize(
+    ("cut", "at", "value", "damage"),
+    [
+        (23, 0, b"", "cut off"),
+        (24, 0, b"", "cut off"),
+        (31, 0, b"", "cut off"),
+        (32, 17, b"\x05", "state 5"),
+        (32, 24, b"\xff", "not UTF-8"),
+        (32, 17, b"\x04", ""),
+    ],
+)
+def test_entries_that_make_no_sense(cut: int, at: int, value: bytes, damage: str) -> None:
+    packed = fmt.Entry("s", 3, 2).pack()
+    data = (packed[:at] + value + packed[at + len(value) :])[:cut]
+    if not damage:
+        assert fmt.entries(data, 1) == [fmt.Entry("s", 3, 2, fmt.State.FORGOTTEN)]
+        return
+    with pytest.raises(fmt.Damage, match=damage):
+        fmt.entries(data, 1)
+
+
 @given(st.binary(max_size=300))
 @settings(max_examples=300, deadline=None)
 def test_bytes_from_anywhere_never_do_worse_than_damage(data: bytes) -> None:

@@ -80,6 +80,40 @@ def test_it_jumps_over_what_is_of_others() -> None:
         assert each.following("rare", 64 + 1024 * 5065) is None
 
 
+def test_pairs_are_64_kib_apart() -> None:
+    """As the format says: whoever reads an index of another process, or version, relies on it."""
+    index = SegmentIndex(0)
+    for position in (64, 64 + 65528, 64 + 65536, 64 + 65536 + 65528, 64 + 65536 + 65544):
+        index.add_run(position, "s", position, position)
+    pairs = [(position, position) for position in (64, 65600, 131144)]
+    for each in (index, PackedIndex.unpack(index.pack(), 0, 0)):
+        assert each is not None
+        assert each.pairs("s") == pairs
+        assert each.pairs("nobody") == []
+        assert each.following("s", 64 + 65528) == 64 + 65528
+        assert each.following("s", 65600 + 65536) == 131144
+
+
+def test_the_bytes_of_an_index() -> None:
+    index = SegmentIndex(4096, end=9000)
+    index.set_before([fmt.Entry("b", 0, 7), fmt.Entry("old", 0, 6, fmt.State.RETIRED), fmt.Entry("", 2048, 3)])
+    index.add_run(5000, "b", 8, 9)
+    data = index.pack()
+    assert data[:8] == b"FYREIDX3"
+    assert data[52:] == bytes.fromhex(
+        "00000000"
+        "01000000 01000000 0700000000000000 0900000000000000"
+        "04000000 01000000 0600000000000000 0000000000000000"
+        "62 6f6c64 00000000 0800000000000000 8813000000000000"
+    )
+    packed = PackedIndex.unpack(data, 4096, 9000)
+    assert packed is not None
+    assert list(packed.streams()) == ["b"]
+    assert (packed.end, packed.floor, packed.snapshot) == (9000, 3, 2048)
+    for each in (index, packed):
+        assert [each.last_before(stream) for stream in ("b", "old", "of the snapshot")] == [7, 6, None]
+
+
 @pytest.mark.parametrize("change", ["cut", "flipped", "base", "end", "empty", "magic"])
 def test_one_that_is_wrong_is_none(change: str) -> None:
     index = SegmentIndex(BASE, end=9000)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from fyrehose.journal import scan
+from fyrehose.journal import scan, streams
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import AHEAD, PAGE, RESERVE, SMALL, NoRoom, SyncFailed, Writer
 from fyrehose.records import LAST_SEQ, Run
@@ -90,6 +91,79 @@ def test_a_commit_is_whole_in_one_segment(tmp_path: Path) -> None:
     assert recover(tmp_path, FaultyFiles()).closed
 
 
+def test_room_is_made_for_the_segment_and_no_more(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    of = writer(tmp_path, files, segment_size=8192)
+    of.commit(numbered(1, b"x" * 3000), 1, 1)
+    os.truncate(scan.path_of(tmp_path, 0), of.position)
+    of.make_room()
+    assert scan.path_of(tmp_path, 0).stat().st_size == 8192
+    of.commit(numbered(2, b"x" * 9000), 1, 1)  # in a segment of its own, which is longer than segments are
+    files.name, files.nth = "allocate", files.calls["allocate"] + 1
+    of.make_room()
+    of.close(in_order=True)
+
+
+def test_a_segment_of_one_that_syncs_each_commit_sets_no_numbers_aside(tmp_path: Path) -> None:
+    """Not even those that the last process had set aside, and which are a gap now."""
+    of = writer(tmp_path, FaultyFiles(), segment_size=4096)
+    of.commit(numbered(1, b"x"), 1, 1)
+    of.close(in_order=False)
+    of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=4096)
+    of.commit(numbered(RESERVE + 2, b"x" * 3000), 1, 1)
+    rolled = of.commit(numbered(RESERVE + 3, b"x" * 3000), 1, 1).rolled
+    assert rolled is not None
+    assert {(entry.stream, entry.first, entry.last) for entry in rolled.entries if entry.stream} == {
+        ("s", RESERVE + 2, RESERVE + 2)
+    }
+    of.close(in_order=False)
+    assert recover(tmp_path, FaultyFiles()).gaps == []
+
+
+def test_a_segment_that_was_deleted_is_noticed_before_the_next_is_begun(tmp_path: Path) -> None:
+    of = writer(tmp_path, FaultyFiles(), segment_size=4096)
+    of.commit(numbered(1, b"x" * 3000), 1, 1)
+    scan.path_of(tmp_path, 0).unlink()
+    with pytest.raises(SyncFailed, match="position 0 was deleted while it was being written"):
+        of.commit(numbered(2, b"x" * 3000), 1, 1)
+    of.close(in_order=False)
+    assert scan.segments(tmp_path) == []
+
+
+class TestSnapshots:
+    @pytest.fixture(autouse=True)
+    def few_streams_are_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(streams, "INLINE", 2)
+
+    def test_one_is_due_where_a_segment_is_nearly_full_and_once_in_each(self, tmp_path: Path) -> None:
+        of = writer(tmp_path, FaultyFiles(), segment_size=8192)
+        for name in "abc":
+            of.commit(numbered(1, b"", stream=name), 1, 1)
+        due = []
+        for seq in range(1, 40):
+            committed = of.commit(numbered(seq, b"x" * 400), 1, 1)
+            if committed.many:
+                due.append((of.base, of.position - of.base > 6000))
+        assert of.base > 8192
+        assert due == [(base, True) for base, _ in due]
+        assert len({base for base, _ in due}) == len(due) >= 2
+        of.close(in_order=True)
+
+    @pytest.mark.parametrize("call", ["open", "write", "sync", "rename"])
+    def test_one_that_could_not_be_written_is_said_and_not_referred_to(self, tmp_path: Path, call: str) -> None:
+        files = FaultyFiles()
+        of = writer(tmp_path, files, segment_size=4096)
+        for name in "abc":
+            of.commit(numbered(1, b"", stream=name), 1, 1)
+        files.name, files.nth = call, files.calls[call] + 1
+        with pytest.raises(OSError, match="Input/output error"):
+            list(of.snapshot())
+        of.commit(numbered(1, b"x" * 4000), 1, 1)
+        of.close(in_order=True)
+        assert scan.snapshots(tmp_path) == []
+        assert len(recover(tmp_path, FaultyFiles()).streams.ends) == 4
+
+
 def test_a_new_journal_begins_with_its_numbers(tmp_path: Path) -> None:
     of = Writer(tmp_path, Recovered(directory=tmp_path), 4096, True, FaultyFiles())
     of.open(5)
@@ -116,6 +190,18 @@ class TestPreparing:
     def test_it_is_not_wanted_where_commits_are_not_synced(self, tmp_path: Path) -> None:
         of = writer(tmp_path, FaultyFiles(), sync_each=False, segment_size=4 * AHEAD)
         assert not of.commit(numbered(1, b"x"), 1, 1).bare
+        of.close(in_order=True)
+
+    def test_it_is_as_much_in_a_later_segment(self, tmp_path: Path) -> None:
+        of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=3 * AHEAD)
+        of.commit(numbered(1, b"x" * 2 * AHEAD), 1, 1)
+        assert of.commit(numbered(2, b"x" * 2 * AHEAD), 1, 1).rolled is not None
+        of.commit(numbered(3, b"x" * 2 * AHEAD), 1, 1)
+        assert of.base > 3 * AHEAD
+        of.close(in_order=True)
+        of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=4 * AHEAD)
+        of.prepare()
+        assert of.commit(numbered(4, b"x" * 1000), 1, 1).bare is False
         of.close(in_order=True)
 
     def test_what_was_prepared_is_zeros_from_the_next_page_on(self, tmp_path: Path) -> None:
