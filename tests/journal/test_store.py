@@ -90,6 +90,106 @@ def test_caches_are_bounded(open_journal, monkeypatch) -> None:
     assert not store._fresh
 
 
+def test_what_is_used_again_and_again_stays_in_memory(open_journal, monkeypatch) -> None:
+    """Of every cache: what was used longest ago goes first, however long it has been there."""
+    bench = open_journal(segment_size=4096)
+    fill(bench, 40)
+    bench.close()
+    bench = open_journal(segment_size=4096, verify=0)
+    firsts = [1 + bench.journal._store.before(base, "busy") for base in bench.journal._store.bases[:5]]
+    bench.close()
+    bench = open_journal(segment_size=4096, verify=0)
+    batch = 500 + 100 + 2 * stores.RUN_COST
+    sizes = [path.stat().st_size for path in sorted(bench.directory.glob("*.index"))]
+    monkeypatch.setattr(stores, "OPEN", 2)
+    monkeypatch.setattr(stores, "CACHE", 2 * batch)
+    monkeypatch.setattr(stores, "INDEXES", 2 * max(sizes))
+    store, made = bench.journal._store, []
+    open_reader, read, load = scan.SegmentReader.__init__, scan.SegmentReader.batch, stores.Store._load_index
+
+    def opening(self, path, base, *files) -> None:  # type: ignore[no-untyped-def]
+        made.append(("opened", base))
+        open_reader(self, path, base, *files)
+
+    monkeypatch.setattr(scan.SegmentReader, "__init__", opening)
+    monkeypatch.setattr(scan.SegmentReader, "batch", lambda self, at: made.append(("read", at)) or read(self, at))
+    monkeypatch.setattr(
+        stores.Store, "_load_index", lambda self, base: made.append(("loaded", base)) or load(self, base)
+    )
+    for which in (0, 1, 0, 2, 0, 3, 0):
+        next(store.batches(store.bases[which], "busy", firsts[which]))
+    for what in ("opened", "read", "loaded"):
+        places = [place for did, place in made if did == what]
+        assert len(places) == 4 == len(set(places)), what
+
+
+def test_what_is_larger_than_a_cache_is_kept_until_something_else_is_used(open_journal, monkeypatch) -> None:
+    """It is read in many small steps, and each of them would make it again."""
+    monkeypatch.setattr(stores, "CACHE", 10)
+    monkeypatch.setattr(stores, "INDEXES", 10)
+    bench = open_journal(segment_size=4096)
+    bench.append(*[b"%d" % i * 100 for i in range(10)], stream="busy")
+    fill(bench, 20)
+    bench.close()
+    bench = open_journal(segment_size=4096, verify=0)
+    made = []
+    read, load = scan.SegmentReader.batch, stores.Store._load_index
+    monkeypatch.setattr(scan.SegmentReader, "batch", lambda self, at: made.append("read") or read(self, at))
+    monkeypatch.setattr(stores.Store, "_load_index", lambda self, base: made.append("load") or load(self, base))
+    first = bench.journal._store.bases[0]
+    for _ in range(3):
+        assert next(bench.journal._store.batches(first, "busy", 1))
+    assert sorted(made) == ["load", "read"]
+
+
+def test_who_has_read_the_last_of_a_stream_looks_at_nothing_behind_it(open_journal, monkeypatch) -> None:
+    bench = open_journal()
+    bench.append(b"only", stream="rare")
+    fill(bench, 50, 10)
+    looked = []
+    batch = stores.Store._batch
+    monkeypatch.setattr(stores.Store, "_batch", lambda self, *at: looked.append(at) or batch(self, *at))
+    assert [bytes(payload) for run in bench.journal.read("rare", 1, 1000) for payload in run.payloads()] == [b"only"]
+    assert len(looked) == 1
+
+
+def test_a_read_that_has_found_something_is_content_with_it(open_journal, monkeypatch) -> None:
+    """What else there is may be far behind, among what others wrote, and the next read finds it."""
+    monkeypatch.setattr(stores, "ENOUGH", 10_000)
+    bench = open_journal()
+    bench.append(b"first", stream="rare")
+    fill(bench, 50, 1000)
+    bench.append(b"second", stream="rare")
+    bench.append(b"third", stream="rare")
+    (run,) = bench.journal.read("rare", 1, 1000)
+    assert [bytes(payload) for payload in run.payloads()] == [b"first"]
+    assert bench.payloads("rare") == [b"first", b"second", b"third"]
+
+
+def test_when_a_segment_was_created_is_when_its_first_records_came(open_journal) -> None:
+    times = iter(range(1_000_000, 10**9, 1_000_000))
+    bench = open_journal(segment_size=4096, now=lambda: next(times))
+    fill(bench, 30)
+    store = bench.journal._store
+    base, after = store.bases[1:3]
+    assert store.created(base) < store.created_after(base) == store.created(after)
+    assert store.created(base) == store.time_at(base, base + 64)
+
+
+def test_who_asks_for_the_time_of_a_damaged_batch_is_told_where_it_is(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    fill(bench, 30)
+    bench.close()
+    bench = open_journal(segment_size=4096, verify=0)
+    base = bench.journal._store.bases[1]
+    path = scan.path_of(bench.directory, base)
+    data = bytearray(path.read_bytes())
+    data[64 + 30] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(JournalCorrupt, match=rf"{path.name} is damaged at byte 64 \(position {base + 64}\)"):
+        bench.journal._store.time_at(base, base + 64)
+
+
 def test_an_index_that_was_missing_is_written_again(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     fill(bench, 50)
