@@ -338,15 +338,65 @@ def test_people_are_told_what_is_lost_for_certain_and_where_it_was_put(open_jour
             end = bench.journal._writer.position
     bench.close()
     patch(bench, at + 70, b"damage")
+    before = scan.segments(bench.directory)[0].path.read_bytes()
     *_, note = quarantine.set_aside(bench.directory, Files())
     assert note.startswith(f"{end - at} damaged bytes of {scan.segments(bench.directory)[0].path.name} (")
     assert f" were set aside in quarantine-{at:016x}.bytes; lost for certain: 's00' 2-2" in note
     assert note.endswith(said)
     (aside,) = bench.directory.glob("quarantine-*.bytes")
-    assert aside.stat().st_size == end - at
+    assert aside.read_bytes() == before[at:end]
     mended = [header for header, _ in batches(bench) if header.mended]
     assert [(header.position, header.durable) for header in mended] == [(at, at)] * len(mended) != []
     assert mended[-1].end == end
+
+
+def content(bench) -> dict[str, bytes]:  # type: ignore[no-untyped-def]
+    return {path.name: path.read_bytes() for path in bench.directory.iterdir()}
+
+
+@pytest.mark.parametrize("mode", ["batch", "never"])
+def test_nothing_is_done_to_a_journal_that_was_only_killed(open_journal, mode: str) -> None:
+    bench = open_journal(segment_size=2048, durability=durability(mode), keep_bytes=8000)
+    for i in range(60):
+        bench.append(b"%d" % i * 100)
+    bench.crash()
+    assert len(scan.segments(bench.directory)) > 2
+    before = content(bench)
+    assert quarantine.set_aside(bench.directory, Files()) == []
+    assert content(bench) == before
+
+
+def test_what_is_set_aside_of_a_later_segment_is_what_was_damaged(open_journal) -> None:
+    bench = open_journal(segment_size=2048)
+    for i in range(60):
+        bench.append(b"%d" % i * 100)
+    bench.close()
+    segment = scan.segments(bench.directory)[2]
+    patch(bench, segment.base + 800, b"damage")
+    before = content(bench)
+    quarantine.set_aside(bench.directory, Files())
+    (aside,) = bench.directory.glob("quarantine-*.bytes")
+    at = int(aside.stem.partition("-")[2], 16) - segment.base
+    size = aside.stat().st_size
+    assert at < 800 < at + size
+    assert aside.read_bytes() == before[segment.path.name][at : at + size]
+    changed = {name for name, data in content(bench).items() if before.get(name) != data}
+    assert changed == {segment.path.name, aside.name}
+    assert before.keys() - content(bench).keys() == {segment.path.with_suffix(".index").name}
+
+
+def test_numbers_behind_a_gap_that_the_log_tells_of_are_skipped_from_there(open_journal) -> None:
+    bench = open_journal(durability=durability("never"))
+    bench.append(b"kept")
+    bench.crash()
+    bench = open_journal()  # the rest of what was reserved is a gap
+    end = bench.journal.ends()["s"]
+    at = bench.journal._writer.position
+    bench.append(b"lost", stream="other")
+    bench.crash()
+    patch(bench, at + 70, b"damage")
+    quarantine.set_aside(bench.directory, Files())
+    assert [(stream, first) for stream, first, _ in gaps(bench)] == [("s", 2), ("s", end + 1), ("", 1)]
 
 
 def test_a_header_that_is_mended_says_what_it_said(open_journal) -> None:

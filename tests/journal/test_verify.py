@@ -344,7 +344,18 @@ def test_a_segment_that_continues_from_another(open_journal) -> None:
     found = scan.segments(bench.directory)
     header = fmt.SegmentHeader.unpack(found[1].path.read_bytes()[:64])
     patch(found[1].path, 0, fmt.SegmentHeader(header.base, header.created, header.chain ^ 1).pack())
-    assert any("does not continue from the one before" in problem for problem in problems(bench.directory))
+    said = f"{found[1].path.name} at byte 0: the segment does not continue from the one before"
+    assert said in problems(bench.directory)
+
+
+def test_a_damaged_header_of_a_segment_is_one_problem(open_journal) -> None:
+    bench = open_journal(segment_size=4096)
+    fill(bench)
+    bench.close()
+    found = scan.segments(bench.directory)
+    patch(found[1].path, 20, b"damage")
+    (problem,) = problems(bench.directory)
+    assert problem.startswith(f"{found[1].path.name} at byte 0: the header of the segment is damaged")
 
 
 @pytest.mark.parametrize(
