@@ -119,6 +119,16 @@ def test_an_answer_that_streams_in_is_not_asked_for_again() -> None:
     assert order.position == MAX_SEQUENCES
 
 
+def test_last_datagram_of_an_answer_is_waited_for() -> None:
+    order = Repair(0, reorder=0.0, probe=1e9)
+    feed(order, (50_000, 50_000))
+    assert order.due(0.0, 1) == [(1, 49_999)]
+    feed(order, (1, MAX_SEQUENCES - 1), now=0.1)
+    assert order.due(0.1, 1) == []
+    feed(order, (MAX_SEQUENCES, MAX_SEQUENCES), now=0.2)
+    assert order.due(0.2, 1) == [(MAX_SEQUENCES + 1, 49_999)]
+
+
 def test_question_for_what_comes_next_waits_while_gaps_take_all_requests() -> None:
     order = Repair(0, reorder=0.0, pauses=(1.0,) * 3, probe=0.5)
     feed(order, (1, 1), (3, 3), now=0.0)
@@ -127,8 +137,16 @@ def test_question_for_what_comes_next_waits_while_gaps_take_all_requests() -> No
 
 
 def test_gap_is_asked_for_during_ten_seconds() -> None:
-    assert sum(PAUSES) == pytest.approx(9.9)
     assert max(PAUSES) == 0.5
+    order = Repair(0, reorder=0.0, probe=1e9)
+    feed(order, (2, 2))
+    now, asked = 0.0, 0
+    while not order.give_up(now):
+        asked += len(order.due(now, 1))
+        next_due = order.next_due()
+        assert next_due is not None
+        now = next_due
+    assert (now, asked) == (pytest.approx(9.9), 21)
 
 
 def test_more_gaps_than_requests_share_requests() -> None:
