@@ -32,16 +32,17 @@ from typing import Any
 
 import attrs
 
-from fyrehose import kits, policy, streams
-from fyrehose.broker import MAX_STREAMS
+from fyrehose import kits
+from fyrehose.core import policy, streams
+from fyrehose.core.broker import MAX_STREAMS
+from fyrehose.core.policy import LOOPBACK, Policy
+from fyrehose.core.quotas import STREAMS, PeerLimits
+from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.logs import FORMATS
-from fyrehose.policy import LOOPBACK, Policy
-from fyrehose.quotas import STREAMS, PeerLimits
 from fyrehose.settings import build, count, duration, option, size
-from fyrehose.streams import UNLIMITED, StreamRules
 
 #: What a file has besides tables.
 _TEXTS = ("data-dir", "policy", "log-format")

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
+from fyrehose.core.budget import Account
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.flow import Account
 
 #: A slow link may still send a large frame, or take a large delivery: this many bytes a second are enough.
 SLOWEST = 64 << 10

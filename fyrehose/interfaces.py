@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import Attribute, Interface
 
-from fyrehose.policy import Action, Identity
+from fyrehose.core.policy import Action, Identity
 from fyrehose.records import Run
 
 
@@ -170,7 +170,7 @@ class IBroker(Interface):
     """
 
     counters = Attribute("Where to count: fyrehose.counters.Counters.")
-    budget = Attribute("What connections may hold together: fyrehose.flow.Budget.")
+    budget = Attribute("What connections may hold together: fyrehose.core.budget.Budget.")
 
     def identified(identity: Identity) -> Any:
         """The same :class:`IBroker` as the peer ``identity`` may use it.  Of equal identities it may be the same one.

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from twisted.internet.interfaces import IAddress
 
-from fyrehose.policy import Identity
+from fyrehose.core.policy import Identity
 from fyrehose.records import MAX_NAME
 
 #: Names of one certificate that are looked at; more of them are no way to make us busy.

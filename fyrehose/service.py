@@ -23,15 +23,15 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.budget import Budget
+from fyrehose.core.guard import Guard
+from fyrehose.core.policy import LOOPBACK, Policy
+from fyrehose.core.quotas import PeerLimits
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import ConfigError, JournalFailed
-from fyrehose.flow import Budget
-from fyrehose.guard import Guard
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
-from fyrehose.policy import LOOPBACK, Policy
-from fyrehose.quotas import PeerLimits
-from fyrehose.sequencer import Sequencer
-from fyrehose.streams import UNLIMITED, StreamRules
 
 log = Logger()
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 from twisted.internet.interfaces import IListeningPort, IPushProducer
 from twisted.internet.tcp import Port, Server
 
-#: What is read at once, in bytes: so much may take its turn of the reactor (fyrehose.fanout.TURN).
+#: What is read at once, in bytes: so much may take its turn of the reactor (fyrehose.core.fanout.TURN).
 READ = 256 << 10
 #: What is given to the kernel at once, in bytes.
 WRITE = 1 << 20

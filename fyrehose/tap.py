@@ -24,16 +24,17 @@ from twisted.python.components import Componentized
 from twisted.python.failure import Failure
 from twisted.python.logfile import LogFile
 
-from fyrehose import __version__, connections, kernels, kits, logs, policy, process
+from fyrehose import __version__, connections, kernels, kits, logs, process
 from fyrehose.config import Config, FromFile, Listener, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose.core import policy
+from fyrehose.core.budget import Budget
+from fyrehose.core.streams import UNLIMITED
 from fyrehose.doors import Door, encryption
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
-from fyrehose.flow import Budget
 from fyrehose.idle import IdleStreams
 from fyrehose.journal.journal import FileJournal
 from fyrehose.notify import Manager
 from fyrehose.service import Fyrehose
-from fyrehose.streams import UNLIMITED
 from fyrehose.web.places import is_local
 
 log = Logger()

@@ -32,14 +32,14 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.connections import PROOFS
+from fyrehose.core.budget import Account
+from fyrehose.core.policy import Identity
 from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
-from fyrehose.flow import Account
 from fyrehose.handshakes import Handshake
 from fyrehose.holding import LONGEST
 from fyrehose.incoming import SLOWEST, FrameWatch, Reading
 from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.peers import identify
-from fyrehose.policy import Identity
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
 

@@ -9,10 +9,10 @@ import pytest
 
 from fyrehose import kits
 from fyrehose.config import Config, FromFile, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose.core.policy import LOOPBACK
+from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.journal.settings import Durability
-from fyrehose.policy import LOOPBACK
-from fyrehose.streams import UNLIMITED, StreamRule, StreamRules
 
 
 def settings_of(config: Config, name: str) -> Any:

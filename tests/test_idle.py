@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.doors import Door
 from fyrehose.errors import JournalCorrupt
 from fyrehose.idle import ROUND, SLICE, TURN, IdleStreams
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
 AFTER = 600.0

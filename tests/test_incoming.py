@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from twisted.internet.task import Clock
 
+from fyrehose.core.budget import Budget
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.flow import Budget
 from fyrehose.incoming import CERTAINTY, PATIENCE, RETRY, SLOWEST, FrameWatch, Reading
 
 

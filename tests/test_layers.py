@@ -36,7 +36,7 @@ SANS_IO = (
 OUTSIDE = {"twisted", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
 
 #: Contracts, and what is nothing but the implementation of one: tests/conformance has their tests.
-UNTESTED = {"fyrehose.interfaces", "fyrehose.sequencer"}
+UNTESTED = {"fyrehose.interfaces", "fyrehose.core.sequencer"}
 
 
 def module_name(path: Path) -> str:
@@ -222,6 +222,6 @@ def test_reading_imports(source: str, names: set[str]) -> None:
 
 
 def test_what_is_reached_by_way_of_others_counts() -> None:
-    assert "twisted" in outside(reached("fyrehose.broker"))
+    assert "twisted" in outside(reached("fyrehose.core.broker"))
     assert "fyrehose.records" in reached("fyrehose.service"), "by way of the broker"
     assert "fyrehose" in reached("fyrehose.records"), "the package comes first"

@@ -10,8 +10,8 @@ from cryptography import x509
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.testing import StringTransport
 
+from fyrehose.core.policy import Identity
 from fyrehose.peers import MOST_NAMES, certificate_names, host_of, identify, identity_at, network_of
-from fyrehose.policy import Identity
 from fyrehose.testing.certificates import Authority
 
 

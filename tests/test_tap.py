@@ -19,9 +19,10 @@ from twisted.logger import ILogObserver, LogLevel
 from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
 
-from fyrehose import __version__, kits, policy, process, tap
+from fyrehose import __version__, kits, process, tap
+from fyrehose.core import policy
+from fyrehose.core.policy import LOOPBACK, Action, Identity
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
-from fyrehose.policy import LOOPBACK, Action, Identity
 from fyrehose.tap import Options, Server
 
 ROOT = Path(__file__).parents[1]

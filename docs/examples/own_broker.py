@@ -17,12 +17,12 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
+from fyrehose.core.budget import Budget
+from fyrehose.core.fanout import Cursor, Fanout
+from fyrehose.core.policy import Action, Identity
 from fyrehose.counters import Counters
-from fyrehose.fanout import Cursor, Fanout
-from fyrehose.flow import Budget
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.listening import TCPService
-from fyrehose.policy import Action, Identity
 from fyrehose.protocols.figg.server import Settings, make_factory
 from fyrehose.records import Run
 

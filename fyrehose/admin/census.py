@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 
-from fyrehose.broker import Broker
-from fyrehose.fanout import Cursor
+from fyrehose.core.broker import Broker
+from fyrehose.core.fanout import Cursor
 
 #: Subscribers that are looked at in one turn of the reactor.
 AT_ONCE = 2_000

@@ -10,7 +10,7 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.admin.settings import KIT, Settings, check_place, read_token
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.interfaces import IBroker, IProtocolKit
 from fyrehose.tls import around

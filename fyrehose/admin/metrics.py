@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from fyrehose import __version__, kernels
 from fyrehose.admin.sampling import meters_of
 from fyrehose.admin.status import Status, journal_status
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.meters import Histogram
 

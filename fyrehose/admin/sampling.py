@@ -15,7 +15,7 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall
 
 from fyrehose.admin.census import Census
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
 from fyrehose.meters import SECONDS, Histogram, JournalMeters
 
 #: How long is remembered, in seconds.

@@ -21,8 +21,8 @@ import attrs
 from fyrehose import __version__, kernels
 from fyrehose.admin.census import Lags
 from fyrehose.admin.sampling import Sampler, StreamRates, given_by_kit, meters_of, taken_by_kit
-from fyrehose.broker import Broker
-from fyrehose.fanout import Cursor
+from fyrehose.core.broker import Broker
+from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
 from fyrehose.meters import JournalStatus
 

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from fyrehose import ndjson
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
 from fyrehose.records import Record
 
 #: How often it looks, in seconds.

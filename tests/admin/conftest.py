@@ -11,9 +11,9 @@ from twisted.internet.task import Clock
 
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal, RecordingSink
 
 

@@ -13,11 +13,11 @@ from twisted.logger import Logger
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 
 log = Logger()
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

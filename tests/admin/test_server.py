@@ -21,9 +21,9 @@ from fyrehose.admin.metrics import registry
 from fyrehose.admin.server import POLICY, Admin, AdminService, make_admin, make_factory
 from fyrehose.admin.settings import Settings
 from fyrehose.admin.tail import EVERY
+from fyrehose.core.policy import Identity, digest, parse
 from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.interfaces import JournalState
-from fyrehose.policy import Identity, digest, parse
 from fyrehose.testing import MemoryJournal
 
 TOKEN = "0123456789abcdef"

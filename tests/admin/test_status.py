@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from twisted.logger import Logger
 
-from fyrehose import __version__, fanout
+from fyrehose import __version__
 from fyrehose.admin import census, metrics
-from fyrehose.broker import Broker
+from fyrehose.core import fanout
+from fyrehose.core.broker import Broker
 from fyrehose.doors import Door
 from fyrehose.interfaces import JournalState
 

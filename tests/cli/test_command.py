@@ -14,14 +14,14 @@ from click.testing import CliRunner, Result
 from twisted.internet.task import Clock
 
 from fyrehose import __version__
-from fyrehose.broker import Broker
 from fyrehose.cli import main, running
 from fyrehose.cli.command import Place, Since
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: What is behind descriptors 0 and 1 when a command begins.

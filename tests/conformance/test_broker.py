@@ -11,16 +11,16 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.budget import Budget
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.counters import Counters
 from fyrehose.errors import Closed, InvalidName, PayloadTooLarge, PublishError, StreamFull, TooManyStreams
-from fyrehose.flow import Budget
 from fyrehose.interfaces import IBroker, IJournalObserver, ISink, ISubscription
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import LAST_SEQ, Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal, RecordingSink
 
 Make = Callable[..., Broker]

@@ -8,9 +8,9 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.figg.server import Settings, make_factory
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
 DEFAULTS = Settings()

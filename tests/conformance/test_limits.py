@@ -86,11 +86,11 @@ BOUNDARIES = {
     "server.memory_per_connection": (
         "tests/conformance/test_memory_limits.py::test_a_connection_may_have_published_as_much_as_the_limit_says"
     ),
-    "server.new_streams_burst": "tests/test_quotas.py::test_the_default_burst_exactly_and_one_more",
-    "server.new_streams_rate": "tests/test_quotas.py::test_the_default_burst_exactly_and_one_more",
-    "server.streams_per_address": "tests/test_quotas.py::test_the_default_number_exactly_and_one_more",
+    "server.new_streams_burst": "tests/core/test_quotas.py::test_the_default_burst_exactly_and_one_more",
+    "server.new_streams_rate": "tests/core/test_quotas.py::test_the_default_burst_exactly_and_one_more",
+    "server.streams_per_address": "tests/core/test_quotas.py::test_the_default_number_exactly_and_one_more",
     "server.subscriptions_per_address": (
-        "tests/test_quotas.py::test_subscriptions_of_an_address_at_the_default_exactly_and_one_more"
+        "tests/core/test_quotas.py::test_subscriptions_of_an_address_at_the_default_exactly_and_one_more"
     ),
 }
 #: Limits whose tests set a smaller value: the default is 1 GiB, 131,072 channels, or 10,000 links of a test's clock.

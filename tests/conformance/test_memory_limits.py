@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.config import ServerSettings
-from fyrehose.flow import Account, Budget
+from fyrehose.core.budget import Account, Budget
 from fyrehose.incoming import Reading
 
 DEFAULTS = ServerSettings()

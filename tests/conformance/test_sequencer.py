@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zope.interface.verify import verifyObject
 
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import StreamFull
 from fyrehose.interfaces import ISequencer
 from fyrehose.records import LAST_SEQ
-from fyrehose.sequencer import Sequencer
 
 MAKERS: list[Callable[[], ISequencer]] = [Sequencer]
 

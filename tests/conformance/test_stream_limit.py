@@ -6,14 +6,14 @@ from pathlib import Path
 
 from twisted.internet.task import Clock
 
-from fyrehose.broker import Broker
 from fyrehose.config import ServerSettings
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import TooManyStreams
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 
 MOST = ServerSettings().max_streams
 

@@ -13,11 +13,11 @@ from twisted.internet.testing import StringTransport
 from zope.interface.verify import verifyObject
 
 from fyrehose import kits
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Broken
 from fyrehose.interfaces import IProtocolKit
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal, every_chunking, feed
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

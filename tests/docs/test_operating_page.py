@@ -13,8 +13,8 @@ import pytest
 
 from fyrehose import kits
 from fyrehose.config import ServerSettings, read_file, resolve
+from fyrehose.core.policy import Action, Identity, load
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.policy import Action, Identity, load
 from fyrehose.tap import Options
 from fyrehose.tls import TLSSettings
 

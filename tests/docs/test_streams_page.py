@@ -6,8 +6,9 @@ import re
 import tomllib
 from pathlib import Path
 
-from fyrehose import idle, streams
+from fyrehose import idle
 from fyrehose.cli.command import main
+from fyrehose.core import streams
 from fyrehose.protocols.backbone.frames import MAX_DATA
 from fyrehose.records import MAX_PAYLOAD
 

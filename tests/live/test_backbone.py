@@ -13,7 +13,8 @@ import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.backbone.client import BackboneClient
@@ -21,7 +22,6 @@ from fyrehose.protocols.backbone.client_session import Options
 from fyrehose.protocols.backbone.kit import kit
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal, until
 
 pytestmark = pytest.mark.live

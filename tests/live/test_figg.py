@@ -20,14 +20,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.task import deferLater
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.frames import DataRun
 from fyrehose.protocols.figg.kit import kit
 from fyrehose.protocols.figg.server import Settings
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import until
 
 pytestmark = pytest.mark.live

@@ -25,11 +25,11 @@ from twisted.internet import reactor
 from twisted.internet.endpoints import clientFromString, wrapClientTLS
 from twisted.internet.ssl import Certificate, PrivateCertificate, optionsForClientTLS, trustRootFromCertificates
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.kit import kit
 from fyrehose.protocols.lumberjack.server import Settings
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority, Issued
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.journal import dump
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

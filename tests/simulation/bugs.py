@@ -11,7 +11,7 @@ from unittest.mock import patch
 import attrs
 from twisted.internet.defer import succeed
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
 from fyrehose.journal import format as fmt
 from fyrehose.journal import quarantine, retention
 from fyrehose.journal.clock import RecordClock

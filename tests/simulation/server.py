@@ -22,11 +22,11 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from world import BELIEVED, Host, Violation, World
 
+from fyrehose.core.policy import OPEN
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.scan import read_mark
 from fyrehose.journal.settings import JournalSettings, durability
-from fyrehose.policy import OPEN
 from fyrehose.service import Fyrehose
 from fyrehose.testing.disk import Kept, Tree, image, what_stays
 

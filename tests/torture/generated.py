@@ -41,11 +41,11 @@ ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.toml")
 #: What is mutated unless modules are named; what is changed most often comes last.
 MODULES = (
-    "fyrehose/broker.py",
-    "fyrehose/fanout.py",
-    "fyrehose/sequencer.py",
-    "fyrehose/flow.py",
-    "fyrehose/quotas.py",
+    "fyrehose/core/broker.py",
+    "fyrehose/core/fanout.py",
+    "fyrehose/core/sequencer.py",
+    "fyrehose/core/budget.py",
+    "fyrehose/core/quotas.py",
     "fyrehose/kernels/pure/*.py",
     "fyrehose/protocols/figg/session.py",
     "fyrehose/protocols/backbone/session.py",
@@ -168,7 +168,7 @@ def files(root: Path, patterns: Sequence[str], missing: bool = False) -> list[Pa
     for pattern in patterns:
         named = sorted(root.glob(pattern.removeprefix(f"{root}/")))
         if not named and not missing:
-            raise SystemExit(f"no file is named {pattern}: name modules below {root}, such as fyrehose/broker.py")
+            raise SystemExit(f"no file is named {pattern}: name modules below {root}, such as fyrehose/core/broker.py")
         found.update(dict.fromkeys(named))
     return list(found)
 

@@ -20,12 +20,12 @@ _WRITER = "fyrehose/journal/writer.py"
 _JOURNAL = "fyrehose/journal/journal.py"
 _FORMAT = "fyrehose/journal/format.py"
 _RECOVERY = "fyrehose/journal/recovery.py"
-_FANOUT = "fyrehose/fanout.py"
-_BROKER = "fyrehose/broker.py"
+_FANOUT = "fyrehose/core/fanout.py"
+_BROKER = "fyrehose/core/broker.py"
 _TESTS_JOURNAL = "tests/journal/test_writer.py tests/journal/test_journal.py tests/conformance/test_journal.py"
 _TESTS_FORMAT = "tests/journal/test_format.py tests/journal/test_recovery.py"
 _TESTS_RECOVERY = "tests/journal/test_recovery.py tests/journal/test_writer.py"
-_TESTS_BROKER = "tests/test_broker.py tests/conformance/test_broker.py"
+_TESTS_BROKER = "tests/core/test_broker.py tests/conformance/test_broker.py"
 _SUBSCRIBERS = "fyrehose/protocols/backbone/subscribers.py"
 _WINDOWS = "fyrehose/protocols/lumberjack/windows.py"
 
@@ -236,21 +236,21 @@ MUTANTS = (
     # The broker.
     Mutant(
         "numbers begin at 0",
-        "fyrehose/sequencer.py",
+        "fyrehose/core/sequencer.py",
         "firsts.append(end + 1)",
         "firsts.append(end)",
         "tests/conformance/test_sequencer.py",
     ),
     Mutant(
         "numbers wrap",
-        "fyrehose/sequencer.py",
+        "fyrehose/core/sequencer.py",
         "if end + count > LAST_SEQ:",
         "if end > LAST_SEQ:",
         "tests/conformance/test_sequencer.py",
     ),
     Mutant(
         "the floor is forgotten",
-        "fyrehose/sequencer.py",
+        "fyrehose/core/sequencer.py",
         "self._floor = floor",
         "self._floor = 0",
         "tests/conformance/test_sequencer.py",
@@ -288,21 +288,21 @@ MUTANTS = (
         _FANOUT,
         "if cursor.paused or cursor.stopped or cursor.placed:",
         "if cursor.stopped or cursor.placed:",
-        "tests/test_fanout.py",
+        "tests/core/test_fanout.py",
     ),
     Mutant(
         "a reader that failed stays",
         _FANOUT,
         "            self._end(cursor, failure)\n            return None\n",
         "            return None\n",
-        "tests/test_fanout.py",
+        "tests/core/test_fanout.py",
     ),
     Mutant(
         "who waits is forgotten",
         _FANOUT,
         "self._queue.extend(place.waiting)",
         "pass",
-        "tests/test_fanout.py",
+        "tests/core/test_fanout.py",
     ),
     # The codecs.
     Mutant(

@@ -27,10 +27,10 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.internet.error import ConnectError
 from twisted.internet.protocol import Factory, Protocol
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.relink.client import RelinkClient
-from fyrehose.sequencer import Sequencer
 
 LOOPBACK = "127.0.0.1"
 STREAM = "transfer"

@@ -20,9 +20,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.core.policy import Action, Identity
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.policy import Action, Identity
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.replays import Replays
 from fyrehose.protocols.backbone.session import Dropped, Pushed, Replay, ServerSession

@@ -19,9 +19,9 @@ from random import Random
 
 import attrs
 
+from fyrehose.core.policy import Action
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.kernels import backbone
-from fyrehose.policy import Action
 from fyrehose.protocols.backbone.frames import (
     HEADER,
     KEEPALIVE,

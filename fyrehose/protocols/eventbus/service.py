@@ -19,8 +19,8 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from fyrehose.core.policy import Action, Identity
 from fyrehose.interfaces import IBroker
-from fyrehose.policy import Action, Identity
 from fyrehose.protocols.eventbus.connections import Connections, Key, shut_down
 from fyrehose.protocols.eventbus.encoding import KIT
 from fyrehose.protocols.eventbus.handshakes import LEFT, TIMEOUT, Handshakes

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import attrs
 from zmq.utils import z85
 
-from fyrehose.policy import Action, Identity
+from fyrehose.core.policy import Action, Identity
 
 #: Where ZeroMQ asks; one socket in each context answers.
 ADDRESS = "inproc://zeromq.zap.01"

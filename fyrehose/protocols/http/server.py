@@ -19,9 +19,9 @@ from twisted.python.failure import Failure
 
 from fyrehose import errors
 from fyrehose.connections import PROOFS, SessionFactory
+from fyrehose.core.policy import digest
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IBroker
-from fyrehose.policy import digest
 from fyrehose.protocols.http.answers import Listening, Reading
 from fyrehose.protocols.http.session import (
     EVENTS,

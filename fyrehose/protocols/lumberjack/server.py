@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.connections import SessionFactory
-from fyrehose.flow import Account
+from fyrehose.core.budget import Account
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
 from fyrehose.protocols.lumberjack.session import MAX_INFLATED, Limits, LumberjackServerSession

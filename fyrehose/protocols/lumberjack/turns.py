@@ -22,7 +22,7 @@ from typing import Protocol
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from fyrehose.flow import Budget
+from fyrehose.core.budget import Budget
 
 #: What inflating takes for all connections of a listener together, in bytes.
 POOL = 64 << 20

@@ -18,6 +18,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.connections import SessionFactory
+from fyrehose.core.policy import Action
 from fyrehose.errors import (
     Broken,
     Forbidden,
@@ -32,7 +33,6 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import IBroker
 from fyrehose.listening import TCPService
-from fyrehose.policy import Action
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import KIT, Endpoint, Publishing, Subscribing, first_anchor
 from fyrehose.protocols.relink.handshake import Hello

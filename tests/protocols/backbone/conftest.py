@@ -10,14 +10,14 @@ import attrs
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import Options
 from fyrehose.protocols.backbone.frames import MAX_DATA, Address, Frame, decode
 from fyrehose.protocols.backbone.server import BackboneServer
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.trains import Train
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
 

@@ -12,7 +12,8 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
 from fyrehose.protocols.backbone import udp
@@ -20,7 +21,6 @@ from fyrehose.protocols.backbone.frames import MAX_DATA, TOKEN, Flags, KeepAlive
 from fyrehose.protocols.backbone.kit import kit, parse_endpoint
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
 

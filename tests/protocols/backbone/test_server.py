@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fyrehose.core.budget import Budget
+from fyrehose.core.policy import Action, parse
 from fyrehose.errors import JournalCorrupt
-from fyrehose.flow import Budget
 from fyrehose.interfaces import JournalState
-from fyrehose.policy import Action, parse
 from fyrehose.protocols.backbone.frames import (
     MAX_DATA,
     Deliver,

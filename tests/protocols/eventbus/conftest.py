@@ -13,14 +13,14 @@ import zmq
 from twisted.internet.defer import succeed
 from twisted.internet.task import Clock
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
 from fyrehose.protocols.eventbus.ports import Peers
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.zmqport import Crowded, Full, Gone
 from fyrehose.records import Buffer
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
 TIME = b"2024-05-01T10:20:30.123Z"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.policy import Action, Identity
+from fyrehose.core.policy import Action, Identity
 from fyrehose.protocols.eventbus import connections
 from fyrehose.protocols.eventbus.connections import REMEMBERED, UNKNOWN, Connections
 from fyrehose.protocols.eventbus.settings import Settings

@@ -9,12 +9,12 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose import kits
-from fyrehose.broker import Broker
 from fyrehose.config import resolve
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.protocols.eventbus.kit import kit, parse_endpoint
 from fyrehose.protocols.eventbus.settings import Settings
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
 

@@ -14,15 +14,15 @@ from twisted.internet.task import Clock
 from zmq.auth import create_certificates
 from zope.interface.verify import verifyObject
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.policy import parse
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError
-from fyrehose.policy import parse
 from fyrehose.protocols.eventbus import connections
 from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT
 from fyrehose.protocols.eventbus.service import EventBusService
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.zmqport import ACCEPTED, CONNECTED, DISCONNECTED, FAILED, FAILED_AUTH, FAILED_PROTOCOL
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
 

@@ -6,7 +6,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from fyrehose.policy import Action, Identity, parse
+from fyrehose.core.policy import Action, Identity, parse
 from fyrehose.protocols.eventbus.zap import DOMAINS, Door
 
 PUBLIC, _ = zmq.curve_keypair()

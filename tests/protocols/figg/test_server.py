@@ -13,11 +13,14 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.fanout import TURN
+from fyrehose.core.policy import LOOPBACK, parse
+from fyrehose.core.quotas import PeerLimits
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import ConfigError, JournalCorrupt
-from fyrehose.fanout import TURN
 from fyrehose.interfaces import JournalState
-from fyrehose.policy import LOOPBACK, parse
 from fyrehose.protocols.figg.frames import (
     Ack,
     Attach,
@@ -32,11 +35,8 @@ from fyrehose.protocols.figg.frames import (
 )
 from fyrehose.protocols.figg.server import Settings, make_factory
 from fyrehose.protocols.figg.session import FiggClientSession
-from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.settings import build
-from fyrehose.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.testing import MemoryJournal
 
 

@@ -14,19 +14,19 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.guard import Guard
+from fyrehose.core.policy import digest, parse
+from fyrehose.core.quotas import PeerLimits
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.doors import Door
 from fyrehose.errors import JournalCorrupt
-from fyrehose.guard import Guard
 from fyrehose.holding import FIRST
 from fyrehose.interfaces import JournalState
-from fyrehose.policy import digest, parse
 from fyrehose.protocols.http.answers import PULSE, RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, Settings, Upload, make_factory
-from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
-from fyrehose.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.tcp import LINGER
 from fyrehose.testing import MemoryJournal
 

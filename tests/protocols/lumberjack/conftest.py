@@ -13,15 +13,15 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.budget import Budget
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Broken
-from fyrehose.flow import Budget
 from fyrehose.protocols.lumberjack.frames import Ack, Compressed, EventRun, Json, Window
 from fyrehose.protocols.lumberjack.server import Settings, make_factory
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.records import Record, Run
-from fyrehose.sequencer import Sequencer
-from fyrehose.streams import UNLIMITED, StreamRules
 from fyrehose.testing import MemoryJournal
 
 Event = tuple[bytes, int, str | None, str]

@@ -6,11 +6,11 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.protocols.lumberjack.kit import kit
 from fyrehose.protocols.lumberjack.server import Settings
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
 

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.flow import Budget
+from fyrehose.core.budget import Budget
 from fyrehose.incoming import Reading
 from fyrehose.protocols.lumberjack.turns import FLIGHT, POOL, TURNS, Outcome, Turns
 

@@ -17,7 +17,10 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.quotas import PeerLimits
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.frames import (
@@ -39,11 +42,8 @@ from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import make_factory
 from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.settings import Settings
-from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.settings import build
-from fyrehose.streams import UNLIMITED, StreamRules
 from fyrehose.testing import MemoryJournal
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink.kit import kit, links_stream, wall_clock
 from fyrehose.protocols.relink.server import FULL_WAIT
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal
 
 

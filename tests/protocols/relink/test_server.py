@@ -10,14 +10,14 @@ from cryptography.x509 import load_pem_x509_certificate
 from OpenSSL.crypto import X509
 from twisted.internet.defer import fail
 
+from fyrehose.core.policy import parse
+from fyrehose.core.quotas import PeerLimits
+from fyrehose.core.streams import StreamRule, StreamRules
 from fyrehose.errors import Broken
 from fyrehose.interfaces import JournalState
-from fyrehose.policy import parse
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
-from fyrehose.quotas import PeerLimits
-from fyrehose.streams import StreamRule, StreamRules
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 

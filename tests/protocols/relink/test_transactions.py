@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred, ensureDeferred
 
+from fyrehose.core.streams import StreamRule, StreamRules
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.outcomes import Uncommitted, UnknownOutcome
-from fyrehose.streams import StreamRule, StreamRules
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:

@@ -9,14 +9,14 @@ import pytest
 from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.guard import MOST_VERDICTS, Guard, Guarded
+from fyrehose.core.policy import LOOPBACK, OPEN, Action, Identity, parse
+from fyrehose.core.quotas import SUBSCRIPTION, PeerLimits
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Forbidden, TooManySubscriptions
-from fyrehose.guard import MOST_VERDICTS, Guard, Guarded
 from fyrehose.interfaces import IBroker
-from fyrehose.policy import LOOPBACK, OPEN, Action, Identity, parse
-from fyrehose.quotas import SUBSCRIPTION, PeerLimits
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal, RecordingSink
 
 HERE, THERE = Identity(), Identity(host="10.0.0.9", certificates=("writer",))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fyrehose.core.policy import LOOPBACK, MAX_RULES, OPEN, Action, Identity, Policy, Rule, digest, load, near, parse
 from fyrehose.errors import ConfigError
-from fyrehose.policy import LOOPBACK, MAX_RULES, OPEN, Action, Identity, Policy, Rule, digest, load, near, parse
 
 PUBLISH, SUBSCRIBE = Action.PUBLISH, Action.SUBSCRIBE
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"

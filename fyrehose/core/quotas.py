@@ -15,10 +15,10 @@ from math import ceil
 
 import attrs
 
+from fyrehose.core.budget import Budget
+from fyrehose.core.policy import Identity
 from fyrehose.errors import NewStreamRateExceeded, TooManyStreamsFromPeer, TooManySubscriptions
-from fyrehose.flow import Budget
 from fyrehose.peers import network_of
-from fyrehose.policy import Identity
 
 #: Streams that one peer may make, unless half of ``max_streams`` is less.
 STREAMS = 10_000

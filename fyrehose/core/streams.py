@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from fyrehose.policy import covers
+from fyrehose.core.policy import covers
 from fyrehose.records import MAX_PAYLOAD
 from fyrehose.settings import LONGEST, duration, size
 

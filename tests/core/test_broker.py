@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.policy import Identity
+from fyrehose.core.quotas import PeerLimits
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.core.streams import StreamRule, StreamRules
 from fyrehose.doors import Door
 from fyrehose.errors import (
     InvalidName,
@@ -17,11 +21,7 @@ from fyrehose.errors import (
     TooManyStreams,
 )
 from fyrehose.interfaces import JournalState
-from fyrehose.policy import Identity
-from fyrehose.quotas import PeerLimits
 from fyrehose.records import Run
-from fyrehose.sequencer import Sequencer
-from fyrehose.streams import StreamRule, StreamRules
 from fyrehose.testing import MemoryJournal, RecordingSink
 
 
@@ -138,7 +138,7 @@ def test_more_at_once_than_a_batch_can_hold_is_refused_before_it_has_numbers() -
 def test_publish_may_be_exactly_as_large_as_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, _, _ = make()
     runs = drafts(b"x" * 100)
-    monkeypatch.setattr("fyrehose.broker.MAX_PUBLISH", runs[0].room)
+    monkeypatch.setattr("fyrehose.core.broker.MAX_PUBLISH", runs[0].room)
     assert broker.publish(runs).result == (1,)
     assert isinstance(refused(broker.publish(drafts(b"x" * 108))), PayloadTooLarge)
 

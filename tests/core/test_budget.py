@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fyrehose.flow import READ, Account, Budget
+from fyrehose.core.budget import READ, Account, Budget
 
 MIB = 1 << 20
 

@@ -17,16 +17,16 @@ import attrs
 from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
+from fyrehose.core.budget import Budget
+from fyrehose.core.policy import OPEN, Action, Identity, Policy, Rule
 from fyrehose.counters import Counters
 from fyrehose.errors import Forbidden
-from fyrehose.flow import Budget
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.peers import network_of
-from fyrehose.policy import OPEN, Action, Identity, Policy, Rule
 from fyrehose.records import Run
 
 if TYPE_CHECKING:
-    from fyrehose.broker import Broker
+    from fyrehose.core.broker import Broker
 
 #: Verdicts that are kept for one identity and action; whoever tries more streams has them asked for again.
 MOST_VERDICTS = 1_024

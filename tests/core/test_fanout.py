@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
-from fyrehose.broker import Broker
+from fyrehose.core.broker import Broker
+from fyrehose.core.fanout import ROUND, SHARED, SHARED_COUNT, TURN, Fanout
+from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Closed, JournalCorrupt
-from fyrehose.fanout import ROUND, SHARED, SHARED_COUNT, TURN, Fanout
 from fyrehose.interfaces import ISubscription
 from fyrehose.records import Delivery, Run
-from fyrehose.sequencer import Sequencer
 from fyrehose.testing import MemoryJournal, RecordingSink
 
 

@@ -16,6 +16,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.core.budget import Budget
+from fyrehose.core.fanout import Cursor, Fanout, Owner, Tally
+from fyrehose.core.guard import Guard
+from fyrehose.core.policy import Action, Identity
+from fyrehose.core.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
+from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.counters import Counters
 from fyrehose.doors import Door
 from fyrehose.errors import (
@@ -30,9 +36,6 @@ from fyrehose.errors import (
     StreamInUse,
     TooManyStreams,
 )
-from fyrehose.fanout import Cursor, Fanout, Owner, Tally
-from fyrehose.flow import Budget
-from fyrehose.guard import Guard
 from fyrehose.interfaces import (
     IBroker,
     IJournal,
@@ -42,10 +45,7 @@ from fyrehose.interfaces import (
     ISubscription,
     JournalState,
 )
-from fyrehose.policy import Action, Identity
-from fyrehose.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
-from fyrehose.streams import UNLIMITED, StreamRules
 
 log = Logger()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from fyrehose.core.streams import MAX_RULES, UNLIMITED, StreamRule, StreamRules, parse
 from fyrehose.records import MAX_PAYLOAD
-from fyrehose.streams import MAX_RULES, UNLIMITED, StreamRule, StreamRules, parse
 
 
 def limits(rules: StreamRules, stream: str) -> tuple[float, int, bool]:
