@@ -22,7 +22,7 @@ from fyrehose.core.fanout import Cursor, Fanout
 from fyrehose.core.policy import Action, Identity
 from fyrehose.counters import Counters
 from fyrehose.interfaces import IBroker, ISink
-from fyrehose.listening import TCPService
+from fyrehose.net.endpoints import TCPService
 from fyrehose.protocols.figg.server import Settings, make_factory
 from fyrehose.records import Run
 

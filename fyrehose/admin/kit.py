@@ -13,7 +13,7 @@ from fyrehose.admin.settings import KIT, Settings, check_place, read_token
 from fyrehose.core.broker import Broker
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.interfaces import IBroker, IProtocolKit
-from fyrehose.tls import around
+from fyrehose.net.tls import around
 
 if TYPE_CHECKING:
     from fyrehose.admin.server import AdminService

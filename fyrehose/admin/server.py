@@ -32,11 +32,11 @@ from fyrehose.admin.sampling import Sample, Sampler, StreamRates
 from fyrehose.admin.settings import KIT, Settings, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import EVERY, Tail, as_event
-from fyrehose.connections import SessionFactory
 from fyrehose.core.broker import Broker
 from fyrehose.core.policy import LOOPBACK, OPEN, Action, Identity, digest
 from fyrehose.interfaces import JournalState
-from fyrehose.listening import TCPService
+from fyrehose.net.connections import SessionFactory
+from fyrehose.net.endpoints import TCPService
 from fyrehose.records import MAX_NAME
 from fyrehose.web.places import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of

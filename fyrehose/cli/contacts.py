@@ -22,7 +22,7 @@ from twisted.python.failure import Failure
 from zope.interface import directlyProvides, providedBy
 
 from fyrehose.errors import FyrehoseError
-from fyrehose.peers import host_of
+from fyrehose.net.peers import host_of
 
 log = Logger()
 

@@ -22,7 +22,7 @@ from fyrehose.core.policy import OPEN, Action, Identity, Policy, Rule
 from fyrehose.counters import Counters
 from fyrehose.errors import Forbidden
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.peers import network_of
+from fyrehose.net.peers import network_of
 from fyrehose.records import Run
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from fyrehose.counters import Counters
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.journal import readers, scan
 from fyrehose.journal.view import look
-from fyrehose.peers import host_of
+from fyrehose.net.peers import host_of
 from fyrehose.web.places import FOREIGN_ORIGIN, foreign_host, host_in, same_origin
 from fyrehose.web.tokens import same, token_in
 

@@ -18,7 +18,7 @@ from fyrehose.journal.settings import JournalSettings
 
 ROOT = Path(__file__).parents[2]
 BOUNDARIES = {
-    "*.frame_timeout": "tests/test_tcp.py::test_a_frame_has_to_come_in_whole_in_time",
+    "*.frame_timeout": "tests/net/test_tcp.py::test_a_frame_has_to_come_in_whole_in_time",
     "*.handshake_timeout": "tests/protocols/relink/test_limits.py::test_threat_slow_handshake_and_silence",
     "*.idle_timeout": "tests/web/test_server.py::test_a_connection_that_is_idle_is_closed_and_one_that_waits_is_not",
     "*.max_connections": (
@@ -27,9 +27,9 @@ BOUNDARIES = {
     "*.max_per_host": (
         "tests/conformance/test_connection_limits.py::test_as_many_connections_of_one_address_as_the_limit_says_and_no_more"
     ),
-    "*.refusal_delay": "tests/test_holding.py::test_the_delay_doubles_for_each_refusal_of_an_address",
-    "*.silent_timeout": "tests/test_tcp.py::test_a_connection_that_never_said_anything_ends",
-    "*.stall_timeout": "tests/test_tcp.py::test_a_reader_that_does_not_read_is_given_up",
+    "*.refusal_delay": "tests/net/test_holding.py::test_the_delay_doubles_for_each_refusal_of_an_address",
+    "*.silent_timeout": "tests/net/test_tcp.py::test_a_connection_that_never_said_anything_ends",
+    "*.stall_timeout": "tests/net/test_tcp.py::test_a_reader_that_does_not_read_is_given_up",
     "backbone.destination_rate": (
         "tests/conformance/test_backbone_limits.py::test_bytes_to_one_host_stop_when_the_rate_is_used_up"
     ),

@@ -6,7 +6,7 @@ import pytest
 
 from fyrehose.config import ServerSettings
 from fyrehose.core.budget import Account, Budget
-from fyrehose.incoming import Reading
+from fyrehose.net.incoming import Reading
 
 DEFAULTS = ServerSettings()
 

@@ -44,7 +44,7 @@ class Peer:
     """A connection to a server that holds its commits back."""
 
     def __init__(self) -> None:
-        from fyrehose.tcp import TCPSettings
+        from fyrehose.net.tcp import TCPSettings
         from lines.server import make_factory
 
         self.journal, self.clock = MemoryJournal(auto=False), Clock()

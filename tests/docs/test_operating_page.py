@@ -15,8 +15,8 @@ from fyrehose import kits
 from fyrehose.config import ServerSettings, read_file, resolve
 from fyrehose.core.policy import Action, Identity, load
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.net.tls import TLSSettings
 from fyrehose.tap import Options
-from fyrehose.tls import TLSSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operating.md").read_text()

@@ -15,10 +15,10 @@ from twisted.internet.testing import StringTransport
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.connections import SessionFactory
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.tcp import LINGER
+from fyrehose.net.connections import SessionFactory
+from fyrehose.net.tcp import LINGER
 from fyrehose.testing import MemoryJournal
 from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, token_of
 from fyrehose.web.session import MAX_AHEAD, Asked, WebSession

@@ -8,8 +8,8 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IProtocolKit
-from fyrehose.listening import TCPService
-from fyrehose.tcp import TCPSettings
+from fyrehose.net.endpoints import TCPService
+from fyrehose.net.tcp import TCPSettings
 from lines.server import make_factory
 
 

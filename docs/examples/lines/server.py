@@ -9,10 +9,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose.connections import SessionFactory
 from fyrehose.interfaces import IBroker, ISink
+from fyrehose.net.connections import SessionFactory
+from fyrehose.net.tcp import SessionProtocol, TCPSettings
 from fyrehose.records import Delivery, Run
-from fyrehose.tcp import SessionProtocol, TCPSettings
 from lines.session import LineSession, Published, Subscribed, encode
 
 

@@ -21,7 +21,7 @@ from ipaddress import ip_address
 import attrs
 
 from fyrehose.core.policy import Action, Identity
-from fyrehose.peers import network_of
+from fyrehose.net.peers import network_of
 
 #: Peers that are remembered; the oldest give way, and are parted with when the policy changes.
 REMEMBERED = 10_000

@@ -22,7 +22,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import FyrehoseError, InvalidName, JournalCorrupt, PayloadTooLarge, ReadOnly
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.peers import network_of
+from fyrehose.net.peers import network_of
 from fyrehose.protocols.eventbus.encoding import KIT, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
 from fyrehose.protocols.eventbus.lent import Lent

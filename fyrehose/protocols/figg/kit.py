@@ -8,9 +8,9 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IProtocolKit
-from fyrehose.listening import TCPService
+from fyrehose.net.endpoints import TCPService
+from fyrehose.net.tls import around
 from fyrehose.protocols.figg.server import KIT, Settings, make_factory
-from fyrehose.tls import around
 
 
 @implementer(IProtocolKit)

@@ -19,15 +19,15 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.connections import SessionFactory
 from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemoteProtocolError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.net.connections import SessionFactory
+from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.tls import TLSSettings
 from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Run
 from fyrehose.settings import count, option, size
-from fyrehose.tcp import SessionProtocol
-from fyrehose.tls import TLSSettings
 
 KIT = "figg"
 

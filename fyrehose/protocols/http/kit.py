@@ -8,10 +8,10 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IProtocolKit
-from fyrehose.listening import TCPService
+from fyrehose.net.endpoints import TCPService
+from fyrehose.net.tls import around
 from fyrehose.protocols.http.server import Settings, make_factory
 from fyrehose.protocols.http.session import KIT
-from fyrehose.tls import around
 
 
 @implementer(IProtocolKit)

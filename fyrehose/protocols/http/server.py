@@ -18,10 +18,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose import errors
-from fyrehose.connections import PROOFS, SessionFactory
 from fyrehose.core.policy import digest
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IBroker
+from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.protocols.http.answers import Listening, Reading
 from fyrehose.protocols.http.session import (
     EVENTS,

@@ -11,11 +11,11 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.net.tls import around
 from fyrehose.protocols.relink.endpoints import KIT
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkService, make_factory
 from fyrehose.protocols.relink.settings import Settings
-from fyrehose.tls import around
 
 
 def wall_clock() -> int:

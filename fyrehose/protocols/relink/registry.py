@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import JournalCorrupt, PublishError
 from fyrehose.interfaces import IBroker
-from fyrehose.peers import network_of
+from fyrehose.net.peers import network_of
 from fyrehose.protocols.relink import linklog, snapshot
 from fyrehose.protocols.relink.crowds import Crowd
 from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms

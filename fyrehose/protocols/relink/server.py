@@ -17,7 +17,6 @@ from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTi
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.connections import SessionFactory
 from fyrehose.core.policy import Action
 from fyrehose.errors import (
     Broken,
@@ -32,7 +31,9 @@ from fyrehose.errors import (
     TooManyStreams,
 )
 from fyrehose.interfaces import IBroker
-from fyrehose.listening import TCPService
+from fyrehose.net.connections import SessionFactory
+from fyrehose.net.endpoints import TCPService
+from fyrehose.net.tcp import SessionProtocol
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import KIT, Endpoint, Publishing, Subscribing, first_anchor
 from fyrehose.protocols.relink.handshake import Hello
@@ -42,7 +43,6 @@ from fyrehose.protocols.relink.session import ListenerSession
 from fyrehose.protocols.relink.settings import Settings
 from fyrehose.protocols.relink.tables import PACKETS
 from fyrehose.records import Run
-from fyrehose.tcp import SessionProtocol
 
 log = Logger()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import attrs
 
+from fyrehose.net.tls import TLSSettings
 from fyrehose.protocols.relink.limits import NUMBERED, Limits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
 from fyrehose.settings import count, duration, option, size
-from fyrehose.tls import TLSSettings
 
 
 @attrs.frozen(kw_only=True)

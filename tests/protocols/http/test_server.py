@@ -22,12 +22,12 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.doors import Door
 from fyrehose.errors import JournalCorrupt
-from fyrehose.holding import FIRST
 from fyrehose.interfaces import JournalState
+from fyrehose.net.holding import FIRST
+from fyrehose.net.tcp import LINGER
 from fyrehose.protocols.http.answers import PULSE, RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, Settings, Upload, make_factory
 from fyrehose.records import Run
-from fyrehose.tcp import LINGER
 from fyrehose.testing import MemoryJournal
 
 Lines = list[dict[str, Any]]

@@ -16,19 +16,19 @@ from zope.interface import alsoProvides
 from zope.interface.verify import verifyObject
 
 from fyrehose import kernels
-from fyrehose.connections import READS
 from fyrehose.core.budget import Budget
 from fyrehose.core.policy import parse
 from fyrehose.core.streams import StreamRule, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
+from fyrehose.net.connections import READS
+from fyrehose.net.tcp import FULL_GRACE, LINGER
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
 from fyrehose.protocols.lumberjack.session import Limits
 from fyrehose.protocols.lumberjack.turns import FLIGHT, READ
 from fyrehose.records import Run
 from fyrehose.settings import build
-from fyrehose.tcp import FULL_GRACE, LINGER
 
 Make = Callable[..., Any]
 both = pytest.mark.parametrize("version", [1, 2])

@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.core.budget import Budget
-from fyrehose.incoming import Reading
+from fyrehose.net.incoming import Reading
 from fyrehose.protocols.lumberjack.turns import FLIGHT, POOL, TURNS, Outcome, Turns
 
 

@@ -31,15 +31,15 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.connections import PROOFS
 from fyrehose.core.budget import Account
 from fyrehose.core.policy import Identity
 from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
-from fyrehose.handshakes import Handshake
-from fyrehose.holding import LONGEST
-from fyrehose.incoming import SLOWEST, FrameWatch, Reading
 from fyrehose.interfaces import IBroker, ISubscription
-from fyrehose.peers import identify
+from fyrehose.net.connections import PROOFS
+from fyrehose.net.handshakes import Handshake
+from fyrehose.net.holding import LONGEST
+from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
+from fyrehose.net.peers import identify
 from fyrehose.records import Run
 from fyrehose.settings import count, duration, option
 

@@ -11,7 +11,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.protocols.policies import WrappingFactory
 
 from fyrehose.errors import ConfigError
-from fyrehose.listening import TCPService
+from fyrehose.net.endpoints import TCPService
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -11,7 +11,7 @@ from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.testing import StringTransport
 
 from fyrehose.core.policy import Identity
-from fyrehose.peers import MOST_NAMES, certificate_names, host_of, identify, identity_at, network_of
+from fyrehose.net.peers import MOST_NAMES, certificate_names, host_of, identify, identity_at, network_of
 from fyrehose.testing.certificates import Authority
 
 

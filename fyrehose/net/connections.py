@@ -19,13 +19,13 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
 from fyrehose.errors import Forbidden
-from fyrehose.holding import Holding, RefusedConnection
 from fyrehose.interfaces import IBroker
-from fyrehose.peers import host_of, identity_at, network_of
-from fyrehose.sockets import ACCEPTS, READ
+from fyrehose.net.holding import Holding, RefusedConnection
+from fyrehose.net.peers import host_of, identity_at, network_of
+from fyrehose.net.sockets import ACCEPTS, READ
 
 if TYPE_CHECKING:
-    from fyrehose.tcp import SessionProtocol, TCPSettings
+    from fyrehose.net.tcp import SessionProtocol, TCPSettings
 
 #: Connections that are looked at to find an idle one, for one that is accepted when the listener is full.
 LOOKS = 200

@@ -22,18 +22,18 @@ from twisted.logger import Logger
 from zope.interface import alsoProvides, implementer
 from zope.interface.verify import verifyObject
 
-from fyrehose.connections import PROOFS, SessionFactory
 from fyrehose.core.broker import Broker
 from fyrehose.core.budget import Budget
 from fyrehose.core.policy import Identity, parse
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Broken, RemoteProtocolError
-from fyrehose.holding import FIRST, RefusedConnection
-from fyrehose.incoming import Reading
 from fyrehose.interfaces import ISink, JournalState
-from fyrehose.listening import TCPService
+from fyrehose.net.connections import PROOFS, SessionFactory
+from fyrehose.net.endpoints import TCPService
+from fyrehose.net.holding import FIRST, RefusedConnection
+from fyrehose.net.incoming import Reading
+from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings
 from fyrehose.records import Delivery, Run
-from fyrehose.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 

@@ -22,9 +22,9 @@ from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.holding import RefusedConnection
+from fyrehose.net.holding import RefusedConnection
+from fyrehose.net.tcp import TCPSettings
 from fyrehose.settings import option
-from fyrehose.tcp import TCPSettings
 
 #: Forward secrecy and authenticated encryption, and nothing else.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"

@@ -14,7 +14,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Port, Server
 
-from fyrehose.sockets import ACCEPTS, READ, PromptServer, check_adopted, clear, prompt
+from fyrehose.net.sockets import ACCEPTS, READ, PromptServer, check_adopted, clear, prompt
 
 #: More than any kernel takes at once from a socket whose buffers were made small.
 MUCH = 3 << 20

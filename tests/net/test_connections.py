@@ -12,9 +12,9 @@ import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 
-from fyrehose.connections import LEAST_READ, READS, Crowds, descriptors, within
-from fyrehose.holding import RefusedConnection
-from fyrehose.sockets import READ
+from fyrehose.net.connections import LEAST_READ, READS, Crowds, descriptors, within
+from fyrehose.net.holding import RefusedConnection
+from fyrehose.net.sockets import READ
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from twisted.internet.task import Clock
 
-from fyrehose.holding import FIRST, FORGOTTEN, LONGEST, MOST_ADDRESSES, MOST_OF_ONE, Holding
+from fyrehose.net.holding import FIRST, FORGOTTEN, LONGEST, MOST_ADDRESSES, MOST_OF_ONE, Holding
 
 
 @attrs.define(eq=False)

@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from zope.interface import directlyProvides
 
 from fyrehose.counters import Counters
-from fyrehose.handshakes import Handshake
+from fyrehose.net.handshakes import Handshake
 
 
 class Transport:

@@ -15,11 +15,11 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
 from fyrehose.errors import ConfigError
-from fyrehose.holding import Holding, RefusedConnection
-from fyrehose.peers import identify
+from fyrehose.net.holding import Holding, RefusedConnection
+from fyrehose.net.peers import identify
+from fyrehose.net.tls import TLSFactory, TLSSettings, around
 from fyrehose.settings import build
 from fyrehose.testing.certificates import Authority
-from fyrehose.tls import TLSFactory, TLSSettings, around
 
 
 @pytest.fixture(scope="module")

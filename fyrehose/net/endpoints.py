@@ -12,9 +12,9 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import AdoptedStreamServerEndpoint, UNIXServerEndpoint, serverFromString
 from twisted.internet.interfaces import IListeningPort
 
-from fyrehose.connections import SessionFactory
 from fyrehose.errors import ConfigError
-from fyrehose.sockets import check_adopted, clear, deepen, prompt
+from fyrehose.net.connections import SessionFactory
+from fyrehose.net.sockets import check_adopted, clear, deepen, prompt
 
 
 class TCPService(Service):

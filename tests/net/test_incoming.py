@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.budget import Budget
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.incoming import CERTAINTY, PATIENCE, RETRY, SLOWEST, FrameWatch, Reading
+from fyrehose.net.incoming import CERTAINTY, PATIENCE, RETRY, SLOWEST, FrameWatch, Reading
 
 
 class World:

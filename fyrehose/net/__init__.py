@@ -1,0 +1,1 @@
+"""What the protocols' servers share: sockets, TLS, endpoints, and limits on connections."""
