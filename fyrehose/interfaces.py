@@ -169,7 +169,7 @@ class IBroker(Interface):
     A protocol asks for the broker *as somebody*, once for each peer, and does for the peer what that one lets it do.
     """
 
-    counters = Attribute("Where to count: fyrehose.counters.Counters.")
+    counters = Attribute("Where to count: fyrehose.observe.counters.Counters.")
     budget = Attribute("What connections may hold together: fyrehose.core.budget.Budget.")
 
     def identified(identity: Identity) -> Any:

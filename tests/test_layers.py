@@ -23,7 +23,7 @@ PACKAGE = ROOT / "fyrehose"
 SANS_IO = (
     "fyrehose.records",
     "fyrehose.errors",
-    "fyrehose.settings",
+    "fyrehose.options",
     "fyrehose.journal.format",
     "fyrehose.kernels*",
     "fyrehose.ndjson",
@@ -146,14 +146,14 @@ def test_protocols_do_not_know_each_other(module: str) -> None:
 @pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("fyrehose.protocols")])
 def test_nobody_but_the_registry_knows_protocols(module: str) -> None:
     direct = {name for name in imports_of(module) if name.startswith("fyrehose.protocols.")}
-    assert direct == set(), "kits are found by their folder; whoever needs one asks fyrehose.kits"
+    assert direct == set(), "kits are found by their folder; whoever needs one asks fyrehose.plugins"
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_programs_import_the_reactor(module: str) -> None:
     """The server, the command line, and a load maker that is a process of its own."""
     if "twisted.internet.reactor" in imports_of(module):
-        assert module in ("fyrehose.tap", "fyrehose.bench.appends") or module.startswith("fyrehose.cli")
+        assert module in ("fyrehose.server.tap", "fyrehose.bench.appends") or module.startswith("fyrehose.cli")
 
 
 @cache
@@ -223,5 +223,5 @@ def test_reading_imports(source: str, names: set[str]) -> None:
 
 def test_what_is_reached_by_way_of_others_counts() -> None:
     assert "twisted" in outside(reached("fyrehose.core.broker"))
-    assert "fyrehose.records" in reached("fyrehose.service"), "by way of the broker"
+    assert "fyrehose.records" in reached("fyrehose.server.service"), "by way of the broker"
     assert "fyrehose" in reached("fyrehose.records"), "the package comes first"

@@ -19,11 +19,11 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose import kits
+from fyrehose import plugins as kits
 from fyrehose.interfaces import IBroker, IJournal, ISink, ISubscription
 from fyrehose.journal.journal import FileJournal
 from fyrehose.records import Delivery, Run
-from fyrehose.service import Fyrehose
+from fyrehose.server.service import Fyrehose
 
 log = Logger()
 

@@ -20,9 +20,9 @@ from zope.interface import implementer
 from fyrehose.core.budget import Budget
 from fyrehose.core.fanout import Cursor, Fanout
 from fyrehose.core.policy import Action, Identity
-from fyrehose.counters import Counters
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net.endpoints import TCPService
+from fyrehose.observe.counters import Counters
 from fyrehose.protocols.figg.server import Settings, make_factory
 from fyrehose.records import Run
 

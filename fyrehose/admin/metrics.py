@@ -19,7 +19,7 @@ from fyrehose.admin.sampling import meters_of
 from fyrehose.admin.status import Status, journal_status
 from fyrehose.core.broker import Broker
 from fyrehose.interfaces import JournalState
-from fyrehose.meters import Histogram
+from fyrehose.observe.meters import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -16,7 +16,7 @@ from twisted.internet.interfaces import IDelayedCall
 
 from fyrehose.admin.census import Census
 from fyrehose.core.broker import Broker
-from fyrehose.meters import SECONDS, Histogram, JournalMeters
+from fyrehose.observe.meters import SECONDS, Histogram, JournalMeters
 
 #: How long is remembered, in seconds.
 MEMORY = 300

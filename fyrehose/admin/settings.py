@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.settings import count, option
+from fyrehose.options import count, option
 from fyrehose.web import tokens
 from fyrehose.web.places import is_encrypted, is_local
 from fyrehose.web.server import WebSettings

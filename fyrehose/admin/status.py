@@ -24,7 +24,7 @@ from fyrehose.admin.sampling import Sampler, StreamRates, given_by_kit, meters_o
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
-from fyrehose.meters import JournalStatus
+from fyrehose.observe.meters import JournalStatus
 
 #: Streams and subscribers that are listed, of however many there are.
 LISTED = 200

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from fyrehose import __version__, kits
+from fyrehose import __version__
+from fyrehose import plugins as kits
 from fyrehose.cli.bench import bench
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal

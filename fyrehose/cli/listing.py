@@ -9,7 +9,7 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
-from fyrehose import kits
+from fyrehose import plugins as kits
 
 #: Columns of a table that goes to a file or a pipe.
 WIDTH = 160

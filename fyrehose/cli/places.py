@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from fyrehose import kits
+from fyrehose import plugins as kits
 from fyrehose.cli.contacts import Contacts, Watching
 from fyrehose.errors import ConfigError
 from fyrehose.records import MAX_NAME, Run

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fyrehose.settings import duration
+from fyrehose.options import duration
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]

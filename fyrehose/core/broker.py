@@ -22,8 +22,6 @@ from fyrehose.core.guard import Guard
 from fyrehose.core.policy import Action, Identity
 from fyrehose.core.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.core.streams import UNLIMITED, StreamRules
-from fyrehose.counters import Counters
-from fyrehose.doors import Door
 from fyrehose.errors import (
     Closed,
     FyrehoseError,
@@ -45,6 +43,8 @@ from fyrehose.interfaces import (
     ISubscription,
     JournalState,
 )
+from fyrehose.observe.counters import Counters
+from fyrehose.observe.listeners import Door
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
 
 log = Logger()

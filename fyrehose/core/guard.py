@@ -19,10 +19,10 @@ from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
 from fyrehose.core.policy import OPEN, Action, Identity, Policy, Rule
-from fyrehose.counters import Counters
 from fyrehose.errors import Forbidden
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.net.peers import network_of
+from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
 
 if TYPE_CHECKING:

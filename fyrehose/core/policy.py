@@ -37,7 +37,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.settings import Network
+from fyrehose.options import Network
 
 #: Everything but the server's own streams.
 EVERY = "*"

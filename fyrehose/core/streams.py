@@ -20,8 +20,8 @@ from typing import Any
 import attrs
 
 from fyrehose.core.policy import covers
+from fyrehose.options import LONGEST, duration, size
 from fyrehose.records import MAX_PAYLOAD
-from fyrehose.settings import LONGEST, duration, size
 
 #: A file of more tables is a mistake, and each costs a look for each new stream.
 MAX_RULES = 1_000

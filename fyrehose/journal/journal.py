@@ -40,7 +40,7 @@ from fyrehose.journal.store import Store
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.worker import ThreadWorker, Worker
 from fyrehose.journal.writer import Committed, NoRoom, Rolled, SyncFailed, Writer
-from fyrehose.meters import JournalMeters, JournalStatus
+from fyrehose.observe.meters import JournalMeters, JournalStatus
 from fyrehose.records import Run
 
 log = Logger()

@@ -30,11 +30,11 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
-from fyrehose.counters import Counters
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.journal import readers, scan
 from fyrehose.journal.view import look
 from fyrehose.net.peers import host_of
+from fyrehose.observe.counters import Counters
 from fyrehose.web.places import FOREIGN_ORIGIN, foreign_host, host_in, same_origin
 from fyrehose.web.tokens import same, token_in
 

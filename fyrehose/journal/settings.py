@@ -6,7 +6,7 @@ import re
 
 import attrs
 
-from fyrehose.settings import boolean, duration, option, size
+from fyrehose.options import boolean, duration, option, size
 
 
 @attrs.frozen

@@ -20,7 +20,7 @@ from fyrehose.journal import packing, scan, snapshots
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.streams import Streams
-from fyrehose.meters import SECONDS, Histogram
+from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.records import LAST_SEQ, Buffer, Run
 
 #: How many numbers of a stream are set aside at once where a number may be given out before it is on disk.

@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime, ISSLTranspor
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.counters import Counters
+from fyrehose.observe.counters import Counters
 
 
 @attrs.define(eq=False)

@@ -40,8 +40,8 @@ from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
 from fyrehose.net.peers import identify
+from fyrehose.options import count, duration, option
 from fyrehose.records import Run
-from fyrehose.settings import count, duration, option
 
 T = TypeVar("T")
 

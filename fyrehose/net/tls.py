@@ -24,7 +24,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError
 from fyrehose.net.holding import RefusedConnection
 from fyrehose.net.tcp import TCPSettings
-from fyrehose.settings import option
+from fyrehose.options import option
 
 #: Forward secrecy and authenticated encryption, and nothing else.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"

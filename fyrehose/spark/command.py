@@ -16,7 +16,7 @@ from rich.filesize import decimal
 
 from fyrehose import __version__
 from fyrehose.journal.places import TOKEN_FILE
-from fyrehose.settings import duration, size
+from fyrehose.options import duration, size
 from fyrehose.spark import showing
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Group(click.Group):
 
 
 class Text(click.ParamType[Any]):
-    """What one of the functions of fyrehose.settings reads."""
+    """What one of the functions of fyrehose.options reads."""
 
     def __init__(self, name: str, convert: Callable[[str], Any]) -> None:
         self.name = name

@@ -46,7 +46,7 @@ from pyspark.sql.types import StructType
 from fyrehose.errors import ConfigError
 from fyrehose.journal.places import Place, place
 from fyrehose.journal.view import Extent, View
-from fyrehose.settings import size as size_of
+from fyrehose.options import size as size_of
 from fyrehose.spark import columns as col
 from fyrehose.spark.gaps import survey
 from fyrehose.spark.plan import PIECE, Part, Planner, admitted, check

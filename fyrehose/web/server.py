@@ -19,7 +19,7 @@ from fyrehose.errors import Forbidden, RemoteProtocolError, TooManySubscriptions
 from fyrehose.interfaces import IBroker
 from fyrehose.net.tcp import LINGER, SessionProtocol
 from fyrehose.net.tls import TLSSettings
-from fyrehose.settings import duration, option
+from fyrehose.options import duration, option
 from fyrehose.web.session import Asked, Refused, WebSession
 from fyrehose.web.tokens import token_in
 

@@ -12,8 +12,8 @@ from fyrehose import __version__
 from fyrehose.admin import census, metrics
 from fyrehose.core import fanout
 from fyrehose.core.broker import Broker
-from fyrehose.doors import Door
 from fyrehose.interfaces import JournalState
+from fyrehose.observe.listeners import Door
 
 log = Logger()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.bench.cases import CASES, Case, selected
-from fyrehose.kits import names
+from fyrehose.plugins import names
 
 
 def test_names_are_unique_and_begin_with_the_protocol() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fyrehose.bench.cases import CASES
 from fyrehose.bench.servers import CannotStart, fyrehose_version, fyrehose_words, spawn
-from fyrehose.config import parse_listen, parse_option, resolve
+from fyrehose.server.config import parse_listen, parse_option, resolve
 
 
 @pytest.mark.parametrize("protocol", sorted({case.protocol for case in CASES} - {"journal"}))

@@ -6,7 +6,7 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from fyrehose import kits
+from fyrehose import plugins as kits
 from fyrehose.cli import main
 from fyrehose.cli.listing import _shown
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose import kits
+from fyrehose import plugins as kits
 from fyrehose.cli.places import Server, server
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClients

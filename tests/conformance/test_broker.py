@@ -14,12 +14,12 @@ from zope.interface.verify import verifyObject
 from fyrehose.core.broker import Broker
 from fyrehose.core.budget import Budget
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.counters import Counters
 from fyrehose.errors import Closed, InvalidName, PayloadTooLarge, PublishError, StreamFull, TooManyStreams
 from fyrehose.interfaces import IBroker, IJournalObserver, ISink, ISubscription
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
+from fyrehose.observe.counters import Counters
 from fyrehose.records import LAST_SEQ, Run
 from fyrehose.testing import MemoryJournal, RecordingSink
 

@@ -12,12 +12,12 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from zope.interface.verify import verifyObject
 
-from fyrehose import kits
+from fyrehose import plugins as kits
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.interfaces import IProtocolKit
-from fyrehose.settings import build
+from fyrehose.options import build
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 

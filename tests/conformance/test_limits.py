@@ -12,9 +12,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from fyrehose import kits
-from fyrehose.config import ServerSettings
+from fyrehose import plugins as kits
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.server.config import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 BOUNDARIES = {

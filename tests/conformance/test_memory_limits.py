@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.config import ServerSettings
 from fyrehose.core.budget import Account, Budget
 from fyrehose.net.incoming import Reading
+from fyrehose.server.config import ServerSettings
 
 DEFAULTS = ServerSettings()
 

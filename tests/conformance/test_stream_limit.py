@@ -6,7 +6,6 @@ from pathlib import Path
 
 from twisted.internet.task import Clock
 
-from fyrehose.config import ServerSettings
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import TooManyStreams
@@ -14,6 +13,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
+from fyrehose.server.config import ServerSettings
 
 MOST = ServerSettings().max_streams
 

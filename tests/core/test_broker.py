@@ -10,7 +10,6 @@ from fyrehose.core.policy import Identity
 from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import StreamRule, StreamRules
-from fyrehose.doors import Door
 from fyrehose.errors import (
     InvalidName,
     NewStreamForbidden,
@@ -21,6 +20,7 @@ from fyrehose.errors import (
     TooManyStreams,
 )
 from fyrehose.interfaces import JournalState
+from fyrehose.observe.listeners import Door
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, RecordingSink
 

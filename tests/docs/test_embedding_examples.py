@@ -23,7 +23,7 @@ from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.frames import PublishRun
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.records import Run
-from fyrehose.service import Fyrehose
+from fyrehose.server.service import Fyrehose
 from fyrehose.testing import MemoryJournal, RecordingSink, every_chunking
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

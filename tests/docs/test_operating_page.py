@@ -11,12 +11,12 @@ from pathlib import Path
 import attrs
 import pytest
 
-from fyrehose import kits
-from fyrehose.config import ServerSettings, read_file, resolve
+from fyrehose import plugins as kits
 from fyrehose.core.policy import Action, Identity, load
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.net.tls import TLSSettings
-from fyrehose.tap import Options
+from fyrehose.server.config import ServerSettings, read_file, resolve
+from fyrehose.server.tap import Options
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operating.md").read_text()

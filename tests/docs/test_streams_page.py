@@ -6,11 +6,11 @@ import re
 import tomllib
 from pathlib import Path
 
-from fyrehose import idle
 from fyrehose.cli.command import main
 from fyrehose.core import streams
 from fyrehose.protocols.backbone.frames import MAX_DATA
 from fyrehose.records import MAX_PAYLOAD
+from fyrehose.server import idle
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "streams.md").read_text()

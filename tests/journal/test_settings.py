@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.journal.settings import Durability, JournalSettings, durability
-from fyrehose.settings import build
+from fyrehose.options import build
 
 
 @pytest.mark.parametrize(

@@ -306,9 +306,9 @@ def test_a_service_manager_and_a_log_of_objects(start: Any, tmp_path: Path, monk
             told = manager.recv(1000)
         assert server.ended() == 0
     lines = [json.loads(line) for line in server.log.splitlines()]
-    assert [line["message"] for line in lines if line["module"] == "fyrehose.tap"][-1] == "reloaded"
+    assert [line["message"] for line in lines if line["module"] == "fyrehose.server.tap"][-1] == "reloaded"
     assert "Server Shut Down." in [line["message"] for line in lines]
     assert all({"time", "level", "module", "message"} <= line.keys() for line in lines)
     listens = next(line for line in lines if "listens on" in line["message"])
-    assert (listens["module"], listens["level"]) == ("fyrehose.service", "info")
+    assert (listens["module"], listens["level"]) == ("fyrehose.server.service", "info")
     assert server.errors == ""

@@ -79,7 +79,7 @@ def test_twistd_finds_it_wherever_it_is_called(tmp_path: Path) -> None:
 
 
 def test_without_a_word_every_kit_is_served(start: Any, tmp_path: Path) -> None:
-    from fyrehose import kits
+    from fyrehose import plugins as kits
 
     server = start(ready=False)
     while server.process.poll() is None and "serving\n" not in server.log:

@@ -12,8 +12,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides
 
-from fyrehose.counters import Counters
 from fyrehose.net.handshakes import Handshake
+from fyrehose.observe.counters import Counters
 
 
 class Transport:

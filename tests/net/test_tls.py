@@ -18,7 +18,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.net.holding import Holding, RefusedConnection
 from fyrehose.net.peers import identify
 from fyrehose.net.tls import TLSFactory, TLSSettings, around
-from fyrehose.settings import build
+from fyrehose.options import build
 from fyrehose.testing.certificates import Authority
 
 

@@ -27,7 +27,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.scan import read_mark
 from fyrehose.journal.settings import JournalSettings, durability
-from fyrehose.service import Fyrehose
+from fyrehose.server.service import Fyrehose
 from fyrehose.testing.disk import Kept, Tree, image, what_stays
 
 #: Room that the journal leaves free, in bytes.

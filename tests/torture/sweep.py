@@ -48,7 +48,7 @@ import twisted.internet.udp
 import twisted.scripts.twistd
 import wire
 
-import fyrehose.service  # noqa: F401 - what servers need is here when they are forked
+import fyrehose.server.service  # noqa: F401 - what servers need is here when they are forked
 from fyrehose.journal.verify import verify
 from fyrehose.protocols.figg import kit  # noqa: F401
 

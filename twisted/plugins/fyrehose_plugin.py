@@ -2,4 +2,6 @@
 
 from twisted.application.service import ServiceMaker
 
-fyrehose = ServiceMaker("fyrehose", "fyrehose.tap", "A messaging server: many doors, one durable journal.", "fyrehose")
+fyrehose = ServiceMaker(
+    "fyrehose", "fyrehose.server.tap", "A messaging server: many doors, one durable journal.", "fyrehose"
+)

@@ -21,8 +21,8 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
-from fyrehose.counters import Counters
 from fyrehose.errors import Closed, FyrehoseError, LocalProtocolError, PublishError
+from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.client_session import (
     BackboneLost,
     ClientSession,

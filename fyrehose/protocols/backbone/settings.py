@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from fyrehose.settings import boolean, count, name, option, size
+from fyrehose.options import boolean, count, name, option, size
 
 
 @attrs.frozen(kw_only=True)

@@ -23,7 +23,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.counters import Counters
+from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.trains import Train
 

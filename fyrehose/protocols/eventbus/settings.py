@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import attrs
 
+from fyrehose.options import boolean, count, duration, name, option, size
 from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.records import MAX_PAYLOAD
-from fyrehose.settings import boolean, count, duration, name, option, size
 
 E = TypeVar("E", bound=Enum)
 

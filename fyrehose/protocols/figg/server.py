@@ -24,10 +24,10 @@ from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import SessionProtocol
 from fyrehose.net.tls import TLSSettings
+from fyrehose.options import count, option, size
 from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Run
-from fyrehose.settings import count, option, size
 
 KIT = "figg"
 

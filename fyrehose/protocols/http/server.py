@@ -22,6 +22,7 @@ from fyrehose.core.policy import digest
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import PROOFS, SessionFactory
+from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import Listening, Reading
 from fyrehose.protocols.http.session import (
     EVENTS,
@@ -37,7 +38,6 @@ from fyrehose.protocols.http.session import (
     Spoiled,
 )
 from fyrehose.records import MAX_PAYLOAD, Run
-from fyrehose.settings import option, size
 from fyrehose.web.places import hosts_of
 from fyrehose.web.server import RETRY, WebProtocol, WebSettings, token_of
 from fyrehose.web.session import Asked, Refused

@@ -24,11 +24,11 @@ from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import SessionProtocol
 from fyrehose.net.tls import TLSSettings
+from fyrehose.options import duration, name, option, size
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
 from fyrehose.protocols.lumberjack.session import MAX_INFLATED, Limits, LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import LEAST, READ, Outcome, Turns
 from fyrehose.records import Run
-from fyrehose.settings import duration, name, option, size
 
 KIT = "lumberjack"
 #: How long a writer of version 2 waits before it is told to wait, in seconds: the shortest time-out around is 5.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import attrs
 
 from fyrehose.net.tls import TLSSettings
+from fyrehose.options import count, duration, option, size
 from fyrehose.protocols.relink.limits import NUMBERED, Limits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
-from fyrehose.settings import count, duration, option, size
 
 
 @attrs.frozen(kw_only=True)

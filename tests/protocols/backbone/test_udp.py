@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IReadWriteDescriptor
 from twisted.python.failure import Failure
 from zope.interface.verify import verifyObject
 
-from fyrehose.counters import Counters
+from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone import udp
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.trains import Train

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from zope.interface.verify import verifyObject
 
-from fyrehose import kits
+from fyrehose import plugins as kits
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClients, IPublisher, ITailer
 from fyrehose.protocols.eventbus import cli

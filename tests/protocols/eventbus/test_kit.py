@@ -8,13 +8,13 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 
-from fyrehose import kits
-from fyrehose.config import resolve
+from fyrehose import plugins as kits
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.protocols.eventbus.kit import kit, parse_endpoint
 from fyrehose.protocols.eventbus.settings import Settings
+from fyrehose.server.config import resolve
 from fyrehose.testing import MemoryJournal
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.errors import ConfigError
+from fyrehose.options import build
 from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.protocols.eventbus.settings import Settings, Syntax
-from fyrehose.settings import build
 
 
 def test_from_text() -> None:

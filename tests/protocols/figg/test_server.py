@@ -21,6 +21,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.interfaces import JournalState
+from fyrehose.options import build
 from fyrehose.protocols.figg.frames import (
     Ack,
     Attach,
@@ -36,7 +37,6 @@ from fyrehose.protocols.figg.frames import (
 from fyrehose.protocols.figg.server import Settings, make_factory
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.records import Run
-from fyrehose.settings import build
 from fyrehose.testing import MemoryJournal
 
 

@@ -20,11 +20,11 @@ from fyrehose.core.policy import digest, parse
 from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
-from fyrehose.doors import Door
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
 from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import LINGER
+from fyrehose.observe.listeners import Door
 from fyrehose.protocols.http.answers import PULSE, RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, Settings, Upload, make_factory
 from fyrehose.records import Run

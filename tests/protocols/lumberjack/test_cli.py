@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from zope.interface.verify import verifyObject
 
-from fyrehose import kits
+from fyrehose import plugins as kits
 from fyrehose.errors import ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClients, IPublisher
 from fyrehose.protocols.lumberjack import cli

@@ -23,12 +23,12 @@ from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import READS
 from fyrehose.net.tcp import FULL_GRACE, LINGER
+from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
 from fyrehose.protocols.lumberjack.session import Limits
 from fyrehose.protocols.lumberjack.turns import FLIGHT, READ
 from fyrehose.records import Run
-from fyrehose.settings import build
 
 Make = Callable[..., Any]
 both = pytest.mark.parametrize("version", [1, 2])

@@ -22,6 +22,7 @@ from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed
+from fyrehose.options import build
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.frames import (
     NOP,
@@ -43,7 +44,6 @@ from fyrehose.protocols.relink.server import make_factory
 from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.settings import Settings
 from fyrehose.records import Run
-from fyrehose.settings import build
 from fyrehose.testing import MemoryJournal
 
 

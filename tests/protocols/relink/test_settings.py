@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.errors import ConfigError
+from fyrehose.options import build
 from fyrehose.protocols.relink.settings import Settings
-from fyrehose.settings import build
 
 
 def test_they_become_limits() -> None:

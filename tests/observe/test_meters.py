@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.meters import SECONDS, SIZES, Histogram
+from fyrehose.observe.meters import SECONDS, SIZES, Histogram
 
 
 def test_an_observation_belongs_to_the_first_bound_that_is_not_smaller() -> None:

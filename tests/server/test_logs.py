@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from twisted.logger import Logger, LogLevel, LogPublisher
 from twisted.python.failure import Failure
 
-from fyrehose.counters import Counters
-from fyrehose.logs import MAX_FIELD, json_line, observer, text_line
+from fyrehose.observe.counters import Counters
+from fyrehose.server.logs import MAX_FIELD, json_line, observer, text_line
 
 
 def logged(form: str, *calls: Any) -> list[str]:

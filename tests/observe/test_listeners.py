@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fyrehose import kits
-from fyrehose.doors import encryption
+from fyrehose import plugins as kits
+from fyrehose.observe.listeners import encryption
 
 
 @pytest.mark.parametrize(

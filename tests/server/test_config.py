@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fyrehose import kits
-from fyrehose.config import Config, FromFile, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose import plugins as kits
 from fyrehose.core.policy import LOOPBACK
 from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.journal.settings import Durability
+from fyrehose.server.config import Config, FromFile, merged, parse_listen, parse_option, read_file, resolve
 
 
 def settings_of(config: Config, name: str) -> Any:

@@ -32,7 +32,7 @@ from typing import Any
 
 import attrs
 
-from fyrehose import kits
+from fyrehose import plugins as kits
 from fyrehose.core import policy, streams
 from fyrehose.core.broker import MAX_STREAMS
 from fyrehose.core.policy import LOOPBACK, Policy
@@ -41,8 +41,8 @@ from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.logs import FORMATS
-from fyrehose.settings import build, count, duration, option, size
+from fyrehose.options import build, count, duration, option, size
+from fyrehose.server.logs import FORMATS
 
 #: What a file has besides tables.
 _TEXTS = ("data-dir", "policy", "log-format")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from twisted.internet.error import ReactorNotRunning
 
-from fyrehose import process
+from fyrehose.server import process
 
 
 class FakeReactor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.logger import Logger
 
-from fyrehose.counters import Counters
+from fyrehose.observe.counters import Counters
 
 log = Logger()
 

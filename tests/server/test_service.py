@@ -16,7 +16,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFailed, JournalLocked
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.records import Run
-from fyrehose.service import Fyrehose
+from fyrehose.server.service import Fyrehose
 from fyrehose.testing import MemoryJournal
 
 Told = list[str]

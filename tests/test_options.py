@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.errors import ConfigError
-from fyrehose.settings import boolean, build, count, duration, name, networks, option, size
+from fyrehose.options import boolean, build, count, duration, name, networks, option, size
 
 
 @attrs.frozen(kw_only=True)

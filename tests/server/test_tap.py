@@ -19,11 +19,13 @@ from twisted.logger import ILogObserver, LogLevel
 from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
 
-from fyrehose import __version__, kits, process, tap
+from fyrehose import __version__
+from fyrehose import plugins as kits
 from fyrehose.core import policy
 from fyrehose.core.policy import LOOPBACK, Action, Identity
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
-from fyrehose.tap import Options, Server
+from fyrehose.server import process, tap
+from fyrehose.server.tap import Options, Server
 
 ROOT = Path(__file__).parents[1]
 
@@ -149,7 +151,7 @@ def test_the_plugin_is_one_expression_and_imports_nothing(monkeypatch: pytest.Mo
     maker = names["fyrehose"]
     assert IPlugin.providedBy(maker)
     assert IServiceMaker.providedBy(maker)
-    assert (maker.tapname, maker.module) == ("fyrehose", "fyrehose.tap")
+    assert (maker.tapname, maker.module) == ("fyrehose", "fyrehose.server.tap")
     assert maker.options is Options
     assert maker.makeService is tap.makeService
     assert not list(ROOT.joinpath("twisted").rglob("__init__.py")), "it would hide Twisted's own, or its plugins"

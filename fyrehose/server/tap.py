@@ -24,18 +24,20 @@ from twisted.python.components import Componentized
 from twisted.python.failure import Failure
 from twisted.python.logfile import LogFile
 
-from fyrehose import __version__, kernels, kits, logs, process
-from fyrehose.config import Config, FromFile, Listener, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose import __version__, kernels
+from fyrehose import plugins as kits
 from fyrehose.core import policy
 from fyrehose.core.budget import Budget
 from fyrehose.core.streams import UNLIMITED
-from fyrehose.doors import Door, encryption
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
-from fyrehose.idle import IdleStreams
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net import connections
-from fyrehose.notify import Manager
-from fyrehose.service import Fyrehose
+from fyrehose.observe.listeners import Door, encryption
+from fyrehose.server import logs, process
+from fyrehose.server.config import Config, FromFile, Listener, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose.server.idle import IdleStreams
+from fyrehose.server.notify import Manager
+from fyrehose.server.service import Fyrehose
 from fyrehose.web.places import is_local
 
 log = Logger()

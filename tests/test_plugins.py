@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose import kits
+from fyrehose import plugins as kits
 from fyrehose.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.notify import Manager
+from fyrehose.server.notify import Manager
 
 
 @pytest.fixture(params=["path", "abstract"])

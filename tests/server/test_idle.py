@@ -9,11 +9,11 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.doors import Door
 from fyrehose.errors import JournalCorrupt
-from fyrehose.idle import ROUND, SLICE, TURN, IdleStreams
 from fyrehose.interfaces import JournalState
+from fyrehose.observe.listeners import Door
 from fyrehose.records import Run
+from fyrehose.server.idle import ROUND, SLICE, TURN, IdleStreams
 from fyrehose.testing import MemoryJournal
 
 AFTER = 600.0

@@ -1,0 +1,1 @@
+"""What operators see: counters, meters, and the listeners with their connections."""
