@@ -19,7 +19,8 @@ from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
 from fyrehose.core.fanout import Cursor, Fanout
-from fyrehose.core.policy import Action, Identity
+from fyrehose.core.policy import Action
+from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net.endpoints import TCPService
 from fyrehose.observe.counters import Counters

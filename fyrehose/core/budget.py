@@ -149,7 +149,7 @@ class Budget:
     def account(self, transport: Pausable, network: str | None = None, frame: Frame | None = None) -> Account:
         """Return a new account for the connection that reads from *transport*.
 
-        :param network: the network of the peer, from :func:`fyrehose.net.peers.network_of`; None: one of its own
+        :param network: the network of the peer, from :func:`fyrehose.identity.network_of`; None: one of its own
         :param frame: judges and drops the frame that is coming in; None: it is never dropped
         """
         share = Share(None) if network is None else self._shares.setdefault(network, Share(network))

@@ -18,10 +18,10 @@ from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
-from fyrehose.core.policy import OPEN, Action, Identity, Policy, Rule
+from fyrehose.core.policy import OPEN, Action, Policy, Rule
 from fyrehose.errors import Forbidden
+from fyrehose.identity import Identity, network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.net.peers import network_of
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
 

@@ -29,7 +29,6 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import ConfigError
+from fyrehose.identity import Identity
 from fyrehose.options import Network
 
 #: Everything but the server's own streams.
@@ -55,38 +55,6 @@ class Action(StrEnum):
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"  #: live or from the past: everything that reads
     ADMINISTER = "administer"  #: retire the stream
-
-
-def digest(token: str) -> str:
-    """What is kept of a token: its SHA-256, in hexadecimal."""
-    return sha256(token.encode(errors="surrogateescape")).hexdigest()
-
-
-@attrs.frozen(kw_only=True, slots=True)
-class Identity:
-    """Who a peer is, as far as it has proved it.
-
-    :ivar host: its address; a peer on a Unix socket is on this machine
-    :ivar certificates: the names in the certificate that it has shown and that was verified, the most telling first
-    :ivar key: the public key that it has proved to own (CURVE, as Z85)
-    :ivar token: the :func:`digest` of the token that it has shown
-    """
-
-    host: str = "127.0.0.1"
-    certificates: tuple[str, ...] = ()
-    key: str | None = None
-    token: str | None = attrs.field(default=None, repr=False)
-
-    @property
-    def name(self) -> str | None:
-        """What a certificate calls it."""
-        return self.certificates[0] if self.certificates else None
-
-    def __str__(self) -> str:
-        proofs = [f"certificate {self.certificates[0]!r}"] if self.certificates else []
-        proofs += [f"key {self.key}"] if self.key else []
-        proofs += ["with a token"] if self.token else []
-        return f"{self.host} ({', '.join(proofs)})" if proofs else self.host
 
 
 @attrs.frozen(kw_only=True)

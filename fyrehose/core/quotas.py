@@ -3,7 +3,7 @@
     publish into new streams  -> NewStreams.charge              -> TooManyStreamsFromPeer, NewStreamRateExceeded
     subscribe, unsubscribe    -> Subscriptions.take, .release   -> TooManySubscriptions
 
-Both count an address by its network (:func:`fyrehose.net.peers.network_of`).  The server itself has no quota, and neither
+Both count an address by its network (:func:`~fyrehose.identity.network_of`).  The server itself has no quota, neither
 have the backbone and the event bus, which publish into and read one stream for all of their peers.
 """
 
@@ -16,9 +16,8 @@ from math import ceil
 import attrs
 
 from fyrehose.core.budget import Budget
-from fyrehose.core.policy import Identity
 from fyrehose.errors import NewStreamRateExceeded, TooManyStreamsFromPeer, TooManySubscriptions
-from fyrehose.net.peers import network_of
+from fyrehose.identity import Identity, network_of
 
 #: Streams that one peer may make, unless half of ``max_streams`` is less.
 STREAMS = 10_000

@@ -19,9 +19,10 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
 from fyrehose.errors import Forbidden
+from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
 from fyrehose.net.holding import Holding, RefusedConnection
-from fyrehose.net.peers import host_of, identity_at, network_of
+from fyrehose.net.peers import host_of, identity_at
 from fyrehose.net.sockets import ACCEPTS, READ
 
 if TYPE_CHECKING:

@@ -5,14 +5,12 @@ in: a transport of Twisted's      out: Identity
 
 from __future__ import annotations
 
-from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 import attrs
 from twisted.internet.interfaces import IAddress
 
-from fyrehose.core.policy import Identity
+from fyrehose.identity import Identity
 from fyrehose.records import MAX_NAME
 
 #: Names of one certificate that are looked at; more of them are no way to make us busy.
@@ -22,27 +20,6 @@ MOST_NAMES = 100
 def host_of(address: IAddress | None) -> str:
     """The host of a peer's address, for limits and log lines."""
     return str(getattr(address, "host", None) or type(address).__name__)
-
-
-@lru_cache(4096)
-def network_of(host: str) -> str:
-    """Return the network that limits per address count *host* under.
-
-    An IPv4 address is its own network, also where it is written as an IPv6 address.  An IPv6 address counts with its
-    whole /64, because one machine has all of that to choose from.  Anything else, such as the name that
-    :func:`host_of` gives to a Unix socket, stands for itself.
-    """
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if not isinstance(address, IPv6Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    if address.is_loopback:
-        return str(address)
-    return f"{IPv6Address(int(address) >> 64 << 64)}/64"
 
 
 def identify(transport: Any) -> Identity:

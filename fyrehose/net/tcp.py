@@ -32,8 +32,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.core.budget import Account
-from fyrehose.core.policy import Identity
 from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
+from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.net.connections import PROOFS
 from fyrehose.net.handshakes import Handshake

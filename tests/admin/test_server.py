@@ -21,8 +21,9 @@ from fyrehose.admin.metrics import registry
 from fyrehose.admin.server import POLICY, Admin, AdminService, make_admin, make_factory
 from fyrehose.admin.settings import Settings
 from fyrehose.admin.tail import EVERY
-from fyrehose.core.policy import Identity, digest, parse
+from fyrehose.core.policy import parse
 from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
+from fyrehose.identity import Identity, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.testing import MemoryJournal
 

@@ -6,7 +6,6 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
-from fyrehose.core.policy import Identity
 from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import StreamRule, StreamRules
@@ -19,6 +18,7 @@ from fyrehose.errors import (
     StreamInUse,
     TooManyStreams,
 )
+from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.listeners import Door
 from fyrehose.records import Run

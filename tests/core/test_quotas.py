@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fyrehose.core.budget import Budget
-from fyrehose.core.policy import Identity
 from fyrehose.core.quotas import MOST_PEERS, STREAMS, SUBSCRIPTION, NewStreams, PeerLimits, Subscriptions
 from fyrehose.errors import NewStreamRateExceeded, TooManyStreams, TooManyStreamsFromPeer, TooManySubscriptions
+from fyrehose.identity import Identity
 
 HERE, THERE = Identity(host="10.0.0.1"), Identity(host="10.0.0.2")
 

@@ -10,8 +10,8 @@ from cryptography import x509
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.testing import StringTransport
 
-from fyrehose.core.policy import Identity
-from fyrehose.net.peers import MOST_NAMES, certificate_names, host_of, identify, identity_at, network_of
+from fyrehose.identity import Identity
+from fyrehose.net.peers import MOST_NAMES, certificate_names, host_of, identify, identity_at
 from fyrehose.testing.certificates import Authority
 
 
@@ -65,24 +65,6 @@ def test_names_are_neither_cut_off_nor_without_number(tmp_path: Path) -> None:
     issued = Authority(tmp_path).issue("short", long * 5 + "example", *many)
     names = certificate_names(transport(UNIXAddress(None), issued.certificate))
     assert names == ("short", *many[: MOST_NAMES - 1])
-
-
-@pytest.mark.parametrize(
-    ("host", "network"),
-    [
-        ("10.1.2.3", "10.1.2.3"),
-        ("::ffff:10.1.2.3", "10.1.2.3"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::", "2001:db8:1:2::/64"),
-        ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("::1", "::1"),
-        ("UNIXAddress", "UNIXAddress"),
-        ("?", "?"),
-    ],
-)
-def test_an_ipv6_address_counts_with_its_whole_64_bit_network(host: str, network: str) -> None:
-    assert network_of(host) == network
 
 
 def test_what_an_address_alone_says_of_a_peer() -> None:

@@ -24,9 +24,10 @@ from zope.interface.verify import verifyObject
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.budget import Budget
-from fyrehose.core.policy import Identity, parse
+from fyrehose.core.policy import parse
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Broken, RemoteProtocolError
+from fyrehose.identity import Identity
 from fyrehose.interfaces import ISink, JournalState
 from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.net.endpoints import TCPService

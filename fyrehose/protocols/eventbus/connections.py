@@ -20,8 +20,8 @@ from ipaddress import ip_address
 
 import attrs
 
-from fyrehose.core.policy import Action, Identity
-from fyrehose.net.peers import network_of
+from fyrehose.core.policy import Action
+from fyrehose.identity import Identity, network_of
 
 #: Peers that are remembered; the oldest give way, and are parted with when the policy changes.
 REMEMBERED = 10_000

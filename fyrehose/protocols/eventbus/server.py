@@ -21,8 +21,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import FyrehoseError, InvalidName, JournalCorrupt, PayloadTooLarge, ReadOnly
+from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.net.peers import network_of
 from fyrehose.protocols.eventbus.encoding import KIT, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
 from fyrehose.protocols.eventbus.lent import Lent

@@ -19,7 +19,8 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose.core.policy import Action, Identity
+from fyrehose.core.policy import Action
+from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.eventbus.connections import Connections, Key, shut_down
 from fyrehose.protocols.eventbus.encoding import KIT

@@ -18,8 +18,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose import errors
-from fyrehose.core.policy import digest
 from fyrehose.errors import FyrehoseError
+from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.options import option, size

@@ -17,8 +17,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import JournalCorrupt, PublishError
+from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
-from fyrehose.net.peers import network_of
 from fyrehose.protocols.relink import linklog, snapshot
 from fyrehose.protocols.relink.crowds import Crowd
 from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms

@@ -16,11 +16,12 @@ from twisted.python.failure import Failure
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.guard import Guard
-from fyrehose.core.policy import digest, parse
+from fyrehose.core.policy import parse
 from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import JournalCorrupt
+from fyrehose.identity import digest
 from fyrehose.interfaces import JournalState
 from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import LINGER
