@@ -1,12 +1,21 @@
-"""Who a peer is: its address, and what it has proved by a certificate, a key or a token."""
+"""Who a peer is, by its address and by what it has proved (certificate, key, token), and what it may ask to do."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv6Address, ip_address
 
 import attrs
+
+
+class Action(StrEnum):
+    """What a peer may want to do with a stream."""
+
+    PUBLISH = "publish"
+    SUBSCRIBE = "subscribe"  #: live or from the past: everything that reads
+    ADMINISTER = "administer"  #: retire the stream
 
 
 def digest(token: str) -> str:

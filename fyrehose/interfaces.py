@@ -17,8 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import Attribute, Interface
 
-from fyrehose.core.policy import Action
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 from fyrehose.records import Run
 
 

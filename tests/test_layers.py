@@ -156,6 +156,40 @@ def test_only_programs_import_the_reactor(module: str) -> None:
         assert module in ("fyrehose.server.tap", "fyrehose.bench.appends") or module.startswith("fyrehose.cli")
 
 
+#: The way of a byte: who may import whom.  Each may import what stands before it, and itself; what is not named here,
+#: such as the command line, may import everything.
+LAYERS = (
+    ("kernels",),
+    ("errors", "records", "options", "identity", "interfaces", "ndjson", "observe"),
+    ("journal", "core"),
+    ("net",),
+    ("web",),
+    ("journal.offline", "protocols", "admin"),
+    ("plugins",),
+    ("server",),
+)
+
+
+def layer(module: str) -> int:
+    """The place of ``module`` in LAYERS, or one beyond."""
+    name = module.removeprefix("fyrehose.")
+    found = [at for at, names in enumerate(LAYERS) for each in names if name == each or name.startswith(f"{each}.")]
+    return max(found, default=len(LAYERS))
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "fyrehose"])
+def test_modules_import_only_what_is_below_them(module: str) -> None:
+    there = {name for name in imports_of(module) if name in MODULES and name not in ("fyrehose", *ancestors(module))}
+    assert {name for name in there if layer(name) > layer(module)} == set()
+
+
+def test_the_journal_and_the_broker_do_not_know_each_other() -> None:
+    for one, other in (("journal", "core"), ("core", "journal")):
+        for module in matching(f"fyrehose.{one}.*"):
+            if not module.startswith("fyrehose.journal.offline"):
+                assert not [name for name in imports_of(module) if name.startswith(f"fyrehose.{other}")], module
+
+
 @cache
 def imported_by_tests(folder: Path) -> frozenset[str]:
     """What the tests right in ``folder`` import."""

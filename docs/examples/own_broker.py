@@ -19,8 +19,7 @@ from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
 from fyrehose.core.fanout import Cursor, Fanout
-from fyrehose.core.policy import Action
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net.endpoints import TCPService
 from fyrehose.observe.counters import Counters

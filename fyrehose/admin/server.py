@@ -33,8 +33,8 @@ from fyrehose.admin.settings import KIT, Settings, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import EVERY, Tail, as_event
 from fyrehose.core.broker import Broker
-from fyrehose.core.policy import LOOPBACK, OPEN, Action
-from fyrehose.identity import Identity, digest
+from fyrehose.core.policy import LOOPBACK, OPEN
+from fyrehose.identity import Action, Identity, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService

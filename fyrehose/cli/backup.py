@@ -13,7 +13,7 @@ from fyrehose.cli.values import Duration
 from fyrehose.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fyrehose.journal.replica import Replica
+    from fyrehose.journal.offline.replica import Replica
 
 _TOKEN = click.option("--token-file", metavar="FILE", help="Its first line is the token of the server at URL.")
 _TARGET = click.Path(file_okay=False, path_type=Path)
@@ -38,11 +38,11 @@ def backup(
         fyrehose journal backup data /mnt/backup
         fyrehose journal backup http://HOST:8120 /mnt/backup --follow
     """
-    from fyrehose.journal import readers
-    from fyrehose.journal.backup import Backup, check_target
+    from fyrehose.journal import holds as readers
     from fyrehose.journal.files import Files
-    from fyrehose.journal.places import place
-    from fyrehose.journal.replica import Replica
+    from fyrehose.journal.offline.backup import Backup, check_target
+    from fyrehose.journal.offline.places import place
+    from fyrehose.journal.offline.replica import Replica
 
     if hold is not None:
         readers.checked(hold)
@@ -83,9 +83,9 @@ def restore(token_file: str | None, source: str, target: Path) -> None:
         fyrehose journal restore /mnt/backup data
         twistd -n fyrehose --data-dir data
     """
-    from fyrehose.journal.backup import restore as restored
     from fyrehose.journal.files import Files
-    from fyrehose.journal.places import place
+    from fyrehose.journal.offline.backup import restore as restored
+    from fyrehose.journal.offline.places import place
 
     with progress_bar(f"restoring {target}") as progress:
         replica = restored(place(source, token_file), target, Files(), progress)

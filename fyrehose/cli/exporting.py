@@ -22,7 +22,7 @@ import attrs
 
 from fyrehose.cli.formats import as_json
 from fyrehose.errors import ConfigError, FyrehoseError, JournalGap, MissingExtra
-from fyrehose.journal.walk import Batch, Damaged, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Damaged, Extent, walk
 from fyrehose.records import Run
 from fyrehose.spark.selection import EVERY, Selection, bounds
 
@@ -187,7 +187,7 @@ def _columns(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_
     """Record batches of a good size, each with all columns."""
     import pyarrow as pa
 
-    from fyrehose.journal.places import place
+    from fyrehose.journal.offline.places import place
     from fyrehose.spark.columns import COLUMNS, arrow_schema
     from fyrehose.spark.plan import Planner
     from fyrehose.spark.reading import PartReader

@@ -46,7 +46,7 @@ def verify(directory: Path, everything: bool) -> None:
     \b
         fyrehose journal verify data
     """
-    from fyrehose.journal.verify import verify as verified
+    from fyrehose.journal.offline.verify import verify as verified
 
     with progress_bar(f"verifying {directory}") as progress:
         report = verified(directory, progress, everything)
@@ -86,7 +86,7 @@ def dump(
         fyrehose journal dump data --format json | jq -r .payload
         fyrehose journal dump data --what batches
     """
-    from fyrehose.journal import dump as dumping
+    from fyrehose.journal.offline import dump as dumping
 
     if first > 1 and stream is None:
         raise click.UsageError("--from counts in a stream: say --stream, too")
@@ -117,7 +117,7 @@ def stats(directory: Path, form: str, everything: bool) -> None:
     \b
         fyrehose journal stats data --format json | jq .records
     """
-    from fyrehose.journal.dump import stats as counted
+    from fyrehose.journal.offline.dump import stats as counted
 
     with progress_bar(f"reading {directory}") as progress:
         found = counted(directory, progress, everything)
@@ -204,8 +204,8 @@ def readers(directory: Path, forget: str | None) -> None:
         fyrehose journal readers data
         fyrehose journal readers data --forget archive
     """
-    from fyrehose.journal import readers as known
-    from fyrehose.journal.view import durable_mark
+    from fyrehose.journal import holds as known
+    from fyrehose.journal.offline.view import durable_mark
 
     if forget is not None:
         told = "is not waited for any more" if known.forget(directory, forget) else "was not waited for"

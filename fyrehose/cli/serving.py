@@ -10,8 +10,8 @@ from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.journal.serve import site
-from fyrehose.journal.view import look
+from fyrehose.journal.offline.serve import site
+from fyrehose.journal.offline.view import look
 from fyrehose.web.places import hosts_of, is_local
 from fyrehose.web.tokens import read_token
 

@@ -19,7 +19,6 @@ from zope.interface import implementer
 from fyrehose.core.budget import Budget
 from fyrehose.core.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.core.guard import Guard
-from fyrehose.core.policy import Action
 from fyrehose.core.quotas import STREAMS, NewStreams, PeerLimits, Subscriptions
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
@@ -34,7 +33,7 @@ from fyrehose.errors import (
     StreamInUse,
     TooManyStreams,
 )
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import (
     IBroker,
     IJournal,

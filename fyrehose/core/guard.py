@@ -18,9 +18,9 @@ from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
 from fyrehose.core.budget import Budget
-from fyrehose.core.policy import OPEN, Action, Policy, Rule
+from fyrehose.core.policy import OPEN, Policy, Rule
 from fyrehose.errors import Forbidden
-from fyrehose.identity import Identity, network_of
+from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run

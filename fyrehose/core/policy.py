@@ -27,7 +27,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
@@ -36,7 +35,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 from fyrehose.options import Network
 
 #: Everything but the server's own streams.
@@ -47,14 +46,6 @@ MAX_RULES = 1_000
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _TOKEN = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 _WHO = ("network", "certificate", "key", "token")
-
-
-class Action(StrEnum):
-    """What a peer may want to do with a stream."""
-
-    PUBLISH = "publish"
-    SUBSCRIBE = "subscribe"  #: live or from the past: everything that reads
-    ADMINISTER = "administer"  #: retire the stream
 
 
 @attrs.frozen(kw_only=True)

@@ -3,8 +3,8 @@
     publish into new streams  -> NewStreams.charge              -> TooManyStreamsFromPeer, NewStreamRateExceeded
     subscribe, unsubscribe    -> Subscriptions.take, .release   -> TooManySubscriptions
 
-Both count an address by its network (:func:`~fyrehose.identity.network_of`).  The server itself has no quota, neither
-have the backbone and the event bus, which publish into and read one stream for all of their peers.
+Both count an address by its network (:func:`~fyrehose.identity.network_of`).  The server itself has no quota, and
+neither have the backbone and the event bus, which publish into and read one stream for all of their peers.
 """
 
 from __future__ import annotations

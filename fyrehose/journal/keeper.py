@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import JournalError
 from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.readers import positions
+from fyrehose.journal.holds import positions
 from fyrehose.journal.retention import Deletion, Verdict, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store

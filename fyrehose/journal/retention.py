@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from fyrehose.journal.files import Files
-from fyrehose.journal.readers import Reader
+from fyrehose.journal.holds import Reader
 from fyrehose.journal.scan import INDEX_SUFFIX, snapshot_path_of, snapshots
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store

@@ -15,7 +15,7 @@ import click
 from rich.filesize import decimal
 
 from fyrehose import __version__
-from fyrehose.journal.places import TOKEN_FILE
+from fyrehose.journal.offline.places import TOKEN_FILE
 from fyrehose.options import duration, size
 from fyrehose.spark import showing
 

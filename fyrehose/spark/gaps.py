@@ -15,11 +15,11 @@ import attrs
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.index import PackedIndex, SegmentIndex
-from fyrehose.journal.places import Missing, Place
+from fyrehose.journal.offline.places import Missing, Place
+from fyrehose.journal.offline.view import Extent
 from fyrehose.journal.recovery import next_whole
 from fyrehose.journal.snapshots import Snapshot
 from fyrehose.journal.streams import Streams, begun
-from fyrehose.journal.view import Extent
 
 
 @attrs.frozen(slots=True, kw_only=True)

@@ -20,9 +20,9 @@ import attrs
 from fyrehose.errors import JournalCorrupt, JournalGap
 from fyrehose.journal import format as fmt
 from fyrehose.journal.index import SPACING, PackedIndex
-from fyrehose.journal.places import Missing, Place
+from fyrehose.journal.offline.places import Missing, Place
+from fyrehose.journal.offline.view import Extent, View
 from fyrehose.journal.scan import SegmentReader
-from fyrehose.journal.view import Extent, View
 from fyrehose.spark.gaps import ends_before, starting_ends
 from fyrehose.spark.selection import Selection
 

@@ -19,7 +19,7 @@ from crc32c import crc32c
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal.places import CHUNK, Missing, Place
+from fyrehose.journal.offline.places import CHUNK, Missing, Place
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.spark import columns as col
 from fyrehose.spark.columns import Kind, Pieces

@@ -44,8 +44,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from fyrehose.errors import ConfigError
-from fyrehose.journal.places import Place, place
-from fyrehose.journal.view import Extent, View
+from fyrehose.journal.offline.places import Place, place
+from fyrehose.journal.offline.view import Extent, View
 from fyrehose.options import size as size_of
 from fyrehose.spark import columns as col
 from fyrehose.spark.gaps import survey

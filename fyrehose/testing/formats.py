@@ -19,8 +19,9 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
-from fyrehose.journal import dump, streams
+from fyrehose.journal import streams
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.offline import dump
 from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run

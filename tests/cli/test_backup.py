@@ -15,7 +15,8 @@ from zope.interface import implementer
 
 from fyrehose.cli import main
 from fyrehose.interfaces import IJournalObserver, JournalState
-from fyrehose.journal import readers, scan
+from fyrehose.journal import holds as readers
+from fyrehose.journal import scan
 from fyrehose.journal.files import lock
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings

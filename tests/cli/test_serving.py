@@ -1,4 +1,4 @@
-"""Where a journal is served, and what is said when it cannot be (what is served: tests/journal/test_serve.py)."""
+"""Where `fyrehose journal serve` listens, and its errors; tests/journal/offline/test_serve.py has what it serves."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from zope.interface import implementer
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import streams as numbers
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.journal.streams import INLINE, MOST_RETIRED
-from fyrehose.journal.verify import verify
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 

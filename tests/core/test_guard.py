@@ -11,11 +11,11 @@ from zope.interface.verify import verifyObject
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.guard import MOST_VERDICTS, Guard, Guarded
-from fyrehose.core.policy import LOOPBACK, OPEN, Action, parse
+from fyrehose.core.policy import LOOPBACK, OPEN, parse
 from fyrehose.core.quotas import SUBSCRIPTION, PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Forbidden, TooManySubscriptions
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, RecordingSink

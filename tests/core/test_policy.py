@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.core.policy import LOOPBACK, MAX_RULES, OPEN, Action, Policy, Rule, load, near, parse
+from fyrehose.core.policy import LOOPBACK, MAX_RULES, OPEN, Policy, Rule, load, near, parse
 from fyrehose.errors import ConfigError
-from fyrehose.identity import Identity, digest
+from fyrehose.identity import Action, Identity, digest
 
 PUBLISH, SUBSCRIBE = Action.PUBLISH, Action.SUBSCRIBE
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"

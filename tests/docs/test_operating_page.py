@@ -12,8 +12,8 @@ import attrs
 import pytest
 
 from fyrehose import plugins as kits
-from fyrehose.core.policy import Action, load
-from fyrehose.identity import Identity
+from fyrehose.core.policy import load
+from fyrehose.identity import Action, Identity
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.net.tls import TLSSettings
 from fyrehose.server.config import ServerSettings, read_file, resolve

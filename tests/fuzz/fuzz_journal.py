@@ -23,11 +23,12 @@ with harness.instrumented("fyrehose.journal"):
 
     from fyrehose.errors import JournalError
     from fyrehose.journal import format as fmt
-    from fyrehose.journal import index, packing, readers, scan
+    from fyrehose.journal import holds as readers
+    from fyrehose.journal import index, packing, scan
     from fyrehose.journal.files import Files
+    from fyrehose.journal.offline.verify import verify
     from fyrehose.journal.quarantine import set_aside
     from fyrehose.journal.recovery import recover
-    from fyrehose.journal.verify import verify
     from fyrehose.records import Run
 
 STREAMS = ("s", "stream \N{SNOWMAN}", "x" * 255)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal import dump, floors, scan
+from fyrehose.journal import floors, scan
 from fyrehose.journal.clock import BOUND, SETTLED
+from fyrehose.journal.offline import dump
 from fyrehose.journal.store import Store
 
 SECOND = 1_000_000

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal import dump, scan
 from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
 from fyrehose.journal.files import Files
+from fyrehose.journal.offline import dump
+from fyrehose.journal.offline.verify import verify
+from fyrehose.journal.offline.view import look
 from fyrehose.journal.quarantine import set_aside
-from fyrehose.journal.verify import verify
-from fyrehose.journal.view import look
 from fyrehose.testing.formats import Author
 
 OLDER = Path(__file__).with_name("formats") / "1"

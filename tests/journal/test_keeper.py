@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fyrehose.journal import readers, scan
+from fyrehose.journal import holds as readers
+from fyrehose.journal import scan
 
 
 def test_a_reader_goes_on_while_the_oldest_go(open_journal) -> None:

@@ -15,8 +15,8 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
+from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.recovery import Recovered, recover
-from fyrehose.journal.verify import verify
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
 

@@ -11,9 +11,9 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, quarantine, recovery, scan
 from fyrehose.journal.files import Files
+from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import durability
-from fyrehose.journal.verify import verify
 from fyrehose.records import Run
 
 

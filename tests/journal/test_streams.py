@@ -16,9 +16,9 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots, streams
 from fyrehose.journal.files import Files
 from fyrehose.journal.format import Entry
+from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.streams import Streams, begun
-from fyrehose.journal.verify import verify
 
 names = st.text(min_size=1, max_size=20).filter(lambda name: len(name.encode()) <= 80)
 

@@ -23,11 +23,11 @@ from zope.interface import implementer
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IJournalObserver, JournalState
-from fyrehose.journal.dump import runs
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.offline.dump import runs
+from fyrehose.journal.offline.verify import verify
+from fyrehose.journal.offline.view import look
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.verify import verify
-from fyrehose.journal.view import look
 from fyrehose.journal.worker import InlineWorker
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]

@@ -17,8 +17,8 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.journal import dump
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.offline import dump
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run

@@ -22,9 +22,9 @@ from twisted.python.usage import UsageError
 from fyrehose import __version__
 from fyrehose import plugins as kits
 from fyrehose.core import policy
-from fyrehose.core.policy import LOOPBACK, Action
+from fyrehose.core.policy import LOOPBACK
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 from fyrehose.server import process, tap
 from fyrehose.server.tap import Options, Server
 

@@ -18,7 +18,7 @@ from zope.interface import implementer
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.places import Directory
+from fyrehose.journal.offline.places import Directory
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Record, Run

@@ -10,7 +10,7 @@ import pytest
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import scan
-from fyrehose.journal.walk import Batch, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Extent, walk
 from fyrehose.records import Run
 from fyrehose.spark.plan import Planner, admitted, headers
 from fyrehose.spark.selection import Bounds, Selection

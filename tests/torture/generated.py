@@ -63,9 +63,13 @@ MODULES = (
     "fyrehose/protocols/relink/handshake.py",
     "fyrehose/protocols/http/session.py",
     "fyrehose/journal/*.py",
+    "fyrehose/journal/offline/*.py",
 )
 #: The tests that may notice them: quick ones, in one process.
-TESTS = tuple(f"tests/{folder}test_*.py" for folder in ("", "journal/", "kernels/", "conformance/", "protocols/*/"))
+TESTS = tuple(
+    f"tests/{folder}test_*.py"
+    for folder in ("", "core/", "net/", "journal/", "journal/offline/", "kernels/", "conformance/", "protocols/*/")
+)
 #: What else the tests are made of.
 HELPERS = ("tests/conftest.py", "tests/*/conftest.py", "tests/protocols/*/conftest.py", "tests/simulation/*.py")
 #: How long the tests take that run first, in seconds.

@@ -41,8 +41,8 @@ import load
 import servers
 import wire
 
-from fyrehose.journal import dump
-from fyrehose.journal.verify import verify
+from fyrehose.journal.offline import dump
+from fyrehose.journal.offline.verify import verify
 
 STREAMS = ("a", "b", "c-\N{SNOWMAN}", "backbone", "lumberjack", "relink", "eventbus")
 #: door, stream, window, largest payload

@@ -29,7 +29,7 @@ from pathlib import Path
 from pyarrow import parquet
 
 from fyrehose.journal.files import Files
-from fyrehose.journal.places import Directory
+from fyrehose.journal.offline.places import Directory
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run

@@ -35,7 +35,7 @@ from typing import Any
 import wire
 from servers import Server
 
-from fyrehose.journal.places import Directory
+from fyrehose.journal.offline.places import Directory
 from fyrehose.spark import session, table
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.jobs.archive import archive

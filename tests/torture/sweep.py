@@ -49,7 +49,7 @@ import twisted.scripts.twistd
 import wire
 
 import fyrehose.server.service  # noqa: F401 - what servers need is here when they are forked
-from fyrehose.journal.verify import verify
+from fyrehose.journal.offline.verify import verify
 from fyrehose.protocols.figg import kit  # noqa: F401
 
 KINDS = ("write", "fdatasync", "fsync", "allocate", "truncate", "rename", "unlink", "open")

@@ -20,9 +20,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.core.policy import Action
 from fyrehose.errors import FyrehoseError, JournalCorrupt
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.replays import Replays

@@ -19,8 +19,8 @@ from random import Random
 
 import attrs
 
-from fyrehose.core.policy import Action
 from fyrehose.errors import RemoteProtocolError
+from fyrehose.identity import Action
 from fyrehose.kernels import backbone
 from fyrehose.protocols.backbone.frames import (
     HEADER,

@@ -20,8 +20,7 @@ from ipaddress import ip_address
 
 import attrs
 
-from fyrehose.core.policy import Action
-from fyrehose.identity import Identity, network_of
+from fyrehose.identity import Action, Identity, network_of
 
 #: Peers that are remembered; the oldest give way, and are parted with when the policy changes.
 REMEMBERED = 10_000

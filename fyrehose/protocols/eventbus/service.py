@@ -19,8 +19,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose.core.policy import Action
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.eventbus.connections import Connections, Key, shut_down
 from fyrehose.protocols.eventbus.encoding import KIT

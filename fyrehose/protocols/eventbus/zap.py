@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 import attrs
 from zmq.utils import z85
 
-from fyrehose.core.policy import Action
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 
 #: Where ZeroMQ asks; one socket in each context answers.
 ADDRESS = "inproc://zeromq.zap.01"

@@ -17,7 +17,6 @@ from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTi
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.core.policy import Action
 from fyrehose.errors import (
     Broken,
     Forbidden,
@@ -30,6 +29,7 @@ from fyrehose.errors import (
     StreamFull,
     TooManyStreams,
 )
+from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService

@@ -19,8 +19,8 @@ import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal.places import CHUNK, Missing, Place, place
-from fyrehose.journal.view import View
+from fyrehose.journal.offline.places import CHUNK, Missing, Place, place
+from fyrehose.journal.offline.view import View
 from fyrehose.spark import tables
 from fyrehose.spark.lake import Commit, File, Lake, round_files
 from fyrehose.spark.plan import admitted, check, missing, walk

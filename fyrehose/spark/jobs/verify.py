@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from fyrehose.journal.places import place
+from fyrehose.journal.offline.places import place
 from fyrehose.spark import tables
 from fyrehose.spark.lake import Lake
 

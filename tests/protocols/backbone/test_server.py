@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fyrehose.core.budget import Budget
-from fyrehose.core.policy import Action, parse
+from fyrehose.core.policy import parse
 from fyrehose.errors import JournalCorrupt
+from fyrehose.identity import Action
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.backbone.frames import (
     MAX_DATA,

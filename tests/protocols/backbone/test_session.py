@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.core.policy import Action
+from fyrehose.identity import Action
 from fyrehose.protocols.backbone.frames import (
     Address,
     Deliver,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.core.policy import Action
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 from fyrehose.protocols.eventbus import connections
 from fyrehose.protocols.eventbus.connections import REMEMBERED, UNKNOWN, Connections
 from fyrehose.protocols.eventbus.settings import Settings

@@ -6,8 +6,8 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from fyrehose.core.policy import Action, parse
-from fyrehose.identity import Identity
+from fyrehose.core.policy import parse
+from fyrehose.identity import Action, Identity
 from fyrehose.protocols.eventbus.zap import DOMAINS, Door
 
 PUBLIC, _ = zmq.curve_keypair()

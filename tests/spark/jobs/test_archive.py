@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import JournalCorrupt, JournalLocked
-from fyrehose.journal import readers
+from fyrehose.journal import holds as readers
 from fyrehose.records import Run
 from fyrehose.spark import tables
 from fyrehose.spark.jobs import archive as module

@@ -17,8 +17,8 @@ import attrs
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.offline.view import believed_mark, durable_by_batches
 from fyrehose.journal.recovery import damaged, newer_refused, next_whole
-from fyrehose.journal.view import believed_mark, durable_by_batches
 from fyrehose.records import Run
 
 

@@ -23,21 +23,22 @@ from fyrehose.errors import (
     JournalUnreachable,
 )
 from fyrehose.interfaces import IJournalObserver, JournalState
-from fyrehose.journal import backup as backups
 from fyrehose.journal import format as fmt
-from fyrehose.journal import readers, scan, snapshots, streams
-from fyrehose.journal.backup import Backup, SourceBehind, restore
+from fyrehose.journal import holds as readers
+from fyrehose.journal import scan, snapshots, streams
 from fyrehose.journal.copies import RESTORING
-from fyrehose.journal.dump import runs
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.places import Directory, Missing
+from fyrehose.journal.offline import backup as backups
+from fyrehose.journal.offline.backup import Backup, SourceBehind, restore
+from fyrehose.journal.offline.dump import runs
+from fyrehose.journal.offline.places import Directory, Missing
+from fyrehose.journal.offline.replica import Copied, Replica
+from fyrehose.journal.offline.verify import verify
+from fyrehose.journal.offline.view import look
 from fyrehose.journal.recovery import recover
-from fyrehose.journal.replica import Copied, Replica
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.streams import Streams
-from fyrehose.journal.verify import verify
-from fyrehose.journal.view import look
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 
 from fyrehose.journal import format as fmt
-from fyrehose.journal.walk import Batch, Began, Damaged, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Began, Damaged, Extent, walk
 from fyrehose.records import Run
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.errors import JournalCorrupt, JournalError
-from fyrehose.journal import dump, scan
 from fyrehose.journal import format as fmt
+from fyrehose.journal import scan
+from fyrehose.journal.offline import dump
 from fyrehose.journal.settings import durability
 from fyrehose.records import Run
 

@@ -10,7 +10,7 @@ import pytest
 
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.transfer import batches, begin, differ, tail_of
+from fyrehose.journal.offline.transfer import batches, begin, differ, tail_of
 
 
 @pytest.fixture

@@ -10,9 +10,11 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from fyrehose.journal import readers, scan, serve
-from fyrehose.journal.serve import site
-from fyrehose.journal.view import look
+from fyrehose.journal import holds as readers
+from fyrehose.journal import scan
+from fyrehose.journal.offline import serve
+from fyrehose.journal.offline.serve import site
+from fyrehose.journal.offline.view import look
 
 
 def ask(

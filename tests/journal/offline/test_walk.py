@@ -9,7 +9,7 @@ import pytest
 
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import scan
-from fyrehose.journal.walk import Batch, Began, Damaged, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Began, Damaged, Extent, walk
 
 
 def fill(bench, count: int = 60) -> list[bytes]:  # type: ignore[no-untyped-def]

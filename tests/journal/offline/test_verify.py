@@ -12,9 +12,9 @@ from crc32c import crc32c
 from fyrehose.errors import JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
+from fyrehose.journal.offline.verify import Report, verify
+from fyrehose.journal.offline.walk import Extent
 from fyrehose.journal.settings import durability
-from fyrehose.journal.verify import Report, verify
-from fyrehose.journal.walk import Extent
 from fyrehose.records import Run
 
 
@@ -107,7 +107,7 @@ def test_after_damage_every_stream_may_have_lost_numbers_once(open_journal) -> N
 
 
 def test_no_more_problems_are_told_than_anybody_reads(open_journal, monkeypatch) -> None:
-    monkeypatch.setattr("fyrehose.journal.verify.MAX_PROBLEMS", 3)
+    monkeypatch.setattr("fyrehose.journal.offline.verify.MAX_PROBLEMS", 3)
     bench = open_journal()
     for first in (5, 10, 15, 20, 25):
         forge(bench, run(first, b"x"))

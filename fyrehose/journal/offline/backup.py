@@ -19,14 +19,15 @@ import attrs
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalFull, JournalGap, JournalUnreachable
 from fyrehose.journal import format as fmt
-from fyrehose.journal import readers, scan
+from fyrehose.journal import holds as readers
+from fyrehose.journal import scan
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import NO_ROOM, Files
-from fyrehose.journal.places import Directory, Missing, Place
-from fyrehose.journal.replica import Replica
+from fyrehose.journal.offline.places import Directory, Missing, Place
+from fyrehose.journal.offline.replica import Replica
+from fyrehose.journal.offline.transfer import Tail, reach
+from fyrehose.journal.offline.view import Extent, View
 from fyrehose.journal.snapshots import Snapshot
-from fyrehose.journal.transfer import Tail, reach
-from fyrehose.journal.view import Extent, View
 
 #: How often it is begun anew where retention deletes the oldest segments of the source meanwhile.
 TRIES = 5

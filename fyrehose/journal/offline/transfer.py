@@ -18,9 +18,9 @@ from fyrehose.journal import scan
 from fyrehose.journal.copies import written_while_copied
 from fyrehose.journal.files import Files
 from fyrehose.journal.index import SegmentIndex
-from fyrehose.journal.places import Directory, Place
+from fyrehose.journal.offline.places import Directory, Place
+from fyrehose.journal.offline.view import Extent, View, believed_mark
 from fyrehose.journal.recovery import damaged, durable_beyond, next_whole
-from fyrehose.journal.view import Extent, View, believed_mark
 from fyrehose.records import Buffer
 
 

@@ -21,10 +21,11 @@ from urllib.parse import urlsplit
 import attrs
 
 from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
-from fyrehose.journal import readers, scan
+from fyrehose.journal import holds as readers
+from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.format import UNKNOWN
-from fyrehose.journal.view import Extent, View, look
+from fyrehose.journal.offline.view import Extent, View, look
 from fyrehose.web.tokens import authorization, read_token
 
 #: What is read at a time, in bytes: over HTTP smaller ranges cost more than they carry.

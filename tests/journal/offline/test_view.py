@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fyrehose.errors import JournalError
-from fyrehose.journal import scan, view
+from fyrehose.journal import scan
+from fyrehose.journal.offline import view
 
 
 def test_segments_up_to_the_mark(open_journal) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fyrehose.errors import ConfigError
-from fyrehose.journal import readers
+from fyrehose.journal import holds as readers
 
 
 def test_positions_are_kept(tmp_path: Path) -> None:

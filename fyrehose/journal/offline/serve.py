@@ -31,8 +31,9 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.journal import readers, scan
-from fyrehose.journal.view import look
+from fyrehose.journal import holds as readers
+from fyrehose.journal import scan
+from fyrehose.journal.offline.view import look
 from fyrehose.net.peers import host_of
 from fyrehose.observe.counters import Counters
 from fyrehose.web.places import FOREIGN_ORIGIN, foreign_host, host_in, same_origin

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
-from fyrehose.journal import places, readers, scan
-from fyrehose.journal.places import TOKEN_FILE, Directory, Missing, Server, place
+from fyrehose.journal import holds as readers
+from fyrehose.journal import scan
+from fyrehose.journal.offline import places
+from fyrehose.journal.offline.places import TOKEN_FILE, Directory, Missing, Server, place
 
 Opener = Callable[..., Any]
 

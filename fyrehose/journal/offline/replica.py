@@ -24,12 +24,12 @@ from fyrehose.errors import JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import PIECE, Files, lock
-from fyrehose.journal.places import Missing
+from fyrehose.journal.offline.places import Missing
+from fyrehose.journal.offline.transfer import Tail, batches, begin, differ, tail_of
+from fyrehose.journal.offline.view import believed_mark
 from fyrehose.journal.recovery import damaged
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.snapshots import needed_by
-from fyrehose.journal.transfer import Tail, batches, begin, differ, tail_of
-from fyrehose.journal.view import believed_mark
 from fyrehose.records import Buffer
 
 

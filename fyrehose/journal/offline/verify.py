@@ -18,9 +18,9 @@ from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots
 from fyrehose.journal.index import PackedIndex, SegmentIndex
+from fyrehose.journal.offline.walk import Batch, Began, Damaged, Extent, walk
 from fyrehose.journal.recovery import last_byte
 from fyrehose.journal.streams import begun
-from fyrehose.journal.walk import Batch, Began, Damaged, Extent, walk
 from fyrehose.records import Run
 
 #: How many problems are told; where there are more, they have a common cause.
