@@ -40,7 +40,7 @@ MUTANTS ?= 1000
 ARCHIVE_KILLS ?= 30
 RECORDS ?= 200000
 EVENTS ?= 1000000
-# What is measured (patterns of `fyrehose bench --list`; empty: all of it), and how often.
+# What is measured (patterns of `python -m benchmarks --list`; empty: all of it), and how often.
 BENCH ?=
 ROUNDS ?= 5
 
@@ -169,7 +169,7 @@ soak: .venv/test.stamp
 
 # The patterns are for names of cases, not of files.
 bench: .venv/bench.stamp
-	set -f; $(BIN)/fyrehose bench --install-peers --rounds $(ROUNDS) --json bench.json --plot bench.svg $(BENCH)
+	set -f; $(BIN)/python -m benchmarks --install-peers --rounds $(ROUNDS) --json bench.json --plot bench.svg $(BENCH)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*

@@ -151,9 +151,9 @@ def test_nobody_but_the_registry_knows_protocols(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_programs_import_the_reactor(module: str) -> None:
-    """The server, the command line, and a load maker that is a process of its own."""
+    """The server, and the command line."""
     if "twisted.internet.reactor" in imports_of(module):
-        assert module in ("fyrehose.server.tap", "fyrehose.bench.appends") or module.startswith("fyrehose.cli")
+        assert module == "fyrehose.server.tap" or module.startswith("fyrehose.cli")
 
 
 #: The way of a byte: who may import whom.  Each may import what stands before it, and itself; what is not named here,

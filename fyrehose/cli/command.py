@@ -12,7 +12,6 @@ import click
 
 from fyrehose import __version__
 from fyrehose import plugins as kits
-from fyrehose.cli.bench import bench
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
 from fyrehose.cli.streams import streams
@@ -245,6 +244,5 @@ def show_kits(names: tuple[str, ...]) -> None:
 
 main.add_command(journal)
 main.add_command(completion)
-main.add_command(bench)
 for _command in (streams, stats, top):
     main.add_command(_command)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.bench import peers, runner, scraping, servers
-from fyrehose.bench.cases import Case, selected
-from fyrehose.bench.results import Measured
-from fyrehose.bench.servers import CannotStart, Contestant
+from benchmarks import peers, runner, scraping, servers
+from benchmarks.cases import Case, selected
+from benchmarks.results import Measured
+from benchmarks.servers import CannotStart, Contestant
 
 pytestmark = pytest.mark.live
 

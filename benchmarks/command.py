@@ -1,0 +1,202 @@
+"""What ``python -m benchmarks`` does: runs cases one after the other, and shows the tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+from rich.status import Status
+from rich.table import Table
+
+from benchmarks import peers, plot, results, runner, servers, usage
+from benchmarks.cases import CASES, Case, selected
+from benchmarks.results import Measured, Results
+from benchmarks.servers import CannotStart, Contestant
+from benchmarks.table import markdown, tables
+from fyrehose.cli.listing import terminal
+from fyrehose.errors import FyrehoseError
+
+EVERYBODY = {**servers.OURS, servers.FYREHOSE_METRICS.name: servers.FYREHOSE_METRICS, **peers.PEERS}
+DURABLE = {name: contestant.durable for name, contestant in EVERYBODY.items()}
+
+
+class NoSuchCase(FyrehoseError):
+    """No case has such a name."""
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """How to measure."""
+
+    rounds: int = 5
+    scale: float = 1.0
+    durability: str = "batch"
+    #: whether to measure no other servers
+    alone: bool = False
+    #: whether to measure the server with its metrics on as well
+    metrics: bool = False
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """Who is measured at each case, whoever else is there."""
+        return ("fyrehose", servers.FYREHOSE_METRICS.name) if self.metrics else ("fyrehose",)
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """All that a run has to say."""
+
+    machine: dict[str, str]
+    measured: list[Measured]
+    #: cases and contestants that could not be measured, and why
+    failed: list[str]
+
+    def dumps(self) -> str:
+        return json.dumps(
+            {"machine": self.machine, "failed": self.failed, "results": results.as_json(self.measured)}, indent=1
+        )
+
+    @classmethod
+    def loads(cls, text: str) -> Report:
+        found: dict[str, Any] = json.loads(text)
+        return cls(machine=found["machine"], failed=found["failed"], measured=results.from_json(found["results"]))
+
+
+def joined(reports: Sequence[Report]) -> Report:
+    """Several runs as one; where they have measured the same, the last counts."""
+    found = {(one.case, one.contestant): one for report in reports for one in report.measured}
+    machines = {
+        name: " | ".join(dict.fromkeys(report.machine[name] for report in reports if name in report.machine))
+        for name in reports[0].machine
+    }
+    order = {case.name: place for place, case in enumerate(CASES)}
+    measured = sorted(found.values(), key=lambda one: order.get(one.case, len(order)))
+    return Report(machine=machines, measured=measured, failed=[text for report in reports for text in report.failed])
+
+
+def choose(patterns: Sequence[str]) -> list[Case]:
+    """The cases that ``patterns`` name; all of them if there are none.
+
+    :raises NoSuchCase: a pattern names nothing
+    """
+    for pattern in patterns:
+        if not selected([pattern]):
+            raise NoSuchCase(f"no case is called {pattern!r}; see `python -m benchmarks --list`")
+    return selected(patterns) if patterns else list(CASES)
+
+
+def show_list(cases: Sequence[Case]) -> None:
+    """A line for each case."""
+    heads = ("case", "bytes", "messages", "publishers", "subscribers", "window", "target", "against")
+    found = Table(*heads, box=None, pad_edge=False)
+    for case in cases:
+        target = f"{case.target:g} us" if case.target else ""
+        numbers = (case.size, case.messages, case.publishers, case.subscribers, case.window)
+        found.add_row(case.name, *map(str, numbers), target, " ".join(case.against))
+    terminal().print(found)
+
+
+def measure(cases: Sequence[Case], directory: Path, wanted: Wanted) -> Report:
+    """Run ``cases``."""
+    console = terminal()
+    there, missing = available(cases, wanted)
+    about = machine(directory, wanted, there)
+    console.print("\n".join(f"{name}: {value}" for name, value in about.items()), markup=False, highlight=False)
+    measured: list[Measured] = []
+    failed: list[str] = []
+    with console.status("") as status:
+        for case in cases:
+            contestants = [there[name] for name in (*wanted.ours, *case.against) if name in there]
+            told = partial(_tell, status, case.name)
+            try:
+                measured += runner.run(
+                    case.scaled(wanted.scale) if case.messages else case,
+                    contestants,
+                    directory / "servers",
+                    wanted.rounds,
+                    wanted.durability,
+                    told,
+                )
+            except FyrehoseError as error:
+                failed.append(f"{case.name}: {error}")
+            except KeyboardInterrupt:
+                failed.append(f"{case.name} and what follows: interrupted")
+                break
+            console.print(f"{case.name}: done", style="dim", markup=False, highlight=False)
+    about["load average afterwards"] = f"{usage.load()[0]:.2f}"
+    return Report(machine=about, measured=measured, failed=failed + missing)
+
+
+def show(report: Report, for_page: bool = False) -> None:
+    """The tables, and what could not be measured; ``for_page``: the tables alone, in Markdown."""
+    console = terminal()
+    made = tables(Results(report.measured), DURABLE)
+    if for_page:
+        print("\n\n".join(map(markdown, made)))
+        return
+    for table in made:
+        console.print()
+        console.print(table)
+    console.print()
+    console.print(f"load average before: {report.machine.get('load average before', '?')}, ", end="")
+    console.print(f"afterwards: {report.machine.get('load average afterwards', '?')}")
+    for trouble in report.failed:
+        console.print(f"not measured: {trouble}", style="yellow", markup=False, highlight=False)
+
+
+def draw(report: Report, path: Path) -> None:
+    """The picture, with the machine at its foot."""
+    plot.draw(Results(report.measured), path, "; ".join(f"{name}: {value}" for name, value in report.machine.items()))
+
+
+def available(cases: Sequence[Case], wanted: Wanted) -> tuple[dict[str, Contestant], list[str]]:
+    """The contestants of ``cases`` that can be started, and why others cannot."""
+    names = dict.fromkeys(wanted.ours) | dict.fromkeys(name for case in cases for name in case.against)
+    there: dict[str, Contestant] = {}
+    missing: list[str] = []
+    for name in names:
+        if wanted.alone and name not in (*wanted.ours, "disk"):
+            continue
+        try:
+            EVERYBODY[name].version()
+        except CannotStart as error:
+            missing.append(f"{name}: {error}")
+        else:
+            there[name] = EVERYBODY[name]
+    return there, missing
+
+
+def machine(directory: Path, wanted: Wanted, there: dict[str, Contestant]) -> dict[str, str]:
+    """Where and with what this is measured."""
+    versions = {name: contestant.version() for name, contestant in there.items()}
+    return {
+        "machine": f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}, disk: {_disk(directory)}",
+        "Python": platform.python_version(),
+        "servers": ", ".join(f"{name} ({version})" for name, version in versions.items()),
+        "rounds": f"{wanted.rounds}, {wanted.scale:g} times the messages, durability {wanted.durability}",
+        "load average before": f"{usage.load()[0]:.2f}",
+    }
+
+
+def _tell(status: Status, case: str, what: str) -> None:
+    status.update(f"{case}: {what}")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _disk(directory: Path) -> str:
+    """The file system: on one that is memory, a sync is nothing."""
+    words = ["stat", "--file-system", "--format=%T", str(directory)]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "unknown"

@@ -1,0 +1,62 @@
+"""How much memory connections take on which nothing happens."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import usage
+from benchmarks.cases import Case
+from benchmarks.results import Sample
+from benchmarks.servers import CannotStart, Contestant
+from benchmarks.wires.base import Job
+from benchmarks.wires.figg import Subscriber
+
+#: Descriptors that a process needs besides connections.
+SPARE = 200
+#: Seconds without work after which a server has nothing left to do.
+SETTLED = 0.5
+
+
+def measure(
+    case: Case, contestant: Contestant, directory: Path, rounds: int, durability: str, told: Callable[[str], None]
+) -> list[Sample]:
+    """Connect, attach to a topic, and look at the server's memory; a fresh server for each round.
+
+    :raises CannotStart: the system allows a process fewer descriptors than it takes
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < case.messages + SPARE:
+        raise CannotStart(f"{case.messages} connections take as many descriptors, and this system allows {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    samples: list[Sample] = []
+    for number in range(rounds):
+        told(f"round {number + 1} of {rounds}")
+        running = contestant.start(directory / str(number), case.protocol, durability)
+        try:
+            before = usage.memory(running.pid)[0]
+            with contextlib.ExitStack() as stack:
+                for _ in range(case.messages):
+                    wire = Subscriber(Job(stream="idle", size=128, messages=1))
+                    peer = stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=60))
+                    peer.sendall(wire.begin())
+                    wire.begun(peer)
+                settle(running.pid)
+                now, peak = usage.memory(running.pid)
+            samples.append({"each": (now - before) / case.messages, "peak": peak})
+        finally:
+            running.stop()
+    return samples
+
+
+def settle(pid: int) -> None:
+    """Wait until ``pid`` spends hardly any CPU."""
+    while True:
+        before = usage.cpu(pid)
+        time.sleep(SETTLED)
+        if usage.cpu(pid).since(before).total < SETTLED / 10:
+            return

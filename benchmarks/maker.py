@@ -1,0 +1,62 @@
+"""A load maker: ``python -m benchmarks.maker`` reads its plan, waits for the word, and says what it did.
+
+It sends bytes that were made before in large writes, and counts what comes back in large reads, all in one thread: so
+its own CPU, which it reports, stays below that of what it measures.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from benchmarks.appends import Appends
+from benchmarks.datagrams import Datagrams
+from benchmarks.disk import Disk
+from benchmarks.plans import Outcome, Plan
+from benchmarks.streams import Streams
+from benchmarks.wires.base import Wrong
+
+
+class Load(Protocol):
+    """A kind of load."""
+
+    def connect(self) -> None: ...
+
+    def run(self, start: float) -> Outcome: ...
+
+    def close(self) -> None: ...
+
+
+def make(plan: Plan) -> Load:
+    """The load that ``plan`` describes."""
+    kinds: dict[str, Callable[[Plan], Load]] = {"disk": Disk, "journal": Appends, "backbone": Datagrams}
+    return kinds.get(plan.wire, Streams)(plan)
+
+
+def own_cpu() -> float:
+    """CPU seconds of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """See the module."""
+    load = make(Plan.loads(sys.stdin.readline()))
+    try:
+        load.connect()
+        print("ready", flush=True)
+        start = float(sys.stdin.readline().split()[1])
+        print(load.run(start).dumps(), flush=True)
+        sys.stdin.read()
+    except (OSError, Wrong) as error:
+        now = time.monotonic()
+        print(Outcome(began=now, ended=now, cpu=own_cpu(), trouble=f"{error}").dumps(), flush=True)
+    finally:
+        load.close()
+
+
+if __name__ == "__main__":
+    main()

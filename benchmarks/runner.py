@@ -1,0 +1,65 @@
+"""Measures a case: each contestant's server in its turn, round after round."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks import idle, loads, starts
+from benchmarks.cases import Case, Work
+from benchmarks.results import Measured, Sample
+from benchmarks.servers import Contestant
+
+#: Told what is going on.
+Told = Callable[[str], None]
+
+
+def run(
+    case: Case,
+    contestants: Sequence[Contestant],
+    directory: Path,
+    rounds: int,
+    durability: str,
+    told: Told = lambda what: None,
+) -> list[Measured]:
+    """All rounds of ``case``.
+
+    :param directory: where servers keep their files; it is emptied afterwards
+    :raises CannotStart: a server does not start
+    :raises LoadFailed: a load maker met trouble
+    """
+    try:
+        if case.work is Work.START:
+            samples = {contestants[0].name: starts.measure(case, directory, rounds, durability, told)}
+        elif case.work is Work.IDLE:
+            samples = {contestants[0].name: idle.measure(case, contestants[0], directory, rounds, durability, told)}
+        else:
+            samples = _in_turn(case, contestants, directory, rounds, durability, told)
+        return [Measured(case=case.name, contestant=name, samples=taken) for name, taken in samples.items()]
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _in_turn(
+    case: Case, contestants: Sequence[Contestant], directory: Path, rounds: int, durability: str, told: Told
+) -> dict[str, list[Sample]]:
+    """All servers run from the first round to the last, and each round is one of each: what slows the machine down
+    for a while slows them all."""
+    samples: dict[str, list[Sample]] = {contestant.name: [] for contestant in contestants}
+    with contextlib.ExitStack() as stack:
+        bouts = []
+        for contestant in contestants:
+            told(f"{contestant.name} starts")
+            running = contestant.start(directory / contestant.name, case.protocol, durability)
+            stack.callback(running.stop)
+            # One at a time, and at a rate, nobody takes all day.
+            whole = case.window == 1 or case.rate
+            bouts.append(loads.Bout(case if whole else case.scaled(contestant.share), contestant, running))
+            bouts[-1].prepare()
+        for number in range(rounds):
+            for bout in bouts:
+                told(f"{bout.contestant.name}, round {number + 1} of {rounds}")
+                samples[bout.contestant.name].append(bout.measure())
+    return samples

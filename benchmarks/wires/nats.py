@@ -1,0 +1,129 @@
+"""NATS with JetStream: PUB and its acknowledgements, a push consumer and what it delivers.
+
+Consumers are as the clients' ordered ones: nothing is acknowledged, and the server's questions whether there is room
+(flow control) are answered.  What is counted is the end of each payload, with the CR and LF behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from typing import Any
+
+from benchmarks.wires.base import Job, Rows, Wire, Wrong, payload
+
+#: Messages of one block at the most.
+BLOCK = 8_192
+_CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"protocol":1}\r\nPING\r\n'
+_FLOW = b"FlowControl"
+
+
+def pub(subject: bytes, reply: bytes, data: bytes) -> bytes:
+    """One PUB; ``reply`` with a blank behind it, or empty."""
+    return b"PUB %s %s%d\r\n%s\r\n" % (subject, reply, len(data), data)
+
+
+class _Client(Wire):
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        #: nobody else's
+        self.inbox = b"_INBOX." + secrets.token_hex(8).encode()
+
+    def hello(self, sock: socket.socket) -> None:
+        self._until(sock, b"INFO")
+        sock.sendall(_CONNECT)
+        self._until(sock, b"PONG")
+        # By their names: JetStream sends nothing to who has only subscribed a pattern of them.
+        sock.sendall(b"SUB %s.api 1\r\nSUB %s.data 2\r\n" % (self.inbox, self.inbox))
+        name = self.job.stream
+        config = {"name": name, "subjects": [name], "storage": "file", "retention": "limits", "num_replicas": 1}
+        sock.sendall(self._request(f"$JS.API.STREAM.CREATE.{name}", config))
+        self._until(sock, b"stream_create_response")
+
+    def _request(self, subject: str, content: dict[str, Any]) -> bytes:
+        return pub(subject.encode(), self.inbox + b".api ", json.dumps(content).encode())
+
+    @staticmethod
+    def _until(sock: socket.socket, words: bytes) -> None:
+        """Read lines until ``words`` were among them; the server says more than it is asked for."""
+        said = b""
+        while words not in said or not said.endswith(b"\r\n"):
+            more = sock.recv(1 << 16)
+            said += more
+            if not more or b"-ERR" in said or b'"error"' in said:
+                raise Wrong(f"the server said {said[-300:]!r}")
+
+    def _asked(self, data: bytearray, size: int) -> None:
+        """The server wants to know whether somebody is there; it asks between messages."""
+        if data.find(b"PING\r\n", 0, size) >= 0:
+            self.answers += b"PONG\r\n"
+
+
+class Publisher(_Client):
+    """Publishes with a reply subject, counts the acknowledgements that come there."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        frame = pub(job.stream.encode(), self.inbox + b".data ", payload(job.size))
+        self._rows = Rows(frame, -1, max(1, min(BLOCK, job.messages)))
+
+    def block(self, count: int) -> memoryview:
+        return self._rows.take(count)
+
+    def scan(self, data: bytearray, size: int) -> int:
+        used = data.rfind(b"\r\n", 0, size) + 2
+        if used < 2 or (data[used - 3 : used] != b"}\r\n" and data[used - 6 : used] != b"PING\r\n"):
+            # The line before a document, and not yet the document.
+            used = data.rfind(b"}\r\n", 0, size) + 3
+            if used < 3:
+                return 0
+        self.done += data.count(b'"seq":', 0, used)
+        if data.find(b'"error"', 0, used) >= 0 or data.find(b"-ERR", 0, used) >= 0:
+            raise Wrong(bytes(data[:400]).decode(errors="replace"))
+        self._asked(data, used)
+        return used
+
+
+class Subscriber(_Client):
+    """A push consumer from the stream's start."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._end = payload(job.size)[-24:] + b"\r\n"
+
+    def begin(self) -> bytes:
+        config = {
+            "deliver_subject": self.inbox.decode() + ".data",
+            "deliver_policy": "all",
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "max_deliver": 1,
+            "flow_control": True,
+            "idle_heartbeat": 5_000_000_000,
+        }
+        name = self.job.stream
+        return self._request(f"$JS.API.CONSUMER.CREATE.{name}", {"stream_name": name, "config": config})
+
+    def begun(self, sock: socket.socket) -> None:
+        self._until(sock, b"consumer_create_response")
+
+    def scan(self, data: bytearray, size: int) -> int:
+        used = data.rfind(self._end, 0, size) + len(self._end)
+        if used < len(self._end):
+            used = 0
+        self.done += data.count(self._end, 0, used)
+        at = data.find(_FLOW, 0, size)
+        while at >= 0:
+            # HMSG subject sid reply sizes | NATS/1.0 100 FlowControl Request | empty | empty
+            end = data.find(b"\r\n\r\n\r\n", at, size) + 6
+            if end < 6:
+                break
+            line = data.rfind(b"HMSG ", 0, at)
+            self.answers += pub(bytes(data[line:at]).split(b" ")[3], b"", b"")
+            used = max(used, end)
+            at = data.find(_FLOW, end, size)
+        self._asked(data, used)
+        if not used and data.find(b'"error"', 0, size) >= 0:
+            raise Wrong(bytes(data[:400]).decode(errors="replace"))
+        return used

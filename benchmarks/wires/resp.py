@@ -1,0 +1,70 @@
+"""Redis streams in RESP 2: XADD in pipelines; XREAD, as many entries a reply as a client would take.
+
+The end of each payload, with the CR and LF behind it, is in nothing else that is said: so it is what is counted.
+"""
+
+from __future__ import annotations
+
+from benchmarks.wires.base import Job, Rows, Wire, Wrong, payload
+
+#: Messages of one block at the most; entries of one reply, and their bytes.
+BLOCK, REPLY, REPLY_BYTES = 8_192, 1_000, 1 << 19
+
+
+def command(*words: bytes) -> bytes:
+    """One command."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+class Publisher(Wire):
+    """Sends XADD, counts the ids that come back."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        frame = command(b"XADD", job.stream.encode(), b"*", b"d", payload(job.size))
+        self._rows = Rows(frame, -1, max(1, min(BLOCK, job.messages)))
+
+    def block(self, count: int) -> memoryview:
+        return self._rows.take(count)
+
+    def scan(self, data: bytearray, size: int) -> int:
+        if size and data[0] != ord("$"):
+            raise Wrong(bytes(data[:200]).decode(errors="replace"))
+        lines = data.count(b"\n", 0, size)
+        # Each id is two lines: how long it is, and it.
+        self.done += lines // 2
+        used = data.rfind(b"\n", 0, size) + 1
+        return used if not lines % 2 else data.rfind(b"$", 0, used)
+
+
+class Subscriber(Wire):
+    """Asks for what follows the last entry again and again, and waits where there is nothing yet."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._end = payload(job.size)[-24:] + b"\r\n"
+        self._count = max(1, min(REPLY, REPLY_BYTES // (job.size + 64)))
+        self._last = b"0-0"
+
+    def begin(self) -> bytes:
+        count = b"%d" % self._count
+        stream = self.job.stream.encode()
+        return command(b"XREAD", b"COUNT", count, b"BLOCK", b"0", b"STREAMS", stream, self._last)
+
+    def scan(self, data: bytearray, size: int) -> int:
+        # *1 | *2 | $n | the stream's name | *entries, then for each *2 | $n | its id | *2 | $1 | d | $n | its payload
+        head = bytes(data[: min(size, 400)]).split(b"\r\n", 5)
+        if len(head) < 6:
+            return 0
+        if head[0] != b"*1":
+            raise Wrong(f"{head[0]!r} instead of a reply")
+        entries = int(head[4][1:])
+        if data.count(self._end, 0, size) < entries:
+            return 0
+        used = data.rfind(self._end, 0, size) + len(self._end)
+        last = data.rfind(b"\r\n*2\r\n$1\r\nd\r\n", 0, used)
+        self._last = bytes(data[data.rfind(b"\n", 0, last) + 1 : last])
+        self.done += entries
+        if self.done < self.job.messages:
+            self.answers += self.begin()
+        return used

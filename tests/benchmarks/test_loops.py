@@ -1,0 +1,56 @@
+"""The loops of plain Python do what the protocols say, as far as they are used here."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import zmq
+
+from benchmarks.loops import udp
+from fyrehose.protocols.backbone.frames import Deliver, Flags, KeepAlive, KeepAliveAck, Push, decode
+
+
+@contextmanager
+def loop(name: str) -> Iterator[list[int]]:
+    words = [sys.executable, "-m", "benchmarks.loops", name]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield [int(word) for word in process.stdout.readline().split()[2:]]
+        finally:
+            process.kill()
+
+
+def test_pushes_come_back_numbered() -> None:
+    assert udp.__doc__
+    with loop("udp") as (port,), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.settimeout(10)
+        peer.connect(("127.0.0.1", port))
+        peer.send(KeepAlive(address=("0.0.0.0", 1), flags=Flags(0), token=b"t" * 16).encode())
+        assert decode(peer.recv(100)) == KeepAliveAck(token=b"t" * 16)
+        for seq, data in enumerate((b"one", b"two"), 1):
+            peer.send(Push(data=data).encode())
+            assert decode(peer.recv(100)) == Deliver(seq=seq, data=data)
+
+
+def test_events_come_back_numbered() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sub, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)
+    with loop("zmq") as (out, into), context, sub as subscriber, dealer:
+        subscriber.setsockopt(zmq.RCVTIMEO, 200)
+        subscriber.subscribe(b"")
+        subscriber.connect(f"tcp://127.0.0.1:{out}")
+        dealer.connect(f"tcp://127.0.0.1:{into}")
+        for _ in range(50):
+            dealer.send_multipart([b"/t/", b"null", b"p", b"time", b"uuid", b"data"])
+            try:
+                found = subscriber.recv_multipart()
+                break
+            except zmq.Again:
+                continue
+    assert [found[0], *found[2:]] == [b"/t/", b"p", b"time", b"uuid", b"data"]
+    assert int.from_bytes(found[1], "big") > 0

@@ -1,0 +1,33 @@
+"""A picture of what there is, even of little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import PEERS
+from benchmarks.plot import COLOURS, WORK, draw
+from benchmarks.results import Measured, Results
+from benchmarks.servers import OURS
+
+LATENCY = {"acknowledged.50": 0.001, "acknowledged.99": 0.01}
+
+
+def test_everybody_has_a_colour() -> None:
+    assert set(COLOURS) == {*OURS, *PEERS} - {"disk"}
+
+
+@pytest.mark.slow
+def test_a_picture_shows_who_was_measured(tmp_path: Path) -> None:
+    measured = [
+        Measured(case=case, contestant=name, samples=[{"micros": 2.0, **LATENCY}])
+        for case in [*list(WORK)[1:], "figg/latency/5k"]
+        for name in ("fyrehose", "redis-always")
+    ]
+    for name, results in (("full.svg", Results(measured)), ("empty.svg", Results([]))):
+        draw(results, tmp_path / name, "a machine")
+    full, empty = (tmp_path.joinpath(name).read_text() for name in ("full.svg", "empty.svg"))
+    assert "<!-- redis-always -->" in full
+    assert "<!-- redis-always -->" not in empty
+    assert "<!-- a machine -->" in empty

@@ -1,0 +1,27 @@
+"""What processes use, asked of the kernel."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from benchmarks import usage
+
+
+def test_cpu_of_a_process_is_what_it_says_itself() -> None:
+    before, own = usage.cpu(os.getpid()), time.process_time()
+    while time.process_time() - own < 0.05:
+        pass
+    spent = usage.cpu(os.getpid()).since(before)
+    assert 0.05 <= spent.total <= time.process_time() - own + 0.05
+    assert spent.user >= 0
+    assert spent.system >= 0
+
+
+def test_memory_now_and_at_its_most() -> None:
+    now, most = usage.memory(os.getpid())
+    assert 1 << 20 < now <= most
+
+
+def test_load() -> None:
+    assert len(usage.load()) == 3

@@ -1,0 +1,60 @@
+"""Redis streams, as Redis documents them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.wires.base import Job, Wrong, payload
+from benchmarks.wires.resp import Publisher, Subscriber, command
+
+JOB = Job(stream="news", size=50, messages=6)
+
+
+def reply(*ids: bytes) -> bytearray:
+    """What XREAD says."""
+    entries = b"".join(
+        b"*2\r\n$%d\r\n%s\r\n*2\r\n$1\r\nd\r\n$50\r\n%s\r\n" % (len(one), one, payload(50)) for one in ids
+    )
+    return bytearray(b"*1\r\n*2\r\n$4\r\nnews\r\n*%d\r\n" % len(ids) + entries)
+
+
+def test_blocks_are_commands() -> None:
+    assert command(b"PING") == b"*1\r\n$4\r\nPING\r\n"
+    assert bytes(Publisher(JOB).block(2)) == command(b"XADD", b"news", b"*", b"d", payload(50)) * 2
+
+
+def test_ids_are_counted_however_they_are_cut() -> None:
+    said = b"$15\r\n1700000000000-0\r\n$16\r\n1700000000000-10\r\n$15\r\n1700000000001-0\r\n"
+    for cut in range(len(said)):
+        publisher = Publisher(JOB)
+        used = publisher.scan(bytearray(said[:cut]), cut)
+        rest = bytearray(said[used:])
+        assert publisher.scan(rest, len(rest)) == len(rest)
+        assert publisher.done == 3
+
+
+def test_an_error_is_noticed() -> None:
+    said = bytearray(b"-MISCONF no more\r\n")
+    with pytest.raises(Wrong, match="MISCONF"):
+        Publisher(JOB).scan(said, len(said))
+
+
+def test_what_follows_the_last_entry_is_asked_for() -> None:
+    subscriber = Subscriber(JOB)
+    assert subscriber.begin().endswith(command(b"news", b"0-0")[4:])
+    first = reply(b"1700000000000-0", b"1700000000000-10")
+    for cut in range(len(first)):
+        assert subscriber.scan(first, cut) == 0
+    assert subscriber.scan(first, len(first)) == len(first)
+    assert (subscriber.done, bytes(subscriber.answers)) == (2, subscriber.begin())
+    assert b"1700000000000-10" in subscriber.begin()
+    subscriber.answers.clear()
+    second = reply(b"1700000000001-0", b"1700000000001-1", b"1700000000001-2", b"1700000000001-3")
+    assert subscriber.scan(second, len(second)) == len(second)
+    assert (subscriber.done, bytes(subscriber.answers)) == (6, b"")
+
+
+def test_something_else_than_entries_is_noticed() -> None:
+    said = bytearray(b"-ERR a\r\nb\r\nc\r\nd\r\ne\r\nf")
+    with pytest.raises(Wrong):
+        Subscriber(JOB).scan(said, len(said))
