@@ -125,9 +125,9 @@ coverage: .venv/native.stamp
 
 # Each takes a number of executions, and ends with a status that says what became of them.
 fuzz: .venv/native.stamp
-	@set -e; for each in $(filter-out %/fuzz_doors.py,$(wildcard tests/fuzz/fuzz_*.py)); do \
+	@set -e; for each in $(filter-out %/fuzz_listeners.py,$(wildcard tests/fuzz/fuzz_*.py)); do \
 		echo "$$each"; $(BIN)/python "$$each" $(FUZZ_RUNS); done
-	$(BIN)/python tests/fuzz/fuzz_doors.py $(STRANGERS)
+	$(BIN)/python tests/fuzz/fuzz_listeners.py $(STRANGERS)
 
 torture: .venv/test.stamp
 	$(BIN)/python tests/torture/kill9.py --count $(KILLS)

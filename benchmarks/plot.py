@@ -129,7 +129,7 @@ def _protocols(axes: Any, results: Results) -> None:
     axes.set_xscale("log")
     axes.margins(x=0.1)
     axes.grid(axis="x", color="#dddddd")
-    axes.set_title("us of the server's CPU a message, each door, on disk when acknowledged", loc="left", fontsize=10)
+    axes.set_title("us of the server's CPU a message, by listener, on disk when acknowledged", loc="left", fontsize=10)
 
 
 #: Their heights, who draws them, and whether there is something to be drawn.

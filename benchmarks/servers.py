@@ -182,7 +182,7 @@ def start_nothing(directory: Path, protocol: str, durability: str) -> Running:
 
 
 def start_fyrehose(directory: Path, protocol: str, durability: str, metrics: bool = False) -> Running:
-    """``twistd -n fyrehose`` with one door, and with that of the metrics where they are wanted."""
+    """``twistd -n fyrehose`` with one listener, and with that of the metrics where they are wanted."""
     if protocol == "journal":
         return start_nothing(directory, protocol, durability)
     more = ("--listen", f"admin={_LOOPBACK}") if metrics else ()

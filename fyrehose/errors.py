@@ -89,7 +89,7 @@ class InvalidName(PublishError):
 
 
 class PayloadTooLarge(PublishError):
-    """The stream takes no payload of that size, by any door."""
+    """The stream takes no payload of that size, by any listener."""
 
 
 class TooManyStreams(PublishError):

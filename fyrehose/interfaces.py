@@ -236,7 +236,7 @@ class IBroker(Interface):
         """
 
     def restrict(stream: str, max_payload: int) -> None:
-        """From now on ``stream`` takes no payload larger than ``max_payload`` bytes, by any door."""
+        """From now on ``stream`` takes no payload larger than ``max_payload`` bytes, by any listener."""
 
 
 class IProtocolKit(Interface):

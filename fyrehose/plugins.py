@@ -19,7 +19,7 @@ from fyrehose import protocols
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolKit
 
-#: Doors that are no protocols: to the server itself.
+#: Listeners that are no protocols: to the server itself.
 OTHERS = {"admin": "fyrehose.admin.kit"}
 
 

@@ -34,7 +34,7 @@ Buffer = bytes | bytearray | memoryview
 LAST_SEQ = (1 << 48) - 1
 #: The largest name of a stream, a producer or a topic, in bytes of UTF-8.
 MAX_NAME = 255
-#: The largest payload of one record, by any door, in bytes.
+#: The largest payload of one record, by any listener, in bytes.
 MAX_PAYLOAD = 16 << 20
 #: The most that is published at once, in bytes as :attr:`Run.room` counts them.
 MAX_PUBLISH = 60 << 20

@@ -3,7 +3,7 @@
     twistd -ny docs/examples/application.py
 
 Tills publish orders by Figg into the stream ``orders``.  The shop itself reads that stream, keeps a sum, and publishes
-it into ``totals``, which displays follow by any door.  After a restart it goes on where the journal says it was.
+it into ``totals``, which displays follow by any listener.  After a restart it goes on where the journal says it was.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Shop(Service):
 
 
 def make_service(reactor: Any, journal: IJournal, endpoint: str) -> Fyrehose:
-    """The pipeline, the shop in it, and a door for tills and displays, which opens last."""
+    """The pipeline, the shop in it, and a listener for tills and displays, which opens last."""
     fyrehose = Fyrehose(reactor, journal)
     Shop(fyrehose.broker).setServiceParent(fyrehose)
     figg = kits.load("figg")
-    door = figg.make_service(reactor, fyrehose.broker, endpoint, figg.settings(max_connections=50))
-    door.setName("figg")
-    door.setServiceParent(fyrehose)
+    listener = figg.make_service(reactor, fyrehose.broker, endpoint, figg.settings(max_connections=50))
+    listener.setName("figg")
+    listener.setServiceParent(fyrehose)
     return fyrehose
 
 

@@ -2,5 +2,5 @@
 
 sampling  what happened each second       status   all of it as one object
 metrics   the same for Prometheus         tail     what comes into a stream, as much as somebody can read
-server    the door to them                page/    HTML, CSS and a script, as they are
+server    the listener to them                page/    HTML, CSS and a script, as they are
 """

@@ -154,7 +154,7 @@ def meters_of(broker: Broker) -> JournalMeters:
 
 def taken_by_kit(broker: Broker) -> Totals:
     """Messages and bytes that became durable, by protocol; not what one writes for itself, as KIT-SOMETHING."""
-    own = tuple(f"{door.kit}-" for door in broker.doors)
+    own = tuple(f"{listener.kit}-" for listener in broker.listeners)
     return {kit: (taken.messages, taken.bytes) for kit, taken in broker.taken.items() if not kit.startswith(own)}
 
 

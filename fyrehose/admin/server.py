@@ -1,4 +1,4 @@
-"""The admin door: the page, what it shows, and what Prometheus asks for.
+"""The admin listener: the page, what it shows, and what Prometheus asks for.
 
     GET /                           the page, and /page.css, /page.js, /icon.svg
     GET /metrics                    for Prometheus
@@ -67,7 +67,7 @@ FILES = {
 
 @attrs.define(eq=False)
 class Admin:
-    """What all connections of a door share."""
+    """What all connections of a listener share."""
 
     status: Status
     token: str | None
@@ -307,7 +307,7 @@ class AdminService(TCPService):
 
 
 def make_admin(broker: Broker, clock: Any, now: Callable[[], float], settings: Settings, token: str | None) -> Admin:
-    """What the door to ``broker`` needs; ``now`` is the wall clock, in seconds since 1970 UTC."""
+    """What the listener to ``broker`` needs; ``now`` is the wall clock, in seconds since 1970 UTC."""
     status = Status(broker, Sampler(clock, broker, now), now(), StreamRates(clock.seconds, broker))
     return Admin(status, token, metrics.registry(status, settings.metric_streams))
 

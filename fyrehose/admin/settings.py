@@ -1,4 +1,4 @@
-"""The admin door's options, and what they have to come to."""
+"""The admin listener's options, and what they have to come to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KIT = "admin"
 
 @attrs.frozen(kw_only=True)
 class Settings(WebSettings):
-    """The admin door's options."""
+    """The admin listener's options."""
 
     max_connections: int = option(100, count, "connections at a time", least=1)
     max_per_host: int = option(50, count, "connections at a time from one address", least=1)

@@ -62,7 +62,7 @@ class Status:
             },
             "reactor": {"lag": self._lag(), "lag_p99": self.sampler.lately(3, 0.99)},
             "journal": self.journal(),
-            "doors": self._doors(),
+            "listeners": self._listeners(),
             "protocols": self.protocols(lags),
             "streams": self._streams(match, listed),
             "subscribers": {
@@ -173,17 +173,17 @@ class Status:
             "subscribers": self.broker.subscribers(stream),
         }
 
-    def _doors(self) -> list[dict[str, Any]]:
+    def _listeners(self) -> list[dict[str, Any]]:
         return [
             {
-                "name": door.name,
-                "kit": door.kit,
-                "endpoint": door.endpoint,
-                "encryption": door.encryption,
-                "who": door.who(),
-                "connections": door.connections(),
+                "name": listener.name,
+                "kit": listener.kit,
+                "endpoint": listener.endpoint,
+                "encryption": listener.encryption,
+                "who": listener.who(),
+                "connections": listener.connections(),
             }
-            for door in self.broker.doors
+            for listener in self.broker.listeners
         ]
 
     def _refusals(self) -> list[dict[str, Any]]:

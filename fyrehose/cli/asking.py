@@ -16,7 +16,7 @@ import attrs
 
 from fyrehose.errors import ConfigError, FyrehoseError
 
-#: Where servers have their admin door when nobody says.
+#: Where servers have their admin listener when nobody says.
 DEFAULT_URL = "http://127.0.0.1:8118"
 #: Where they have their http listener.
 HTTP_URL = "http://127.0.0.1:8117"
@@ -119,7 +119,7 @@ class Asker:
         return "admin" if self.default == DEFAULT_URL else "http"
 
     def _strange(self) -> str:
-        return f"what answers at {self.url} is no {self._kit} door of Fyrehose's"
+        return f"what answers at {self.url} is no {self._kit} listener of Fyrehose's"
 
     def _refused(self, error: urllib.error.HTTPError) -> str:
         if error.code == 401:
@@ -140,6 +140,6 @@ class Asker:
         said = getattr(reason, "strerror", None) or reason
         return (
             f"{self.url} cannot be reached: {said}; is the server running, with --listen {self._kit}=tcp:"
-            f"{urlsplit(self.default).port}:interface=127.0.0.1 (or every default door)"
+            f"{urlsplit(self.default).port}:interface=127.0.0.1 (or every default listener)"
             + (", and the extra admin installed?" if self._kit == "admin" else "?")
         )

@@ -24,11 +24,11 @@ def terminal() -> Console:
 def show(names: Sequence[str], details: bool) -> None:
     """A line for each of ``names``; with ``details`` their options, too."""
     console = terminal()
-    doors = Table("kit", "listens at", "what it is", box=None, pad_edge=False)
+    listeners = Table("kit", "listens at", "what it is", box=None, pad_edge=False)
     for name in names:
         kit = kits.load(name)
-        doors.add_row(name, kit.default_endpoint, kit.description)
-    console.print(doors)
+        listeners.add_row(name, kit.default_endpoint, kit.description)
+    console.print(listeners)
     for name in names if details else ():
         options = Table("option", "default", "what it does", box=None, pad_edge=False)
         for field in attrs.fields(kits.load(name).settings):

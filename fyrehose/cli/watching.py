@@ -28,9 +28,9 @@ SECOND = 1.1
 
 
 def of_a_server(command: F) -> F:
-    """Add the options of commands that ask a server's admin door."""
+    """Add the options of commands that ask a server's admin listener."""
     options = (
-        click.option("--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="The server's admin door."),
+        click.option("--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="The admin listener."),
         click.option("--token-file", type=click.Path(path_type=Path), help="The token that it wants, if it does."),
         click.option("--ca", type=click.Path(path_type=Path), help="PEM file: who issued its certificate (https)."),
         click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True),
@@ -43,7 +43,7 @@ def of_a_server(command: F) -> F:
 @click.command()
 @of_a_server
 def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
-    """Say how a running server is: its journal, its protocols and doors, what was refused.
+    """Say how a running server is: its journal, its protocols and listeners, what was refused.
 
     json: everything that it says, as one object.
 
@@ -127,8 +127,8 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
         Text(),
         _protocols(status["protocols"]),
     ]
-    if everything and status.get("doors"):
-        lines += [Text(), _doors(status["doors"])]
+    if everything and status.get("listeners"):
+        lines += [Text(), _listeners(status["listeners"])]
     if everything and status["refusals"]:
         table = _table("refused", "cause", "times")
         for each in status["refusals"]:
@@ -152,9 +152,9 @@ def _protocols(protocols: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _doors(doors: list[dict[str, Any]]) -> Table:
-    table = _table("door", "listens at", "encryption", "who may come in", "peers")
-    for each in doors:
+def _listeners(listeners: list[dict[str, Any]]) -> Table:
+    table = _table("listener", "listens at", "encryption", "who may come in", "peers")
+    for each in listeners:
         texts = (each["name"], each["endpoint"], each["encryption"] or "none", each["who"])
         table.add_row(*(Text(escaped(text)) for text in texts), _count(each["connections"]))
     return table

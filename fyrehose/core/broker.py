@@ -44,7 +44,7 @@ from fyrehose.interfaces import (
     JournalState,
 )
 from fyrehose.observe.counters import Counters
-from fyrehose.observe.listeners import Door
+from fyrehose.observe.listeners import Listener
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
 
 log = Logger()
@@ -55,7 +55,7 @@ MAX_STREAMS = 200_000
 
 @attrs.define(eq=False)
 class Taken:
-    """What came in by one door and became durable: publishes, their messages, and these in bytes of payload."""
+    """What came in by one listener and became durable: publishes, their messages, and these in bytes of payload."""
 
     publishes: int = 0
     messages: int = 0
@@ -86,7 +86,7 @@ class Broker:
     guard: Guard = attrs.field(factory=Guard, kw_only=True)
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
     #: where it can be come to, for those who look after it
-    doors: list[Door] = attrs.field(factory=list, init=False)
+    listeners: list[Listener] = attrs.field(factory=list, init=False)
     #: by source; a publish is that of its first run
     taken: dict[str, Taken] = attrs.field(factory=dict, init=False)
     #: the streams that grew since an observer emptied it; None: nobody wants to know
@@ -309,9 +309,9 @@ class Broker:
         if not len(run):
             raise ValueError("a run without records was published")
 
-    def _bound_to(self, stream: str) -> Door | None:
+    def _bound_to(self, stream: str) -> Listener | None:
         """Return the listener that its settings bind to *stream*, if there is one."""
-        return next((door for door in self.doors if door.stream == stream), None)
+        return next((listener for listener in self.listeners if listener.stream == stream), None)
 
     def _max_payload(self, stream: str) -> int:
         """Return the largest payload that *stream* takes, by its own restriction and by the configuration."""

@@ -1,6 +1,6 @@
-"""What there is to say of a door: where it listens, how it is kept from others, and how many have come in by it.
+"""What there is to say of a listener: where it listens, how it is kept from others, and how many have come in by it.
 
-Whoever opens one adds it to the broker's ``doors``; the page, ``/api/status`` and ``fyrehose stats`` show them.
+Whoever opens one adds it to the broker's ``listeners``; the page, ``/api/status`` and ``fyrehose stats`` show them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
-class Door:
+class Listener:
     """One listener.
 
     :ivar name: KIT or KIT/LABEL

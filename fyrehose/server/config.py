@@ -64,7 +64,7 @@ def _streams(text: str) -> int:
 
 @attrs.frozen(kw_only=True)
 class ServerSettings:
-    """What concerns all doors together."""
+    """What concerns all listeners together."""
 
     max_streams: int = option(100_000, _streams, "streams that the server may hold")
     streams_per_address: int = option(
@@ -102,8 +102,8 @@ class ServerSettings:
 
 
 @attrs.frozen(kw_only=True)
-class Listener:
-    """One door: a kit, where it listens, and with which settings."""
+class ListenerConfig:
+    """One listener: a kit, where it listens, and with which settings."""
 
     name: str  #: KIT or KIT/LABEL
     kit: IProtocolKit
@@ -116,7 +116,7 @@ class Config:
     """Everything that a server has to know, checked."""
 
     data_dir: Path
-    listeners: tuple[Listener, ...]
+    listeners: tuple[ListenerConfig, ...]
     #: whether anybody said where to listen; else every kit listens at its default endpoint
     chosen: bool
     server: ServerSettings
@@ -235,7 +235,7 @@ def resolve(
     twice = next((which for which, times in Counter(wanted).items() if times > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"--listen {'='.join(twice)} is said twice; a door of its own has a name of its own, KIT/LABEL"
+            f"--listen {'='.join(twice)} is said twice; a listener of its own has a name of its own, KIT/LABEL"
         )
     listeners = [_listener(name, endpoint, options) for name, endpoint in wanted]
     if log_format not in FORMATS:
@@ -255,9 +255,9 @@ def resolve(
     )
 
 
-def _listener(name: str, endpoint: str, options: Options) -> Listener:
+def _listener(name: str, endpoint: str, options: Options) -> ListenerConfig:
     kit, settings = _settings(name, options)
-    return Listener(name=name, kit=kit, endpoint=endpoint, settings=settings)
+    return ListenerConfig(name=name, kit=kit, endpoint=endpoint, settings=settings)
 
 
 def _settings(name: str, options: Options) -> tuple[IProtocolKit, Any]:

@@ -65,7 +65,7 @@ def observer(form: str, out: TextIO) -> FileLogObserver:
 
 
 def _said_elsewhere(event: LogEvent) -> bool:
-    """Whether it is a line of Twisted's own about a port, each of which we tell of by its door's name."""
+    """Whether it is a line of Twisted's own about a port, each of which we tell of by its listener's name."""
     return event.get("log_namespace") == "log_legacy" and _PORT.fullmatch(formatEvent(event)) is not None
 
 

@@ -37,7 +37,7 @@ log = Logger()
 
 
 class Fyrehose(MultiService):
-    """A journal, a broker, and the services that are the doors to them.
+    """A journal, a broker, and the services that are the listeners to them.
 
     ``startService`` returns a Deferred that fires when every child has started, and fails with what kept the first one
     from it; by then everything is stopped again.  ``stopService`` returns one that fires when the journal is closed.

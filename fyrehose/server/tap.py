@@ -32,9 +32,18 @@ from fyrehose.core.streams import UNLIMITED
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net import connections
-from fyrehose.observe.listeners import Door, encryption
+from fyrehose.observe.listeners import Listener, encryption
 from fyrehose.server import logs, process
-from fyrehose.server.config import Config, FromFile, Listener, merged, parse_listen, parse_option, read_file, resolve
+from fyrehose.server.config import (
+    Config,
+    FromFile,
+    ListenerConfig,
+    merged,
+    parse_listen,
+    parse_option,
+    read_file,
+    resolve,
+)
 from fyrehose.server.idle import IdleStreams
 from fyrehose.server.notify import Manager
 from fyrehose.server.service import Fyrehose
@@ -75,14 +84,14 @@ class Options(usage.Options):
 
     @property
     def longdesc(self) -> str:
-        doors = "; ".join(f"{name} at {kits.load(name).default_endpoint}" for name in kits.names())
+        listeners = "; ".join(f"{name} at {kits.load(name).default_endpoint}" for name in kits.names())
         return textwrap.dedent(f"""\
-            A messaging server with many doors and one durable journal.  Without --listen it opens every door on
-            loopback: {doors}.  `fyrehose kits` lists the options of each.  Example: twistd -n fyrehose --data-dir data
-            --listen figg=tcp:8119:interface=127.0.0.1 --option figg.max-connections=500""")
+            A durable message server with six protocols and one journal.  Without --listen it opens a listener of each
+            protocol on loopback: {listeners}.  `fyrehose kits` lists the options of each.  Example:
+            twistd -n fyrehose --data-dir data --listen figg=tcp:8119:interface=127.0.0.1 --option figg.max-connections=500""")
 
     def opt_listen(self, text: str) -> None:
-        """Open a door: KIT=ENDPOINT, such as figg=tcp:8119:interface=127.0.0.1; may be repeated, also for one kit."""
+        """Open a listener: KIT=ENDPOINT, such as figg=tcp:8119:interface=127.0.0.1; may be repeated."""
         self["listen"].append(_usage(parse_listen, text))
 
     def opt_option(self, text: str) -> None:
@@ -250,7 +259,9 @@ class Server(Service):
     def _reloadable(self) -> list[tuple[str, Callable[[], None]]]:
         found = [("the policy", self._reload_policy)] if self.config.policy_file is not None else []
         # Behind the policy: what has its own connections asks it about them.
-        return found + [(str(door.name), door.reload) for door in self.fyrehose if hasattr(door, "reload")]
+        return found + [
+            (str(listener.name), listener.reload) for listener in self.fyrehose if hasattr(listener, "reload")
+        ]
 
     def _reload_policy(self) -> None:
         assert self.config.policy_file is not None
@@ -303,7 +314,7 @@ class Server(Service):
             process.exit_with(error.exit_status if isinstance(error, FyrehoseError) else 1)
         process.stop_reactor(self.reactor, "cannot go on")
 
-    def _add(self, listener: Listener) -> None:
+    def _add(self, listener: ListenerConfig) -> None:
         try:
             service = listener.kit.make_service(
                 self.reactor, self.fyrehose.broker, listener.endpoint, listener.settings
@@ -323,8 +334,8 @@ class Server(Service):
             )
         service.setName(f"{listener.name} ({listener.endpoint})")
         service.setServiceParent(IService(self.fyrehose))
-        self.fyrehose.broker.doors.append(
-            Door(
+        self.fyrehose.broker.listeners.append(
+            Listener(
                 name=listener.name,
                 kit=listener.kit.name,
                 endpoint=listener.endpoint,
@@ -335,8 +346,8 @@ class Server(Service):
             )
         )
 
-    def _who(self, listener: Listener) -> str:
-        """Who may come in by a door, for people."""
+    def _who(self, listener: ListenerConfig) -> str:
+        """Who may come in by a listener, for people."""
         if getattr(listener.kit, "guards_itself", False):
             return "whoever has the token" if getattr(listener.settings, "token_file", "") else "this machine"
         if self.config.policy_file is None:
@@ -344,7 +355,7 @@ class Server(Service):
         rules = len(self.fyrehose.broker.guard.policy.rules)
         return f"whom the policy allows ({rules} rule{'s' * (rules != 1)})"
 
-    def _within_descriptors(self, listeners: tuple[Listener, ...]) -> list[Listener]:
+    def _within_descriptors(self, listeners: tuple[ListenerConfig, ...]) -> list[ListenerConfig]:
         """The listeners, none of them with more connections than there are file descriptors for."""
         limited = [listener for listener in listeners if hasattr(listener.settings, "max_connections")]
         available = process.raise_descriptor_limit()
@@ -368,5 +379,5 @@ class Server(Service):
         return [_with_connections(listener, share) if listener in cut else listener for listener in listeners]
 
 
-def _with_connections(listener: Listener, most: int) -> Listener:
+def _with_connections(listener: ListenerConfig, most: int) -> ListenerConfig:
     return attrs.evolve(listener, settings=attrs.evolve(listener.settings, max_connections=most))

@@ -326,7 +326,7 @@ def parse(output: str, schema: str | None, master: str | None, memory: str, **wh
 
 
 @main.command(short_help="Publish records again, in their order.")
-@click.option("--to", required=True, metavar="HOST:PORT", help="The Figg door of a server.")
+@click.option("--to", required=True, metavar="HOST:PORT", help="The Figg listener of a server.")
 @click.option("--into", metavar="NAME", help="Which stream; each into its own if this is left out.")
 @click.option("--rate", type=click.FloatRange(min=0), default=0.0, help="Records a second at the most.")
 @_records

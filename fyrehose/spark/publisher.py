@@ -190,11 +190,11 @@ class Publisher:
 
 
 def parse_place(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` of a server's Figg door.
+    """``HOST:PORT`` of a server's Figg listener.
 
     :raises ConfigError: it is none
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{text!r} should be HOST:PORT of a server's Figg door, such as 127.0.0.1:8119")
+        raise ConfigError(f"{text!r} should be HOST:PORT of a server's Figg listener, such as 127.0.0.1:8119")
     return host.strip("[]"), int(port)

@@ -1,6 +1,6 @@
 """The sink ``fyrehose``: ``df.write.format("fyrehose")`` and ``df.writeStream.format("fyrehose")``.
 
-    to        HOST:PORT of a server's Figg door
+    to        HOST:PORT of a server's Figg listener
     stream    where to; or a column ``stream`` says so for each row
     rate      rows a second at the most, of each task
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for the doors that speak it: a sans-I/O session over h11, and the shell around it.
+"""HTTP/1.1 for the listeners that speak it: a sans-I/O session over h11, and the shell around it.
 
 session  bytes -> requests, answers -> bytes       server   the shell: deadlines, identity, pipelining
 live     a stream as server-sent events            places   who can come to an endpoint, from which pages

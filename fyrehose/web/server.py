@@ -1,4 +1,4 @@
-"""The shell around a web session: what HTTP adds to what every TCP door has.
+"""The shell around a web session: what HTTP adds to what every TCP listener has.
 
     received -> session -> Asked and what follows -> a handler answers, now or later -> go_on -> the next request
 

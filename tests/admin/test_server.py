@@ -1,4 +1,4 @@
-"""The admin door without a socket."""
+"""The admin listener without a socket."""
 
 from __future__ import annotations
 

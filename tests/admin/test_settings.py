@@ -1,4 +1,4 @@
-"""Who may come to the admin door, and when it does not open."""
+"""Who may come to the admin listener, and when it does not open."""
 
 from __future__ import annotations
 

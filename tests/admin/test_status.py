@@ -13,7 +13,7 @@ from fyrehose.admin import census, metrics
 from fyrehose.core import fanout
 from fyrehose.core.broker import Broker
 from fyrehose.interfaces import JournalState
-from fyrehose.observe.listeners import Door
+from fyrehose.observe.listeners import Listener
 
 log = Logger()
 
@@ -36,20 +36,22 @@ def test_a_server_that_has_just_begun(watched: Any) -> None:
     assert watched.status.ready() == (True, "writable")
 
 
-def test_doors(watched: Any) -> None:
+def test_listeners(watched: Any) -> None:
     there = 0
-    watched.broker.doors.append(
-        Door(name="x/y", kit="x", endpoint="tcp:1", who=lambda: f"{there} friends", connections=lambda: there or None)
+    watched.broker.listeners.append(
+        Listener(
+            name="x/y", kit="x", endpoint="tcp:1", who=lambda: f"{there} friends", connections=lambda: there or None
+        )
     )
     said = {"name": "x/y", "kit": "x", "endpoint": "tcp:1", "encryption": "", "who": "0 friends", "connections": None}
-    assert watched.status.whole()["doors"] == [said]
+    assert watched.status.whole()["listeners"] == [said]
     there = 2
-    assert watched.status.whole()["doors"] == [{**said, "who": "2 friends", "connections": 2}]
+    assert watched.status.whole()["listeners"] == [{**said, "who": "2 friends", "connections": 2}]
 
 
 def test_what_a_protocol_writes_for_itself_is_no_protocol(watched: Any) -> None:
-    watched.broker.doors.append(
-        Door(name="relink", kit="relink", endpoint="tcp:1", who=lambda: "", connections=lambda: 0)
+    watched.broker.listeners.append(
+        Listener(name="relink", kit="relink", endpoint="tcp:1", who=lambda: "", connections=lambda: 0)
     )
     for source in ("relink", "relink-links", "figg"):
         watched.publish(b"x", source=source)

@@ -1,4 +1,4 @@
-"""What is asked of a server's admin door, and what is said when the answer is none."""
+"""What is asked of a server's admin listener, and what is said when the answer is none."""
 
 from __future__ import annotations
 
@@ -85,14 +85,17 @@ def test_a_token(answer: Any, tmp_path: Path) -> None:
         (urllib.error.URLError(ssl.SSLCertVerificationError(1, "self-signed")), "is not believed"),
         (refusal(401, b"{}"), "wants a token: give it with --token-file"),
         (refusal(421, json.dumps({"error": "not by that name"}).encode()), "refuses: not by that name"),
-        (refusal(404, b"<html>"), "no admin door"),
-        (refusal(404, json.dumps({"error": "POST to me"}).encode()), r"no admin door of Fyrehose's \(it says 404\)"),
-        (b"<html>", "no admin door"),
-        (b"[]", "no admin door"),
-        (b"\xff", "no admin door"),
-        (b"[" * 100_000, "no admin door"),
-        (BadStatusLine("\x08\x00"), "no admin door"),
-        (IncompleteRead(b"{"), "no admin door"),
+        (refusal(404, b"<html>"), "no admin listener"),
+        (
+            refusal(404, json.dumps({"error": "POST to me"}).encode()),
+            r"no admin listener of Fyrehose.* \(it says 404\)",
+        ),
+        (b"<html>", "no admin listener"),
+        (b"[]", "no admin listener"),
+        (b"\xff", "no admin listener"),
+        (b"[" * 100_000, "no admin listener"),
+        (BadStatusLine("\x08\x00"), "no admin listener"),
+        (IncompleteRead(b"{"), "no admin listener"),
     ],
 )
 def test_trouble_is_said_so_that_one_can_act(answer: Any, said: Any, words: str) -> None:
@@ -114,7 +117,7 @@ def test_a_refusal_that_breaks_off(answer: Any) -> None:
             raise IncompleteRead(b"")
 
     answer(urllib.error.HTTPError("http://x", 500, "no", Message(), Cut()))
-    with pytest.raises(FyrehoseError, match="no admin door"):
+    with pytest.raises(FyrehoseError, match="no admin listener"):
         Asker("http://x:1").status()
 
 

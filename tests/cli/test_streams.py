@@ -67,7 +67,7 @@ def test_streams_are_retired_one_after_the_other(server: Server, tmp_path: Path)
         (404, refusal("there is no stream 'b'"), "the server at http://127.0.0.1:8117 refuses: there is no stream 'b'"),
         (403, refusal("10.0.0.1 may not"), "the server at http://127.0.0.1:8117 refuses: 10.0.0.1 may not"),
         (401, refusal("x"), "the server at http://127.0.0.1:8117 wants a token: give it with --token-file FILE"),
-        (404, b"<html>", "what answers at http://127.0.0.1:8117 is no http door of Fyrehose's (it says 404)"),
+        (404, b"<html>", "what answers at http://127.0.0.1:8117 is no http listener of Fyrehose's (it says 404)"),
     ],
 )
 def test_a_refusal_is_one_line_and_what_follows_is_not_asked_for(

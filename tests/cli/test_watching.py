@@ -50,7 +50,7 @@ def status(**changes: Any) -> dict[str, Any]:
             "free": 1 << 40,
         },
         "protocols": [protocol],
-        "doors": [
+        "listeners": [
             {
                 "name": "figg/a",
                 "kit": "figg",

@@ -72,7 +72,7 @@ def test_an_endpoint_that_is_none_is_said_at_once(kit: Any, broker: Broker, endp
         kit.make_service(MemoryReactorClock(), broker, endpoint, kit.settings())
 
 
-def test_every_door_of_tcp_speaks_tls_by_the_same_options(kit: Any, broker: Broker, tmp_path: Path) -> None:
+def test_every_listener_of_tcp_speaks_tls_by_the_same_options(kit: Any, broker: Broker, tmp_path: Path) -> None:
     """The event bus has keys of its own, and datagrams have none."""
     names = {field.name for field in attrs.fields(kit.settings)}
     assert ("tls_certificate" in names) == (kit.name not in ("backbone", "eventbus"))

@@ -20,7 +20,7 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
-from fyrehose.observe.listeners import Door
+from fyrehose.observe.listeners import Listener
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, RecordingSink
 
@@ -69,7 +69,7 @@ def test_names_that_are_none(stream: str, error: type[Exception]) -> None:
     assert failure[0].check(error)
 
 
-def test_a_restricted_stream_refuses_by_any_door() -> None:
+def test_a_restricted_stream_refuses_by_any_listener() -> None:
     broker, journal, _ = make()
     broker.restrict("s", 3)
     failure = []
@@ -187,8 +187,8 @@ def test_what_was_acknowledged_is_counted_by_its_source_and_what_was_refused_is_
 
 def test_peers_make_the_stream_that_a_listener_is_bound_to() -> None:
     broker, _, _ = make(rules=StreamRules((StreamRule(names=("*",), new_streams=False),)))
-    broker.doors.append(
-        Door(name="lumberjack", kit="lumberjack", endpoint="", who=str, connections=lambda: 0, stream="logs")
+    broker.listeners.append(
+        Listener(name="lumberjack", kit="lumberjack", endpoint="", who=str, connections=lambda: 0, stream="logs")
     )
     peer = Identity(host="10.0.0.1")
     assert broker.publish(drafts(b"a", stream="logs"), maker=peer).result == (1,)
@@ -232,8 +232,8 @@ def test_no_peer_makes_a_stream_that_the_configuration_keeps_for_the_server() ->
     assert broker.publish(drafts(b"a", stream="open.b"), drafts(b"b", stream=".own"), peer).result == (1, 1)
 
 
-def door(stream: str) -> Door:
-    return Door(name="backbone", kit="backbone", endpoint="", who=str, connections=lambda: 0, stream=stream)
+def listener(stream: str) -> Listener:
+    return Listener(name="backbone", kit="backbone", endpoint="", who=str, connections=lambda: 0, stream=stream)
 
 
 class TestRetiring:
@@ -299,7 +299,7 @@ class TestRetiring:
 
     def test_a_stream_that_cannot_be_retired_is_refused_and_no_other_is_retired(self) -> None:
         broker, journal, _ = make()
-        broker.doors.append(door("bound"))
+        broker.listeners.append(listener("bound"))
         broker.publish([*drafts(b"a"), *drafts(b"a", stream=".own"), *drafts(b"a", stream="bound")])
         for stream, kind, said in (
             ("none", NoSuchStream, "there is no stream 'none'"),

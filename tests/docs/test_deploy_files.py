@@ -33,7 +33,7 @@ def test_the_service_tells_when_it_is_ready_and_keeps_to_what_is_promised() -> N
     assert "@resources" not in (DEPLOY / "systemd" / "fyrehose.service").read_text().partition("~@privileged")[2]
 
 
-def test_the_socket_has_the_name_that_the_door_is_called_by() -> None:
+def test_the_socket_has_the_name_that_the_listener_is_called_by() -> None:
     socket = unit("fyrehose.socket")["Socket"]
     text = (DEPLOY / "systemd" / "fyrehose.socket").read_text()
     assert f"systemd:domain=INET:name={socket['FileDescriptorName']}" in text

@@ -82,7 +82,7 @@ def test_a_line_is_answered_when_it_is_durable() -> None:
     peer.leaves()
 
 
-def test_a_subscriber_gets_what_any_door_took_in() -> None:
+def test_a_subscriber_gets_what_any_listener_took_in() -> None:
     peer = Peer()
     peer.broker.publish([Run.of("log", [b"two\nlines", b"\xff"], source="test")])
     assert peer.says(b"?log 0\n") == b"1 9\ntwo\nlines\n2 1\n\xff\n"

@@ -93,7 +93,7 @@ def test_the_dashboard_is_one() -> None:
             assert target["expr"].count("(") == target["expr"].count(")"), panel["title"]
 
 
-def test_prometheus_scrapes_the_default_door() -> None:
+def test_prometheus_scrapes_the_default_listener() -> None:
     from fyrehose.admin.kit import kit
 
     port = kit.default_endpoint.split(":")[1]

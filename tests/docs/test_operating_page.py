@@ -44,10 +44,10 @@ def test_every_option_of_tls_is_in_the_table() -> None:
     assert {name for name in names if f"`{name}`" not in rows} == set()
 
 
-def test_every_door_is_in_the_table_of_refusals() -> None:
-    table = PAGE.partition("| door | not allowed to publish |")[2].partition("\n\n")[0]
-    doors = set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE))
-    assert doors == set(kits.names()) - {"admin"}, "that one has a token of its own"
+def test_every_listener_is_in_the_table_of_refusals() -> None:
+    table = PAGE.partition("| listener | not allowed to publish |")[2].partition("\n\n")[0]
+    listeners = set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE))
+    assert listeners == set(kits.names()) - {"admin"}, "that one has a token of its own"
 
 
 def test_the_policy_that_is_shown(tmp_path: Path) -> None:

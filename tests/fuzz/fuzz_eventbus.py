@@ -1,4 +1,4 @@
-"""Random messages for the event bus: decoders, labels, sessions of both sides, its door.
+"""Random messages for the event bus: decoders, labels, sessions of both sides, its listener.
 
     python tests/fuzz/fuzz_eventbus.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
@@ -38,7 +38,7 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
     from fyrehose.protocols.eventbus.labels import Written, read_labels
     from fyrehose.protocols.eventbus.session import Refused, ServerSession
     from fyrehose.protocols.eventbus.settings import Settings, Syntax
-    from fyrehose.protocols.eventbus.zap import Door
+    from fyrehose.protocols.eventbus.zap import Listener
     from fyrehose.records import MAX_NAME, Run
 
 Message = list[bytes]
@@ -199,9 +199,9 @@ class Fuzzer:
             session.data_to_send()
             assert session._held_bytes <= 16 << 20
 
-    def doors(self) -> None:
+    def listeners(self) -> None:
         """Whatever is asked, there is an answer."""
-        assert len(Door(curve=True, clients=frozenset()).answer(self.message()).frames) == 6
+        assert len(Listener(curve=True, clients=frozenset()).answer(self.message()).frames) == 6
 
 
 def limits(data: bytes) -> None:
@@ -250,7 +250,7 @@ DECODERS = {
     "server": lambda data: Fuzzer(data).server(),
     "client": lambda data: Fuzzer(data).client(),
     "limits": limits,
-    "doors": lambda data: Fuzzer(data).doors(),
+    "listeners": lambda data: Fuzzer(data).listeners(),
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Random bytes for the HTTP door: requests of every kind, damaged, whole and in pieces; bodies; bytes as they are.
+"""Random bytes for the HTTP listener: requests of every kind, damaged, whole and in pieces; bodies; bytes as they are.
 
     python tests/fuzz/fuzz_http.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 

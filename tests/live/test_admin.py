@@ -1,4 +1,4 @@
-"""The admin door of a real server: from the command line, with TLS and a token, and closed where it would be open."""
+"""The admin listener of a real server: from the command line, with TLS and a token, and refused without either."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fyrehose.testing.certificates import Authority
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
-DOORS = ("--listen", "admin=tcp:0:interface=127.0.0.1", "--listen", "figg=tcp:0:interface=127.0.0.1")
+LISTENERS = ("--listen", "admin=tcp:0:interface=127.0.0.1", "--listen", "figg=tcp:0:interface=127.0.0.1")
 TOKEN = "0123456789abcdef0123"
 
 
@@ -29,7 +29,7 @@ def fyrehose(*words: str, status: int = 0) -> str:
 
 
 def test_a_server_from_the_command_line(start: Any) -> None:
-    server = start(*DOORS)
+    server = start(*LISTENERS)
     url = f"http://127.0.0.1:{server.port('admin')}"
     to = ("--to", f"127.0.0.1:{server.port('figg')}")
     for stream, messages in (("orders", ("a", "b", "c")), ("log", ("d",))):

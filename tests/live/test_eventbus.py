@@ -661,9 +661,9 @@ def command(*words: str, data: bytes = b"") -> bytes:
     return ended.stdout
 
 
-def test_the_command_line_and_the_other_doors(start: Any, bus: Bus) -> None:
+def test_the_command_line_and_the_other_listeners(start: Any, bus: Bus) -> None:
     """What the bus carries is tailed by Figg and the backbone byte for byte, and what they take in by the bus."""
-    doors = (
+    listeners = (
         "--listen",
         BUS,
         "--listen",
@@ -671,7 +671,7 @@ def test_the_command_line_and_the_other_doors(start: Any, bus: Bus) -> None:
         "--listen",
         "backbone=udp:0:interface=127.0.0.1",
     )
-    server = start(*doors, "--option", "backbone.stream=eventbus")
+    server = start(*listeners, "--option", "backbone.stream=eventbus")
     bus.port = server.port("eventbus")
     at = f"127.0.0.1:{bus.port}"
     figg, backbone = (f"127.0.0.1:{server.port(name)}" for name in ("figg", "backbone"))

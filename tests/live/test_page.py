@@ -108,8 +108,8 @@ class Page:
 
 @pytest.fixture
 def page(start: Any, browser: Any) -> Iterator[Page]:
-    doors = [f"{kit}=tcp:0:interface=127.0.0.1" for kit in ("admin", "http", "lumberjack")]
-    server = start(*(word for door in doors for word in ("--listen", door)))
+    listeners = [f"{kit}=tcp:0:interface=127.0.0.1" for kit in ("admin", "http", "lumberjack")]
+    server = start(*(word for listener in listeners for word in ("--listen", listener)))
     made = Page(server, browser, f"http://127.0.0.1:{server.port('http')}", f"http://127.0.0.1:{server.port('admin')}")
     browser.get(made.admin)
     made.until(lambda: made.find("#connection").text == "live")
@@ -135,15 +135,15 @@ def test_lumberjack_is_seen_while_it_flows(page: Page) -> None:
     assert page.errors() == []
 
 
-def test_doors_are_listed(page: Page) -> None:
-    doors = page.until(lambda: page.rows("#doors"))
-    assert {name: cells[1:3] for name, cells in doors.items()} == {
+def test_listeners_are_listed(page: Page) -> None:
+    listeners = page.until(lambda: page.rows("#listeners"))
+    assert {name: cells[1:3] for name, cells in listeners.items()} == {
         kit: ["none", "this machine"] for kit in ("admin", "http", "lumberjack")
     }
-    assert doors["http"][0] == "tcp:0:interface=127.0.0.1"
+    assert listeners["http"][0] == "tcp:0:interface=127.0.0.1"
     with socket.create_connection(("127.0.0.1", page.server.port("lumberjack")), PATIENCE):
-        page.until(lambda: page.rows("#doors")["lumberjack"][3] == "1")
-    page.until(lambda: page.rows("#doors")["lumberjack"][3] == "0")
+        page.until(lambda: page.rows("#listeners")["lumberjack"][3] == "1")
+    page.until(lambda: page.rows("#listeners")["lumberjack"][3] == "0")
     assert page.errors() == []
 
 

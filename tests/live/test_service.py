@@ -75,7 +75,7 @@ def test_a_start_says_what_listens_where_and_a_stop_is_a_success(start: Any) -> 
 
 def test_twistd_finds_it_wherever_it_is_called(tmp_path: Path) -> None:
     said = subprocess.run([TWISTD, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "fyrehose         A messaging server: many doors, one durable journal." in said.stdout
+    assert "fyrehose         A messaging server: many listeners, one durable journal." in said.stdout
 
 
 def test_without_a_word_every_kit_is_served(start: Any, tmp_path: Path) -> None:

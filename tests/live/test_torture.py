@@ -94,5 +94,5 @@ def test_a_soak() -> None:
     assert " 0 violations" in run("soak.py", "--minutes", "0.05", "--every", "1", "--kills")
 
 
-def test_a_server_is_fuzzed_at_every_door() -> None:
-    assert "; 0 problems" in run("fuzz_doors.py", "150")
+def test_a_server_is_fuzzed_at_every_listener() -> None:
+    assert "; 0 problems" in run("fuzz_listeners.py", "150")

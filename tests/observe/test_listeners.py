@@ -1,4 +1,4 @@
-"""What is said of a door's encryption, by the settings of each kit."""
+"""What is said of a listener's encryption, by the settings of each kit."""
 
 from __future__ import annotations
 

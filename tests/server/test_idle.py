@@ -11,7 +11,7 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
-from fyrehose.observe.listeners import Door
+from fyrehose.observe.listeners import Listener
 from fyrehose.records import Run
 from fyrehose.server.idle import ROUND, SLICE, TURN, IdleStreams
 from fyrehose.testing import MemoryJournal
@@ -87,8 +87,8 @@ def test_a_record_that_is_on_its_way_to_the_disk_keeps_its_stream() -> None:
 
 def test_streams_of_the_server_and_of_listeners_stay() -> None:
     world = World()
-    world.broker.doors.append(
-        Door(name="backbone", kit="backbone", endpoint="", who=str, connections=lambda: 0, stream="bound")
+    world.broker.listeners.append(
+        Listener(name="backbone", kit="backbone", endpoint="", who=str, connections=lambda: 0, stream="bound")
     )
     world.publish(".own", "bound")
     world.expire(".own", "bound")

@@ -269,7 +269,7 @@ def test_connections_are_no_more_than_there_are_descriptors_for(
     assert not server.notes, "nobody has asked for that many"
 
 
-def test_its_doors_are_told_of(ending: list[Any], tmp_path: Path) -> None:
+def test_its_listeners_are_told_of(ending: list[Any], tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")
     local = "tcp:0:interface=127.0.0.1"
@@ -277,14 +277,14 @@ def test_its_doors_are_told_of(ending: list[Any], tmp_path: Path) -> None:
     words += ["--listen", f"admin={local}", "--listen", f"admin/b={local}", "--data-dir", str(tmp_path)]
     words += ["--option", f"admin/b.token-file={token}"]
     server = Server(StoppingReactor(), parsed(*words).resolved)
-    figg, backbone, admin, other = server.fyrehose.broker.doors
+    figg, backbone, admin, other = server.fyrehose.broker.listeners
     assert (figg.name, figg.kit, figg.endpoint, figg.encryption) == ("figg/a", "figg", local, "")
-    assert [door.who() for door in (figg, backbone, admin, other)] == ["this machine"] * 3 + ["whoever has the token"]
-    assert [door.connections() for door in (figg, backbone, admin)] == [0, 0, 0]
+    assert [each.who() for each in (figg, backbone, admin, other)] == ["this machine"] * 3 + ["whoever has the token"]
+    assert [listener.connections() for listener in (figg, backbone, admin)] == [0, 0, 0]
     server = Server(StoppingReactor(), parsed(*words, "--policy", written(tmp_path)).resolved)
-    assert server.fyrehose.broker.doors[0].who() == "whom the policy allows (1 rule)"
+    assert server.fyrehose.broker.listeners[0].who() == "whom the policy allows (1 rule)"
     server.fyrehose.broker.guard.change(policy.parse({"allow": [{"network": "10.0.0.0/8", "publish": "*"}] * 2}))
-    assert server.fyrehose.broker.doors[0].who() == "whom the policy allows (2 rules)"
+    assert server.fyrehose.broker.listeners[0].who() == "whom the policy allows (2 rules)"
 
 
 def test_fewer_connections_than_were_asked_for_is_a_warning_and_one_for_all(
@@ -326,10 +326,10 @@ def written(tmp_path: Path, publish: str = "*") -> str:
     return str(path)
 
 
-class Door(Service):
+class Listener(Service):
     """Says that it was read again, and may be told to fail."""
 
-    name = "door"
+    name = "listener"
     fails = False
     reloads = 0
 
@@ -351,39 +351,39 @@ class TestReload:
         counts = server.fyrehose.broker.counters.counts
         return {what: n for (kit, what), n in counts.items() if kit == "server"}
 
-    def test_the_policy_and_every_door_are_read_again(
+    def test_the_policy_and_every_listener_are_read_again(
         self, server: Server, tmp_path: Path, log_lines: list[str]
     ) -> None:
-        door = Door()
-        door.setServiceParent(server.fyrehose)  # type: ignore[arg-type]
+        listener = Listener()
+        listener.setServiceParent(server.fyrehose)  # type: ignore[arg-type]
         stranger = server.fyrehose.broker.identified(Identity(host="10.1.1.1"))
         assert stranger.permits(Action.PUBLISH, "x")
         written(tmp_path, "y")
         server.reload()
         assert not stranger.permits(Action.PUBLISH, "x")
         assert stranger.permits(Action.PUBLISH, "y")
-        assert door.reloads == 1
+        assert listener.reloads == 1
         assert self.counted(server) == {"reloads": 1}
         assert log_lines == [f"policy {tmp_path / 'policy.toml'}: 0 subscriptions ended", "reloaded"]
 
     def test_what_cannot_be_used_stays_as_it_was_and_the_rest_is_read(
         self, server: Server, tmp_path: Path, log_lines: list[str], logged_errors: Any
     ) -> None:
-        door = Door()
-        door.setServiceParent(server.fyrehose)  # type: ignore[arg-type]
+        listener = Listener()
+        listener.setServiceParent(server.fyrehose)  # type: ignore[arg-type]
         tmp_path.joinpath("policy.toml").write_text("[[allow]")
         before = server.fyrehose.broker.guard.policy
         server.reload()
         assert server.fyrehose.broker.guard.policy is before
-        assert door.reloads == 1
-        door.fails = True
+        assert listener.reloads == 1
+        listener.fails = True
         written(tmp_path)
         server.reload()
         assert self.counted(server) == {"reloads": 2, "reload-failures": 2}
         said = [line for line in log_lines if "stays as it was" in line]
         assert len(said) == len(logged_errors.take()) == 2
         assert said[0].startswith(f"the policy stays as it was: --policy {tmp_path / 'policy.toml'} is not TOML")
-        assert said[1] == "door stays as it was: the key does not fit"
+        assert said[1] == "listener stays as it was: the key does not fit"
 
     def test_without_a_policy_there_is_none_to_read(self, ending: list[Any], log_lines: list[str]) -> None:
         server = Server(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg").resolved)

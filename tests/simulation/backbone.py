@@ -136,7 +136,7 @@ class ServerPort(Port):
                 wrong(f"{destination} gets a token that it did not send, or once too often")
 
 
-class Door(Service):
+class Listener(Service):
     """The kit's service, without its socket."""
 
     def __init__(self, host: Host, broker: Any, make_port: Any) -> None:
@@ -231,7 +231,7 @@ class Backbone:
         self.arrivals: Counter[bytes] = Counter()
         self.lane = Lane(world, dice.choice((0.0, 0.05, 0.3)), dice.choice((0.0, 0.1)), dice.choice((0.01, 0.2)))
         make_port = partial(ServerPort, self.lane, history=history, arrivals=self.arrivals)
-        server.doors.append(lambda host, broker: Door(host, broker, make_port))
+        server.listeners.append(lambda host, broker: Listener(host, broker, make_port))
         server.on_crash.append(lambda: self.lane.ports.pop(SERVER, None))
         self.clients: list[Client] = []
         self.last: list[Client] = []

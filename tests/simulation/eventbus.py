@@ -107,7 +107,7 @@ class Judge:
             )
 
 
-class Door(Service):
+class Listener(Service):
     """The kit's service, without its sockets."""
 
     def __init__(self, side: EventBus, host: Host, broker: Any) -> None:
@@ -321,7 +321,7 @@ class EventBus:
         )
         self.settings = Settings() if herd else few
         self.listening: dict[str, ServerPort] = {}
-        server.doors.append(partial(Door, self))
+        server.listeners.append(partial(Listener, self))
         server.on_crash.append(self.listening_no_more)
         self.clients: list[Client] = []
         self.made = self._published = 0

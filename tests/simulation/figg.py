@@ -176,7 +176,7 @@ class Figg:
     ) -> None:
         self.world, self.history = world, history
         self.topics = TOPICS + topics
-        server.doors.append(lambda host, broker: kit.make_service(host, broker, f"tcp:{PORT}", Settings()))
+        server.listeners.append(lambda host, broker: kit.make_service(host, broker, f"tcp:{PORT}", Settings()))
         self.clients = [Client(world, history, f"figg-{n}") for n in range(herd or world.random.randint(1, 4))]
 
     def step(self) -> None:

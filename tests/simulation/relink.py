@@ -273,13 +273,13 @@ class Relink:
         self.readable = (STREAM, STREAM, *topics)
         history.internal.add(LINKS)
         self.settings = Settings() if herd else Settings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
-        server.doors.append(self._door)
+        server.listeners.append(self._listener)
         self.clients: list[Publisher | Subscriber | Numbered] = []
         self.made = 0
         for _ in range(herd or dice.randint(1, 3)):
             self.connect()
 
-    def _door(self, host: Host, broker: Any) -> RelinkService:
+    def _listener(self, host: Host, broker: Any) -> RelinkService:
         randbits = Random(self.world.random.random()).getrandbits
         registry = Registry(broker, host, self.settings, LINKS, self.world.now, randbits)
         return RelinkService(host, f"tcp:{PORT}", make_factory(broker, host, self.settings, registry), registry)

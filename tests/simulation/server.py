@@ -95,14 +95,14 @@ class SimulatedWorker:
 class Server:
     """One journal and its lives.
 
-    :ivar doors: make the service of a protocol in each life: (host, broker) -> service
+    :ivar listeners: make the service of a protocol in each life: (host, broker) -> service
     :ivar written: when the last record of each segment was synced, by the segment's base
     :param gaps: whether numbers may be lost, by the options, by damage, or by retention
     """
 
     def __init__(self, world: World, history: History, root: Path, gaps: bool = False) -> None:
         self.world, self.history, self.root, self.gaps = world, history, root, gaps
-        self.doors: list[Callable[[Host, Any], Any]] = []
+        self.listeners: list[Callable[[Host, Any], Any]] = []
         self.on_crash: list[Callable[[], None]] = []
         self.lives = self.crashes = self.damages = 0
         self.open = self.up = False
@@ -164,8 +164,8 @@ class Server:
             self.host, self.journal, policy=OPEN, on_open=self._opened, on_failure=self.failures.append
         )
         self.service.broker.counters.seconds = self.host.seconds
-        for door in self.doors:
-            door(self.host, self.service.broker).setServiceParent(self.service)
+        for listener in self.listeners:
+            listener(self.host, self.service.broker).setServiceParent(self.service)
         self.service.startService().addCallback(self._started).addErrback(self._failed)
         if self.world.random.random() < self.again:
             self.host.callLater(0, self.crash)
@@ -181,7 +181,7 @@ class Server:
             directory.joinpath(self.damage.name).write_bytes(tree.contents[tree.names[self.damage.name]])
 
     def _opened(self) -> None:
-        """Before any door is."""
+        """Before any listener is."""
         self.open = self.files.running = True
         self.history.journal = self.journal
         if self.damage is not None and self.damage.matters:

@@ -128,7 +128,7 @@ class Written:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A real server in a process of its own: where its Figg door is, and its journal."""
+    """A real server in a process of its own: where its Figg listener is, and its journal."""
     journal, log = tmp_path / "data", tmp_path / "log"
     command = [str(Path(sys.executable).with_name("twistd")), "-n", "--pidfile", "", "--logfile", str(log), "fyrehose"]
     command += ["--data-dir", str(journal), "--listen", "figg=tcp:0:interface=127.0.0.1"]

@@ -156,21 +156,21 @@ def flood(ports: dict[str, int], count: int, seconds: float) -> Iterator[str]:
 def slow(ports: dict[str, int], count: int, seconds: float) -> Iterator[str]:
     frames = {"figg": wire.publish(b"slow", 1, bytes(9999)), "lumberjack": b"2W\0\0\0\1" + b"2J" + bytes(3)}
     frames["relink"] = bytes(8) + b"\x09publish:x" + bytes(3)
-    doors = {door: connections(ports[door], count // 3) for door in frames}
+    listeners = {listener: connections(ports[listener], count // 3) for listener in frames}
     yield f"{count // 3 * 3} connections"
     gone = sent = 0
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        for door, peers in doors.items():
+        for listener, peers in listeners.items():
             for peer in list(peers):
                 try:
-                    peer.send(frames[door][sent % len(frames[door]) :][:1])
+                    peer.send(frames[listener][sent % len(frames[listener]) :][:1])
                 except OSError:
                     peers.remove(peer)
                     gone += 1
         sent += 1
         time.sleep(1)
-    left = [peer for peers in doors.values() for peer in peers]
+    left = [peer for peers in listeners.values() for peer in peers]
     for peer in left:
         peer.close()
     yield f"each sent {sent} bytes, {gone} were closed"
@@ -313,14 +313,14 @@ def spread(waits: list[float]) -> str:
 def abuse(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
     """One part, on a server of its own; what was wrong."""
     options = ["journal.segment-size=4M", "journal.min-free=0", "journal.keep-bytes=256M"]
-    # There are 20,000 descriptors at the most: those of doors that are not crowded are left to Figg's.
-    options += [f"{door}.max-connections=3000" for door in ("lumberjack", "relink", "eventbus")]
+    # There are 20,000 descriptors at the most: those of listeners that are not crowded are left to Figg's.
+    options += [f"{listener}.max-connections=3000" for listener in ("lumberjack", "relink", "eventbus")]
     options += ["figg.silent-timeout=1h"]  # a crowd is there to be held, though most of it says nothing
     server = servers.Server(root / name, *[word for option in options for word in ("--option", option)])
     problems: list[str] = []
     try:
         server.wait_until_serving()
-        ports = {door: server.port(door) for door in servers.DOORS}
+        ports = {listener: server.port(listener) for listener in servers.LISTENERS}
         idle = Usage(server.process.pid)
         honest = [Honest(ports["figg"], False, 0.005), Honest(ports["figg"], True, 0.05)]
         part = PARTS[name](ports, arguments.connections, arguments.seconds)

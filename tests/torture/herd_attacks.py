@@ -159,11 +159,11 @@ def subscriptions(ports: dict[str, int], address: str, stopped: Stopped) -> Said
 def silent(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     peers: list[socket.socket] = []
     refused = 0
-    doors = [ports[name] for name in ("figg", "lumberjack", "relink", "http")]
-    while not stopped(0.0 if len(peers) + refused < 4200 * len(doors) else 0.5):
-        for _ in range(100 if len(peers) + refused < 4200 * len(doors) else 0):
+    listeners = [ports[name] for name in ("figg", "lumberjack", "relink", "http")]
+    while not stopped(0.0 if len(peers) + refused < 4200 * len(listeners) else 0.5):
+        for _ in range(100 if len(peers) + refused < 4200 * len(listeners) else 0):
             n = len(peers) + refused
-            peer = connect(doors[n % len(doors)], f"127.0.1.{1 + n // len(doors) % 40}")
+            peer = connect(listeners[n % len(listeners)], f"127.0.1.{1 + n // len(listeners) % 40}")
             if peer is None:
                 refused += 1
             else:
@@ -304,19 +304,19 @@ def refusals(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     selector = selectors.DefaultSelector()
     made = dict.fromkeys(said, 0)
 
-    def come(door: str) -> None:
-        peer = connect(ports[door], address)
+    def come(listener: str) -> None:
+        peer = connect(ports[listener], address)
         if peer is None:
             return
-        made[door] += 1
+        made[listener] += 1
         with contextlib.suppress(OSError):
-            peer.sendall(said[door])
-        selector.register(peer, selectors.EVENT_READ, door)
+            peer.sendall(said[listener])
+        selector.register(peer, selectors.EVENT_READ, listener)
 
     began = time.monotonic()
-    for door in said:
+    for listener in said:
         for _ in range(20):
-            come(door)
+            come(listener)
     while not stopped(0):
         for key, _ in selector.select(0.1):
             peer: Any = key.fileobj
@@ -329,9 +329,9 @@ def refusals(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
                 peer.close()
                 come(key.data)
     seconds = time.monotonic() - began
-    rates = {door: count / seconds for door, count in made.items()}
-    often = [door for door, rate in rates.items() if rate > 20 * MOST_RETURNS]
-    listed = ", ".join(f"{door} {rate:.0f}" for door, rate in rates.items())
+    rates = {listener: count / seconds for listener, count in made.items()}
+    often = [listener for listener, rate in rates.items() if rate > 20 * MOST_RETURNS]
+    listed = ", ".join(f"{listener} {rate:.0f}" for listener, rate in rates.items())
     return f"connections a second by 20 peers each: {listed}", [f"refused peers come back at once: {often}"] * bool(
         often
     )

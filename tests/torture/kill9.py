@@ -12,7 +12,7 @@ Checked each time, against what publishers and subscribers noted in processes of
   - what was acknowledged is there, unchanged;
   - nothing is there that was never sent, nor in another shape;
   - the messages of each publisher are in its order, once; again only where it sent them again after a reconnect;
-  - a number that was ever delivered, by any door, has the same message for ever;
+  - a number that was ever delivered, by any listener, has the same message for ever;
   - numbers follow on (with --durability batch; else they may jump after a crash, never fall back);
   - `fyrehose journal verify` finds nothing.
 
@@ -36,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import doors
+import listeners
 import load
 import servers
 import wire
@@ -45,7 +45,7 @@ from fyrehose.journal.offline import dump
 from fyrehose.journal.offline.verify import verify
 
 STREAMS = ("a", "b", "c-\N{SNOWMAN}", "backbone", "lumberjack", "relink", "eventbus")
-#: door, stream, window, largest payload
+#: listener, stream, window, largest payload
 PLAN = (
     ("figg", "a", 1, 1 << 17),
     ("figg", "a", 10, 1 << 17),
@@ -71,14 +71,14 @@ class Life:
         """``strangers``: whether others publish, too, whatever they like."""
         self.directory, self.dice, self.durability, self.strangers = directory, dice, durability, strangers
         self.segment_size = dice.choice((64 << 10, 256 << 10, 1 << 20, 16 << 20))
-        specs = [(door, i, *rest) for i, (door, *rest) in enumerate(PLAN)]
+        specs = [(listener, i, *rest) for i, (listener, *rest) in enumerate(PLAN)]
         self.streams = {i: stream.encode() for _, i, stream, _, _ in specs}
         self.streams |= {load.PUSHER: b"backbone", BUS: b"eventbus"}
         self.largest = {i: largest for _, i, _, _, largest in specs} | {load.PUSHER: load.LARGEST_DATAGRAM}
         self.publishers = load.Publishers(specs)
         self.subscribers = load.Subscribers(STREAMS, 2, self.largest)
-        self.bus = doors.EventBus(BUS, self.largest)
-        #: whatever left the server, by whichever door: of each stream the author of each number
+        self.bus = listeners.EventBus(BUS, self.largest)
+        #: whatever left the server, by whichever listener: of each stream the author of each number
         self.released: dict[bytes, dict[int, tuple[int, int]]] = {stream.encode(): {} for stream in STREAMS}
         self.problems: list[str] = []
         self.acked: dict[int, int] = {}
@@ -88,13 +88,13 @@ class Life:
         #: bytes that are kept; 0: everything
         self.keep = 0
 
-    def by_door(self) -> dict[str, int]:
-        """How many messages each door has acknowledged."""
-        doors = [door for door, *_ in PLAN]
+    def by_listener(self) -> dict[str, int]:
+        """How many messages each listener has acknowledged."""
+        listeners = [listener for listener, *_ in PLAN]
         found: dict[str, int] = {}
         for number, acked in self.acked.items():
-            door = doors[number] if number < len(doors) else "eventbus"
-            found[door] = found.get(door, 0) + acked
+            listener = listeners[number] if number < len(listeners) else "eventbus"
+            found[listener] = found.get(listener, 0) + acked
         return found
 
     def start(self, before: tuple[str, ...] = ()) -> servers.Server:
@@ -113,7 +113,7 @@ class Life:
 
     def load(self, server: servers.Server) -> None:
         """Everybody connects and goes on, until the next check."""
-        ports = {door: server.port(door) for door in servers.DOORS}
+        ports = {listener: server.port(listener) for listener in servers.LISTENERS}
         for worker in (self.subscribers, self.bus, self.publishers):
             worker.connect(ports)
 
@@ -311,7 +311,7 @@ def main() -> int:
     kills = acked = kept = duplicates = datagrams = violations = 0
     times: list[float] = []
     starts: list[float] = []
-    by_door: dict[str, int] = {}
+    by_listener: dict[str, int] = {}
     began = time.monotonic()
 
     def told(life: Life, started: float) -> None:
@@ -335,8 +335,8 @@ def main() -> int:
         acked += sum(life.acked.values())
         kept, duplicates, datagrams = kept + life.kept, duplicates + life.duplicates, datagrams + life.datagrams
         violations += len(life.problems)
-        for door, count in life.by_door().items():
-            by_door[door] = by_door.get(door, 0) + count
+        for listener, count in life.by_listener().items():
+            by_listener[listener] = by_listener.get(listener, 0) + count
         for problem in life.problems[:20]:
             print(f"VIOLATION: {problem}")
         if not life.problems:
@@ -347,7 +347,7 @@ def main() -> int:
         f"{kept} kept, {duplicates} of them resent after a reconnect, {datagrams} deliveries by datagram checked, "
         f"{violations} violations"
     )
-    print("acknowledged by door: " + ", ".join(f"{door} {count}" for door, count in by_door.items()))
+    print("acknowledged by listener: " + ", ".join(f"{listener} {count}" for listener, count in by_listener.items()))
     if len(times) > 1:
         spread = statistics.quantiles(times, n=20)
         print(

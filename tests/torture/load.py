@@ -1,9 +1,9 @@
-"""Load from outside: publishers and subscribers of every door, in processes of their own, that outlive the server.
+"""Load from outside: publishers and subscribers of every listener, in processes of their own, that outlive the server.
 
 Each keeps what it was told in its own memory: the acknowledgements, and every message that it was handed.
 
     Publishers    connect(ports), and then publish as fast as their windows allow, until the server is gone; resend what
-                  was not acknowledged, as the text says, when they are connected again (doors.py has those that
+                  was not acknowledged, as the text says, when they are connected again (listeners.py has those that
                   do not speak Figg)
     Subscribers   the same, reading every stream; resume where they left off
 """
@@ -116,7 +116,7 @@ class Worker:
         theirs.close()
 
     def connect(self, ports: dict[str, int]) -> None:
-        """``ports``: where each door is."""
+        """``ports``: where each listener is."""
         self._pipe.send(("connect", ports))
 
     def report(self) -> Any:
@@ -135,15 +135,15 @@ class Worker:
 
 
 class Publishers(Worker):
-    """``plan``: (door, number, stream, window, largest) of each."""
+    """``plan``: (listener, number, stream, window, largest) of each."""
 
     def _run(self, pipe: Connection, *plan: Any) -> None:
-        import doors
+        import listeners
 
         (specs,) = plan
-        kinds = {"figg": Publisher, "lumberjack": doors.Lumberjack, "relink": doors.Relink}
-        publishers = [kinds[door](*spec) for door, *spec in specs]
-        places = {publisher: door for publisher, (door, *_) in zip(publishers, specs, strict=True)}
+        kinds = {"figg": Publisher, "lumberjack": listeners.Lumberjack, "relink": listeners.Relink}
+        publishers = [kinds[listener](*spec) for listener, *spec in specs]
+        places = {publisher: listener for publisher, (listener, *_) in zip(publishers, specs, strict=True)}
         pusher = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         pushed = 0
         while True:
@@ -151,7 +151,7 @@ class Publishers(Worker):
             if order[0] == "report":
                 pipe.send(([(p.number, p.acked, p.sent, p.resent, p.wrong) for p in publishers], pushed))
                 continue
-            ports = {publisher: order[1][door] for publisher, door in places.items()}
+            ports = {publisher: order[1][listener] for publisher, listener in places.items()}
             pushed = self._publish(pipe, ports, (pusher, order[1]["backbone"], pushed))
 
     def _publish(self, pipe: Connection, publishers: dict[Publisher, int], push: tuple[Any, int, int]) -> int:

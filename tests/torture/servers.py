@@ -15,8 +15,8 @@ from pathlib import Path
 TWISTD = Path(sys.executable).with_name("twistd")
 PATIENCE = 60.0
 LOOPBACK = "interface=127.0.0.1"
-#: Every door, and what it listens with.
-DOORS = {"figg": "tcp", "backbone": "udp", "lumberjack": "tcp", "relink": "tcp", "eventbus": "tcp"}
+#: Every listener, and what it listens with.
+LISTENERS = {"figg": "tcp", "backbone": "udp", "lumberjack": "tcp", "relink": "tcp", "eventbus": "tcp"}
 
 
 def directory(name: str) -> Path:
@@ -27,24 +27,26 @@ def directory(name: str) -> Path:
 
 
 def listens(ports: dict[str, int]) -> list[str]:
-    """The words that open every door, and those of ``ports`` besides."""
-    doors = {**DOORS, **{door: "tcp" for door in ports if door not in DOORS}}
+    """The words that open every listener, and those of ``ports`` besides."""
+    kinds = {**LISTENERS, **{name: "tcp" for name in ports if name not in LISTENERS}}
     return [
-        word for door, kind in doors.items() for word in ("--listen", f"{door}={kind}:{ports.get(door, 0)}:{LOOPBACK}")
+        word
+        for listener, kind in listeners.items()
+        for word in ("--listen", f"{listener}={kind}:{ports.get(listener, 0)}:{LOOPBACK}")
     ]
 
 
-def free_ports(doors: tuple[str, ...]) -> dict[str, int]:
-    """Ports that nobody has at present, three in a row for each door, out of the range that the kernel gives away."""
+def free_ports(listeners: tuple[str, ...]) -> dict[str, int]:
+    """Free ports, three in a row for each listener, outside of the range that the kernel gives away."""
     found: dict[str, int] = {}
-    while len(found) < len(doors):
+    while len(found) < len(listeners):
         first = random.randrange(10_000, 32_000, 4)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + 3):
                 for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
                     stack.enter_context(socket.socket(socket.AF_INET, kind)).bind(("127.0.0.1", port))
             if first not in found.values():
-                found[doors[len(found)]] = first
+                found[listeners[len(found)]] = first
     return found
 
 
@@ -58,7 +60,7 @@ class Server:
     def __init__(
         self, directory: Path, *words: str, before: tuple[str, ...] = (), ports: dict[str, int] | None = None
     ) -> None:
-        """:param ports: of doors that are to be where they were; any port by default"""
+        """:param ports: of listeners that are to be where they were; any port by default"""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.log_path = directory / "log"

@@ -3,8 +3,8 @@
 
     soak.py [--minutes M] [--seed S] [--every SECONDS] [--kills] [--directory DIR]
 
-Everybody of kill9.py publishes and reads by all five doors, while strangers connect, say something that makes no sense,
-and go (as in tests/fuzz/fuzz_doors.py); retention deletes.  Every so often everybody is disconnected, and what was
+Everybody of kill9.py publishes and reads by all five listeners, while strangers connect, send nonsense,
+and go (as in tests/fuzz/fuzz_listeners.py); retention deletes.  Every so often everybody is disconnected, and what was
 acknowledged and delivered is checked; memory and descriptors of the server are taken then, when nobody is connected.
 With --kills the server is killed in between, at random; without, it is one process from the beginning to the end, and
 the slope of its memory says something.
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 
 import abuse
-import fuzz_doors
+import fuzz_listeners
 import kill9
 import servers
 
@@ -77,8 +77,8 @@ class Soak:
 
     def _load(self, server: servers.Server) -> None:
         self.life.load(server)
-        attacker = fuzz_doors.Attacker(
-            {door: server.port(door) for door in servers.DOORS}, self.dice.randrange(1 << 30)
+        attacker = fuzz_listeners.Attacker(
+            {listener: server.port(listener) for listener in servers.LISTENERS}, self.dice.randrange(1 << 30)
         )
         deadline = time.monotonic() + self.dice.uniform(0.5, 2) * self.arguments.every
         while time.monotonic() < deadline:
@@ -134,10 +134,11 @@ def main() -> int:
     if soak.taken and soak.taken[-1][2] > soak.taken[0][2] + 32:
         problems.append(f"{soak.taken[0][2]} descriptors at first, {soak.taken[-1][2]} at last")
     said = "too short to say how its memory grows" if slope is None else f"memory {slope:+.1f} MiB an hour"
-    doors = ", ".join(f"{door} {count}" for door, count in soak.life.by_door().items())
+    listeners = ", ".join(f"{listener} {count}" for listener, count in soak.life.by_listener().items())
     print(
         f"{(time.monotonic() - soak.began) / 60:.1f} minutes, {soak.checks} checks, {soak.kills} kills, "
-        f"{soak.strangers} strangers (seed {arguments.seed}): acknowledged {doors}; {said}; {len(problems)} violations"
+        f"{soak.strangers} strangers (seed {arguments.seed}): acknowledged {listeners}; {said}; "
+        f"{len(problems)} violations"
     )
     for problem in problems[:20]:
         print(f"VIOLATION: {problem}")

@@ -199,7 +199,7 @@ def real_logs(directory: Path) -> list[Path]:
 
 
 def publish_logs(server: Server, told: Told, logs: list[Path]) -> None:
-    """Each of them by each of the three doors; two of them lead into one stream."""
+    """Each of them by each of the three listeners; two of them lead into one stream."""
     if logs:
         told.add("logs", published("figg", server.port("figg"), logs, "--stream", "logs"))
         told.add("lumberjack", published("lumberjack", server.port("lumberjack"), logs))

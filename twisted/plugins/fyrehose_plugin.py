@@ -3,5 +3,5 @@
 from twisted.application.service import ServiceMaker
 
 fyrehose = ServiceMaker(
-    "fyrehose", "fyrehose.server.tap", "A messaging server: many doors, one durable journal.", "fyrehose"
+    "fyrehose", "fyrehose.server.tap", "A messaging server: many listeners, one durable journal.", "fyrehose"
 )

@@ -231,7 +231,7 @@ function show(status) {
     visible(`${each.protocol} ${each.peer}`), visible(each.stream), [each.position.toLocaleString("en"), "n"],
     [count(each.lag), each.lag > 10000 ? "n bad" : "n"], [each.paused ? "waits for its peer" : "", "dim"],
   ]));
-  fill("doors", (status.doors || []).map((each) => [
+  fill("listeners", (status.listeners || []).map((each) => [
     named(each.name, each.kit), each.endpoint, [each.encryption || "none", each.encryption ? "" : "dim"], each.who,
     [count(each.connections), "n"],
   ]));

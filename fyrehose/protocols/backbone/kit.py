@@ -54,7 +54,7 @@ class BackboneService(Service):
         self._settings = settings
         self._random = random
         self._server: BackboneServer | None = None
-        # Now, and not when it starts: other doors may be open before this one is.
+        # Now, and not when it starts: other listeners may be open before this one is.
         broker.restrict(settings.stream, MAX_DATA)
 
     def startService(self) -> Deferred[UDPPort]:

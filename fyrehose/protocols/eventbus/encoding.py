@@ -24,7 +24,7 @@ Frames = tuple[Buffer, ...]
 def event_frames(run: Run, dialect: Dialect) -> Iterator[Frames]:
     """Topic, sequence, producer, timestamp, UUID and data of each record of ``run``.
 
-    What came by another door is no msgpack, so its payload goes out as one object of msgpack: bytes.
+    What came by another listener is no msgpack, so its payload goes out as one object of msgpack: bytes.
     """
     written = Written(run, KIT)
     topic, producer = (run.topic or "").encode(), written.producer

@@ -72,8 +72,8 @@ def read_labels(producer: bytes, timestamp: bytes, uuid: bytes) -> Labels:
 class Written:
     """The labels of a run's events as they travel.
 
-    What came by another door has the name of that door as its producer, the time when it was accepted, and a UUID that
-    is made of its stream and number, the same for ever.
+    An event that was published by another protocol has the name of that protocol as its producer, the time when it was
+    accepted, and a UUID that is made of its stream and number, the same for ever.
 
     :param own: what the event bus calls itself as a source
     """

@@ -1,4 +1,4 @@
-"""The event bus as a service: a ZeroMQ context, three ports in a row, and a door that says who may connect.
+"""The event bus as a service: a ZeroMQ context, three ports in a row, and a listener that says who may connect.
 
 in: where to listen, settings      out: what listens; stopped in order, and never waiting for a peer
 """
@@ -28,7 +28,7 @@ from fyrehose.protocols.eventbus.ports import Peers
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.sockets import HANDSHAKE, Context, Keys, Socket, address, load_clients, make_socket
-from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, TOO_MANY, Door
+from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, TOO_MANY, Listener
 from fyrehose.protocols.eventbus.zmqport import (
     ACCEPTED,
     ALL,
@@ -101,7 +101,7 @@ class EventBusService(Service):
         self._first = port
         self._settings = settings
         self._keys = Keys.load(settings.server_key) if settings.server_key else None
-        self._door = self._make_door()
+        self._listener = self._make_listener()
         self._peers = Connections()
         self._context: Context | None = None
         self._port = port
@@ -115,12 +115,12 @@ class EventBusService(Service):
         Service.startService(self)
         self._context = zmq.Context()
         self._peers = Connections(self._settings.max_connections)
-        # The door first: nobody is let in while nobody answers there.
+        # The listener first: nobody is let in while nobody answers there.
         asked = self._context.socket(zmq.REP)
         asked.bind(ADDRESS)
-        door = ZMQPort(self._reactor, asked)
-        door.receive = partial(self._asked, door)
-        self._ports = [door]
+        listener = ZMQPort(self._reactor, asked)
+        listener.receive = partial(self._asked, listener)
+        self._ports = [listener]
         sockets = self._make_sockets(self._context)
         try:
             port = self._bind(sockets)
@@ -151,16 +151,16 @@ class EventBusService(Service):
 
         :raises ConfigError: they cannot be read; those that were go on
         """
-        self._door = self._make_door()
-        parted = self._peers.part(self._door.may, range(self._port, self._port + 3))
+        self._listener = self._make_listener()
+        parted = self._peers.part(self._listener.may, range(self._port, self._port + 3))
         if parted:
             log.info("{kit}: {count} connections are ended, to be judged again", kit=KIT, count=parted)
 
-    def _make_door(self) -> Door:
+    def _make_listener(self) -> Listener:
         clients = None
         if self._keys is not None and self._settings.client_keys != "any":
             clients = load_clients(self._settings.client_keys)
-        return Door(permits=self._permits, clients=clients, curve=self._keys is not None)
+        return Listener(permits=self._permits, clients=clients, curve=self._keys is not None)
 
     def _permits(self, identity: Identity, action: Action) -> bool:
         permitted: bool = self._broker.identified(identity).permits(action, self._settings.stream)
@@ -280,12 +280,12 @@ class EventBusService(Service):
         else:
             self._ending[key] = self._reactor.callLater(HOLD, peers.end, *key)
 
-    def _asked(self, door: ZMQPort, question: list[bytes], count: int) -> None:
+    def _asked(self, listener: ZMQPort, question: list[bytes], count: int) -> None:
         """ZeroMQ asks whether a connection may be."""
         # What was accepted is known to the monitors before ZeroMQ asks, and to us when we have read it.
         for monitor in self._monitors:
             monitor.take_in()
-        answer = self._door.answer(question, refused=self._peers.refuse)
+        answer = self._listener.answer(question, refused=self._peers.refuse)
         if answer.cause == TOO_MANY:
             pass  # counted when it was accepted
         elif answer.cause is not None:
@@ -294,7 +294,7 @@ class EventBusService(Service):
             self._broker.counters.refuse(log, KIT, answer.cause, self._where(port, answer.address), detail)
         elif answer.wanted is not None:
             self._peers.admit(*answer.wanted)
-        door.send(answer.frames)
+        listener.send(answer.frames)
 
     def _close(self) -> Deferred[None]:
         self._broker.counters.gauge(KIT, "connections", -self._peers.count)

@@ -43,7 +43,7 @@ class Answer:
 
 
 @attrs.frozen(kw_only=True)
-class Door:
+class Listener:
     """Who may connect.
 
     :ivar permits: what the policy says

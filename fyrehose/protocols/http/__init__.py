@@ -1,1 +1,1 @@
-"""The HTTP door: publish and read with curl, or with whatever speaks HTTP."""
+"""The HTTP listener: publish and read with curl, or with whatever speaks HTTP."""

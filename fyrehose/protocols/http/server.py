@@ -1,4 +1,4 @@
-"""The HTTP door's server: a web session in the TCP shell, the broker behind it.
+"""The HTTP listener's server: a web session in the TCP shell, the broker behind it.
 
 Publish -> broker.publish -> durable -> {"stream": ..., "first": ..., "last": ...}, when the whole body is
 Read    -> broker.subscribe, up to what was there when it was asked -> a JSON object a line
@@ -65,7 +65,7 @@ _HEADERS = {503: {"Retry-After": RETRY}, 429: {"Retry-After": RETRY}, 401: {"WWW
 
 @attrs.frozen(kw_only=True)
 class Settings(WebSettings):
-    """The HTTP door's options."""
+    """The HTTP listener's options."""
 
     max_payload: int = option(MAX_PAYLOAD, size, "largest message taken, in bytes")
     max_body: int = option(16 << 30, size, "largest body of a message a line, where its length is known, in bytes")

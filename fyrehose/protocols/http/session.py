@@ -1,4 +1,4 @@
-"""The HTTP door, sans-I/O: what was asked, as events; what is wrong is answered here.
+"""The HTTP listener, sans-I/O: what was asked, as events; what is wrong is answered here.
 
     POST /streams/NAME                 a message, or a message a line  -> Publish ..., Published
     GET  /streams/NAME?from=N&limit=N  records as NDJSON               -> Read

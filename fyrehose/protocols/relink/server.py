@@ -46,7 +46,7 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: How long a door that a full disk keeps shut waits before it tries again, in seconds.
+#: How long a listener that a full disk keeps shut waits before it tries again, in seconds.
 FULL_WAIT = 2.0
 #: Deals with a write that was refused for good, before :meth:`RelinkProtocol.write` returns; whether it could.
 Refused = Callable[[PublishError], bool]
@@ -440,7 +440,7 @@ class RelinkService(TCPService):
         self._waiting: IDelayedCall | None = None
 
     def startService(self) -> Deferred[Any]:
-        """Find the links, then listen.  As long as the disk has no room this door stays shut, and no other with it."""
+        """Find the links, then listen.  While the disk is full only this listener stays closed."""
         Service.startService(self)
         return self._open().addErrback(self._no_room)
 

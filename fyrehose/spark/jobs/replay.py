@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 def replay(records: DataFrame, to: str, stream: str | None = None, rate: float = 0.0) -> int:
-    """Publish ``records`` to the Figg door at ``to``; how many, all of them durable.
+    """Publish ``records`` to the Figg listener at ``to``; how many, all of them durable.
 
     They keep their order within each stream.  They are new records there: with numbers, times and a producer of their
     own.  Whoever runs it twice has them twice: only what the same run repeats can be told by its numbers.
 
     :param stream: where to; None: each into the stream that it came from, but for the server's own, whose names begin
-        with a dot: they are about that server, and no door takes them
+        with a dot: they are about that server, and no listener takes them
     :param rate: records a second at the most; 0: as fast as they are taken
     :raises PublishError: the server is not there, or refuses
     """

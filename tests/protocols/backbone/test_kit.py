@@ -91,7 +91,7 @@ def test_what_is_none_is_refused_and_told_what_would_be_right(endpoint: str, bro
         kit.make_service(SilentReactor(), broker, endpoint, Settings())
 
 
-def test_another_door_cannot_publish_what_no_datagram_holds(broker: Broker) -> None:
+def test_another_listener_cannot_publish_what_no_datagram_holds(broker: Broker) -> None:
     kit.make_service(SilentReactor(), broker, kit.default_endpoint, Settings(stream="news"))
     failures: list[Any] = []
     broker.publish([Run.of("news", [bytes(MAX_DATA + 1)], source="figg")]).addErrback(failures.append)

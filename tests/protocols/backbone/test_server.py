@@ -87,7 +87,7 @@ def test_nothing_goes_out_before_it_is_durable(make_world: Make) -> None:
     assert delivers(world.network.sent_to(CLIENT)) == [(1, b"one")]
 
 
-def test_what_came_by_another_door_is_delivered(make_world: Make) -> None:
+def test_what_came_by_another_listener_is_delivered(make_world: Make) -> None:
     world = make_world()
     world.send(keep_alive())
     world.broker.publish([Run.of("backbone", [b"a", b"b"], source="figg"), Run.of("else", [b"c"], source="figg")])

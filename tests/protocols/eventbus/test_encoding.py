@@ -1,4 +1,4 @@
-"""From runs to frames: what was published goes out as it came in, what came by another door as msgpack."""
+"""From runs to frames: what was published goes out as it came in, what came by another listener as msgpack."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_a_producer_sent_is_what_subscribers_get(dialect: Dialect) -> None:
     assert {Broadcast.parse(frames).dialect for frames in got} == {dialect}
 
 
-def test_another_doors_records() -> None:
+def test_another_listeners_records() -> None:
     run = Run.of("s", [b'{"a": 1}', b""], source="lumberjack", topic="beat").numbered(5, 1_714_558_830_123_456)
     first, second = (Broadcast.parse([bytes(part) for part in frames]) for frames in event_frames(run, Dialect.BINARY))
     assert (first.topic, first.sequence, first.producer, first.timestamp) == ("beat", 5, b"lumberjack", TIME)

@@ -151,7 +151,7 @@ def test_the_worst_labels_fit() -> None:
         assert again(worst, worst, worst) == (worst, worst, worst)
 
 
-def test_what_came_by_another_door() -> None:
+def test_what_came_by_another_listener() -> None:
     run = Run.of("notes", [b"x", b"y"], source="figg", producer="10.0.0.1").numbered(7, MICROS + 456)
     written = Written(run, "eventbus")
     assert written.foreign

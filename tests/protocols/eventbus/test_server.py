@@ -99,7 +99,7 @@ class TestPublishing:
         assert [frames[5] for frames in world.publisher.take()] == [b"1", b"2"]
         assert world.broker.budget.used == 0
 
-    def test_other_doors_come_out_too(self, world: World) -> None:
+    def test_other_listeners_come_out_too(self, world: World) -> None:
         world.broker.publish([Run.of("eventbus", [b"{}"], source="figg")])
         world.run()
         (frames,) = world.publisher.take()

@@ -49,11 +49,11 @@ class House:
         return results[0]
 
     def ask(self, address: bytes = b"127.0.0.1") -> bytes:
-        """What the door says to a connection from ``address``."""
-        door = self.fake.ports[0]
-        door.full = False
-        door.receive([b"1.0", b"1", b"eventbus.publish", address, b"", b"NULL"], 6)
-        status: bytes = door.sent.pop()[2]
+        """What the listener says to a connection from ``address``."""
+        listener = self.fake.ports[0]
+        listener.full = False
+        listener.receive([b"1.0", b"1", b"eventbus.publish", address, b"", b"NULL"], 6)
+        status: bytes = listener.sent.pop()[2]
         return status
 
 
@@ -63,7 +63,7 @@ def make_house(fake_zmq: Any) -> Any:
     return lambda **options: House(fake, **options)
 
 
-def test_three_ports_in_a_row_and_a_door(make_house: Any) -> None:
+def test_three_ports_in_a_row_and_a_listener(make_house: Any) -> None:
     house = make_house()
     listening = house.start()
     assert verifyObject(IListeningPort, listening)
@@ -243,7 +243,7 @@ def test_keys(make_house: Any, tmp_path: Path) -> None:
     assert house.ask() == b"400", "without a key"
     house.service.stopService()
     anybody = make_house(server_key=secret, client_keys="any")
-    assert anybody.service._door.clients is None
+    assert anybody.service._listener.clients is None
 
 
 def test_a_change_of_the_policy_parts_with_those_who_may_not_any_more(
@@ -270,12 +270,12 @@ def test_the_keys_of_clients_are_read_again(make_house: Any, tmp_path: Path) -> 
     clients.mkdir()
     create_certificates(clients, "one")
     house = make_house(server_key=secret, client_keys=str(clients))
-    assert len(house.service._door.clients) == 1
+    assert len(house.service._listener.clients) == 1
     create_certificates(clients, "two")
     house.service.reload()
-    assert len(house.service._door.clients) == 2
+    assert len(house.service._listener.clients) == 2
     for path in clients.iterdir():
         path.unlink()
     with pytest.raises(ConfigError, match="has no client key"):
         house.service.reload()
-    assert len(house.service._door.clients) == 2
+    assert len(house.service._listener.clients) == 2

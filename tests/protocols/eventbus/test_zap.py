@@ -8,7 +8,7 @@ from zmq.utils import z85
 
 from fyrehose.core.policy import parse
 from fyrehose.identity import Action, Identity
-from fyrehose.protocols.eventbus.zap import DOMAINS, Door
+from fyrehose.protocols.eventbus.zap import DOMAINS, Listener
 
 PUBLIC, _ = zmq.curve_keypair()
 KEY = z85.decode(PUBLIC)
@@ -32,15 +32,15 @@ def permits(identity: Identity, action: Action) -> bool:
     return POLICY.allows(identity, action, "s")
 
 
-NEAR = Door(permits=permits)
-KEYS = Door(curve=True, clients=frozenset([PUBLIC]))
+NEAR = Listener(permits=permits)
+KEYS = Listener(curve=True, clients=frozenset([PUBLIC]))
 
 
 @pytest.mark.parametrize(
-    ("door", "asked", "cause"),
+    ("listener", "asked", "cause"),
     [
-        (Door(), question(), None),
-        (Door(), question(b"8.8.8.8"), None),
+        (Listener(), question(), None),
+        (Listener(), question(b"8.8.8.8"), None),
         (NEAR, question(b"10.1.2.3"), None),
         (NEAR, question(b"::ffff:10.1.2.3"), None),
         (NEAR, question(b"fd00::1"), None),
@@ -53,15 +53,15 @@ KEYS = Door(curve=True, clients=frozenset([PUBLIC]))
         (KEYS, question(b"1.2.3.4", b"CURVE"), "no-key"),
         (KEYS, question(b"1.2.3.4", b"NULL"), "no-key"),
         (KEYS, question(b"1.2.3.4", b"PLAIN", b"user", b"word"), "no-key"),
-        (Door(curve=True), question(b"1.2.3.4", b"CURVE", bytes(32)), None),
+        (Listener(curve=True), question(b"1.2.3.4", b"CURVE", bytes(32)), None),
         (NEAR, question(b"9.2.3.4", b"CURVE", KEY), "Forbidden"),
-        (Door(curve=True, permits=permits), question(b"9.2.3.4", b"CURVE", KEY), None),
-        (Door(curve=True, permits=permits), question(b"9.2.3.4", b"CURVE", bytes(32)), "Forbidden"),
-        (Door(curve=True, permits=permits), question(b"1.2.3.4", b"CURVE", KEY), "Forbidden"),
+        (Listener(curve=True, permits=permits), question(b"9.2.3.4", b"CURVE", KEY), None),
+        (Listener(curve=True, permits=permits), question(b"9.2.3.4", b"CURVE", bytes(32)), "Forbidden"),
+        (Listener(curve=True, permits=permits), question(b"1.2.3.4", b"CURVE", KEY), "Forbidden"),
     ],
 )
-def test_answers(door: Door, asked: list[bytes], cause: str | None) -> None:
-    answer = door.answer(asked)
+def test_answers(listener: Listener, asked: list[bytes], cause: str | None) -> None:
+    answer = listener.answer(asked)
     assert answer.cause == cause
     assert answer.frames[:3] == [b"1.0", b"7", b"200" if cause is None else b"400"]
     assert len(answer.frames) == 6
@@ -79,13 +79,13 @@ def test_who_was_let_in_is_judged_again_by_what_is_known_then() -> None:
     identity = Identity(host="1.2.3.4", key=PUBLIC.decode())
     assert KEYS.answer(question(b"1.2.3.4", b"CURVE", KEY)).wanted == (identity, Action.PUBLISH)
     assert KEYS.may(identity, Action.PUBLISH)
-    assert not Door(curve=True, clients=frozenset([bytes(40)])).may(identity, Action.PUBLISH)
+    assert not Listener(curve=True, clients=frozenset([bytes(40)])).may(identity, Action.PUBLISH)
     assert not KEYS.may(Identity(), Action.PUBLISH)
 
 
 def test_a_connection_too_many_is_refused_for_the_time_being() -> None:
     """After 400 libzmq never comes back."""
-    answer = Door().answer(question(), refused=lambda address: address == "127.0.0.1")
+    answer = Listener().answer(question(), refused=lambda address: address == "127.0.0.1")
     assert answer.cause == "too-many-connections"
     assert answer.frames[2] == b"300"
 
@@ -95,6 +95,6 @@ OTHER = [*question()[:2], b"other", *question()[3:]]
 
 @pytest.mark.parametrize("frames", [[], [b"1.0"], [b"1.0", b"7"], [b"2.0", *question()[1:]], question()[:5], OTHER])
 def test_what_is_no_question_is_no_permission(frames: list[bytes]) -> None:
-    answer = Door().answer(frames)
+    answer = Listener().answer(frames)
     assert answer.cause == "bad-zap-request"
     assert answer.frames[2] == b"500"

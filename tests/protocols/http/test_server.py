@@ -1,4 +1,4 @@
-"""The HTTP door without a socket: what is answered, when, and what a peer can do to others (nothing)."""
+"""The HTTP listener without a socket: what is answered, when, and what a peer can do to others (nothing)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fyrehose.identity import digest
 from fyrehose.interfaces import JournalState
 from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import LINGER
-from fyrehose.observe.listeners import Door
+from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import PULSE, RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, Settings, Upload, make_factory
 from fyrehose.records import Run
@@ -720,8 +720,8 @@ def test_a_stream_is_retired_when_it_is_durable_and_not_before(make: Make) -> No
 )
 def test_a_stream_that_cannot_be_retired_is_refused(make: Make, line: str, status: int, said: str) -> None:
     server = make()
-    server.broker.doors.append(
-        Door(name="backbone", kit="backbone", endpoint="", who=str, connections=lambda: 0, stream="bound")
+    server.broker.listeners.append(
+        Listener(name="backbone", kit="backbone", endpoint="", who=str, connections=lambda: 0, stream="bound")
     )
     server.broker.publish([Run.of(stream, [b"x"], source="test") for stream in ("s", ".own", "bound")])
     peer = server.connect()

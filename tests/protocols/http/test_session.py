@@ -1,4 +1,4 @@
-"""What is asked of the HTTP door, as events, and what is refused there."""
+"""What is asked of the HTTP listener, as events, and what is refused there."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_it_writes_its_links_before_it_listens() -> None:
 
 
 def full(auto: bool = True) -> tuple[MemoryJournal, MemoryReactorClock, Any]:
-    """A journal whose disk has no room, and a door that is to be opened."""
+    """A journal whose disk has no room, and a listener that is to be opened."""
     journal = MemoryJournal(auto=auto)
     broker = Broker(Clock(), journal, Sequencer())
     broker.open()
@@ -40,9 +40,9 @@ def full(auto: bool = True) -> tuple[MemoryJournal, MemoryReactorClock, Any]:
     return journal, reactor, kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
 
 
-def test_a_full_disk_keeps_its_door_shut_and_does_not_keep_the_server_from_starting(log_lines: list[str]) -> None:
+def test_a_full_disk_keeps_its_listener_shut_and_does_not_keep_the_server_from_starting(log_lines: list[str]) -> None:
     journal, reactor, service = full()
-    assert service.startService().called, "whoever starts the server goes on with the next door"
+    assert service.startService().called, "whoever starts the server goes on with the next listener"
     reactor.advance(FULL_WAIT)
     assert not reactor.tcpServers
     assert any("nobody is let in before the links can be written" in line for line in log_lines)

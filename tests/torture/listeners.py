@@ -1,4 +1,4 @@
-"""Publishers of the doors other than Figg's and the backbone's: by raw sockets and struct, and by pyzmq.
+"""Publishers of the listeners other than Figg's and the backbone's: by raw sockets and struct, and by pyzmq.
 
 From the texts of the protocols: nothing of what is under test is used here.
 

@@ -1,9 +1,9 @@
-"""Random bytes for a whole server, at every door, while honest clients publish and read by all of them.
+"""Random bytes for a whole server, at every listener, while honest clients publish and read by all of them.
 
-    python tests/fuzz/fuzz_doors.py [EXECUTIONS [SEED]]
+    python tests/fuzz/fuzz_listeners.py [EXECUTIONS [SEED]]
 
-An execution is a connection, or a datagram: what a client says at that door, cut, joined, overwritten, sent in pieces,
-read or not, closed or torn down.  The honest clients are those of tests/torture: at the end the server lives, has
+An execution is a connection, or a datagram: what a client says to that listener, cut, joined, overwritten, sent in
+pieces, read or not, closed or torn down.  The honest clients are those of tests/torture: at the end the server lives, has
 logged no failure, has grown by no more than 256 MiB, and all that it acknowledged is there, as in kill9.py.
 """
 
@@ -74,7 +74,7 @@ def _at_the_limits() -> dict[str, list[bytes]]:
 
 
 _PACKED = zlib.compress(_json(1, b"{}") * 50 + b"2C" + struct.pack(">I", 9) + b"x" * 9)
-#: What clients say at each door.
+#: What clients say at each listener.
 SEEDS = {
     "figg": [
         wire.attach(b"a", 0) + wire.attach(b"b", None),
@@ -110,13 +110,13 @@ SEEDS = {
 
 #: The largest payload, and the largest frame of lumberjack.
 EDGES = _edges(16 << 20)
-for _door, _specimens in _at_the_limits().items():
-    SEEDS[_door] += _specimens
+for _listener, _specimens in _at_the_limits().items():
+    SEEDS[_listener] += _specimens
 
 
 def whole(dice: random.Random) -> tuple[str, bytes]:
-    """A message as large as the default limit, or one byte less or more, and the door that it is for."""
-    size, door = dice.choice(EDGES), dice.choice(("figg", "lumberjack", "relink", "eventbus"))
+    """A message as large as the default limit, or one byte less or more, and the listener that it is for."""
+    size, listener = dice.choice(EDGES), dice.choice(("figg", "lumberjack", "relink", "eventbus"))
     data = bytes(size)
     said = {
         "figg": lambda: wire.publish(b"fuzz", 1, data),
@@ -126,12 +126,12 @@ def whole(dice: random.Random) -> tuple[str, bytes]:
             GREETING + _ready(b"DEALER") + b"\1\3/a/\1\4null\1\2me\1\1t\1\1u\2" + struct.pack(">Q", size) + data
         ),
     }
-    return door, said[door]()
+    return listener, said[listener]()
 
 
-def mutated(dice: random.Random, door: str) -> bytes:
+def mutated(dice: random.Random, listener: str) -> bytes:
     """Something that a client says, or several, with something done to it."""
-    data = bytearray(b"".join(dice.choices(SEEDS[door], k=dice.choice((1, 1, 2, 5)))))
+    data = bytearray(b"".join(dice.choices(SEEDS[listener], k=dice.choice((1, 1, 2, 5)))))
     for _ in range(dice.choice((0, 1, 1, 2, 6))):
         at = dice.randint(0, len(data))
         how = dice.randrange(4)
@@ -157,18 +157,18 @@ class Attacker:
 
     def attack(self) -> None:
         if self.dice.random() < WHOLE:
-            door, data = whole(self.dice)
+            listener, data = whole(self.dice)
         else:
-            door = self.dice.choice(list(SEEDS))
-            data = mutated(self.dice, door)
-        self.counts[door] += 1
-        if door == "backbone":
+            listener = self.dice.choice(list(SEEDS))
+            data = mutated(self.dice, listener)
+        self.counts[listener] += 1
+        if listener == "backbone":
             with contextlib.suppress(OSError):
-                self.datagrams.sendto(data[:65_000], ("127.0.0.1", self.ports[door]))
+                self.datagrams.sendto(data[:65_000], ("127.0.0.1", self.ports[listener]))
             return
-        offset = self.dice.choice((0, 1, 2)) if door == "eventbus" else 0
+        offset = self.dice.choice((0, 1, 2)) if listener == "eventbus" else 0
         with contextlib.suppress(OSError):
-            self._connect(self.ports[door] + offset, data)
+            self._connect(self.ports[listener] + offset, data)
 
     def _connect(self, port: int, data: bytes) -> None:
         dice = self.dice
@@ -201,7 +201,7 @@ def resident(pid: int) -> int:
 
 def run(executions: int, seed: int) -> list[str]:
     """What was wrong."""
-    directory = Path(tempfile.mkdtemp(prefix="fyrehose-doors-"))
+    directory = Path(tempfile.mkdtemp(prefix="fyrehose-listeners-"))
     dice = random.Random(seed)
     life = kill9.Life(directory, dice, "batch", strangers=True)
     server = life.start()
@@ -211,7 +211,7 @@ def run(executions: int, seed: int) -> list[str]:
         life.load(server)
         time.sleep(1)
         before = resident(server.process.pid)
-        attacker = Attacker({door: server.port(door) for door in servers.DOORS}, seed)
+        attacker = Attacker({listener: server.port(listener) for listener in servers.LISTENERS}, seed)
         for _ in range(executions):
             attacker.attack()
             if server.process.poll() is not None:
@@ -229,9 +229,9 @@ def run(executions: int, seed: int) -> list[str]:
     problems += [f"status {status}"] if status else []
     problems += [line for line in server.log.splitlines() if "Traceback" in line or "#critical]" in line][:3]
     problems += [f"it grew by {grown} KiB"] if grown > GROWTH else []
-    acked = ", ".join(f"{door} {count}" for door, count in life.by_door().items())
+    acked = ", ".join(f"{listener} {count}" for listener, count in life.by_listener().items())
     print(
-        f"doors: {executions} connections and datagrams ({attacker.counts}), seed {seed}, in "
+        f"listeners: {executions} connections and datagrams ({attacker.counts}), seed {seed}, in "
         f"{time.monotonic() - began:.0f} s; grown by {grown >> 10} MiB; honest clients were acknowledged {acked}; "
         f"{len(problems)} problems"
     )
