@@ -189,8 +189,8 @@ def start_fyrehose(directory: Path, protocol: str, durability: str, metrics: boo
     spawned = spawn(directory, fyrehose_words(directory, protocol, durability, *more))
     said = spawned.wait_for(lambda text: "#info] serving\n" in text)
 
-    def port_of(kit: str) -> int:
-        return int(re.findall(rf"{kit} \(\S+\) listens on \S+?:(\d+)\n", said)[-1])
+    def port_of(protocol: str) -> int:
+        return int(re.findall(rf"{protocol} \(\S+\) listens on \S+?:(\d+)\n", said)[-1])
 
     port = port_of(protocol)
     live, past = (port + 1, port) if protocol == "eventbus" else (port, port)

@@ -27,7 +27,7 @@
     │   ├── JournalFull              there is no room to open it
     │   └── JournalFailed            the disk refused a sync: nothing more can be promised
     └── ConfigError                an option, an endpoint or a file of settings is wrong
-        └── MissingExtra             what a kit needs is not installed
+        └── MissingExtra             what a protocol needs is not installed
 
 The text of each says what was wrong, where, and what to do: it is shown to people as it is.
 """
@@ -187,7 +187,7 @@ class ConfigError(FyrehoseError):
 
 
 class MissingExtra(ConfigError):
-    """A kit needs a package that is not installed; raised by its ``make_service``.
+    """A protocol needs a package that is not installed; raised by its ``make_service``.
 
-    Such a kit is left out, with a line in the log, where nobody asked for it by name.
+    Such a protocol is left out, with a line in the log, where nobody asked for it by name.
     """

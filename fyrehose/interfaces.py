@@ -1,6 +1,6 @@
 """Every contract between the parts of Fyrehose.
 
-Bytes come in through a *kit* (a protocol's folder), become runs of drafts, and meet the rest of the server in one
+Bytes come in through a *plugin* (a protocol's folder), become runs of drafts, and meet the rest of the server in one
 place: :class:`IBroker`.  The broker numbers them (:class:`ISequencer`), has them written (:class:`IJournal`), and only
 then lets anything out: the Deferred of a publish, and the sinks (:class:`ISink`) of those who subscribed.
 
@@ -147,7 +147,7 @@ class ISubscription(IPushProducer):
 class ISink(Interface):
     """Where a subscription's records go.
 
-    It may have a ``reader``, for the people who look after the server: the kit's name, and who the peer is.
+    It may have a ``reader``, for the people who look after the server: the plugin's name, and who the peer is.
     """
 
     def deliver(delivery: Any) -> None:
@@ -239,8 +239,8 @@ class IBroker(Interface):
         """From now on ``stream`` takes no payload larger than ``max_payload`` bytes, by any listener."""
 
 
-class IProtocolKit(Interface):
-    """What the framework finds in a protocol's folder, as the ``kit`` of its ``kit`` module.
+class IProtocolPlugin(Interface):
+    """What the framework finds in a protocol's folder, as the ``plugin`` of its ``plugin`` module.
 
     One that says ``guards_itself = True`` is opened to others without a policy, too.
     """
@@ -248,7 +248,7 @@ class IProtocolKit(Interface):
     name = Attribute("What --listen and --option call it.")
     description = Attribute("One line for --help.")
     default_endpoint = Attribute("Where it listens when nobody says, on loopback: an endpoint string.")
-    settings = Attribute("An attrs class: the kit's options, their types and defaults.")
+    settings = Attribute("An attrs class: the plugin's options, their types and defaults.")
 
     def make_service(reactor: Any, broker: IBroker, endpoint: str, settings: Any) -> Any:
         """A :class:`twisted.application.service.IService` that serves the protocol at ``endpoint``.

@@ -1,5 +1,6 @@
-"""Settings of kits: an attrs class whose fields know how to read text, so that ``--option KIT.NAME=VALUE`` and a TOML
-file come to the same.
+"""Options of protocols: an attrs class whose fields convert text.
+
+``--option PROTOCOL.NAME=VALUE`` and a TOML file have the same result.  For example:
 
     @attrs.frozen(kw_only=True)
     class Settings:
@@ -93,7 +94,7 @@ def networks(text: str) -> tuple[Network, ...]:
         raise ValueError("networks such as 10.0.0.0/8,192.168.1.7/32") from None
 
 
-def build(cls: type[T], kit: str, values: Mapping[str, object]) -> T:
+def build(cls: type[T], protocol: str, values: Mapping[str, object]) -> T:
     """``cls`` made from ``values``: texts from the command line, or what a TOML file holds.
 
     :raises ConfigError: says which option is wrong and what would be right
@@ -104,13 +105,15 @@ def build(cls: type[T], kit: str, values: Mapping[str, object]) -> T:
         field = fields.get(key.replace("-", "_"))
         if field is None:
             known = ", ".join(name.replace("_", "-") for name in fields) or "none"
-            raise ConfigError(f"{kit} has no option {key!r}; it has: {known}")
+            raise ConfigError(f"{protocol} has no option {key!r}; it has: {known}")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         try:
             settings[field.name] = field.metadata["convert"](text)
         except ValueError as wanted:
-            raise ConfigError(f"option {kit}.{key.replace('_', '-')} is {text!r}, and should be {wanted}") from None
+            raise ConfigError(
+                f"option {protocol}.{key.replace('_', '-')} is {text!r}, and should be {wanted}"
+            ) from None
     try:
         return cls(**settings)
     except ValueError as wrong:
-        raise ConfigError(f"options of {kit}: {wrong}") from None
+        raise ConfigError(f"options of {protocol}: {wrong}") from None

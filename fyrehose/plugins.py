@@ -1,8 +1,8 @@
-"""The kits: which protocols there are.
+"""Find protocol plugins by name.
 
-A kit is the ``kit`` of the ``kit`` module in a protocol's folder, so a protocol is one new folder and nothing else.
-Kits are imported one by one, when they are asked for, and one that is broken says so; ``getPlugins`` would hide it.  A
-name with a dot is a module anywhere, so that a protocol need not live here.
+A plugin is the object ``plugin`` in the module ``plugin`` of a protocol's folder, so a new protocol is a new folder and
+nothing else.  Plugins are imported one by one when they are needed, and a broken one raises an error, where Twisted's
+``getPlugins`` would hide it.  A name with a dot is a module anywhere, so that a protocol can live in another package.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from zope.interface.verify import verifyObject
 
 from fyrehose import protocols
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IProtocolKit
+from fyrehose.interfaces import IProtocolPlugin
 
 #: Listeners that are no protocols: to the server itself.
-OTHERS = {"admin": "fyrehose.admin.kit"}
+OTHERS = {"admin": "fyrehose.admin.plugin"}
 
 
 def names() -> list[str]:
-    """The names of the kits that come with Fyrehose, sorted; none of them is imported."""
+    """The names of the plugins that come with Fyrehose, sorted; none of them is imported."""
     folders = (module.name for module in iter_modules(protocols.__path__) if module.ispkg)
     return sorted([*OTHERS, *(name for name in folders if find_spec(_module(name)) is not None)])
 
 
-def load(name: str) -> IProtocolKit:
-    """The kit called ``name``, or of the module ``name`` where it has a dot.
+def load(name: str) -> IProtocolPlugin:
+    """The plugin called ``name``, or of the module ``name`` where it has a dot.
 
     :raises ConfigError: there is none, or it cannot be imported
     """
     if "." not in name and name not in names():
         raise ConfigError(
-            f"no protocol is called {name!r}; there are: {', '.join(names())} (or the dotted name of a kit's module)"
+            f"no protocol is called {name!r}; there are: {', '.join(names())} (or the dotted name of a plugin's module)"
         )
     try:
-        kit = import_module(_module(name)).kit
-        verifyObject(IProtocolKit, kit)
+        plugin = import_module(_module(name)).plugin
+        verifyObject(IProtocolPlugin, plugin)
     except Exception as error:
         raise _broken(name, error) from error
-    return cast("IProtocolKit", kit)
+    return cast("IProtocolPlugin", plugin)
 
 
 def load_clients(name: str) -> Any:
-    """The module ``cli`` beside the kit called ``name``: see :class:`fyrehose.interfaces.IClients`; None without one.
+    """Return the module ``cli`` beside the plugin *name* (:class:`fyrehose.interfaces.IClients`), or None without one.
 
-    :raises ConfigError: there is no such kit, or the module cannot be imported
+    :raises ConfigError: there is no such plugin, or the module cannot be imported
     """
     if "." not in name and name not in names():
         load(name)
@@ -61,10 +61,10 @@ def load_clients(name: str) -> Any:
 
 
 def _module(name: str) -> str:
-    return name if "." in name else OTHERS.get(name, f"fyrehose.protocols.{name}.kit")
+    return name if "." in name else OTHERS.get(name, f"fyrehose.protocols.{name}.plugin")
 
 
 def _broken(name: str, error: Exception) -> ConfigError:
     where = traceback.extract_tb(error.__traceback__)[-1]
     said = " ".join(str(error).split())
-    return ConfigError(f"the kit {name!r} is broken: {said} ({where.filename}, line {where.lineno})")
+    return ConfigError(f"the plugin {name!r} is broken: {said} ({where.filename}, line {where.lineno})")

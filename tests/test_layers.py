@@ -146,7 +146,7 @@ def test_protocols_do_not_know_each_other(module: str) -> None:
 @pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("fyrehose.protocols")])
 def test_nobody_but_the_registry_knows_protocols(module: str) -> None:
     direct = {name for name in imports_of(module) if name.startswith("fyrehose.protocols.")}
-    assert direct == set(), "kits are found by their folder; whoever needs one asks fyrehose.plugins"
+    assert direct == set(), "plugins are found by their folder; whoever needs one asks fyrehose.plugins"
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -204,10 +204,10 @@ def imported_by_tests(folder: Path) -> frozenset[str]:
     [name for name, path in MODULES.items() if path.name != "__init__.py" and name not in UNTESTED],
 )
 def test_every_module_has_tests_where_they_are_looked_for(module: str) -> None:
-    """A test file of its own name, or tests of its neighbours that import it; kits are all tested alike."""
+    """A test file of its own name, or tests of its neighbours that import it; plugins are all tested alike."""
     *folders, name = module.split(".")[1:]
-    if name in ("kit", "__main__") or module.startswith(("fyrehose.testing.", "fyrehose.kernels.")):
-        return  # doubles and kits are tested by the conformance suites, a kernel and its twin by one test
+    if name in ("protocol", "__main__") or module.startswith(("fyrehose.testing.", "fyrehose.kernels.")):
+        return  # doubles and plugins are tested by the conformance suites, a kernel and its twin by one test
     folder = ROOT.joinpath("tests", *folders)
     assert folder.joinpath(f"test_{name}.py").exists() or module in imported_by_tests(folder)
 

@@ -98,30 +98,35 @@ def test_sizes_are_exact_up_to_the_largest(n: int, unit: str) -> None:
 
 
 def test_text_and_toml_come_to_the_same() -> None:
-    from_text = build(Settings, "kit", {"max-payload": "4MiB", "idle": "5m", "allow": "10.0.0.0/8,::1", "tls": "yes"})
+    from_text = build(
+        Settings, "protocol", {"max-payload": "4MiB", "idle": "5m", "allow": "10.0.0.0/8,::1", "tls": "yes"}
+    )
     from_toml = build(
-        Settings, "kit", {"max_payload": 4 << 20, "idle": 300, "allow": ["10.0.0.0/8", "::1"], "tls": True}
+        Settings, "protocol", {"max_payload": 4 << 20, "idle": 300, "allow": ["10.0.0.0/8", "::1"], "tls": True}
     )
     assert from_text == from_toml
-    assert build(Settings, "kit", {}) == Settings()
+    assert build(Settings, "protocol", {}) == Settings()
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"max-payloads": "1"}, "kit has no option 'max-payloads'; it has: max-payload, idle, allow, tls, guests"),
+        ({"max-payloads": "1"}, "plugin has no option 'max-payloads'; it has: max-payload, idle, allow, tls, guests"),
         (
             {"max_payload": "lots"},
-            "option kit.max-payload is 'lots', and should be a size, such as 65536, 64KiB or 16MiB",
+            "option protocol.max-payload is 'lots', and should be a size, such as 65536, 64KiB or 16MiB",
         ),
-        ({"allow": ["here"]}, "option kit.allow is 'here', and should be networks such as 10.0.0.0/8,192.168.1.7/32"),
-        ({"guests": 0}, "options of kit: guests has to be 1 at the least, not 0"),
-        ({"tls": "yes"}, "options of kit: tls wants to know who is allowed"),
+        (
+            {"allow": ["here"]},
+            "is 'here', and should be networks such as 10.0.0.0/8,192.168.1.7/32",
+        ),
+        ({"guests": 0}, "options of protocol: guests has to be 1 at the least, not 0"),
+        ({"tls": "yes"}, "options of protocol: tls wants to know who is allowed"),
     ],
 )
 def test_what_is_wrong_is_said(values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        build(Settings, "kit", values)
+        build(Settings, "protocol", values)
     assert str(raised.value) == said
 
 
@@ -135,5 +140,5 @@ def test_a_class_without_options() -> None:
     @attrs.frozen
     class Bare: ...
 
-    with pytest.raises(ConfigError, match="kit has no option 'x'; it has: none"):
-        build(Bare, "kit", {"x": 1})
+    with pytest.raises(ConfigError, match="plugin has no option 'x'; it has: none"):
+        build(Bare, "protocol", {"x": 1})

@@ -1,4 +1,4 @@
-"""Finding kits: one that is broken is seen, one that is not there is named."""
+"""Finding plugins: one that is broken is seen, one that is not there is named."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.errors import ConfigError
 
 
 def write(directory: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    (directory / "somebodys_kit").mkdir()
-    (directory / "somebodys_kit" / "kit.py").write_text(text)
+    (directory / "somebodys_plugin").mkdir()
+    (directory / "somebodys_plugin" / "plugin.py").write_text(text)
     monkeypatch.syspath_prepend(str(directory))
-    for name in ("somebodys_kit", "somebodys_kit.kit"):
+    for name in ("somebodys_plugin", "somebodys_plugin.plugin"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_the_names_are_the_folders_and_nothing_is_imported_for_them() -> None:
-    names = kits.names()
+    names = plugins.names()
     assert names == sorted(names)
-    folder = Path(kits.__file__).parent / "protocols"
-    assert names == sorted(["admin", *(path.parent.name for path in folder.glob("*/kit.py"))])
+    folder = Path(plugins.__file__).parent / "protocols"
+    assert names == sorted(["admin", *(path.parent.name for path in folder.glob("*/plugin.py"))])
 
 
 def test_one_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"no protocol is called 'fig'; there are: .*figg"):
-        kits.load("fig")
+        plugins.load("fig")
 
 
 @pytest.mark.parametrize(
@@ -37,18 +37,18 @@ def test_one_that_is_not_there() -> None:
         ("import nothing_of_that_name", "No module named 'nothing_of_that_name'"),
         ("raise RuntimeError('no\\nway')", "no way"),
         ("def (", "invalid syntax"),
-        ("", "has no attribute 'kit'"),
-        ("kit = object()", "does not implement|failed to implement"),
+        ("", "has no attribute 'plugin'"),
+        ("plugin = object()", "does not implement|failed to implement"),
     ],
 )
 def test_one_that_is_broken(text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, monkeypatch, text)
     with pytest.raises(ConfigError, match=said) as raised:
-        kits.load("somebodys_kit.kit")
-    assert "the kit 'somebodys_kit.kit' is broken" in str(raised.value)
+        plugins.load("somebodys_plugin.plugin")
+    assert "the plugin 'somebodys_plugin.plugin' is broken" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_a_module_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="No module named 'nothing_of_that_name'"):
-        kits.load("nothing_of_that_name.kit")
+        plugins.load("nothing_of_that_name.plugin")

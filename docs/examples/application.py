@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.interfaces import IBroker, IJournal, ISink, ISubscription
 from fyrehose.journal.journal import FileJournal
 from fyrehose.records import Delivery, Run
@@ -78,7 +78,7 @@ def make_service(reactor: Any, journal: IJournal, endpoint: str) -> Fyrehose:
     """The pipeline, the shop in it, and a listener for tills and displays, which opens last."""
     fyrehose = Fyrehose(reactor, journal)
     Shop(fyrehose.broker).setServiceParent(fyrehose)
-    figg = kits.load("figg")
+    figg = plugins.load("figg")
     listener = figg.make_service(reactor, fyrehose.broker, endpoint, figg.settings(max_connections=50))
     listener.setName("figg")
     listener.setServiceParent(fyrehose)

@@ -88,10 +88,10 @@ class LastMessages:
         return ()
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
-        raise NotImplementedError("no kit that this program uses asks for it")
+        raise NotImplementedError("no plugin that this program uses asks for it")
 
     def restrict(self, stream: str, max_payload: int) -> None:
-        raise NotImplementedError("no kit that this program uses asks for it")
+        raise NotImplementedError("no plugin that this program uses asks for it")
 
 
 def make_service(reactor: Any, endpoint: str) -> TCPService:

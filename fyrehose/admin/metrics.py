@@ -103,11 +103,11 @@ class Exporter:
         counters = self.broker.counters
         refused = CounterMetricFamily("fyrehose_refused", "Refusals and drops.", labels=("protocol", "cause"))
         other = CounterMetricFamily("fyrehose_events", "What else is counted.", labels=("protocol", "event"))
-        for (kit, what), count in sorted(counters.counts.items()):
-            if (kit, what) in counters.refusals:
-                refused.add_metric((kit, what), count)
+        for (protocol, what), count in sorted(counters.counts.items()):
+            if (protocol, what) in counters.refusals:
+                refused.add_metric((protocol, what), count)
             elif what != "connections":  # they have families of their own
-                other.add_metric((kit, what), count)
+                other.add_metric((protocol, what), count)
         yield refused
         yield other
 

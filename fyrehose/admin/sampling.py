@@ -140,7 +140,7 @@ class Sampler:
         return [meters.commit_bytes, meters.commit_seconds, meters.sync_seconds, self.lag]
 
     def _totals(self) -> tuple[Totals, Totals]:
-        return taken_by_kit(self.broker), given_by_kit(self.broker)
+        return taken_by_protocol(self.broker), given_by_protocol(self.broker)
 
 
 _NOTHING = JournalMeters()
@@ -152,22 +152,26 @@ def meters_of(broker: Broker) -> JournalMeters:
     return meters
 
 
-def taken_by_kit(broker: Broker) -> Totals:
-    """Messages and bytes that became durable, by protocol; not what one writes for itself, as KIT-SOMETHING."""
-    own = tuple(f"{listener.kit}-" for listener in broker.listeners)
-    return {kit: (taken.messages, taken.bytes) for kit, taken in broker.taken.items() if not kit.startswith(own)}
+def taken_by_protocol(broker: Broker) -> Totals:
+    """Messages and bytes that became durable, by protocol; not what one writes for itself, as PROTOCOL-SOMETHING."""
+    own = tuple(f"{listener.protocol}-" for listener in broker.listeners)
+    return {
+        protocol: (taken.messages, taken.bytes)
+        for protocol, taken in broker.taken.items()
+        if not protocol.startswith(own)
+    }
 
 
-def given_by_kit(broker: Broker) -> Totals:
+def given_by_protocol(broker: Broker) -> Totals:
     """Messages and bytes that were delivered, by protocol."""
-    return {kit: (tally.messages, tally.bytes) for kit, tally in broker.tallies().items()}
+    return {protocol: (tally.messages, tally.bytes) for protocol, tally in broker.tallies().items()}
 
 
 def _rates(before: Totals, after: Totals, elapsed: float) -> Rates:
     rates = {}
-    for kit, totals in after.items():
-        old = before.get(kit, (0, 0))
-        rates[kit] = ((totals[0] - old[0]) / elapsed, (totals[1] - old[1]) / elapsed)
+    for protocol, totals in after.items():
+        old = before.get(protocol, (0, 0))
+        rates[protocol] = ((totals[0] - old[0]) / elapsed, (totals[1] - old[1]) / elapsed)
     return rates
 
 

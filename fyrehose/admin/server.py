@@ -29,7 +29,7 @@ from twisted.logger import Logger
 from fyrehose import errors
 from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sample, Sampler, StreamRates
-from fyrehose.admin.settings import KIT, Settings, read_token
+from fyrehose.admin.settings import PROTOCOL, Settings, read_token
 from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import EVERY, Tail, as_event
 from fyrehose.core.broker import Broker
@@ -111,7 +111,7 @@ class Admin:
 class AdminProtocol(WebProtocol):
     """One connection."""
 
-    kit: ClassVar[str] = KIT
+    protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Asked: "asked"}
 
@@ -275,7 +275,7 @@ class AdminService(TCPService):
         self._token_file = settings.token_file
         self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
         factory = make_factory(reactor, endpoint, admin, settings)
-        super().__init__(reactor, KIT, endpoint, factory, None if around is None else around(factory))
+        super().__init__(reactor, PROTOCOL, endpoint, factory, None if around is None else around(factory))
 
     def startService(self) -> Deferred[IListeningPort]:
         self._admin.status.sampler.start()
@@ -319,7 +319,7 @@ def make_factory(clock: IReactorTime, endpoint: str, admin: Admin, settings: Set
     def make() -> AdminProtocol:
         return AdminProtocol(admin, WebSession(hosts), clock, settings)
 
-    return SessionFactory(make, KIT, AdminProtocol.log, admin.broker, clock, settings, proofs=None)
+    return SessionFactory(make, PROTOCOL, AdminProtocol.log, admin.broker, clock, settings, proofs=None)
 
 
 def _number(event: Asked, name: str, default: int, most: int) -> int | None:
@@ -333,8 +333,8 @@ def _number(event: Asked, name: str, default: int, most: int) -> int | None:
 def _sample(sample: Sample) -> dict[str, Any]:
     return {
         "time": round(sample.time, 3),
-        "in": {kit: [round(rate, 1) for rate in rates] for kit, rates in sample.taken.items()},
-        "out": {kit: [round(rate, 1) for rate in rates] for kit, rates in sample.given.items()},
+        "in": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.taken.items()},
+        "out": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.given.items()},
         "lag": round(sample.lag, 6),
     }
 

@@ -10,7 +10,7 @@ from fyrehose.web import tokens
 from fyrehose.web.places import is_encrypted, is_local
 from fyrehose.web.server import WebSettings
 
-KIT = "admin"
+PROTOCOL = "admin"
 
 
 @attrs.frozen(kw_only=True)
@@ -28,17 +28,17 @@ def read_token(path: str) -> str | None:
 
     :raises ConfigError: there is none that would do
     """
-    return tokens.read_token(path, f"{KIT}.token-file")
+    return tokens.read_token(path, f"{PROTOCOL}.token-file")
 
 
 def check_place(endpoint: str, settings: Settings) -> None:
     """:raises ConfigError: others could come there, and it is not kept from them"""
     if is_local(endpoint):
         return
-    missing = [] if is_encrypted(endpoint) or settings.tls_certificate else [f"TLS ({KIT}.tls-certificate)"]
-    missing += [] if settings.token_file else [f"a token ({KIT}.token-file)"]
+    missing = [] if is_encrypted(endpoint) or settings.tls_certificate else [f"TLS ({PROTOCOL}.tls-certificate)"]
+    missing += [] if settings.token_file else [f"a token ({PROTOCOL}.token-file)"]
     if missing:
         raise ConfigError(
-            f"--listen {KIT}={endpoint} is open to others, who would see everything: it needs {' and '.join(missing)}, "
-            "or interface=127.0.0.1"
+            f"refusing to listen at --listen {PROTOCOL}={endpoint}, where other machines could see everything: "
+            f"pass {' and '.join(missing)}, or add interface=127.0.0.1"
         )

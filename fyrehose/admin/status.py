@@ -20,7 +20,7 @@ import attrs
 
 from fyrehose import __version__, kernels
 from fyrehose.admin.census import Lags
-from fyrehose.admin.sampling import Sampler, StreamRates, given_by_kit, meters_of, taken_by_kit
+from fyrehose.admin.sampling import Sampler, StreamRates, given_by_protocol, meters_of, taken_by_protocol
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
@@ -116,34 +116,34 @@ class Status:
     def protocols(self, lags: Lags) -> list[dict[str, Any]]:
         """What each protocol did and does."""
         counters = self.broker.counters
-        taken, given = taken_by_kit(self.broker), given_by_kit(self.broker)
+        taken, given = taken_by_protocol(self.broker), given_by_protocol(self.broker)
         refused: Counter[str] = Counter()
-        for kit, cause in counters.refusals:
-            refused[kit] += counters.counts[kit, cause]
+        for protocol, cause in counters.refusals:
+            refused[protocol] += counters.counts[protocol, cause]
         tallies = self.broker.tallies()
         sample = self.sampler.samples[-1] if self.sampler.samples else None
         found = []
-        for kit in kits_of(self.broker):
-            in_rate = sample.taken.get(kit, (0.0, 0.0)) if sample else (None, None)
-            out_rate = sample.given.get(kit, (0.0, 0.0)) if sample else (None, None)
+        for protocol in protocols_of(self.broker):
+            in_rate = sample.taken.get(protocol, (0.0, 0.0)) if sample else (None, None)
+            out_rate = sample.given.get(protocol, (0.0, 0.0)) if sample else (None, None)
             found.append(
                 {
-                    "name": kit,
-                    "connections": counters.gauges[kit, "connections"],
-                    "connections_peak": counters.peaks[kit, "connections"],
-                    "connections_total": counters.counts[kit, "connections"],
-                    "acknowledged": self.broker.taken[kit].publishes if kit in self.broker.taken else 0,
-                    "in_messages": taken.get(kit, (0, 0))[0],
-                    "in_bytes": taken.get(kit, (0, 0))[1],
+                    "name": protocol,
+                    "connections": counters.gauges[protocol, "connections"],
+                    "connections_peak": counters.peaks[protocol, "connections"],
+                    "connections_total": counters.counts[protocol, "connections"],
+                    "acknowledged": self.broker.taken[protocol].publishes if protocol in self.broker.taken else 0,
+                    "in_messages": taken.get(protocol, (0, 0))[0],
+                    "in_bytes": taken.get(protocol, (0, 0))[1],
                     "in_rate": in_rate[0],
                     "in_bytes_rate": in_rate[1],
-                    "out_messages": given.get(kit, (0, 0))[0],
-                    "out_bytes": given.get(kit, (0, 0))[1],
+                    "out_messages": given.get(protocol, (0, 0))[0],
+                    "out_bytes": given.get(protocol, (0, 0))[1],
                     "out_rate": out_rate[0],
                     "out_bytes_rate": out_rate[1],
-                    "subscribers": tallies[kit].subscriptions if kit in tallies else 0,
-                    "lag": lags.protocols.get(kit, 0),
-                    "refused": refused[kit],
+                    "subscribers": tallies[protocol].subscriptions if protocol in tallies else 0,
+                    "lag": lags.protocols.get(protocol, 0),
+                    "refused": refused[protocol],
                 }
             )
         return found
@@ -177,7 +177,7 @@ class Status:
         return [
             {
                 "name": listener.name,
-                "kit": listener.kit,
+                "protocol": listener.protocol,
                 "endpoint": listener.endpoint,
                 "encryption": listener.encryption,
                 "who": listener.who(),
@@ -189,13 +189,13 @@ class Status:
     def _refusals(self) -> list[dict[str, Any]]:
         counters = self.broker.counters
         found = sorted((-counters.counts[key], *key) for key in counters.refusals)
-        return [{"protocol": kit, "cause": cause, "count": -count} for count, kit, cause in found]
+        return [{"protocol": protocol, "cause": cause, "count": -count} for count, protocol, cause in found]
 
 
-def kits_of(broker: Broker) -> list[str]:
+def protocols_of(broker: Broker) -> list[str]:
     """The protocols that have done anything yet, by name."""
     counters = broker.counters
-    named = {kit for kit, _ in [*counters.counts, *counters.gauges]} | set(taken_by_kit(broker))
+    named = {protocol for protocol, _ in [*counters.counts, *counters.gauges]} | set(taken_by_protocol(broker))
     return sorted(named | broker.tallies().keys() - {""})
 
 

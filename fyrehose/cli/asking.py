@@ -115,11 +115,11 @@ class Asker:
             raise FyrehoseError(self._strange()) from error
 
     @property
-    def _kit(self) -> str:
+    def _protocol(self) -> str:
         return "admin" if self.default == DEFAULT_URL else "http"
 
     def _strange(self) -> str:
-        return f"what answers at {self.url} is no {self._kit} listener of Fyrehose's"
+        return f"what answers at {self.url} is no {self._protocol} listener of Fyrehose's"
 
     def _refused(self, error: urllib.error.HTTPError) -> str:
         if error.code == 401:
@@ -127,7 +127,9 @@ class Asker:
             return f"the server at {self.url} wants a token: {hint}"
         try:
             # Of the paths that are asked for here only a stream may be missing.
-            detail = "" if error.code == 404 and self._kit == "admin" else str(json.loads(error.read(LARGEST))["error"])
+            detail = (
+                "" if error.code == 404 and self._protocol == "admin" else str(json.loads(error.read(LARGEST))["error"])
+            )
         except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
             detail = ""
         if not detail:
@@ -139,7 +141,7 @@ class Asker:
             return f"the certificate of {self.url} is not believed: {reason}; see --ca"
         said = getattr(reason, "strerror", None) or reason
         return (
-            f"{self.url} cannot be reached: {said}; is the server running, with --listen {self._kit}=tcp:"
+            f"{self.url} cannot be reached: {said}; is the server running, with --listen {self._protocol}=tcp:"
             f"{urlsplit(self.default).port}:interface=127.0.0.1 (or every default listener)"
-            + (", and the extra admin installed?" if self._kit == "admin" else "?")
+            + (", and the extra admin installed?" if self._protocol == "admin" else "?")
         )

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fyrehose import __version__
-from fyrehose import plugins as kits
+from fyrehose import __version__, plugins
 from fyrehose.cli.completion import completion
 from fyrehose.cli.journal import journal
 from fyrehose.cli.streams import streams
@@ -102,7 +101,7 @@ def _protocol(command: F) -> F:
         default="figg",
         show_default=True,
         metavar="NAME",
-        help="One that has a client; see `fyrehose kits`.",
+        help="One that has a client; see `fyrehose protocols`.",
     )
     return option(command)
 
@@ -228,18 +227,18 @@ def tail(
     sys.exit(status)
 
 
-@main.command("kits")
+@main.command("protocols")
 @click.argument("names", nargs=-1)
-def show_kits(names: tuple[str, ...]) -> None:
+def show_protocols(names: tuple[str, ...]) -> None:
     """List the protocols, where they listen, and their options.
 
     \b
-        fyrehose kits
-        fyrehose kits figg
+        fyrehose protocols
+        fyrehose protocols figg
     """
     from fyrehose.cli import listing
 
-    listing.show(list(names) or kits.names(), details=bool(names))
+    listing.show(list(names) or plugins.names(), details=bool(names))
 
 
 main.add_command(journal)

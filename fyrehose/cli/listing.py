@@ -1,4 +1,4 @@
-"""``fyrehose kits``: the protocols and their options, as tables."""
+"""``fyrehose protocols``: the protocols and their options, as tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 
 #: Columns of a table that goes to a file or a pipe.
 WIDTH = 160
@@ -24,15 +24,15 @@ def terminal() -> Console:
 def show(names: Sequence[str], details: bool) -> None:
     """A line for each of ``names``; with ``details`` their options, too."""
     console = terminal()
-    listeners = Table("kit", "listens at", "what it is", box=None, pad_edge=False)
+    listeners = Table("protocol", "listens at", "what it is", box=None, pad_edge=False)
     for name in names:
-        kit = kits.load(name)
-        listeners.add_row(name, kit.default_endpoint, kit.description)
+        plugin = plugins.load(name)
+        listeners.add_row(name, plugin.default_endpoint, plugin.description)
     console.print(listeners)
     for name in names if details else ():
         options = Table("option", "default", "what it does", box=None, pad_edge=False)
-        for field in attrs.fields(kits.load(name).settings):
-            default = getattr(kits.load(name).settings(), field.name)
+        for field in attrs.fields(plugins.load(name).settings):
+            default = getattr(plugins.load(name).settings(), field.name)
             options.add_row(f"{name}.{field.name.replace('_', '-')}", _shown(default), field.metadata["help"])
         console.print()
         console.print(options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.cli.contacts import Contacts, Watching
 from fyrehose.errors import ConfigError
 from fyrehose.records import MAX_NAME, Run
@@ -76,7 +76,7 @@ class Server:
         if self.tls:
             from fyrehose.cli.encrypting import Encrypted
 
-            if not hasattr(kits.load(self.protocol).settings(), "tls_certificate"):
+            if not hasattr(plugins.load(self.protocol).settings(), "tls_certificate"):
                 raise ConfigError(f"{self.protocol} does not speak TLS")
             reactor = Encrypted(reactor, self.host, self.tls)
         return Watching(reactor, self.contacts)
@@ -87,7 +87,7 @@ def server(protocol: str, place: tuple[str, int | None], tls: str | None = None)
 
     :raises ConfigError: the protocol has no clients for the command line
     """
-    clients = kits.load_clients(protocol)
+    clients = plugins.load_clients(protocol)
     if clients is None:
         raise ConfigError(f"{protocol} has no client that this command could use")
     if tls is not None and not all(tls.split(",")):  # else nothing would be encrypted, in silence

@@ -46,7 +46,7 @@ class Owner(Protocol):
 class Tally:
     """Totals of the subscriptions of one protocol.
 
-    :ivar protocol: its kit's name; empty for sinks that do not say it
+    :ivar protocol: its protocol's name; empty for sinks that do not say it
     :ivar subscriptions: how many there are
     :ivar messages: delivered since the server started, to those that have ended, too
     :ivar bytes: their payload
@@ -106,7 +106,7 @@ class Cursor:
 
     @property
     def reader(self) -> tuple[str, str]:
-        """Who reads: the kit's name, and the peer, as far as the sink says it."""
+        """Who reads: the protocol's name, and the peer, as far as the sink says it."""
         return _reader(self.sink)
 
     def pauseProducing(self) -> None:
@@ -154,10 +154,10 @@ class Fanout:
 
         :param last: the last number of the stream that is durable
         """
-        kit = _reader(sink)[0]
-        tally = self.tallies.get(kit)
+        protocol = _reader(sink)[0]
+        tally = self.tallies.get(protocol)
         if tally is None:
-            tally = self.tallies[kit] = Tally(kit)
+            tally = self.tallies[protocol] = Tally(protocol)
         place = self._places.get(stream)
         if place is None:
             place = self._places[stream] = Place(stream, last, self)

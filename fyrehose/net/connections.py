@@ -117,7 +117,7 @@ class SessionFactory(Factory):
     def __init__(
         self,
         make: Callable[[], SessionProtocol],
-        kit: str,
+        protocol: str,
         log: Logger,
         broker: IBroker,
         clock: IReactorTime,
@@ -127,7 +127,7 @@ class SessionFactory(Factory):
         largest_read: int = READ,
     ) -> None:
         self.make = make
-        self.kit = kit
+        self.protocol_name = protocol
         self.log = log
         self.broker = broker
         self.settings = settings
@@ -153,10 +153,10 @@ class SessionFactory(Factory):
             except Forbidden as error:
                 return self._refuse("forbidden-address", host, str(error))
         if len(self._crowds.of(network)) >= self.settings.max_per_host:
-            detail = f"it has {self.settings.max_per_host}; to allow more, raise {self.kit}.max-per-host"
+            detail = f"it has {self.settings.max_per_host}; to allow more, raise {self.protocol_name}.max-per-host"
             return self._refuse("too-many-connections-from-one-host", host, detail)
         if len(self.connections) >= most and not self._make_room(network):
-            detail = f"all {most} are busy; to allow more, raise {self.kit}.max-connections"
+            detail = f"all {most} are busy; to allow more, raise {self.protocol_name}.max-connections"
             return self._refuse("too-many-connections", host, detail)
         if len(self.connections) + len(self.holding) >= most + spare(most):
             self.holding.abort_oldest()
@@ -167,7 +167,7 @@ class SessionFactory(Factory):
         protocol.peer, protocol.network = host, network
         self.connections[protocol] = None
         self._crowds.add(protocol)
-        self.broker.counters.gauge(self.kit, "connections", 1)
+        self.broker.counters.gauge(self.protocol_name, "connections", 1)
         self._share_reads()
         return protocol
 
@@ -212,7 +212,7 @@ class SessionFactory(Factory):
 
     def _refuse(self, cause: str, host: str, detail: str) -> RefusedConnection | None:
         """Refuse a connection that was just accepted.  None closes it at once."""
-        self.broker.counters.refuse(self.log, self.kit, cause, host, detail)
+        self.broker.counters.refuse(self.log, self.protocol_name, cause, host, detail)
         network, most = network_of(host), self.settings.max_connections
         seconds = self.holding.delay(network)
         if seconds <= 0 or len(self.connections) + len(self.holding) >= most + spare(most):
@@ -240,8 +240,10 @@ class SessionFactory(Factory):
         return bool(busy)
 
     def _evict(self, protocol: SessionProtocol) -> None:
-        detail = f"it was idle longest, and the listener is full; to keep more, raise {self.kit}.max-connections"
-        self.broker.counters.refuse(self.log, self.kit, "made-room", protocol.peer, detail)
+        detail = (
+            f"it was idle longest, and the listener is full; to keep more, raise {self.protocol_name}.max-connections"
+        )
+        self.broker.counters.refuse(self.log, self.protocol_name, "made-room", protocol.peer, detail)
         protocol.make_room()
         if protocol in self.connections:
             self._remove(protocol)
@@ -250,7 +252,7 @@ class SessionFactory(Factory):
     def _remove(self, protocol: SessionProtocol) -> None:
         del self.connections[protocol]
         self._crowds.remove(protocol)
-        self.broker.counters.gauge(self.kit, "connections", -1)
+        self.broker.counters.gauge(self.protocol_name, "connections", -1)
         self._share_reads()
 
     def _read_size(self) -> int:

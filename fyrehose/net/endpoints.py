@@ -24,7 +24,7 @@ class TCPService(Service):
     :raises ConfigError: from the constructor, where the endpoint string cannot be used
     """
 
-    def __init__(self, reactor: Any, kit: str, endpoint: str, factory: SessionFactory, around: Any = None) -> None:
+    def __init__(self, reactor: Any, protocol: str, endpoint: str, factory: SessionFactory, around: Any = None) -> None:
         self.factory = factory
         self._around = around
         self._port: IListeningPort | None = None
@@ -33,8 +33,10 @@ class TCPService(Service):
             self._endpoint = serverFromString(reactor, endpoint)
         except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
             if endpoint.startswith("systemd:") and isinstance(error, LookupError):
-                raise ConfigError(f"--listen {kit}={endpoint}: systemd has handed over no such socket") from error
-            raise ConfigError(f"--listen {kit}={endpoint} is not an endpoint that Twisted knows: {error}") from error
+                raise ConfigError(f"--listen {protocol}={endpoint}: systemd has handed over no such socket") from error
+            raise ConfigError(
+                f"invalid --listen {protocol}={endpoint}: not an endpoint of Twisted ({error})"
+            ) from error
 
     def startService(self) -> Deferred[IListeningPort]:
         """Listen; fires with the port, or fails with what keeps it from listening."""

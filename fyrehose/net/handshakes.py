@@ -20,7 +20,7 @@ from fyrehose.observe.counters import Counters
 class Handshake:
     """That of one connection; over from the beginning where there is no TLS."""
 
-    kit: str
+    protocol: str
     peer: str
     log: Logger
     counters: Counters
@@ -43,11 +43,11 @@ class Handshake:
         if not self.end():
             return
         if reason.check(ConnectionDone, ConnectionLost):  # somebody looked whether the port is open
-            self.counters.add(self.kit, "handshake-aborted")
+            self.counters.add(self.protocol, "handshake-aborted")
         else:
-            self.counters.refuse(self.log, self.kit, "handshake-failed", self.peer, reason.getErrorMessage())
+            self.counters.refuse(self.log, self.protocol, "handshake-failed", self.peer, reason.getErrorMessage())
 
     def _too_late(self, transport: Any) -> None:
         self._timer = None
-        self.counters.refuse(self.log, self.kit, "handshake-timeout", self.peer)
+        self.counters.refuse(self.log, self.protocol, "handshake-timeout", self.peer)
         transport.abortConnection()

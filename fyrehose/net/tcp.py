@@ -73,7 +73,7 @@ class Session(Protocol):
 
 @attrs.frozen(kw_only=True)
 class TCPSettings:
-    """Limits that every TCP kit has."""
+    """Limits that every TCP protocol has."""
 
     max_connections: int = option(10_000, count, "connections at a time", least=1)
     max_per_host: int = option(2_000, count, "connections at a time from one address, or from one IPv6 /64", least=1)
@@ -88,7 +88,7 @@ class TCPSettings:
 class SessionProtocol(TwistedProtocol):
     """One connection.  Subclasses fill ``handlers`` and write what the session wants to send with :meth:`flush`."""
 
-    kit: ClassVar[str]
+    protocol_name: ClassVar[str]
     log: ClassVar[Logger]
     #: event type -> name of the method that takes it
     handlers: ClassVar[dict[type, str]]
@@ -126,7 +126,7 @@ class SessionProtocol(TwistedProtocol):
     @property
     def reader(self) -> tuple[str, str]:
         """Who reads, where this is the sink of a subscription."""
-        return self.kit, self.address
+        return self.protocol_name, self.address
 
     # What the reactor calls.
 
@@ -142,9 +142,9 @@ class SessionProtocol(TwistedProtocol):
         self.reading = Reading(self._stop_reading, self.read_again)
         self._account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
         transport.registerProducer(self, True)
-        self.broker.counters.add(self.kit, "connections")
+        self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
-        self._handshake = Handshake(self.kit, self.peer, self.log, self.broker.counters)
+        self._handshake = Handshake(self.protocol_name, self.peer, self.log, self.broker.counters)
         self._handshake.begin(transport, self.clock, self.settings.handshake_timeout)
         if self.settings.silent_timeout:
             self._silence_timer = self.clock.callLater(self.settings.silent_timeout, self._never_spoke)
@@ -301,12 +301,12 @@ class SessionProtocol(TwistedProtocol):
     def drop(self, error: RemoteProtocolError) -> None:
         """The peer has broken a rule: count it, say so once, and close when what it published before is settled."""
         detail = str(error).removeprefix(error.cause).removeprefix(": ")
-        self.broker.counters.refuse(self.log, self.kit, error.cause, self.peer, detail)
+        self.broker.counters.refuse(self.log, self.protocol_name, error.cause, self.peer, detail)
         self._finish_late()
 
     def forbid(self, error: Forbidden) -> None:
         """The peer may not do what it wants to: count it, say so once, and close."""
-        self.broker.counters.refuse(self.log, self.kit, type(error).__name__, self.peer, str(error))
+        self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
         self._finish_late()
 
     def finish(self) -> None:
@@ -417,7 +417,7 @@ class SessionProtocol(TwistedProtocol):
     def _refused(self, failure: Failure) -> None:
         failure.trap(FyrehoseError)
         error = failure.value
-        self.broker.counters.refuse(self.log, self.kit, type(error).__name__, self.peer, str(error))
+        self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
         if self._closing or self._disconnected():
             return
         # Without an acknowledgement it will come back, and should not do so at once.
@@ -431,7 +431,7 @@ class SessionProtocol(TwistedProtocol):
 
     def _failed(self, failure: Failure) -> None:
         """A bug of ours: what became of the publish is not known, so nothing is said about it."""
-        self.log.failure("{kit}: a publish of {peer} failed", failure, kit=self.kit, peer=self.peer)
+        self.log.failure("{protocol}: a publish of {peer} failed", failure, protocol=self.protocol_name, peer=self.peer)
         self._closing = True
         if not self._disconnected():
             self.transport.abortConnection()
@@ -445,8 +445,9 @@ class SessionProtocol(TwistedProtocol):
     def _never_spoke(self) -> None:
         self._silence_timer = None
         if not self._closing:
-            detail = f"nothing came in for {self.settings.silent_timeout:g} s; {self.kit}.silent-timeout allows more"
-            self.broker.counters.refuse(self.log, self.kit, "silent", self.peer, detail)
+            allowed = f"{self.settings.silent_timeout:g} s"
+            detail = f"nothing was received for {allowed}; raise {self.protocol_name}.silent-timeout to allow more"
+            self.broker.counters.refuse(self.log, self.protocol_name, "silent", self.peer, detail)
             self.finish()
 
     def _stop_reading(self) -> None:
@@ -465,6 +466,6 @@ class SessionProtocol(TwistedProtocol):
 
     def _stalled(self) -> None:
         self._stall_timer = None
-        self.broker.counters.refuse(self.log, self.kit, "stalled-reader", self.peer)
+        self.broker.counters.refuse(self.log, self.protocol_name, "stalled-reader", self.peer)
         self._closing = True
         self.transport.abortConnection()

@@ -1,4 +1,4 @@
-"""TLS for the TCP kits, by settings, at a plain ``tcp:``, ``unix:`` or ``systemd:`` endpoint.
+"""TLS for the TCP protocols, by settings, at a plain ``tcp:``, ``unix:`` or ``systemd:`` endpoint.
 
     --listen figg=tcp:8119 --option figg.tls-certificate=server.pem --option figg.tls-key=server.key
     --option figg.tls-authorities=clients.pem --option figg.tls-client-auth=required
@@ -44,7 +44,7 @@ def _one_of(*words: str) -> Any:
 
 @attrs.frozen(kw_only=True)
 class TLSSettings(TCPSettings):
-    """The options of a TCP kit that speaks TLS when it is given a certificate."""
+    """The options of a TCP protocol that speaks TLS when it is given a certificate."""
 
     tls_certificate: str = option("", str, "PEM file: the certificate, then those that it was issued by; makes it TLS")
     tls_key: str = option("", str, "PEM file: the certificate's private key; where it is empty, in the same file")
@@ -54,33 +54,33 @@ class TLSSettings(TCPSettings):
     tls_minimum: str = option("1.2", _one_of(*_MINIMA), "the lowest version of TLS: 1.2 or 1.3")
     tls_ciphers: str = option(CIPHERS, str, "what OpenSSL calls a cipher list, for TLS 1.2")
 
-    def tls(self, kit: str) -> TLS | None:
+    def tls(self, protocol: str) -> TLS | None:
         """What these options come to; None without a certificate.
 
         :raises ConfigError: a file cannot be used, or the options do not go together
         """
         asks = self.tls_client_auth != "none"
         if not self.tls_certificate and (self.tls_key or self.tls_authorities or asks):
-            raise ConfigError(f"options of {kit}: TLS needs {kit}.tls-certificate")
+            raise ConfigError(f"options of {protocol}: TLS needs {protocol}.tls-certificate")
         if asks != bool(self.tls_authorities):
             raise ConfigError(
-                f"options of {kit}: tls-authorities goes with tls-client-auth=optional or required, and the other way"
+                f"options of {protocol}: tls-authorities and tls-client-auth=optional or required need each other"
             )
         if not self.tls_certificate:
             return None
-        return TLS(self, kit, self._usable(kit))
+        return TLS(self, protocol, self._usable(protocol))
 
-    def _usable(self, kit: str) -> SSL.Context:
+    def _usable(self, protocol: str) -> SSL.Context:
         for path in (self.tls_certificate, self.tls_key, self.tls_key_passphrase, self.tls_authorities):
             try:
                 Path(path or self.tls_certificate).read_bytes()
             except OSError as error:
-                raise ConfigError(f"the TLS options of {kit} cannot be used: {error}") from error
+                raise ConfigError(f"the TLS options of {protocol} cannot be used: {error}") from error
         try:
             return self._context()
         except (SSL.Error, ValueError) as error:
             said = _said(error) if isinstance(error, SSL.Error) else error
-            raise ConfigError(f"the TLS options of {kit} cannot be used: {said}") from error
+            raise ConfigError(f"the TLS options of {protocol} cannot be used: {said}") from error
 
     def _context(self) -> SSL.Context:
         context = SSL.Context(SSL.TLS_SERVER_METHOD)
@@ -123,7 +123,7 @@ class TLS:
     """Makes the server's side of connections."""
 
     settings: TLSSettings
-    kit: str
+    protocol: str
     context: SSL.Context
 
     def reload(self) -> None:
@@ -131,7 +131,7 @@ class TLS:
 
         :raises ConfigError: one cannot be used; everything stays as it was
         """
-        self.context = self.settings._usable(self.kit)
+        self.context = self.settings._usable(self.protocol)
 
     def serverConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
         return SSL.Connection(self.context, None)
@@ -157,14 +157,14 @@ class TLSFactory(TLSMemoryBIOFactory):
         self.tls.reload()
 
 
-def around(kit: str, endpoint: str, factory: Factory, settings: TLSSettings, clock: Any) -> TLSFactory | None:
+def around(protocol: str, endpoint: str, factory: Factory, settings: TLSSettings, clock: Any) -> TLSFactory | None:
     """What listens in the place of ``factory`` where ``settings`` ask for TLS; None where they do not.
 
     :raises ConfigError: the options cannot be used, or the endpoint speaks TLS already
     """
-    tls = settings.tls(kit)
+    tls = settings.tls(protocol)
     if tls is None:
         return None
     if endpoint.startswith(("ssl:", "tls:")):
-        raise ConfigError(f"--listen {kit}={endpoint} speaks TLS already: {kit}.tls-certificate goes with tcp:")
+        raise ConfigError(f"--listen {protocol}={endpoint} uses TLS already: {protocol}.tls-certificate goes with tcp:")
     return TLSFactory(tls, factory, clock)

@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 @attrs.define
 class Counters:
-    """What happened how often, by ``(kit, what)``; handed to whoever counts, never global.
+    """What happened how often, by ``(protocol, what)``; handed to whoever counts, never global.
 
     :ivar seconds: the monotonic clock, in seconds
     :ivar refusals: which of the counts are refusals and drops
@@ -27,20 +27,20 @@ class Counters:
     peaks: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
     _logged: dict[tuple[str, str], tuple[float, int]] = attrs.field(factory=dict, init=False)
 
-    def add(self, kit: str, what: str, n: int = 1) -> None:
+    def add(self, protocol: str, what: str, n: int = 1) -> None:
         """Count ``n`` of ``what``; both are names from our code, never bytes from a peer."""
-        self.counts[kit, what] += n
+        self.counts[protocol, what] += n
 
-    def gauge(self, kit: str, what: str, change: int) -> None:
+    def gauge(self, protocol: str, what: str, change: int) -> None:
         """There is so much more of ``what`` now, or less."""
-        key = (kit, what)
+        key = (protocol, what)
         self.gauges[key] += change
         if self.gauges[key] > self.peaks[key]:
             self.peaks[key] = self.gauges[key]
 
-    def refuse(self, log: Logger, kit: str, cause: str, peer: str, detail: str = "") -> None:
+    def refuse(self, log: Logger, protocol: str, cause: str, peer: str, detail: str = "") -> None:
         """Count a refusal or a drop, and log at most one line a second for each cause."""
-        key = (kit, cause)
+        key = (protocol, cause)
         self.counts[key] += 1
         self.refusals.add(key)
         now = self.seconds()
@@ -50,8 +50,8 @@ class Counters:
             return
         self._logged[key] = (now, 0)
         log.warn(
-            "{kit}: {cause} from {peer}{detail}{more}",
-            kit=kit,
+            "{protocol}: {cause} from {peer}{detail}{more}",
+            protocol=protocol,
             cause=cause,
             peer=peer,
             detail=f": {detail}" if detail else "",

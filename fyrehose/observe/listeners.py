@@ -15,7 +15,7 @@ import attrs
 class Listener:
     """One listener.
 
-    :ivar name: KIT or KIT/LABEL
+    :ivar name: PROTOCOL or PROTOCOL/LABEL
     :ivar endpoint: as it was given
     :ivar encryption: for people, such as ``TLS, client certificates required``; nothing: there is none
     :ivar who: says who may come in, as things are now
@@ -24,7 +24,7 @@ class Listener:
     """
 
     name: str
-    kit: str
+    protocol: str
     endpoint: str
     encryption: str = ""
     who: Callable[[], str]
@@ -33,7 +33,7 @@ class Listener:
 
 
 def encryption(endpoint: str, settings: Any) -> str:
-    """How what comes to ``endpoint`` is encrypted, by the settings of its kit."""
+    """How what comes to ``endpoint`` is encrypted, by the settings of its protocol."""
     if getattr(settings, "tls_certificate", ""):
         asked = settings.tls_client_auth
         return "TLS" if asked == "none" else f"TLS, client certificates {asked}"

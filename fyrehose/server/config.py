@@ -19,7 +19,7 @@
     name = "debug.*"
     keep-age = "1d"
 
-A listener is called KIT or KIT/LABEL.  Its options are those of KIT, and over them those of KIT/LABEL.
+The name of a listener is PROTOCOL or PROTOCOL/LABEL.  Options of PROTOCOL/LABEL override those of PROTOCOL.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from typing import Any
 
 import attrs
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.core import policy, streams
 from fyrehose.core.broker import MAX_STREAMS
 from fyrehose.core.policy import LOOPBACK, Policy
 from fyrehose.core.quotas import STREAMS, PeerLimits
 from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IProtocolKit
+from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.options import build, count, duration, option, size
 from fyrehose.server.logs import FORMATS
@@ -47,7 +47,7 @@ from fyrehose.server.logs import FORMATS
 #: What a file has besides tables.
 _TEXTS = ("data-dir", "policy", "log-format")
 _TEXTS_AND = ", ".join(_TEXTS)
-#: What ``--option`` takes besides kits.
+#: What ``--option`` takes besides plugins.
 SCOPES = ("journal", "server")
 
 Options = dict[str, dict[str, Any]]
@@ -103,10 +103,10 @@ class ServerSettings:
 
 @attrs.frozen(kw_only=True)
 class ListenerConfig:
-    """One listener: a kit, where it listens, and with which settings."""
+    """One listener: a plugin, where it listens, and with which settings."""
 
-    name: str  #: KIT or KIT/LABEL
-    kit: IProtocolKit
+    name: str  #: PROTOCOL or PROTOCOL/LABEL
+    plugin: IProtocolPlugin
     endpoint: str
     settings: Any
 
@@ -117,7 +117,7 @@ class Config:
 
     data_dir: Path
     listeners: tuple[ListenerConfig, ...]
-    #: whether anybody said where to listen; else every kit listens at its default endpoint
+    #: whether anybody said where to listen; else every plugin listens at its default endpoint
     chosen: bool
     server: ServerSettings
     journal: JournalSettings
@@ -142,25 +142,25 @@ class FromFile:
 
 
 def parse_listen(text: str) -> tuple[str, str]:
-    """``KIT=ENDPOINT`` in two.
+    """``PROTOCOL=ENDPOINT`` in two.
 
     :raises ConfigError: it is something else
     """
     name, equals, endpoint = text.partition("=")
     if not (name and equals and endpoint):
-        raise ConfigError(f"--listen is {text!r}, and should be KIT=ENDPOINT, such as figg=tcp:8119")
+        raise ConfigError(f"--listen is {text!r}, and should be PROTOCOL=ENDPOINT, such as figg=tcp:8119")
     return name, endpoint
 
 
 def parse_option(text: str) -> tuple[str, str, str]:
-    """``KIT.NAME=VALUE`` in three.
+    """``PROTOCOL.NAME=VALUE`` in three.
 
     :raises ConfigError: it is something else
     """
     left, equals, value = text.partition("=")
     scope, dot, name = left.rpartition(".")
     if not (scope and dot and name and equals):
-        raise ConfigError(f"--option is {text!r}, and should be KIT.NAME=VALUE, such as figg.max-connections=500")
+        raise ConfigError(f"--option is {text!r}, and should be PROTOCOL.NAME=VALUE, such as figg.max-connections=500")
     return scope, name.replace("-", "_"), value
 
 
@@ -178,7 +178,7 @@ def read_file(path: Path) -> FromFile:
     strange = sorted(content.keys() - {*_TEXTS, "listen", "option", "stream"})
     if strange:
         raise ConfigError(
-            f"--config {path} has {strange[0]!r}; it may have {_TEXTS_AND}, [listen], [option.KIT] and [[stream]]"
+            f"--config {path} has {strange[0]!r}; it may have {_TEXTS_AND}, [listen], [option.PROTOCOL] and [[stream]]"
         )
     texts, listen, options = (
         [content.get(name) for name in _TEXTS],
@@ -189,9 +189,9 @@ def read_file(path: Path) -> FromFile:
         if not isinstance(text, str | None):
             raise ConfigError(f"--config {path}: {name} should be text in quotes")
     if not isinstance(listen, dict):
-        raise ConfigError(f"--config {path}: [listen] should be a table of KIT = ENDPOINT")
+        raise ConfigError(f"--config {path}: [listen] should be a table of PROTOCOL = ENDPOINT")
     if not isinstance(options, dict) or not all(isinstance(table, dict) for table in options.values()):
-        raise ConfigError(f"--config {path}: options belong into tables called [option.KIT]")
+        raise ConfigError(f"--config {path}: options belong into tables called [option.PROTOCOL]")
     try:
         rules = streams.parse(content.get("stream", []))
     except ValueError as error:
@@ -235,13 +235,13 @@ def resolve(
     twice = next((which for which, times in Counter(wanted).items() if times > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"--listen {'='.join(twice)} is said twice; a listener of its own has a name of its own, KIT/LABEL"
+            f"--listen {'='.join(twice)} is said twice; a listener of its own has a name of its own, PROTOCOL/LABEL"
         )
     listeners = [_listener(name, endpoint, options) for name, endpoint in wanted]
     if log_format not in FORMATS:
         raise ConfigError(f"--log-format is {log_format!r}, and should be {' or '.join(FORMATS)}")
     if not wanted:
-        listeners = [_listener(name, kits.load(name).default_endpoint, options) for name in kits.names()]
+        listeners = [_listener(name, plugins.load(name).default_endpoint, options) for name in plugins.names()]
     return Config(
         data_dir=Path(data_dir).absolute(),
         listeners=tuple(listeners),
@@ -256,16 +256,16 @@ def resolve(
 
 
 def _listener(name: str, endpoint: str, options: Options) -> ListenerConfig:
-    kit, settings = _settings(name, options)
-    return ListenerConfig(name=name, kit=kit, endpoint=endpoint, settings=settings)
+    plugin, settings = _settings(name, options)
+    return ListenerConfig(name=name, plugin=plugin, endpoint=endpoint, settings=settings)
 
 
-def _settings(name: str, options: Options) -> tuple[IProtocolKit, Any]:
-    """The kit of the listener ``name``, and the listener's settings."""
+def _settings(name: str, options: Options) -> tuple[IProtocolPlugin, Any]:
+    """The plugin of the listener ``name``, and the listener's settings."""
     base = name.partition("/")[0]
-    kit = kits.load(base)
+    plugin = plugins.load(base)
     values = {**options.get(base, {}), **options.get(name, {})}
-    return kit, build(kit.settings, name, values)
+    return plugin, build(plugin.settings, name, values)
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How the log is written: lines for people, or JSON objects, one an event, for programs that collect them.
 
     {"time": "2026-11-21T23:59:01.123456Z", "level": "warn", "module": "fyrehose.protocols.figg.server",
-     "message": "figg: Forbidden from 10.0.0.5: ...", "kit": "figg", "cause": "Forbidden", "peer": "10.0.0.5"}
+     "message": "figg: Forbidden from 10.0.0.5: ...", "protocol": "figg", "cause": "Forbidden", "peer": "10.0.0.5"}
 
 Names come from peers, and nothing in them may look like another line, or be obeyed by a terminal: what cannot be
 printed is escaped, in both.

@@ -6,7 +6,7 @@
 Twisted's MultiService neither waits for its children nor hears that one has failed, so this one does.
 
     fyrehose = Fyrehose(reactor, journal)
-    kit.make_service(reactor, fyrehose.broker, "tcp:8119", settings).setServiceParent(fyrehose)
+    plugin.make_service(reactor, fyrehose.broker, "tcp:8119", settings).setServiceParent(fyrehose)
     fyrehose.setServiceParent(application)
 """
 
@@ -43,7 +43,7 @@ class Fyrehose(MultiService):
     from it; by then everything is stopped again.  ``stopService`` returns one that fires when the journal is closed.
     A child that is added later is started at once.
 
-    :ivar broker: what a kit's ``make_service`` is given
+    :ivar broker: what a plugin's ``make_service`` is given
     :param limits: what one peer may make the server remember
     :param rules: limits of streams by their names; their ages are the journal's to keep, which is given them itself
     :param policy: who may do what; without one, this machine may do everything, and nobody else anything

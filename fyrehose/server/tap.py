@@ -24,8 +24,7 @@ from twisted.python.components import Componentized
 from twisted.python.failure import Failure
 from twisted.python.logfile import LogFile
 
-from fyrehose import __version__, kernels
-from fyrehose import plugins as kits
+from fyrehose import __version__, kernels, plugins
 from fyrehose.core import policy
 from fyrehose.core.budget import Budget
 from fyrehose.core.streams import UNLIMITED
@@ -60,12 +59,20 @@ _MEANS = {
 
 
 class Options(usage.Options):
-    """After parsing: ``data-dir``, ``listen`` as pairs, ``option`` by kit, and ``config`` as they were given or merged;
-    what they come to is ``resolved``."""
+    """The options of ``twistd fyrehose``.
+
+    After parsing it holds ``data-dir``, ``listen`` as pairs, ``option`` by protocol, and ``config`` as they were given;
+    ``resolved`` is the configuration that results.
+    """
 
     optParameters = [  # noqa: RUF012 - Twisted's name and type
         ["data-dir", "d", None, "Where the journal is.  [default: data]"],
-        ["config", "c", None, "A TOML file with these, [listen], [option.KIT], [[stream]]; the command line wins."],
+        [
+            "config",
+            "c",
+            None,
+            "TOML file: these, [listen], [option.PROTOCOL], [[stream]]; the command line overrides it.",
+        ],
         ["policy", "p", None, "A TOML file that says who may do what; without one only this machine may anything."],
         ["log-format", None, None, "How the log is written: text, or json, an object a line.  [default: text]"],
         ["durability", None, None, "batch, interval:MS or never: when what was written is synced.  [default: batch]"],
@@ -84,18 +91,19 @@ class Options(usage.Options):
 
     @property
     def longdesc(self) -> str:
-        listeners = "; ".join(f"{name} at {kits.load(name).default_endpoint}" for name in kits.names())
+        listeners = "; ".join(f"{name} at {plugins.load(name).default_endpoint}" for name in plugins.names())
         return textwrap.dedent(f"""\
             A durable message server with six protocols and one journal.  Without --listen it opens a listener of each
-            protocol on loopback: {listeners}.  `fyrehose kits` lists the options of each.  Example:
-            twistd -n fyrehose --data-dir data --listen figg=tcp:8119:interface=127.0.0.1 --option figg.max-connections=500""")
+            protocol on loopback: {listeners}.  `fyrehose protocols` lists the options of each.
+            Example: twistd -n fyrehose --data-dir data --listen figg=tcp:8119:interface=127.0.0.1
+            --option figg.max-connections=500""")
 
     def opt_listen(self, text: str) -> None:
-        """Open a listener: KIT=ENDPOINT, such as figg=tcp:8119:interface=127.0.0.1; may be repeated."""
+        """Open a listener: PROTOCOL=ENDPOINT, such as figg=tcp:8119:interface=127.0.0.1; may be repeated."""
         self["listen"].append(_usage(parse_listen, text))
 
     def opt_option(self, text: str) -> None:
-        """Set an option of a kit, the journal or the server: KIT.NAME=VALUE, such as journal.keep-bytes=100G."""
+        """Set an option of a protocol, the journal or the server: SCOPE.NAME=VALUE, such as journal.keep-bytes=100G."""
         scope, name, value = _usage(parse_option, text)
         self["option"].setdefault(scope, {})[name] = value
 
@@ -105,7 +113,7 @@ class Options(usage.Options):
     def parseArgs(self, *args: str) -> None:
         if args:
             raise usage.UsageError(
-                f"{args[0]!r} is one word too many; where to listen is said by --listen KIT=ENDPOINT"
+                f"{args[0]!r} is one word too many; where to listen is said by --listen PROTOCOL=ENDPOINT"
             )
 
     def opt_version(self) -> NoReturn:
@@ -316,7 +324,7 @@ class Server(Service):
 
     def _add(self, listener: ListenerConfig) -> None:
         try:
-            service = listener.kit.make_service(
+            service = listener.plugin.make_service(
                 self.reactor, self.fyrehose.broker, listener.endpoint, listener.settings
             )
         except MissingExtra as missing:
@@ -326,7 +334,7 @@ class Server(Service):
             return
         # What systemd listens at it tells too late for this; there, too, each peer is asked for its address.
         local = is_local(listener.endpoint) or listener.endpoint.startswith("systemd:")
-        guarded = self.config.policy_file is not None or getattr(listener.kit, "guards_itself", False)
+        guarded = self.config.policy_file is not None or getattr(listener.plugin, "guards_itself", False)
         if not local and not guarded:
             raise ConfigError(
                 f"--listen {listener.name}={listener.endpoint} is open to others, and nobody has said who may do what: "
@@ -337,7 +345,7 @@ class Server(Service):
         self.fyrehose.broker.listeners.append(
             Listener(
                 name=listener.name,
-                kit=listener.kit.name,
+                protocol=listener.plugin.name,
                 endpoint=listener.endpoint,
                 encryption=encryption(listener.endpoint, listener.settings),
                 who=partial(self._who, listener),
@@ -348,7 +356,7 @@ class Server(Service):
 
     def _who(self, listener: ListenerConfig) -> str:
         """Who may come in by a listener, for people."""
-        if getattr(listener.kit, "guards_itself", False):
+        if getattr(listener.plugin, "guards_itself", False):
             return "whoever has the token" if getattr(listener.settings, "token_file", "") else "this machine"
         if self.config.policy_file is None:
             return "this machine"

@@ -132,7 +132,7 @@ class WebProtocol(SessionProtocol):
     def refused(self, event: object) -> None:
         """A refusal was answered: count it, and say so once."""
         assert isinstance(event, Refused)
-        self.broker.counters.refuse(self.log, self.kit, event.cause, self.peer, event.detail)
+        self.broker.counters.refuse(self.log, self.protocol_name, event.cause, self.peer, event.detail)
 
     # Inside.
 
@@ -168,7 +168,7 @@ class WebProtocol(SessionProtocol):
         if left > 0:
             self._idle_timer = self.clock.callLater(left, self._check_idle)
         else:
-            self.broker.counters.add(self.kit, "idle")
+            self.broker.counters.add(self.protocol_name, "idle")
             self.finish()
 
 

@@ -15,9 +15,9 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 
-from fyrehose.admin import kit as kit_module
-from fyrehose.admin.kit import kit
+from fyrehose.admin import plugin as plugin_module
 from fyrehose.admin.metrics import registry
+from fyrehose.admin.plugin import plugin
 from fyrehose.admin.server import POLICY, Admin, AdminService, make_admin, make_factory
 from fyrehose.admin.settings import Settings
 from fyrehose.admin.tail import EVERY
@@ -384,7 +384,7 @@ def test_a_token_is_read_again(watched: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
     settings = Settings(token_file=str(path))
-    service = kit.make_service(MemoryReactorClock(), watched.broker, kit.default_endpoint, settings)
+    service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
     assert service._admin.token == TOKEN
     path.write_text("another one, as long")
     service.reload()
@@ -399,7 +399,7 @@ def test_who_looks_on_with_the_token_that_was_is_shown_out(watched: Any, tmp_pat
     path = tmp_path / "token"
     path.write_text(TOKEN)
     settings = Settings(token_file=str(path))
-    service = kit.make_service(MemoryReactorClock(), watched.broker, kit.default_endpoint, settings)
+    service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
     address = IPv4Address("TCP", "127.0.0.1", 5)
     protocol, transport = service.factory.buildProtocol(address), Transport(peerAddress=address)
     assert protocol is not None
@@ -416,15 +416,15 @@ def test_who_looks_on_with_the_token_that_was_is_shown_out(watched: Any, tmp_pat
 
 def test_it_shows_no_other_broker_than_the_servers_own() -> None:
     with pytest.raises(ConfigError, match="own broker"):
-        kit.make_service(MemoryReactorClock(), object(), kit.default_endpoint, Settings())  # type: ignore[arg-type]
+        plugin.make_service(MemoryReactorClock(), object(), plugin.default_endpoint, Settings())  # type: ignore[arg-type]
 
 
 def test_it_does_not_open_to_everybody(watched: Any) -> None:
     with pytest.raises(ConfigError, match="TLS"):
-        kit.make_service(MemoryReactorClock(), watched.broker, "tcp:8118", Settings())
+        plugin.make_service(MemoryReactorClock(), watched.broker, "tcp:8118", Settings())
 
 
 def test_without_prometheus_client(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit_module, "find_spec", lambda name: None if "prometheus" in name else find_spec(name))
+    monkeypatch.setattr(plugin_module, "find_spec", lambda name: None if "prometheus" in name else find_spec(name))
     with pytest.raises(MissingExtra, match=r"fyrehose\[admin\]"):
-        kit.make_service(MemoryReactorClock(), watched.broker, kit.default_endpoint, Settings())
+        plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, Settings())

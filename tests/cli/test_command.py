@@ -46,7 +46,9 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(main, list(words), prog_name="fyrehose")
 
 
-@pytest.mark.parametrize("words", [(), ("publish",), ("tail",), ("kits",)], ids=lambda words: "-".join(words) or "all")
+@pytest.mark.parametrize(
+    "words", [(), ("publish",), ("tail",), ("protocols",)], ids=lambda words: "-".join(words) or "all"
+)
 def test_help_fits_a_screen(words: tuple[str, ...]) -> None:
     result = run(*words, "--help")
     assert result.exit_code == 0
@@ -100,7 +102,7 @@ def test_since_what() -> None:
         (("publish", "--protocol", "fig", "x"), "fyrehose: no protocol is called 'fig'; there are: "),
         (("publish", "--protocol", "backbone", "--stream", "s", "x"), "fyrehose: the backbone has one stream"),
         (("tail", "--protocol", "backbone", "--stream", "s"), "fyrehose: the backbone has one stream"),
-        (("kits", "fig"), "fyrehose: no protocol is called 'fig'"),
+        (("plugins", "fig"), "fyrehose: no protocol is called 'fig'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +154,7 @@ def test_what_is_no_number_to_begin_with(text: str) -> None:
         Since().convert(text, None, None)
 
 
-FULL = ("journal stats data", "journal dump data", "journal verify data", "kits", "completion bash", "--help")
+FULL = ("journal stats data", "journal dump data", "journal verify data", "plugins", "completion bash", "--help")
 
 
 @pytest.mark.parametrize("words", FULL)

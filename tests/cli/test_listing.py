@@ -6,28 +6,28 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.cli import main
 from fyrehose.cli.listing import _shown
 
 
 def listed(*names: str) -> str:
-    result = CliRunner().invoke(main, ["kits", *names], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(main, ["plugins", *names], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     return result.output
 
 
-def test_every_kit_is_a_line() -> None:
+def test_every_plugin_is_a_line() -> None:
     output = listed()
-    for name in kits.names():
-        assert kits.load(name).default_endpoint in output
-        assert kits.load(name).description in output
+    for name in plugins.names():
+        assert plugins.load(name).default_endpoint in output
+        assert plugins.load(name).description in output
 
 
-@pytest.mark.parametrize("name", kits.names())
+@pytest.mark.parametrize("name", plugins.names())
 def test_every_option_is_a_line(name: str) -> None:
     output = listed(name)
-    for field in attrs.fields(kits.load(name).settings):
+    for field in attrs.fields(plugins.load(name).settings):
         assert f"{name}.{field.name.replace('_', '-')}" in output
         assert field.metadata["help"] in output
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.cli.places import Server, server
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClients
@@ -51,12 +51,12 @@ def test_names_that_no_stream_has(stream: str) -> None:
 
 
 def test_a_protocol_without_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kits, "load_clients", lambda name: None)
+    monkeypatch.setattr(plugins, "load_clients", lambda name: None)
     with pytest.raises(ConfigError, match="relink has no client that this command could use"):
         server("relink", ("h", None))
 
 
-@pytest.mark.parametrize("name", kits.names())
+@pytest.mark.parametrize("name", plugins.names())
 def test_the_clients_of_every_protocol_say_what_they_are(name: str) -> None:
-    found = kits.load_clients(name)
+    found = plugins.load_clients(name)
     assert found is None or IClients.providedBy(found)

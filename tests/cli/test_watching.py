@@ -53,7 +53,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "listeners": [
             {
                 "name": "figg/a",
-                "kit": "figg",
+                "protocol": "figg",
                 "endpoint": "tcp:8119",
                 "encryption": "",
                 "who": "this machine",

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.server.config import ServerSettings
 
@@ -116,7 +116,7 @@ NO_LIMITS = {
 def options() -> list[str]:
     """Every option that is a number."""
     classes = {"server": ServerSettings, "journal": JournalSettings}
-    classes |= {name: kits.load(name).settings for name in kits.names()}
+    classes |= {name: plugins.load(name).settings for name in plugins.names()}
     return [
         f"{scope}.{field.name}"
         for scope, settings in classes.items()

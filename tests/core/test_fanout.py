@@ -399,10 +399,10 @@ def test_small_deliveries_do_not_pile_up(server: Server) -> None:
 class Named(RecordingSink):
     """A sink that says who it is."""
 
-    reader = ("kit", "peer")
+    reader = ("protocol", "peer")
 
 
-def test_what_was_delivered_is_counted_by_kit_also_of_those_that_have_left(server: Server) -> None:
+def test_what_was_delivered_is_counted_by_protocol_also_of_those_that_have_left(server: Server) -> None:
     server.publish(b"abc", b"d")
     _, one = server.subscribe(after=0, sink=Named())
     server.subscribe(after=1, sink=Named())
@@ -411,19 +411,23 @@ def test_what_was_delivered_is_counted_by_kit_also_of_those_that_have_left(serve
 
     def tallies() -> dict[str, tuple[int, int, int]]:
         found = server.broker.tallies()
-        return {kit: (tally.subscriptions, tally.messages, tally.bytes) for kit, tally in found.items()}
+        return {plugin: (tally.subscriptions, tally.messages, tally.bytes) for plugin, tally in found.items()}
 
-    assert tallies() == {"kit": (2, 3, 5), "": (1, 2, 4)}
-    assert sorted(cursor.reader for cursor in server.broker.cursors()) == [("", ""), ("kit", "peer"), ("kit", "peer")]
+    assert tallies() == {"protocol": (2, 3, 5), "": (1, 2, 4)}
+    assert sorted(cursor.reader for cursor in server.broker.cursors()) == [
+        ("", ""),
+        ("protocol", "peer"),
+        ("protocol", "peer"),
+    ]
     one.stopProducing()
     one.stopProducing()
     assert len(server.broker.cursors()) == 2
-    assert tallies() == {"kit": (1, 3, 5), "": (1, 2, 4)}
+    assert tallies() == {"protocol": (1, 3, 5), "": (1, 2, 4)}
     server.publish(b"e")
-    assert tallies()["kit"] == (1, 4, 6)
+    assert tallies()["protocol"] == (1, 4, 6)
     server.broker.close()
     assert not server.broker.cursors()
-    assert tallies() == {"kit": (0, 4, 6), "": (0, 3, 5)}
+    assert tallies() == {"protocol": (0, 4, 6), "": (0, 3, 5)}
 
 
 def test_subscribers_of_a_stream_are_counted_and_nothing_stays_behind_them(server: Server) -> None:

@@ -12,11 +12,11 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from zope.interface.verify import verifyObject
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Broken
-from fyrehose.interfaces import IProtocolKit
+from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, every_chunking, feed
 
@@ -68,10 +68,10 @@ class Peer:
         self.protocol.connectionLost()
 
 
-def test_its_kit_is_found_by_the_name_of_its_module() -> None:
-    kit = kits.load("lines.kit")
-    assert verifyObject(IProtocolKit, kit)
-    assert kit.name == "lines"
+def test_its_plugin_is_found_by_the_name_of_its_module() -> None:
+    plugin = plugins.load("lines.plugin")
+    assert verifyObject(IProtocolPlugin, plugin)
+    assert plugin.name == "lines"
 
 
 def test_a_line_is_answered_when_it_is_durable() -> None:

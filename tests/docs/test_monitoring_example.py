@@ -94,8 +94,8 @@ def test_the_dashboard_is_one() -> None:
 
 
 def test_prometheus_scrapes_the_default_listener() -> None:
-    from fyrehose.admin.kit import kit
+    from fyrehose.admin.plugin import plugin
 
-    port = kit.default_endpoint.split(":")[1]
+    port = plugin.default_endpoint.split(":")[1]
     assert f'targets: ["127.0.0.1:{port}"]' in (EXAMPLE / "prometheus.yml").read_text()
     assert "alerts.yml" in (EXAMPLE / "prometheus.yml").read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.core.policy import load
 from fyrehose.identity import Action, Identity
 from fyrehose.journal.settings import JournalSettings
@@ -47,7 +47,7 @@ def test_every_option_of_tls_is_in_the_table() -> None:
 def test_every_listener_is_in_the_table_of_refusals() -> None:
     table = PAGE.partition("| listener | not allowed to publish |")[2].partition("\n\n")[0]
     listeners = set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE))
-    assert listeners == set(kits.names()) - {"admin"}, "that one has a token of its own"
+    assert listeners == set(plugins.names()) - {"admin"}, "that one has a token of its own"
 
 
 def test_the_policy_that_is_shown(tmp_path: Path) -> None:

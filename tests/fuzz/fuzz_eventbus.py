@@ -21,7 +21,7 @@ import harness
 with harness.instrumented("fyrehose.protocols.eventbus"):
     from fyrehose.errors import RemoteProtocolError
     from fyrehose.protocols.eventbus.client_session import ClientSession, Options
-    from fyrehose.protocols.eventbus.encoding import KIT, event_frames
+    from fyrehose.protocols.eventbus.encoding import PROTOCOL, event_frames
     from fyrehose.protocols.eventbus.frames import (
         MAX_LABEL,
         MAX_SUBTREE,
@@ -146,13 +146,13 @@ class Fuzzer:
         run = Run.of(
             "s",
             [b""],
-            source=KIT,
+            source=PROTOCOL,
             producer=labels.producer,
             content_type=labels.content_type,
             event_ids=labels.event_id,
             event_times=None if labels.event_time is None else struct.pack("<q", labels.event_time),
         )
-        written = Written(run, KIT)
+        written = Written(run, PROTOCOL)
         assert (written.producer, written.timestamp(0), written.uuid(0)) == sent, sent
 
     def server(self) -> None:

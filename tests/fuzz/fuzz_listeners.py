@@ -3,8 +3,8 @@
     python tests/fuzz/fuzz_listeners.py [EXECUTIONS [SEED]]
 
 An execution is a connection, or a datagram: what a client says to that listener, cut, joined, overwritten, sent in
-pieces, read or not, closed or torn down.  The honest clients are those of tests/torture: at the end the server lives, has
-logged no failure, has grown by no more than 256 MiB, and all that it acknowledged is there, as in kill9.py.
+pieces, read or not, closed or torn down.  The honest clients are those of tests/torture: at the end the server lives,
+has logged no failure, has grown by no more than 256 MiB, and all that it acknowledged is there, as in kill9.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The backbone on loopback: plain sockets and bytes made by hand against the kit, then our own client."""
+"""The backbone on loopback: plain sockets and bytes made by hand against the plugin, then our own client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fyrehose.interfaces import IJournal
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import Options
-from fyrehose.protocols.backbone.kit import kit
+from fyrehose.protocols.backbone.plugin import plugin
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, until
@@ -96,7 +96,7 @@ class Peer:
 
 @attrs.define(eq=False)
 class Server:
-    """The kit on a free port of loopback."""
+    """The plugin on a free port of loopback."""
 
     broker: Broker
     service: Any
@@ -109,7 +109,7 @@ class Server:
     ) -> Server:
         broker = Broker(reactor, journal or MemoryJournal(), Sequencer())  # type: ignore[arg-type]
         await broker.open()
-        service = kit.make_service(reactor, broker, endpoint, Settings(**settings))
+        service = plugin.make_service(reactor, broker, endpoint, Settings(**settings))
         port = await service.startService()
         return cls(broker, service, ("127.0.0.1", port.address[1]))
 

@@ -25,7 +25,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.frames import DataRun
-from fyrehose.protocols.figg.kit import kit
+from fyrehose.protocols.figg.plugin import plugin
 from fyrehose.protocols.figg.server import Settings
 from fyrehose.records import Run
 from fyrehose.testing import until
@@ -393,10 +393,10 @@ def soon(deferred: Deferred[Any]) -> Deferred[Any]:
 
 @asynccontextmanager
 async def serving(directory: Path, endpoint: str) -> AsyncIterator[tuple[Broker, int]]:
-    """The kit over a journal on disk, in this process; its broker and its port."""
+    """The plugin over a journal on disk, in this process; its broker and its port."""
     broker = Broker(reactor, FileJournal(reactor, directory), Sequencer())  # type: ignore[arg-type]
     await broker.open()
-    service = kit.make_service(reactor, broker, endpoint, Settings())
+    service = plugin.make_service(reactor, broker, endpoint, Settings())
     port = await service.startService()
     try:
         yield broker, getattr(port.getHost(), "port", 0)

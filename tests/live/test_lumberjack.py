@@ -28,7 +28,7 @@ from twisted.internet.ssl import Certificate, PrivateCertificate, optionsForClie
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.protocols.lumberjack.client import LumberjackClient
-from fyrehose.protocols.lumberjack.kit import kit
+from fyrehose.protocols.lumberjack.plugin import plugin
 from fyrehose.protocols.lumberjack.server import Settings
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority, Issued
@@ -356,7 +356,7 @@ async def test_our_client_over_tls(tmp_path: Path) -> None:
     journal = MemoryJournal()
     broker = Broker(reactor, journal, Sequencer())  # type: ignore[arg-type]
     broker.open()
-    service = kit.make_service(
+    service = plugin.make_service(
         reactor,
         broker,
         LOOPBACK,

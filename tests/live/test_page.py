@@ -108,7 +108,7 @@ class Page:
 
 @pytest.fixture
 def page(start: Any, browser: Any) -> Iterator[Page]:
-    listeners = [f"{kit}=tcp:0:interface=127.0.0.1" for kit in ("admin", "http", "lumberjack")]
+    listeners = [f"{plugin}=tcp:0:interface=127.0.0.1" for plugin in ("admin", "http", "lumberjack")]
     server = start(*(word for listener in listeners for word in ("--listen", listener)))
     made = Page(server, browser, f"http://127.0.0.1:{server.port('http')}", f"http://127.0.0.1:{server.port('admin')}")
     browser.get(made.admin)
@@ -138,7 +138,7 @@ def test_lumberjack_is_seen_while_it_flows(page: Page) -> None:
 def test_listeners_are_listed(page: Page) -> None:
     listeners = page.until(lambda: page.rows("#listeners"))
     assert {name: cells[1:3] for name, cells in listeners.items()} == {
-        kit: ["none", "this machine"] for kit in ("admin", "http", "lumberjack")
+        plugin: ["none", "this machine"] for plugin in ("admin", "http", "lumberjack")
     }
     assert listeners["http"][0] == "tcp:0:interface=127.0.0.1"
     with socket.create_connection(("127.0.0.1", page.server.port("lumberjack")), PATIENCE):

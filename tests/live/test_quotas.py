@@ -20,7 +20,7 @@ class Server:
     """A server with small quotas, and connections to it."""
 
     def __init__(self, start: Any, connections: ExitStack, *options: str) -> None:
-        listening = [f"{kit}=tcp:0:interface=127.0.0.1" for kit in ("http", "admin")]
+        listening = [f"{plugin}=tcp:0:interface=127.0.0.1" for plugin in ("http", "admin")]
         words = [word for each in listening for word in ("--listen", each)]
         words += [word for option in options for word in ("--option", f"server.{option}")]
         self.process = start(*words)

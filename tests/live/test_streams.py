@@ -55,7 +55,7 @@ class Server:
     """A real server, asked by HTTP and by the command line."""
 
     def __init__(self, start: Any, *words: str) -> None:
-        listen = [f"{kit}={place}:interface=127.0.0.1" for kit, place in LISTEN.items()]
+        listen = [f"{plugin}={place}:interface=127.0.0.1" for plugin, place in LISTEN.items()]
         self.process = start(*[word for each in listen for word in ("--listen", each)], *words)
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, str], bytes]:

@@ -87,7 +87,7 @@ class Session:
 
 @implementer(ISink)
 class Toy(SessionProtocol):
-    kit: ClassVar[str] = "toy"
+    protocol_name: ClassVar[str] = "toy"
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {str: "line"}
     session: Session

@@ -46,7 +46,7 @@ def test_every_refusal_counts_and_one_a_second_is_logged(log_lines: list[str]) -
     assert log_lines[1:] == ["figg: frame-too-large from 10.0.0.2 (and 999 more in between)"]
 
 
-def test_each_cause_and_kit_has_lines_of_its_own(log_lines: list[str]) -> None:
+def test_each_cause_and_plugin_has_lines_of_its_own(log_lines: list[str]) -> None:
     counters = Counters(Clock().seconds)
     counters.refuse(log, "figg", "a", "x")
     counters.refuse(log, "figg", "b", "x")

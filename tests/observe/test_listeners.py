@@ -1,4 +1,4 @@
-"""What is said of a listener's encryption, by the settings of each kit."""
+"""What is said of a listener's encryption, by the settings of each plugin."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.observe.listeners import encryption
 
 
 @pytest.mark.parametrize(
-    ("kit", "endpoint", "options", "said"),
+    ("protocol", "endpoint", "options", "said"),
     [
         ("figg", "tcp:1", {}, ""),
         ("figg", "ssl:1", {}, "TLS"),
@@ -27,5 +27,5 @@ from fyrehose.observe.listeners import encryption
         ("backbone", "udp:1", {}, ""),
     ],
 )
-def test_encryption(kit: str, endpoint: str, options: dict[str, Any], said: str) -> None:
-    assert encryption(endpoint, kits.load(kit).settings(**options)) == said
+def test_encryption(plugin: str, endpoint: str, options: dict[str, Any], said: str) -> None:
+    assert encryption(endpoint, plugins.load(plugin).settings(**options)) == said

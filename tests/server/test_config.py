@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.core.policy import LOOPBACK
 from fyrehose.core.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import ConfigError
@@ -24,7 +24,7 @@ def settings_of(config: Config, name: str) -> Any:
     [
         ("figg=tcp:8119:interface=127.0.0.1", ("figg", "tcp:8119:interface=127.0.0.1")),
         ("figg/office=tcp:8119", ("figg/office", "tcp:8119")),
-        ("lines.kit=unix:/run/lines", ("lines.kit", "unix:/run/lines")),
+        ("lines.plugin=unix:/run/lines", ("lines.plugin", "unix:/run/lines")),
     ],
 )
 def test_a_listener(text: str, pair: tuple[str, str]) -> None:
@@ -33,7 +33,7 @@ def test_a_listener(text: str, pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("text", ["", "figg", "figg=", "=tcp:1", "tcp:8119"])
 def test_what_is_no_listener(text: str) -> None:
-    with pytest.raises(ConfigError, match="should be KIT=ENDPOINT, such as figg=tcp:8119"):
+    with pytest.raises(ConfigError, match="should be PROTOCOL=ENDPOINT, such as figg=tcp:8119"):
         parse_listen(text)
 
 
@@ -42,7 +42,7 @@ def test_what_is_no_listener(text: str) -> None:
     [
         ("figg.max-connections=500", ("figg", "max_connections", "500")),
         ("figg/office.max_connections=5", ("figg/office", "max_connections", "5")),
-        ("lines.kit.frame-timeout=3s", ("lines.kit", "frame_timeout", "3s")),
+        ("lines.plugin.frame-timeout=3s", ("lines.plugin", "frame_timeout", "3s")),
         ("backbone.stream=a=b", ("backbone", "stream", "a=b")),
         ("backbone.allow=", ("backbone", "allow", "")),
     ],
@@ -53,7 +53,7 @@ def test_an_option(text: str, triple: tuple[str, str, str]) -> None:
 
 @pytest.mark.parametrize("text", ["", "figg", "figg=1", "figg.x", ".x=1", "figg.=1"])
 def test_what_is_no_option(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"should be KIT\.NAME=VALUE, such as figg.max-connections=500"):
+    with pytest.raises(ConfigError, match=r"should be PROTOCOL\.NAME=VALUE, such as figg.max-connections=500"):
         parse_option(text)
 
 
@@ -100,16 +100,16 @@ def test_an_empty_file(tmp_path: Path) -> None:
         ("\x00", "is not TOML"),
         (
             "data_dir = 'x'",
-            "has 'data_dir'; it may have data-dir, policy, log-format, [listen], [option.KIT] and [[stream]]",
+            "has 'data_dir'; it may have data-dir, policy, log-format, [listen], [option.PROTOCOL] and [[stream]]",
         ),
         ("[stream]\nname = 'a'", "limits of streams belong into tables called [[stream]], with two brackets"),
         ("[[stream]]\nname = 'a'\nkeep-age = 'x'", "[[stream]] table 1 has keep-age = 'x', and should have a duration"),
         ("data-dir = 5", "data-dir should be text in quotes"),
         ("policy = ['a']", "policy should be text in quotes"),
-        ("listen = 'figg=tcp:1'", "[listen] should be a table of KIT = ENDPOINT"),
+        ("listen = 'figg=tcp:1'", "[listen] should be a table of PROTOCOL = ENDPOINT"),
         ("[listen]\nfigg = 8119", "figg in [listen] should be an endpoint, or a list of them"),
-        ("option = 1", "options belong into tables called [option.KIT]"),
-        ("[option]\nfigg = 1", "options belong into tables called [option.KIT]"),
+        ("option = 1", "options belong into tables called [option.PROTOCOL]"),
+        ("[option]\nfigg = 1", "options belong into tables called [option.PROTOCOL]"),
     ],
 )
 def test_what_is_wrong_in_a_file(text: str, said: str, tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_what_is_said_later_wins() -> None:
     assert under["figg"] == {"a": 1, "b": 1}
 
 
-def test_without_a_word_every_kit_listens_on_loopback(tmp_path: Path) -> None:
+def test_without_a_word_every_plugin_listens_on_loopback(tmp_path: Path) -> None:
     config = resolve("data", [], {})
-    assert [listener.name for listener in config.listeners] == kits.names()
+    assert [listener.name for listener in config.listeners] == plugins.names()
     assert all("127.0.0.1" in listener.endpoint for listener in config.listeners)
     assert not config.chosen
     assert config.data_dir == Path.cwd() / "data"

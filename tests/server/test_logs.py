@@ -26,7 +26,7 @@ def logged(form: str, *calls: Any) -> list[str]:
 
 
 def test_an_object_a_line() -> None:
-    (line,) = logged("json", lambda log: log.warn("{kit}: {n} of {peer}", kit="figg", n=3, peer="10.0.0.1"))
+    (line,) = logged("json", lambda log: log.warn("{protocol}: {n} of {peer}", plugin="figg", n=3, peer="10.0.0.1"))
     found = json.loads(line)
     time = found.pop("time")
     assert time.endswith("Z")
@@ -35,7 +35,7 @@ def test_an_object_a_line() -> None:
         "level": "warn",
         "module": "fyrehose.test",
         "message": "figg: 3 of 10.0.0.1",
-        "kit": "figg",
+        "protocol": "figg",
         "n": 3,
         "peer": "10.0.0.1",
     }
@@ -44,7 +44,7 @@ def test_an_object_a_line() -> None:
 def test_a_refusal_has_its_cause_as_a_field() -> None:
     (line,) = logged("json", lambda log: Counters().refuse(log, "figg", "Forbidden", "10.0.0.1", "it may not"))
     found = json.loads(line)
-    assert (found["kit"], found["cause"], found["peer"]) == ("figg", "Forbidden", "10.0.0.1")
+    assert (found["protocol"], found["cause"], found["peer"]) == ("figg", "Forbidden", "10.0.0.1")
 
 
 def test_a_failure_is_one_line() -> None:

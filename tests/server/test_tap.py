@@ -19,8 +19,7 @@ from twisted.logger import ILogObserver, LogLevel
 from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
 
-from fyrehose import __version__
-from fyrehose import plugins as kits
+from fyrehose import __version__, plugins
 from fyrehose.core import policy
 from fyrehose.core.policy import LOOPBACK
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
@@ -109,11 +108,11 @@ def test_a_file_under_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--listen", "8119"], "--listen is '8119', and should be KIT=ENDPOINT"),
+        (["--listen", "8119"], "--listen is '8119', and should be PROTOCOL=ENDPOINT"),
         (["--listen", "figg=tcp:1", "--listen", "figg=tcp:1"], "--listen figg=tcp:1 is said twice"),
         (["--listen", "figg=tcp:1", "-o", "figg/x.max-payload=1"], "no --listen figg/x=ENDPOINT says where"),
         (["--listen", "fig=tcp:1"], "no protocol is called 'fig'"),
-        (["--option", "x"], "--option is 'x', and should be KIT.NAME=VALUE"),
+        (["--option", "x"], "--option is 'x', and should be PROTOCOL.NAME=VALUE"),
         (["--option", "journal.x=1"], "journal has no option 'x'; it has: durability, "),
         (["--durability", "sometimes"], "option journal.durability is 'sometimes', and should be batch, never"),
         (["--max-streams", "-1"], "option server.max-streams is '-1', and should be a whole number"),
@@ -138,8 +137,8 @@ def test_under_twistd_it_is_said_on_standard_error(capsys: pytest.CaptureFixture
         options.parseOptions(["--listen", "8119"])
 
 
-def test_help_names_every_kit_and_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    assert all(name in " ".join(str(Options()).split()) for name in kits.names())
+def test_help_names_every_plugin_and_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(name in " ".join(str(Options()).split()) for name in plugins.names())
     with pytest.raises(SystemExit):
         parsed("--version")
     assert capsys.readouterr().out == f"fyrehose {__version__}\n"
@@ -165,7 +164,7 @@ def test_making_the_service_makes_nothing_else(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
     assert reactor.seconds is time.monotonic
     names = [child.name.partition(" ")[0] for child in service.fyrehose]
-    assert names == kits.names()
+    assert names == plugins.names()
 
 
 def test_an_endpoint_that_is_none_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,14 +232,14 @@ def test_the_first_reason_is_the_one_that_is_said(ending: list[Any], tmp_path: P
     assert ending == ["twistd fyrehose: first", 4]
 
 
-def test_a_kit_whose_extra_is_missing_is_left_out_unless_asked_for(
+def test_a_plugin_whose_extra_is_missing_is_left_out_unless_asked_for(
     ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make_service(self: Any, reactor: Any, broker: Any, endpoint: Any, settings: Any) -> Any:
         raise MissingExtra("pip install 'fyrehose[eventbus]'")
 
-    kit = kits.load("backbone")
-    monkeypatch.setattr(type(kit), "make_service", make_service)
+    plugin = plugins.load("backbone")
+    monkeypatch.setattr(type(plugin), "make_service", make_service)
     server = Server(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
     assert "backbone is not served: pip install 'fyrehose[eventbus]'" in server.notes
     with pytest.raises(MissingExtra):
@@ -253,16 +252,16 @@ def test_connections_are_no_more_than_there_are_descriptors_for(
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 936)
     endpoint = "tcp:0:interface=127.0.0.1"
-    words = ["--listen", f"lines.kit={endpoint}", "--listen", f"lines.kit/few={endpoint}"]
+    words = ["--listen", f"lines.plugin={endpoint}", "--listen", f"lines.plugin/few={endpoint}"]
     words += ["--listen", "backbone=udp:0:interface=127.0.0.1"]
-    words += ["--option", "lines.kit/few.max-connections=5"]
+    words += ["--option", "lines.plugin/few.max-connections=5"]
     config = parsed(*words, "--data-dir", str(tmp_path)).resolved
     server = Server(StoppingReactor(), config)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
     assert limits == [807, 5], "what one does not want is for the others"
     assert server.remarks == [
         (
-            "lines.kit may have 807 connections, as the system allows 1000 file descriptors; "
+            "lines.plugin may have 807 connections, as the system allows 1000 file descriptors; "
             "for all that the options allow, start it with `ulimit -n 10477`, or LimitNOFILE= in a unit"
         )
     ]
@@ -278,7 +277,7 @@ def test_its_listeners_are_told_of(ending: list[Any], tmp_path: Path) -> None:
     words += ["--option", f"admin/b.token-file={token}"]
     server = Server(StoppingReactor(), parsed(*words).resolved)
     figg, backbone, admin, other = server.fyrehose.broker.listeners
-    assert (figg.name, figg.kit, figg.endpoint, figg.encryption) == ("figg/a", "figg", local, "")
+    assert (figg.name, figg.plugin, figg.endpoint, figg.encryption) == ("figg/a", "figg", local, "")
     assert [each.who() for each in (figg, backbone, admin, other)] == ["this machine"] * 3 + ["whoever has the token"]
     assert [listener.connections() for listener in (figg, backbone, admin)] == [0, 0, 0]
     server = Server(StoppingReactor(), parsed(*words, "--policy", written(tmp_path)).resolved)
@@ -349,7 +348,7 @@ class TestReload:
 
     def counted(self, server: Server) -> dict[str, int]:
         counts = server.fyrehose.broker.counters.counts
-        return {what: n for (kit, what), n in counts.items() if kit == "server"}
+        return {what: n for (plugin, what), n in counts.items() if plugin == "server"}
 
     def test_the_policy_and_every_listener_are_read_again(
         self, server: Server, tmp_path: Path, log_lines: list[str]

@@ -137,7 +137,7 @@ class ServerPort(Port):
 
 
 class Listener(Service):
-    """The kit's service, without its socket."""
+    """The plugin's service, without its socket."""
 
     def __init__(self, host: Host, broker: Any, make_port: Any) -> None:
         broker.restrict(STREAM, MAX_DATA)

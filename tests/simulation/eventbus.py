@@ -108,7 +108,7 @@ class Judge:
 
 
 class Listener(Service):
-    """The kit's service, without its sockets."""
+    """The plugin's service, without its sockets."""
 
     def __init__(self, side: EventBus, host: Host, broker: Any) -> None:
         self.side, self.host = side, host

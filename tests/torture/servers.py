@@ -30,9 +30,7 @@ def listens(ports: dict[str, int]) -> list[str]:
     """The words that open every listener, and those of ``ports`` besides."""
     kinds = {**LISTENERS, **{name: "tcp" for name in ports if name not in LISTENERS}}
     return [
-        word
-        for listener, kind in listeners.items()
-        for word in ("--listen", f"{listener}={kind}:{ports.get(listener, 0)}:{LOOPBACK}")
+        word for name, kind in kinds.items() for word in ("--listen", f"{name}={kind}:{ports.get(name, 0)}:{LOOPBACK}")
     ]
 
 

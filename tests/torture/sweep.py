@@ -50,7 +50,7 @@ import wire
 
 import fyrehose.server.service  # noqa: F401 - what servers need is here when they are forked
 from fyrehose.journal.offline.verify import verify
-from fyrehose.protocols.figg import kit  # noqa: F401
+from fyrehose.protocols.figg import plugin  # noqa: F401
 
 KINDS = ("write", "fdatasync", "fsync", "allocate", "truncate", "rename", "unlink", "open")
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EROFS": errno.EROFS, "EINTR": errno.EINTR, "short": -1}

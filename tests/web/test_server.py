@@ -40,7 +40,7 @@ class Transport(StringTransport):
 class Toy(WebProtocol):
     """Answers at once, or when it is told to."""
 
-    kit: ClassVar[str] = "toy"
+    protocol_name: ClassVar[str] = "toy"
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Asked: "asked"}
 

@@ -20,7 +20,7 @@ from lines.session import LineSession, Published, Subscribed, encode
 class LineProtocol(SessionProtocol):
     """One connection; the shell around it does limits, deadlines, slow readers and closing."""
 
-    kit: ClassVar[str] = "lines"
+    protocol_name: ClassVar[str] = "lines"
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {Published: "published", Subscribed: "subscribed"}
 
@@ -28,7 +28,7 @@ class LineProtocol(SessionProtocol):
 
     def published(self, event: Published) -> None:
         """Publish, and say ok when it is durable: there and nowhere else."""
-        run = Run.of(event.stream, [event.payload], source=self.kit, producer=self.peer)
+        run = Run.of(event.stream, [event.payload], source=self.protocol_name, producer=self.peer)
         self.publish([run], self._durable)
 
     def _durable(self, first_seqs: tuple[int, ...]) -> None:
@@ -55,4 +55,6 @@ class LineProtocol(SessionProtocol):
 def make_factory(broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> SessionFactory:
     """What listens."""
     make: Any = partial(LineProtocol, broker=broker, clock=clock, settings=settings)
-    return SessionFactory(lambda: make(LineSession()), LineProtocol.kit, LineProtocol.log, broker, clock, settings)
+    return SessionFactory(
+        lambda: make(LineSession()), LineProtocol.protocol_name, LineProtocol.log, broker, clock, settings
+    )

@@ -41,7 +41,7 @@ from fyrehose.records import Run
 
 log = Logger()
 
-KIT = "backbone-client"
+PROTOCOL = "backbone-client"
 #: What may wait for the window, in bytes; :meth:`BackboneClient.ready` keeps a program below that.
 MOST_UNSENT = 64 << 20
 
@@ -76,7 +76,7 @@ def _ignore(*_: object) -> None:
 
 def open_port(reactor: Any, owner: Owner, address: Address) -> UDPPort:
     """A UDP port of this machine."""
-    return UDPPort(reactor, owner, address, kit=KIT, counters=Counters())
+    return UDPPort(reactor, owner, address, protocol=PROTOCOL, counters=Counters())
 
 
 def host_towards(server: Address) -> str:
@@ -298,7 +298,7 @@ class BackboneClient:
             try:
                 self._take(event)
             except Exception:
-                log.failure("{kit}: what it was told made the program fail", kit=KIT)
+                log.failure("{protocol}: what it was told made the program fail", protocol=PROTOCOL)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Records):

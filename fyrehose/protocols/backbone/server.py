@@ -32,7 +32,7 @@ from fyrehose.records import Delivery, Run
 
 log = Logger()
 
-KIT = "backbone"
+PROTOCOL = "backbone"
 #: Drops that are everyday life: counted, not worth a line.
 QUIET = frozenset({"request-repeated", "request-of-nothing"})
 #: What one destination gets of a replay before the next has its turn, in bytes.
@@ -170,7 +170,7 @@ class BackboneServer:
 
     @property
     def reader(self) -> tuple[str, str]:
-        return KIT, "all subscribers"
+        return PROTOCOL, "all subscribers"
 
     def deliver(self, delivery: Delivery) -> None:
         now = self._clock.seconds()
@@ -182,17 +182,17 @@ class BackboneServer:
             for destination, client in newcomers:
                 for train in self._session.ration(client, encoded.trains, delivery.last_seq):
                     self.port.send(train, destination)
-                    self._broker.counters.add(KIT, "delivers", train.count)
+                    self._broker.counters.add(PROTOCOL, "delivers", train.count)
             self.port.flush()
         self._check_stopped()
 
     def skipped(self, first: int, last: int) -> None:
         """They are gone; a REQUEST for them will find nobody."""
-        self._broker.counters.add(KIT, "skipped", last - first + 1)
+        self._broker.counters.add(PROTOCOL, "skipped", last - first + 1)
 
     def ended(self, reason: Exception) -> None:
         self._subscription = None
-        log.error("{kit}: nothing more is delivered: {reason}", kit=KIT, reason=str(reason))
+        log.error("{protocol}: nothing more is delivered: {reason}", protocol=PROTOCOL, reason=str(reason))
         self._check_stopped()
 
     # Inside.
@@ -213,11 +213,11 @@ class BackboneServer:
     def _drop(self, event: Dropped) -> None:
         counters = self._broker.counters
         if event.cause in QUIET:
-            counters.add(KIT, event.cause, event.count)
+            counters.add(PROTOCOL, event.cause, event.count)
             return
-        counters.refuse(log, KIT, event.cause, event.source[0], event.detail)
+        counters.refuse(log, PROTOCOL, event.cause, event.source[0], event.detail)
         if event.count > 1:
-            counters.add(KIT, event.cause, event.count - 1)
+            counters.add(PROTOCOL, event.cause, event.count - 1)
 
     def _publish(self) -> None:
         """One run for each source of this turn, all in one batch."""
@@ -229,11 +229,11 @@ class BackboneServer:
             return
         runs = [self._run(source, events) for source, events in pushed.items()]
         size = sum(run.size + RUN_OVERHEAD for run in runs)
-        counters.add(KIT, "pushes", count)
-        counters.add(KIT, "pushed-bytes", sum(len(run.payload) for run in runs))
+        counters.add(PROTOCOL, "pushes", count)
+        counters.add(PROTOCOL, "pushed-bytes", sum(len(run.payload) for run in runs))
         large = sum(event.large for events in pushed.values() for event in events)
         if large:
-            counters.add(KIT, "fragmented-pushes", large)
+            counters.add(PROTOCOL, "fragmented-pushes", large)
         self._in_flight += 1
         self._account.hold(size)
 
@@ -261,7 +261,7 @@ class BackboneServer:
             payload = b"".join(event.payload for event in events)
         return Run(
             stream=self._settings.stream,
-            source=KIT,
+            source=PROTOCOL,
             producer="{}:{}".format(*source),
             lengths=lengths,
             payload=payload,
@@ -278,9 +278,9 @@ class BackboneServer:
                     sent += train.count
                 else:
                     self._drop(Dropped(source=destination, cause="destination-rate", count=train.count))
-        counters.add(KIT, "delivers", sent)
+        counters.add(PROTOCOL, "delivers", sent)
         if encoded.left_out:
-            counters.add(KIT, "too-large-for-a-datagram", encoded.left_out)
+            counters.add(PROTOCOL, "too-large-for-a-datagram", encoded.left_out)
 
     # The server's journal, a peer like any other that answers FORWARDs.
 
@@ -324,7 +324,7 @@ class BackboneServer:
             self._session.charge(destination, train.size, now)
             self.port.send(train, destination)
         self.port.flush()
-        self._broker.counters.add(KIT, "replayed", encoded.count)
+        self._broker.counters.add(PROTOCOL, "replayed", encoded.count)
         return wanted[-1].last_seq
 
     # Stopping.

@@ -9,7 +9,7 @@ from fyrehose.options import boolean, count, name, option, size
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """What the kit takes as ``--option backbone.NAME=VALUE``."""
+    """What the protocol takes as ``--option backbone.NAME=VALUE``."""
 
     stream: str = option("backbone", name, "the stream that is published into and delivered")
     subscribers: int = option(1_024, count, "clients at a time; a keepalive beyond them is not acknowledged", least=1)

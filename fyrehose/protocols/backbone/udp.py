@@ -94,7 +94,7 @@ def is_local(host: str) -> bool:
 class UDPPort:
     """One bound socket in a reactor.
 
-    :param kit: what counters and log lines call it
+    :param protocol: what counters and log lines call it
     :param batching: whether to use UDP_SEGMENT and UDP_GRO
     """
 
@@ -104,7 +104,7 @@ class UDPPort:
         owner: Owner,
         address: Address,
         *,
-        kit: str,
+        protocol: str,
         counters: Counters,
         receive_buffer: int = 4 << 20,
         batching: bool = True,
@@ -113,7 +113,7 @@ class UDPPort:
         self._reactor = reactor
         self._owner = owner
         self._wanted = address
-        self._kit = kit
+        self._protocol = protocol
         self._counters = counters
         self._receive_buffer = receive_buffer
         self._batching = batching
@@ -154,7 +154,7 @@ class UDPPort:
     def answer(self, datagram: bytes, destination: Address) -> None:
         """Send one small datagram, unless very much waits already."""
         if len(self._queue) >= MOST_WAITING:
-            self._counters.add(self._kit, "answers-dropped")
+            self._counters.add(self._protocol, "answers-dropped")
             return
         self.send(Train(datagram, len(datagram)), destination)
 
@@ -192,7 +192,7 @@ class UDPPort:
         return -1 if self._socket is None else self._socket.fileno()
 
     def logPrefix(self) -> str:
-        return self._kit
+        return self._protocol
 
     def connectionLost(self, reason: Failure) -> None:
         """The reactor is done with the descriptor: it stopped, or the descriptor is broken."""
@@ -205,7 +205,7 @@ class UDPPort:
         try:
             self._owner.turn_over()
         except Exception:
-            log.failure("{kit}: a turn could not be ended", kit=self._kit)
+            log.failure("{protocol}: a turn could not be ended", protocol=self._protocol)
 
     def doWrite(self) -> None:
         self._send_waiting()
@@ -216,19 +216,21 @@ class UDPPort:
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
         except OSError as error:
-            log.warn("{kit}: the receive buffer stays as it is: {error}", kit=self._kit, error=str(error))
+            log.warn(
+                "{protocol}: the receive buffer stays as it is: {error}", protocol=self._protocol, error=str(error)
+            )
         got = made.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it for its own needs
         if got < self._receive_buffer:
             log.info(
-                "{kit}: the kernel gives a receive buffer of {got} bytes, not {wanted} (net.core.rmem_max)",
-                kit=self._kit,
+                "{protocol}: the kernel gives a receive buffer of {got} bytes, not {wanted} (net.core.rmem_max)",
+                protocol=self._protocol,
                 got=got,
                 wanted=self._receive_buffer,
             )
         try:
             made.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
         except OSError:
-            log.info("{kit}: this kernel does not say how many datagrams it drops", kit=self._kit)
+            log.info("{protocol}: this kernel does not say how many datagrams it drops", protocol=self._protocol)
         if self._batching:
             try:
                 made.setsockopt(SOL_UDP, UDP_GRO, 1)
@@ -250,7 +252,7 @@ class UDPPort:
                 if error.errno in _AGAIN:
                     break
                 # An ICMP error to something that we sent, most likely: whom it concerns, it tells by silence.
-                self._counters.refuse(log, self._kit, "receive-error", str(self.address), str(error))
+                self._counters.refuse(log, self._protocol, "receive-error", str(self.address), str(error))
                 continue
             each = self._segment(ancillary, size) if ancillary else size
             if sender != source or each != segment or (end - start) % segment:
@@ -270,7 +272,7 @@ class UDPPort:
             self._owner.datagrams_received(self._buffer[start:end], segment, source)
         except Exception:
             # A bug met by one datagram is no reason to be deaf to all others.
-            log.failure("{kit}: a datagram could not be handled", kit=self._kit)
+            log.failure("{protocol}: a datagram could not be handled", protocol=self._protocol)
 
     def _segment(self, ancillary: list[tuple[int, int, bytes]], size: int) -> int:
         """What the kernel says besides: how large each datagram is, and how many it had no room for."""
@@ -285,7 +287,7 @@ class UDPPort:
     def _count_drops(self, drops: int) -> None:
         """The kernel's own count of what did not fit into the receive buffer; it wraps at 2^32."""
         if drops != self._drops:
-            self._counters.add(self._kit, "dropped-by-kernel", (drops - self._drops) & 0xFFFFFFFF)
+            self._counters.add(self._protocol, "dropped-by-kernel", (drops - self._drops) & 0xFFFFFFFF)
             self._drops = drops
 
     # Sending.
@@ -360,12 +362,12 @@ class UDPPort:
 
     def _count_error(self, error: OSError, destination: Address) -> None:
         cause = f"send-{errno.errorcode.get(error.errno or 0, 'error')}"
-        self._counters.refuse(log, self._kit, cause, "{}:{}".format(*destination))
+        self._counters.refuse(log, self._protocol, cause, "{}:{}".format(*destination))
 
     def _no_batching(self, error: OSError) -> None:
         self._batching = False
         log.info(
-            "{kit}: the kernel refuses to batch datagrams ({error}): they go and come one by one",
-            kit=self._kit,
+            "{protocol}: the kernel refuses to batch datagrams ({error}): they go and come one by one",
+            protocol=self._protocol,
             error=str(error),
         )

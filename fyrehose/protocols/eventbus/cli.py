@@ -19,10 +19,10 @@ from zope.interface import implementer, moduleProvides
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClients, IPublisher, ITailer
 from fyrehose.protocols.eventbus.client_session import Options
-from fyrehose.protocols.eventbus.encoding import KIT, msgpack_bytes, unpacked
+from fyrehose.protocols.eventbus.encoding import PROTOCOL, msgpack_bytes, unpacked
 from fyrehose.protocols.eventbus.frames import Broadcast
-from fyrehose.protocols.eventbus.kit import require_zmq
 from fyrehose.protocols.eventbus.labels import read_labels
+from fyrehose.protocols.eventbus.plugin import require_zmq
 from fyrehose.records import MAX_NAME, Run
 
 if TYPE_CHECKING:
@@ -117,9 +117,9 @@ def runs_of(events: tuple[Broadcast, ...]) -> Iterator[Run]:
         ids = [label.event_id for label in labels]
         times = [label.event_time for label in labels]
         yield Run.of(
-            KIT,
+            PROTOCOL,
             [unpacked(bytes(event.data)) for event in row],
-            source=KIT,
+            source=PROTOCOL,
             producer=labels[0].producer,
             topic=row[0].topic,
             event_ids=None if None in ids else b"".join(each for each in ids if each is not None),

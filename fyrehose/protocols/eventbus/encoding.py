@@ -12,8 +12,8 @@ from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.protocols.eventbus.labels import Written
 from fyrehose.records import Buffer, Run
 
-#: What the bus calls itself: its kit, and the source of what came by it.
-KIT = "eventbus"
+#: What the bus calls itself: its protocol, and the source of what came by it.
+PROTOCOL = "eventbus"
 
 #: Labels of so many records are written at a time.
 ROWS = 512
@@ -26,7 +26,7 @@ def event_frames(run: Run, dialect: Dialect) -> Iterator[Frames]:
 
     What came by another listener is no msgpack, so its payload goes out as one object of msgpack: bytes.
     """
-    written = Written(run, KIT)
+    written = Written(run, PROTOCOL)
     topic, producer = (run.topic or "").encode(), written.producer
     payloads = run.payloads()
     for start in range(0, len(run), ROWS):

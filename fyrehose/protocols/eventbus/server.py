@@ -23,7 +23,7 @@ from zope.interface import implementer
 from fyrehose.errors import FyrehoseError, InvalidName, JournalCorrupt, PayloadTooLarge, ReadOnly
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
-from fyrehose.protocols.eventbus.encoding import KIT, Frames, event_frames
+from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
 from fyrehose.protocols.eventbus.lent import Lent
 from fyrehose.protocols.eventbus.ports import Peers, Port
@@ -148,8 +148,8 @@ class EventBusServer:
         batch = self._session.take()
         if batch is not None:
             counters = self._broker.counters
-            counters.add(KIT, "pubs", batch.count)
-            counters.add(KIT, "pub-bytes", batch.size)
+            counters.add(PROTOCOL, "pubs", batch.count)
+            counters.add(PROTOCOL, "pub-bytes", batch.size)
             self._account.hold(batch.size)
             self._publish(batch)
         self._collector_idle()
@@ -161,9 +161,9 @@ class EventBusServer:
         if isinstance(answer, Refused):
             self._drop(answer, self._snapshot)
             return
-        self._broker.counters.add(KIT, "snapshots")
+        self._broker.counters.add(PROTOCOL, "snapshots")
         if answer.again:
-            self._broker.counters.add(KIT, "snapshot-replaced")
+            self._broker.counters.add(PROTOCOL, "snapshot-replaced")
         if answer.deaf:
             self._say_how_to_hear(host)
         # A client subscribes before it asks; that it did must be known before the end of its snapshot is.
@@ -171,14 +171,14 @@ class EventBusServer:
 
     def _say_how_to_hear(self, host: str) -> None:
         counters = self._broker.counters
-        counters.add(KIT, "decimal-requests")
+        counters.add(PROTOCOL, "decimal-requests")
         if not self._said:
             self._said = True
             log.warn(
-                "{kit}: {host} at {port} asks with a sequence in decimal text, and broadcasts have theirs in binary: a "
+                "{protocol}: {host} at {port} asks with a sequence in decimal text, and broadcasts have it binary: a "
                 "client of the reference program (Node) drops every one of them; for those use "
                 "--option eventbus.sequence=decimal, in a listener of their own if there are others (said once)",
-                kit=KIT,
+                protocol=PROTOCOL,
                 host=host,
                 port=self._snapshot.name,
             )
@@ -192,7 +192,7 @@ class EventBusServer:
 
     @property
     def reader(self) -> tuple[str, str]:
-        return KIT, "all subscribers"
+        return PROTOCOL, "all subscribers"
 
     def deliver(self, delivery: Delivery) -> None:
         assert self._subscription is not None
@@ -203,11 +203,11 @@ class EventBusServer:
 
     def skipped(self, first: int, last: int) -> None:
         """They are gone; sequences need not follow on."""
-        self._broker.counters.add(KIT, "skipped", last - first + 1)
+        self._broker.counters.add(PROTOCOL, "skipped", last - first + 1)
 
     def ended(self, reason: Exception) -> None:
         self._subscription = None
-        log.error("{kit}: nothing more is broadcast: {reason}", kit=KIT, reason=str(reason))
+        log.error("{protocol}: nothing more is broadcast: {reason}", protocol=PROTOCOL, reason=str(reason))
         self._check_stopped()
 
     # Publishing.
@@ -234,7 +234,7 @@ class EventBusServer:
         if isinstance(error, ReadOnly) and not self._stopping:
             # Nobody sends it again: keep it, read no further, and try until there is room.
             self._in_flight -= 1
-            self._broker.counters.refuse(log, KIT, "ReadOnly", f"{batch.count} events", str(error))
+            self._broker.counters.refuse(log, PROTOCOL, "ReadOnly", f"{batch.count} events", str(error))
             self._kept.append(batch)
             if self._retrying is None:
                 self._retrying = self._clock.callLater(FULL_WAIT, self._retry)
@@ -247,7 +247,7 @@ class EventBusServer:
                 self._account.hold(part.size)
                 self._publish(part)
         else:
-            self._broker.counters.refuse(log, KIT, type(error).__name__, f"{batch.count} events", str(error))
+            self._broker.counters.refuse(log, PROTOCOL, type(error).__name__, f"{batch.count} events", str(error))
             self._session.failed(batch)
             self._settle(batch)
 
@@ -285,13 +285,13 @@ class EventBusServer:
                     break
                 # Nobody is found whose fault it is.  All have to ask for this one.
                 detail = f"an event of {len(frames[-1])} bytes is not broadcast"
-                self._broker.counters.refuse(log, KIT, "broadcast-memory-full", "subscribers", detail)
+                self._broker.counters.refuse(log, PROTOCOL, "broadcast-memory-full", "subscribers", detail)
             sent += 1
             size += len(frames[-1])
             if sent >= EVENTS_TURN or size >= BYTES_TURN:
                 self._pumping = self._clock.callLater(0, self._pump)
                 break
-        self._broker.counters.add(KIT, "broadcasts", sent)
+        self._broker.counters.add(PROTOCOL, "broadcasts", sent)
         if self._pumping is None:
             self._outgoing = None
             if self._subscription is not None:
@@ -312,7 +312,7 @@ class EventBusServer:
         for host, descriptor in slow:
             detail = "others wait for it to take large events; its connection is ended, and it asks for what it missed"
             where = f"{host} at {self._publisher.name}"
-            self._broker.counters.refuse(log, KIT, "subscriber-too-slow", where, detail)
+            self._broker.counters.refuse(log, PROTOCOL, "subscriber-too-slow", where, detail)
             self._peers.end_subscriber(host, descriptor)
         if slow:
             self._full_since = None
@@ -391,7 +391,7 @@ class EventBusServer:
             self._cancel(snapshot, "snapshot-left")
         except JournalCorrupt as damage:
             self._cancel(snapshot, "journal-corrupt", str(damage))
-        self._broker.counters.add(KIT, "syncs", sent - snapshot.ended)
+        self._broker.counters.add(PROTOCOL, "syncs", sent - snapshot.ended)
         snapshot.given += size
         if snapshot.ended:
             self._session.snapshots.forget(snapshot)
@@ -430,10 +430,10 @@ class EventBusServer:
 
     def _count_drop(self, cause: str, host: str, port: Port, identity: bytes, detail: str = "") -> None:
         if cause in QUIET:
-            self._broker.counters.add(KIT, cause)
+            self._broker.counters.add(PROTOCOL, cause)
         else:
             peer = f"{host} at {port.name} (client {identity[:16].hex()})"
-            self._broker.counters.refuse(log, KIT, cause, peer, detail)
+            self._broker.counters.refuse(log, PROTOCOL, cause, peer, detail)
 
     # Stopping.
 
@@ -466,7 +466,7 @@ class EventBusServer:
             self._subscription.stopProducing()
             self._subscription = None
         for batch in self._kept:
-            self._broker.counters.refuse(log, KIT, "not-published-at-stop", f"{batch.count} events")
+            self._broker.counters.refuse(log, PROTOCOL, "not-published-at-stop", f"{batch.count} events")
         self._account.close()
         stopped.callback(None)
 

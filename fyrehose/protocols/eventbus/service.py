@@ -22,7 +22,7 @@ from zope.interface import implementer
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.eventbus.connections import Connections, Key, shut_down
-from fyrehose.protocols.eventbus.encoding import KIT
+from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.handshakes import LEFT, TIMEOUT, Handshakes
 from fyrehose.protocols.eventbus.ports import Peers
 from fyrehose.protocols.eventbus.server import EventBusServer
@@ -154,7 +154,7 @@ class EventBusService(Service):
         self._listener = self._make_listener()
         parted = self._peers.part(self._listener.may, range(self._port, self._port + 3))
         if parted:
-            log.info("{kit}: {count} connections are ended, to be judged again", kit=KIT, count=parted)
+            log.info("{protocol}: {count} connections are ended, to be judged again", protocol=PROTOCOL, count=parted)
 
     def _make_listener(self) -> Listener:
         clients = None
@@ -245,18 +245,20 @@ class EventBusService(Service):
     def _handshake_failed(self, cause: str, where: str) -> None:
         counters = self._broker.counters
         if cause == LEFT:  # as a check whether the port is open does
-            counters.add(KIT, cause)
+            counters.add(PROTOCOL, cause)
         elif cause == TIMEOUT:
-            counters.refuse(log, KIT, cause, where, f"it has said nothing for {HANDSHAKE // 1000} s, or not enough")
+            counters.refuse(
+                log, PROTOCOL, cause, where, f"it has said nothing for {HANDSHAKE // 1000} s, or not enough"
+            )
         else:
             what = "what it sent is no handshake of ZeroMQ 3 or later, or that of a wrong kind of socket or key"
-            counters.refuse(log, KIT, cause, where, what)
+            counters.refuse(log, PROTOCOL, cause, where, what)
 
     def _connection(self, port: int, event: int, value: int) -> None:
         counters, peers = self._broker.counters, self._peers
         before = peers.count
         if event == ACCEPTED:
-            counters.add(KIT, "connections")
+            counters.add(PROTOCOL, "connections")
             refused = peers.accepted(port, value)
             if refused is not None:
                 # One that was connected has to go now; a new one waits, or its client comes back at once.
@@ -266,7 +268,7 @@ class EventBusService(Service):
             ending = self._ending.pop((port, value), None)
             if ending is not None and ending.active():
                 ending.cancel()
-        counters.gauge(KIT, "connections", peers.count - before)
+        counters.gauge(PROTOCOL, "connections", peers.count - before)
 
     def _where(self, port: int, host: str) -> str:
         return f"{host} at {NAMES[port - self._port]} (port {port})"
@@ -274,7 +276,7 @@ class EventBusService(Service):
     def _refuse(self, key: Key, at_once: bool) -> None:
         peers = self._peers
         detail = f"max-connections is {self._settings.max_connections}; the client comes back and gets in when one ends"
-        self._broker.counters.refuse(log, KIT, TOO_MANY, self._where(key[0], peers.host(*key)), detail)
+        self._broker.counters.refuse(log, PROTOCOL, TOO_MANY, self._where(key[0], peers.host(*key)), detail)
         if at_once:
             peers.end(*key)
         else:
@@ -291,13 +293,13 @@ class EventBusService(Service):
         elif answer.cause is not None:
             detail = "{} may not {}".format(*answer.wanted) if answer.wanted is not None else ""
             port = self._port + 2 if answer.wanted and answer.wanted[1] is Action.PUBLISH else self._port
-            self._broker.counters.refuse(log, KIT, answer.cause, self._where(port, answer.address), detail)
+            self._broker.counters.refuse(log, PROTOCOL, answer.cause, self._where(port, answer.address), detail)
         elif answer.wanted is not None:
             self._peers.admit(*answer.wanted)
         listener.send(answer.frames)
 
     def _close(self) -> Deferred[None]:
-        self._broker.counters.gauge(KIT, "connections", -self._peers.count)
+        self._broker.counters.gauge(PROTOCOL, "connections", -self._peers.count)
         for ending in self._ending.values():
             if ending.active():
                 ending.cancel()

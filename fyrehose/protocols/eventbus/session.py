@@ -18,7 +18,7 @@ import attrs
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.dedup import Seen
 from fyrehose.protocols.eventbus.drafts import Drafts
-from fyrehose.protocols.eventbus.encoding import KIT
+from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.frames import EVENT_FRAMES, Dialect, SyncStart, check_event, without_delimiter
 from fyrehose.protocols.eventbus.lent import Pool
 from fyrehose.protocols.eventbus.settings import Settings, Syntax
@@ -69,7 +69,7 @@ class ServerSession:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._drafts = Drafts(settings.stream, KIT)
+        self._drafts = Drafts(settings.stream, PROTOCOL)
         self._seen = Seen() if settings.dedup else None
         self._uuids: list[bytes] = []
         self.snapshots = Snapshots(settings.snapshots, settings.snapshots_memory)

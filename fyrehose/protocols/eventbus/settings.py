@@ -40,7 +40,7 @@ def text(value: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """What the kit takes as ``--option eventbus.NAME=VALUE``."""
+    """What the protocol takes as ``--option eventbus.NAME=VALUE``."""
 
     stream: str = option("eventbus", name, "the stream that is published into and delivered")
     server_key: str = option("", text, "the file of the server's CURVE key pair (NAME.key_secret): encrypt")

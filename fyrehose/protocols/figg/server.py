@@ -29,7 +29,7 @@ from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Run
 
-KIT = "figg"
+PROTOCOL = "figg"
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +63,7 @@ class Attachment:
 
     def skipped(self, first: int, last: int) -> None:
         """Nothing to say in Figg: the next offset says it."""
-        self.connection.broker.counters.add(KIT, "skipped", last - first + 1)
+        self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
 
     def ended(self, reason: Exception) -> None:
         self.connection.finish()
@@ -72,7 +72,7 @@ class Attachment:
 class FiggProtocol(SessionProtocol):
     """One connection."""
 
-    kit: ClassVar[str] = KIT
+    protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {
         Published: "published",
@@ -115,7 +115,7 @@ class FiggProtocol(SessionProtocol):
         runs = [
             Run(
                 stream=run.topic,
-                source=KIT,
+                source=PROTOCOL,
                 producer=self.address,
                 producer_seq=run.numbers,
                 lengths=run.lengths,
@@ -252,4 +252,4 @@ def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> Se
     def make() -> FiggProtocol:
         return FiggProtocol(FiggServerSession(settings.max_payload), broker, clock, settings)
 
-    return SessionFactory(make, KIT, FiggProtocol.log, broker, clock, settings)
+    return SessionFactory(make, PROTOCOL, FiggProtocol.log, broker, clock, settings)

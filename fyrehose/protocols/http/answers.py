@@ -19,7 +19,7 @@ from zope.interface import implementer
 from fyrehose import ndjson
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import ISink, ISubscription
-from fyrehose.protocols.http.session import KIT
+from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.records import Delivery, Run
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Listening:
         self.resumeProducing()
 
     def skipped(self, first: int, last: int) -> None:
-        self.connection.broker.counters.add(KIT, "skipped", last - first + 1)
+        self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
         said = json.dumps({"first": first, "last": last}).encode()
         self.connection.session.send(b"event: gap\nid: %d\ndata: %b\n\n" % (last, said))
 

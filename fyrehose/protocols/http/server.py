@@ -26,8 +26,8 @@ from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import Listening, Reading
 from fyrehose.protocols.http.session import (
     EVENTS,
-    KIT,
     NDJSON,
+    PROTOCOL,
     HttpSession,
     Limits,
     Live,
@@ -114,7 +114,7 @@ class Upload:
 class HttpProtocol(WebProtocol):
     """One connection."""
 
-    kit: ClassVar[str] = KIT
+    protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {
         **WebProtocol.handlers,
@@ -148,7 +148,7 @@ class HttpProtocol(WebProtocol):
         run = Run.of(
             event.stream,
             event.payloads,
-            source=KIT,
+            source=PROTOCOL,
             producer=self.identity.name or self.address,
             content_type=event.content_type,
         )
@@ -231,7 +231,12 @@ class HttpProtocol(WebProtocol):
 
     def cut_off(self, reason: Exception) -> None:
         """An answer cannot be ended as it should be."""
-        self.log.warn("{kit}: an answer to {peer} was cut off: {reason}", kit=KIT, peer=self.peer, reason=str(reason))
+        self.log.warn(
+            "{protocol}: an answer to {peer} was cut off: {reason}",
+            protocol=PROTOCOL,
+            peer=self.peer,
+            reason=str(reason),
+        )
         self.flush()
         self.transport.abortConnection()
 
@@ -271,7 +276,7 @@ class HttpProtocol(WebProtocol):
         assert upload is not None, "it is there until everything is settled"
         upload.waiting -= 1
         if self._disconnected() or upload.spoiled is not None:  # the rest of a body whose beginning was refused
-            self.broker.counters.add(KIT, "refused-behind-a-refusal")
+            self.broker.counters.add(PROTOCOL, "refused-behind-a-refusal")
             return
         upload.spoiled = self._refusal_of(error)
         self.refused(upload.spoiled)
@@ -320,4 +325,4 @@ def make_factory(broker: IBroker, clock: IReactorTime, endpoint: str, settings: 
         return HttpProtocol(HttpSession(hosts, limits=limits), broker, clock, settings)
 
     proofs = PROOFS | {"token"}
-    return SessionFactory(make, KIT, HttpProtocol.log, broker, clock, settings, proofs=proofs)
+    return SessionFactory(make, PROTOCOL, HttpProtocol.log, broker, clock, settings, proofs=proofs)

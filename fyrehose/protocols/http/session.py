@@ -20,7 +20,7 @@ from fyrehose.protocols.http.bodies import Body, Lines, TooLarge, Whole
 from fyrehose.records import LAST_SEQ, MAX_NAME
 from fyrehose.web.session import JSON, Asked, Refused, WebSession
 
-KIT = "http"
+PROTOCOL = "http"
 #: Lines of JSON, by their names.
 NDJSON = "application/x-ndjson"
 NDJSONS = frozenset({NDJSON, "application/ndjson", "application/jsonl", "application/json-lines"})

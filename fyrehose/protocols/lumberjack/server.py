@@ -30,7 +30,7 @@ from fyrehose.protocols.lumberjack.session import MAX_INFLATED, Limits, Lumberja
 from fyrehose.protocols.lumberjack.turns import LEAST, READ, Outcome, Turns
 from fyrehose.records import Run
 
-KIT = "lumberjack"
+PROTOCOL = "lumberjack"
 #: How long a writer of version 2 waits before it is told to wait, in seconds: the shortest time-out around is 5.
 KEEP_ALIVE = 4.0
 #: How long a writer of version 1 says nothing in mid-window before it is told how far we are, in seconds.
@@ -73,7 +73,7 @@ class Settings(TLSSettings):
 class LumberjackProtocol(SessionProtocol):
     """One writer."""
 
-    kit: ClassVar[str] = KIT
+    protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {tuple: "published"}
 
@@ -186,7 +186,9 @@ class LumberjackProtocol(SessionProtocol):
                 self.received(self.session.go_on(granted))
             return self._after_turn()
         except Exception:
-            self.log.failure("{kit}: what came from {peer} could not be dealt with", kit=KIT, peer=self.peer)
+            self.log.failure(
+                "{protocol}: what came from {peer} could not be dealt with", protocol=PROTOCOL, peer=self.peer
+            )
             self.transport.abortConnection()
             return Outcome.DONE
 
@@ -195,7 +197,7 @@ class LumberjackProtocol(SessionProtocol):
     def _run(self, event: EventRun) -> Run:
         return Run(
             stream=self.settings.stream,
-            source=KIT,
+            source=PROTOCOL,
             producer=self._who,
             topic=event.topic,
             content_type=event.content_type,
@@ -291,7 +293,7 @@ class LumberjackProtocol(SessionProtocol):
             self._active = now
         due = [self._active + self.settings.idle_timeout]
         if due[0] <= now:
-            self.broker.counters.add(KIT, "idle")
+            self.broker.counters.add(PROTOCOL, "idle")
             self.finish()
             return
         if self.session.version == 2 and (self._busy or self.session.waits):
@@ -326,4 +328,4 @@ def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> Se
     def make() -> LumberjackProtocol:
         return LumberjackProtocol(LumberjackServerSession(limits), broker, clock, settings, turns)
 
-    return SessionFactory(make, KIT, LumberjackProtocol.log, broker, clock, settings, largest_read=READ)
+    return SessionFactory(make, PROTOCOL, LumberjackProtocol.log, broker, clock, settings, largest_read=READ)

@@ -61,7 +61,7 @@ class Turns:
     """Deals out turns.
 
     :ivar clock: the reactor, or a Clock
-    :ivar budget: what all connections of all kits may hold
+    :ivar budget: what all connections of all protocols may hold
     :ivar in_flight: what its connections have published and is not durable, in bytes; they say so here
     """
 

@@ -31,7 +31,7 @@ from fyrehose.records import Delivery, Run
 if TYPE_CHECKING:
     from fyrehose.protocols.relink.server import RelinkProtocol
 
-KIT = "relink"
+PROTOCOL = "relink"
 #: How many gaps of a stream may lie in what a subscriber has not consumed.
 MOST_ANCHORS = 1_000
 
@@ -204,7 +204,7 @@ class Publishing(Endpoint):
         # A channel may be opened again and begin at 0 again: its ordinal keeps (producer, producer_seq) unique.
         ordinal = self.link.receiving[channel].ordinal
         producer = f"{self.entry.label}.{ordinal}"
-        return messages.runs(first, self.place.stream, source=KIT, producer=producer, topic=str(channel))
+        return messages.runs(first, self.place.stream, source=PROTOCOL, producer=producer, topic=str(channel))
 
     def finished(self, event: events.Finished) -> None:
         if self.link.receiving[event.channel].leaving:
@@ -309,7 +309,7 @@ class Subscribing(Endpoint):
 
     def skipped(self, first: int, last: int) -> None:
         self._pending.append(_Gap(last + 1))
-        self.protocol.broker.counters.add(KIT, "skipped", last - first + 1)
+        self.protocol.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
 
     def ended(self, reason: Exception) -> None:
         self.protocol.finish()

@@ -35,7 +35,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tcp import SessionProtocol
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.endpoints import KIT, Endpoint, Publishing, Subscribing, first_anchor
+from fyrehose.protocols.relink.endpoints import PROTOCOL, Endpoint, Publishing, Subscribing, first_anchor
 from fyrehose.protocols.relink.handshake import Hello
 from fyrehose.protocols.relink.names import Place, parse
 from fyrehose.protocols.relink.registry import Entry, Registry
@@ -57,7 +57,7 @@ FOR_GOOD = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooMan
 class RelinkProtocol(SessionProtocol):
     """One connection."""
 
-    kit: ClassVar[str] = KIT
+    protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {
         events.Asked: "asked",
@@ -192,7 +192,7 @@ class RelinkProtocol(SessionProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self.clock.callLater(self.settings.ping_after, self._watch_silence)
-        self.broker.counters.add(KIT, "links-resumed" if event.resumed else "links-made")
+        self.broker.counters.add(PROTOCOL, "links-resumed" if event.resumed else "links-made")
         if not event.resumed and self.endpoint is not None:
             self.endpoint.begin()
 
@@ -216,7 +216,7 @@ class RelinkProtocol(SessionProtocol):
             self._heard = self.clock.seconds()
         silence = self.clock.seconds() - self._heard
         if silence >= settings.drop_after:
-            self.broker.counters.refuse(self.log, KIT, "silent-peer", self.peer)
+            self.broker.counters.refuse(self.log, PROTOCOL, "silent-peer", self.peer)
             self._closing = True
             self.transport.abortConnection()
             return
@@ -281,7 +281,7 @@ class RelinkProtocol(SessionProtocol):
     def link_ended(self, event: events.Ended) -> None:
         """A good end: the peer need not come back."""
         assert self.entry is not None
-        self.broker.counters.add(KIT, "links-ended")
+        self.broker.counters.add(PROTOCOL, "links-ended")
         self.registry.discard(self.entry)
         self.finish()
 
@@ -371,11 +371,11 @@ class RelinkProtocol(SessionProtocol):
         detail = (
             f"a transaction of {messages} messages is not committed; raise relink.backlog, backlog-size or link-memory"
         )
-        self.broker.counters.refuse(self.log, KIT, "transactions-too-large", self.peer, detail)
+        self.broker.counters.refuse(self.log, PROTOCOL, "transactions-too-large", self.peer, detail)
 
     def count_refusal(self, error: PublishError) -> None:
         """A publish was refused for good."""
-        self.broker.counters.refuse(self.log, KIT, type(error).__name__, self.peer, str(error))
+        self.broker.counters.refuse(self.log, PROTOCOL, type(error).__name__, self.peer, str(error))
 
     def _go_on(self) -> None:
         """Something is settled: say so, and take what had to wait."""
@@ -416,7 +416,7 @@ class RelinkProtocol(SessionProtocol):
         self.session.fenced()
         if self.endpoint is not None:
             self.endpoint.end()
-        self.broker.counters.add(KIT, "connections-fenced")
+        self.broker.counters.add(PROTOCOL, "connections-fenced")
         self._closing = True
         if not self._disconnected():
             self.transport.abortConnection()
@@ -435,7 +435,7 @@ class RelinkService(TCPService):
     def __init__(
         self, reactor: Any, endpoint: str, factory: SessionFactory, registry: Registry, around: Any = None
     ) -> None:
-        super().__init__(reactor, KIT, endpoint, factory, around)
+        super().__init__(reactor, PROTOCOL, endpoint, factory, around)
         self.registry = registry
         self._waiting: IDelayedCall | None = None
 
@@ -478,5 +478,5 @@ class RelinkService(TCPService):
 def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings, registry: Registry) -> SessionFactory:
     """What listens."""
     return SessionFactory(
-        lambda: RelinkProtocol(broker, clock, settings, registry), KIT, RelinkProtocol.log, broker, clock, settings
+        lambda: RelinkProtocol(broker, clock, settings, registry), PROTOCOL, RelinkProtocol.log, broker, clock, settings
     )

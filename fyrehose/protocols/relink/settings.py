@@ -13,7 +13,7 @@ from fyrehose.records import MAX_PAYLOAD
 
 @attrs.frozen(kw_only=True)
 class Settings(TLSSettings):
-    """What the kit takes as ``--option relink.NAME=VALUE``."""
+    """What the protocol takes as ``--option relink.NAME=VALUE``."""
 
     max_links: int = option(10_000, count, "links that are kept, connected or not", least=1)
     retention: float = option(300.0, duration, "how long a link without a connection is kept")

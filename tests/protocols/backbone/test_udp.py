@@ -134,7 +134,7 @@ class Bench:
             self.reactor,
             self.owner,
             ("10.0.0.1", 0),
-            kit="backbone",
+            plugin="backbone",
             counters=self.counters,
             make_socket=lambda: self.socket,  # type: ignore[arg-type, return-value]
             **settings,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from zope.interface.verify import verifyObject
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClients, IPublisher, ITailer
 from fyrehose.protocols.eventbus import cli
@@ -25,7 +25,7 @@ def event(sequence: int, data: bytes, topic: str = "/a/", **labels: bytes) -> Br
 
 
 def test_it_is_found() -> None:
-    clients = kits.load_clients("eventbus")
+    clients = plugins.load_clients("eventbus")
     assert verifyObject(IClients, clients)
     assert clients.default_port == 5556
 

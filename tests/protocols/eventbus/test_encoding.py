@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.protocols.eventbus.drafts import Drafts
-from fyrehose.protocols.eventbus.encoding import KIT, event_frames, msgpack_bytes, unpacked
+from fyrehose.protocols.eventbus.encoding import PROTOCOL, event_frames, msgpack_bytes, unpacked
 from fyrehose.protocols.eventbus.frames import Broadcast, Dialect
 from fyrehose.records import Run
 
@@ -15,7 +15,7 @@ UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_what_a_producer_sent_is_what_subscribers_get(dialect: Dialect) -> None:
-    drafts = Drafts("s", KIT)
+    drafts = Drafts("s", PROTOCOL)
     sent = [
         [b"/a/", b"\xff" * 8, b"me", TIME, UUID, b"\xdd\xff\xff\xff\xff"],
         [b"/a/", b"null", b"me", TIME.replace(b"30", b"31"), UUID.replace(b"7", b"8"), b""],

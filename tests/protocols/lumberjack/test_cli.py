@@ -9,14 +9,14 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from zope.interface.verify import verifyObject
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.errors import ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClients, IPublisher
 from fyrehose.protocols.lumberjack import cli
 
 
 def test_it_is_found() -> None:
-    assert kits.load_clients("lumberjack") is cli
+    assert plugins.load_clients("lumberjack") is cli
     assert verifyObject(IClients, cli)
     assert cli.default_port == 5044
 

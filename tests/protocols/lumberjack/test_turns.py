@@ -141,7 +141,7 @@ def test_a_worker_that_is_held_back_gives_its_grant_back_and_asks_again() -> Non
     assert table.run() == "a"
 
 
-def test_the_budget_of_all_kits_counts_while_something_of_ours_will_be_released() -> None:
+def test_the_budget_of_all_plugins_counts_while_something_of_ours_will_be_released() -> None:
     table = Table(limit=100)
     table.budget.account(Reading(lambda: None, lambda: None)).hold(90)
     table.turns.in_flight = 5

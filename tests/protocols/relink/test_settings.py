@@ -1,4 +1,4 @@
-"""The kit's options."""
+"""The plugin's options."""
 
 from __future__ import annotations
 

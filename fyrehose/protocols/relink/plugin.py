@@ -1,4 +1,4 @@
-"""What the framework finds: the Relink kit."""
+"""What the framework finds: the Relink plugin."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.tls import around
-from fyrehose.protocols.relink.endpoints import KIT
+from fyrehose.protocols.relink.endpoints import PROTOCOL
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkService, make_factory
 from fyrehose.protocols.relink.settings import Settings
@@ -28,12 +28,12 @@ def links_stream(endpoint: str) -> str:
     return f".relink/{blake2b(endpoint.encode(), digest_size=8).hexdigest()}"
 
 
-@implementer(IProtocolKit)
+@implementer(IProtocolPlugin)
 @attrs.frozen
-class RelinkKit:
+class RelinkPlugin:
     """Relink."""
 
-    name: str = KIT
+    name: str = PROTOCOL
     description: str = "Relink: resumable links with acknowledged and transactional channels, by TCP"
     default_endpoint: str = "tcp:7733:interface=127.0.0.1"
     settings: type[Settings] = Settings
@@ -41,8 +41,8 @@ class RelinkKit:
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> RelinkService:
         registry = Registry(broker, reactor, settings, links_stream(endpoint), wall_clock, randbits)
         factory = make_factory(broker, reactor, settings, registry)
-        tls = around(KIT, endpoint, factory, settings, reactor)
+        tls = around(PROTOCOL, endpoint, factory, settings, reactor)
         return RelinkService(reactor, endpoint, factory, registry, tls)
 
 
-kit = RelinkKit()
+plugin = RelinkPlugin()

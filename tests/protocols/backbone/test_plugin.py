@@ -1,4 +1,4 @@
-"""The kit: endpoints to the letter, and nothing open to others that nobody allowed."""
+"""The plugin: endpoints to the letter, and nothing open to others that nobody allowed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from zope.interface.verify import verifyObject
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IProtocolKit
+from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.protocols.backbone import udp
 from fyrehose.protocols.backbone.frames import MAX_DATA, TOKEN, Flags, KeepAlive
-from fyrehose.protocols.backbone.kit import kit, parse_endpoint
+from fyrehose.protocols.backbone.plugin import parse_endpoint, plugin
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -48,9 +48,13 @@ def broker() -> Broker:
     return broker
 
 
-def test_it_is_a_kit() -> None:
-    assert verifyObject(IProtocolKit, kit)
-    assert (kit.name, kit.default_endpoint, kit.settings) == ("backbone", "udp:2323:interface=127.0.0.1", Settings)
+def test_it_is_a_plugin() -> None:
+    assert verifyObject(IProtocolPlugin, plugin)
+    assert (plugin.name, plugin.default_endpoint, plugin.settings) == (
+        "backbone",
+        "udp:2323:interface=127.0.0.1",
+        Settings,
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,11 +92,11 @@ def test_endpoints(endpoint: str, address: tuple[str, int]) -> None:
 )
 def test_what_is_none_is_refused_and_told_what_would_be_right(endpoint: str, broker: Broker) -> None:
     with pytest.raises(ConfigError, match="should be udp:PORT or udp:PORT:interface=IP"):
-        kit.make_service(SilentReactor(), broker, endpoint, Settings())
+        plugin.make_service(SilentReactor(), broker, endpoint, Settings())
 
 
 def test_another_listener_cannot_publish_what_no_datagram_holds(broker: Broker) -> None:
-    kit.make_service(SilentReactor(), broker, kit.default_endpoint, Settings(stream="news"))
+    plugin.make_service(SilentReactor(), broker, plugin.default_endpoint, Settings(stream="news"))
     failures: list[Any] = []
     broker.publish([Run.of("news", [bytes(MAX_DATA + 1)], source="figg")]).addErrback(failures.append)
     assert "takes payloads of 65498 bytes" in str(failures[0].value)
@@ -102,7 +106,7 @@ def test_another_listener_cannot_publish_what_no_datagram_holds(broker: Broker) 
 
 def test_it_listens_when_it_starts_and_lets_go_when_it_stops(broker: Broker) -> None:
     reactor = SilentReactor()
-    service = kit.make_service(reactor, broker, "udp:0:interface=127.0.0.1", Settings(receive_buffer=4_096))
+    service = plugin.make_service(reactor, broker, "udp:0:interface=127.0.0.1", Settings(receive_buffer=4_096))
     assert reactor.readers == set()
     assert service.stopService().called  # not started: nothing to stop
     started: list[Any] = []
@@ -133,7 +137,7 @@ def test_a_taken_port_fails_the_start(broker: Broker) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
         endpoint = f"udp:{other.getsockname()[1]}:interface=127.0.0.1"
-        service = kit.make_service(SilentReactor(), broker, endpoint, Settings())
+        service = plugin.make_service(SilentReactor(), broker, endpoint, Settings())
         failures: list[Any] = []
         service.startService().addErrback(failures.append)
         assert failures[0].check(CannotListenError)

@@ -1,4 +1,4 @@
-"""The kit: the rest of it is in tests/conformance."""
+"""The plugin: the rest of it is in tests/conformance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twisted.internet.testing import MemoryReactorClock
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.interfaces import JournalState
-from fyrehose.protocols.relink.kit import kit, links_stream, wall_clock
+from fyrehose.protocols.relink.plugin import links_stream, plugin, wall_clock
 from fyrehose.protocols.relink.server import FULL_WAIT
 from fyrehose.testing import MemoryJournal
 
@@ -20,12 +20,12 @@ def test_it_writes_its_links_before_it_listens() -> None:
     broker = Broker(Clock(), journal, Sequencer())
     broker.open()
     reactor = MemoryReactorClock()
-    service = kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
+    service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
     service.startService()
     assert not reactor.tcpServers
     journal.commit()
     assert [server[0] for server in reactor.tcpServers] == [7733]
-    assert journal.bounds(links_stream(kit.default_endpoint)) == (1, 1)
+    assert journal.bounds(links_stream(plugin.default_endpoint)) == (1, 1)
     assert service.stopService().called
     assert not reactor.getDelayedCalls()
 
@@ -37,7 +37,7 @@ def full(auto: bool = True) -> tuple[MemoryJournal, MemoryReactorClock, Any]:
     broker.open()
     journal.enter(JournalState.READ_ONLY, "full")
     reactor = MemoryReactorClock()
-    return journal, reactor, kit.make_service(reactor, broker, kit.default_endpoint, kit.settings())
+    return journal, reactor, plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
 
 
 def test_a_full_disk_keeps_its_listener_shut_and_does_not_keep_the_server_from_starting(log_lines: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The kit; what every kit is, tests/conformance says."""
+"""The plugin; what every plugin is, tests/conformance says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from twisted.internet.testing import MemoryReactorClock
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError
-from fyrehose.protocols.lumberjack.kit import kit
+from fyrehose.protocols.lumberjack.plugin import plugin
 from fyrehose.protocols.lumberjack.server import Settings
 from fyrehose.testing import MemoryJournal
 
@@ -22,14 +22,14 @@ def broker() -> Broker:
 
 
 def test_its_defaults() -> None:
-    assert (kit.name, kit.default_endpoint) == ("lumberjack", "tcp:5044:interface=127.0.0.1")
-    settings = kit.settings()
+    assert (plugin.name, plugin.default_endpoint) == ("lumberjack", "tcp:5044:interface=127.0.0.1")
+    settings = plugin.settings()
     assert (settings.stream, settings.topic, settings.idle_timeout) == ("lumberjack", "@metadata.beat", 60.0)
 
 
 def test_it_listens_in_plain_without_a_certificate(broker: Broker) -> None:
     reactor = MemoryReactorClock()
-    service = kit.make_service(reactor, broker, "tcp:5044:interface=127.0.0.1", Settings())
+    service = plugin.make_service(reactor, broker, "tcp:5044:interface=127.0.0.1", Settings())
     service.startService()
     (port, factory, _, interface) = reactor.tcpServers[0]
     assert (port, interface) == (5044, "127.0.0.1")
@@ -39,4 +39,4 @@ def test_it_listens_in_plain_without_a_certificate(broker: Broker) -> None:
 
 def test_a_certificate_that_is_not_there_is_said_at_once(broker: Broker) -> None:
     with pytest.raises(ConfigError, match=r"lumberjack.*nowhere\.pem"):
-        kit.make_service(MemoryReactorClock(), broker, "tcp:5044", Settings(tls_certificate="nowhere.pem"))
+        plugin.make_service(MemoryReactorClock(), broker, "tcp:5044", Settings(tls_certificate="nowhere.pem"))

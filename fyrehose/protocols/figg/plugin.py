@@ -1,4 +1,4 @@
-"""What the framework finds: the Figg kit."""
+"""What the framework finds: the Figg plugin."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 import attrs
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import around
-from fyrehose.protocols.figg.server import KIT, Settings, make_factory
+from fyrehose.protocols.figg.server import PROTOCOL, Settings, make_factory
 
 
-@implementer(IProtocolKit)
+@implementer(IProtocolPlugin)
 @attrs.frozen
-class FiggKit:
+class FiggPlugin:
     """Figg."""
 
-    name: str = KIT
+    name: str = PROTOCOL
     description: str = "Figg: publish, and subscribe from any offset, by TCP"
     default_endpoint: str = "tcp:8119:interface=127.0.0.1"
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = make_factory(broker, reactor, settings)
-        return TCPService(reactor, KIT, endpoint, factory, around(KIT, endpoint, factory, settings, reactor))
+        return TCPService(reactor, PROTOCOL, endpoint, factory, around(PROTOCOL, endpoint, factory, settings, reactor))
 
 
-kit = FiggKit()
+plugin = FiggPlugin()

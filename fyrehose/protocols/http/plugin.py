@@ -1,4 +1,4 @@
-"""What the framework finds: the HTTP kit."""
+"""What the framework finds: the HTTP plugin."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 import attrs
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import around
 from fyrehose.protocols.http.server import Settings, make_factory
-from fyrehose.protocols.http.session import KIT
+from fyrehose.protocols.http.session import PROTOCOL
 
 
-@implementer(IProtocolKit)
+@implementer(IProtocolPlugin)
 @attrs.frozen
-class HttpKit:
+class HttpPlugin:
     """HTTP."""
 
-    name: str = KIT
+    name: str = PROTOCOL
     description: str = "HTTP: publish, read and follow streams with curl, as NDJSON and server-sent events"
     default_endpoint: str = "tcp:8117:interface=127.0.0.1"
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = make_factory(broker, reactor, endpoint, settings)
-        return TCPService(reactor, KIT, endpoint, factory, around(KIT, endpoint, factory, settings, reactor))
+        return TCPService(reactor, PROTOCOL, endpoint, factory, around(PROTOCOL, endpoint, factory, settings, reactor))
 
 
-kit = HttpKit()
+plugin = HttpPlugin()

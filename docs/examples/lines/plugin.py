@@ -1,4 +1,4 @@
-"""What the framework finds in a protocol's folder: ``twistd fyrehose --listen lines.kit=tcp:7000``."""
+"""What the framework finds in a protocol's folder: ``twistd fyrehose --listen lines.plugin=tcp:7000``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import attrs
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tcp import TCPSettings
 from lines.server import make_factory
 
 
-@implementer(IProtocolKit)
+@implementer(IProtocolPlugin)
 @attrs.frozen
-class LinesKit:
+class LinesPlugin:
     """The lines protocol."""
 
     name: str = "lines"
@@ -27,4 +27,4 @@ class LinesKit:
         return TCPService(reactor, self.name, endpoint, make_factory(broker, reactor, settings))
 
 
-kit = LinesKit()
+plugin = LinesPlugin()

@@ -1,4 +1,4 @@
-"""What the framework finds: the backbone kit.
+"""What the framework finds: the backbone plugin.
 
 in: an endpoint string ``udp:PORT[:interface=IP]`` and settings      out: a service
 """
@@ -16,9 +16,9 @@ from twisted.internet.error import CannotListenError
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.protocols.backbone.frames import MAX_DATA, Address
-from fyrehose.protocols.backbone.server import KIT, BackboneServer
+from fyrehose.protocols.backbone.server import PROTOCOL, BackboneServer
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.udp import UDPPort, is_local
 
@@ -28,7 +28,7 @@ def parse_endpoint(endpoint: str) -> Address:
 
     :raises ConfigError: it is something else
     """
-    right = f"--listen {KIT}={endpoint} should be udp:PORT or udp:PORT:interface=IP, with an IPv4 address"
+    right = f"--listen {PROTOCOL}={endpoint} should be udp:PORT or udp:PORT:interface=IP, with an IPv4 address"
     kind, _, rest = endpoint.partition(":")
     number, found, option = rest.partition(":")
     if kind != "udp" or not (number.isascii() and number.isdecimal()) or int(number) > 65_535:
@@ -66,7 +66,7 @@ class BackboneService(Service):
             self._reactor,
             server,
             self._address,
-            kit=KIT,
+            protocol=PROTOCOL,
             counters=self._broker.counters,
             receive_buffer=settings.receive_buffer,
             batching=settings.batching,
@@ -91,12 +91,12 @@ class BackboneService(Service):
         return succeed(None) if server is None else server.stop()
 
 
-@implementer(IProtocolKit)
+@implementer(IProtocolPlugin)
 @attrs.frozen
-class BackboneKit:
+class BackbonePlugin:
     """The fyrehose backbone."""
 
-    name: str = KIT
+    name: str = PROTOCOL
     description: str = "fyrehose backbone: publish and subscribe by UDP, repaired by whoever has the messages"
     default_endpoint: str = "udp:2323:interface=127.0.0.1"
     settings: type[Settings] = Settings
@@ -105,4 +105,4 @@ class BackboneKit:
         return BackboneService(reactor, broker, parse_endpoint(endpoint), settings, SystemRandom())
 
 
-kit = BackboneKit()
+plugin = BackbonePlugin()

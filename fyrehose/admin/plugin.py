@@ -1,4 +1,4 @@
-"""What the framework finds: the admin kit.  It is no protocol, and left out where prometheus-client is not there."""
+"""What the framework finds: the admin plugin.  It is no protocol, and left out where prometheus-client is not there."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from zope.interface import implementer
 
-from fyrehose.admin.settings import KIT, Settings, check_place, read_token
+from fyrehose.admin.settings import PROTOCOL, Settings, check_place, read_token
 from fyrehose.core.broker import Broker
 from fyrehose.errors import ConfigError, MissingExtra
-from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.tls import around
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 def require_client() -> None:
     """:raises MissingExtra: prometheus-client is not installed"""
     if find_spec("prometheus_client") is None:
-        raise MissingExtra(f"{KIT} needs prometheus-client: pip install fyrehose[admin]")
+        raise MissingExtra(f"{PROTOCOL} needs prometheus-client: pip install fyrehose[admin]")
 
 
-@implementer(IProtocolKit)
+@implementer(IProtocolPlugin)
 @attrs.frozen
-class AdminKit:
+class AdminPlugin:
     """The page and the metrics."""
 
-    name: str = KIT
+    name: str = PROTOCOL
     description: str = "a page and metrics for those who look after the server: http://127.0.0.1:8118/"
     default_endpoint: str = "tcp:8118:interface=127.0.0.1"
     settings: type[Settings] = Settings
@@ -42,12 +42,12 @@ class AdminKit:
         from fyrehose.admin.server import AdminService, make_admin
 
         if not isinstance(broker, Broker):
-            raise ConfigError(f"{KIT} shows what is inside the server's own broker, and this is another")
+            raise ConfigError(f"{PROTOCOL} shows what is inside the server's own broker, and this is another")
         check_place(endpoint, settings)
         admin = make_admin(broker, reactor, time.time, settings, read_token(settings.token_file))
         return AdminService(
-            reactor, endpoint, admin, settings, lambda factory: around(KIT, endpoint, factory, settings, reactor)
+            reactor, endpoint, admin, settings, lambda factory: around(PROTOCOL, endpoint, factory, settings, reactor)
         )
 
 
-kit = AdminKit()
+plugin = AdminPlugin()

@@ -1,4 +1,4 @@
-"""The kit: endpoints, who may be let in, and what has to be installed."""
+"""The plugin: endpoints, who may be let in, and what has to be installed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 
-from fyrehose import plugins as kits
+from fyrehose import plugins
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
-from fyrehose.protocols.eventbus.kit import kit, parse_endpoint
+from fyrehose.protocols.eventbus.plugin import parse_endpoint, plugin
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.server.config import resolve
 from fyrehose.testing import MemoryJournal
@@ -48,7 +48,7 @@ def test_what_is_no_endpoint(endpoint: str) -> None:
 def test_keys_that_are_not_there(broker: Broker) -> None:
     settings = Settings(server_key="nowhere.key_secret", client_keys="any")
     with pytest.raises(ConfigError, match=r"the key in nowhere.key_secret cannot be read"):
-        kit.make_service(MemoryReactorClock(), broker, "tcp:5556", settings)
+        plugin.make_service(MemoryReactorClock(), broker, "tcp:5556", settings)
 
 
 class TestWithoutPyzmq:
@@ -56,14 +56,14 @@ class TestWithoutPyzmq:
 
     @pytest.fixture(autouse=True)
     def without(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fyrehose.protocols.eventbus.kit.find_spec", lambda name: None)
+        monkeypatch.setattr("fyrehose.protocols.eventbus.plugin.find_spec", lambda name: None)
 
     def test_one_clear_line(self, broker: Broker) -> None:
         with pytest.raises(MissingExtra, match=r"^eventbus needs pyzmq: pip install fyrehose\[eventbus\]$"):
-            kit.make_service(MemoryReactorClock(), broker, kit.default_endpoint, Settings())
+            plugin.make_service(MemoryReactorClock(), broker, plugin.default_endpoint, Settings())
 
     def test_clients_say_it_too(self) -> None:
-        clients = kits.load_clients("eventbus")
+        clients = plugins.load_clients("eventbus")
         with pytest.raises(MissingExtra):
             clients.publisher(None, "127.0.0.1", 5556, None, 1)
 
@@ -72,7 +72,7 @@ class TestWithoutPyzmq:
         assert "eventbus" in [listener.name for listener in config.listeners]
 
 
-def test_the_kit_and_the_command_line_do_not_import_pyzmq() -> None:
+def test_the_plugin_and_the_command_line_do_not_import_pyzmq() -> None:
     import subprocess
 
     code = "import sys\nimport fyrehose.protocols.eventbus.cli\nprint('zmq' in sys.modules)"

@@ -1,4 +1,4 @@
-"""What the framework finds: the event bus kit.
+"""What the framework finds: the event bus plugin.
 
 in: an endpoint string ``tcp:PORT[:interface=IP]`` and settings      out: a service
 """
@@ -13,8 +13,8 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, MissingExtra
-from fyrehose.interfaces import IBroker, IProtocolKit
-from fyrehose.protocols.eventbus.encoding import KIT
+from fyrehose.interfaces import IBroker, IProtocolPlugin
+from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def require_zmq() -> None:
     """:raises MissingExtra: pyzmq is not installed"""
     if find_spec("zmq") is None:
-        raise MissingExtra(f"{KIT} needs pyzmq: pip install fyrehose[eventbus]")
+        raise MissingExtra(f"{PROTOCOL} needs pyzmq: pip install fyrehose[eventbus]")
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
@@ -34,7 +34,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
 
     :raises ConfigError: it is something else
     """
-    right = f"--listen {KIT}={endpoint} should be tcp:PORT or tcp:PORT:interface=IP, and uses PORT to PORT + 2"
+    right = f"--listen {PROTOCOL}={endpoint} should be tcp:PORT or tcp:PORT:interface=IP, and uses PORT to PORT + 2"
     kind, _, rest = endpoint.partition(":")
     number, found, option = rest.partition(":")
     if kind != "tcp" or not (number.isascii() and number.isdecimal()) or int(number) > 65_533:
@@ -50,12 +50,12 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
         raise ConfigError(right) from None
 
 
-@implementer(IProtocolKit)
+@implementer(IProtocolPlugin)
 @attrs.frozen
-class EventBusKit:
+class EventBusPlugin:
     """The event bus."""
 
-    name: str = KIT
+    name: str = PROTOCOL
     description: str = "event bus over ZeroMQ: publish, subscribe by topic, catch up from any sequence"
     default_endpoint: str = "tcp:5556:interface=127.0.0.1"
     settings: type[Settings] = Settings
@@ -68,4 +68,4 @@ class EventBusKit:
         return EventBusService(reactor, broker, host, port, settings)
 
 
-kit = EventBusKit()
+plugin = EventBusPlugin()

@@ -1,4 +1,4 @@
-"""What the framework finds: the lumberjack kit."""
+"""What the framework finds: the lumberjack plugin."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 import attrs
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IProtocolKit
+from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import around
-from fyrehose.protocols.lumberjack.server import KIT, Settings, make_factory
+from fyrehose.protocols.lumberjack.server import PROTOCOL, Settings, make_factory
 
 
-@implementer(IProtocolKit)
+@implementer(IProtocolPlugin)
 @attrs.frozen
-class LumberjackKit:
+class LumberjackPlugin:
     """Lumberjack, for Filebeat and its family."""
 
-    name: str = KIT
+    name: str = PROTOCOL
     description: str = "Lumberjack 1 and 2: events from Filebeat and its family, by TCP or TLS"
     default_endpoint: str = "tcp:5044:interface=127.0.0.1"
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = make_factory(broker, reactor, settings)
-        return TCPService(reactor, KIT, endpoint, factory, around(KIT, endpoint, factory, settings, reactor))
+        return TCPService(reactor, PROTOCOL, endpoint, factory, around(PROTOCOL, endpoint, factory, settings, reactor))
 
 
-kit = LumberjackKit()
+plugin = LumberjackPlugin()
