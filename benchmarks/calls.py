@@ -1,0 +1,315 @@
+"""Count the Python calls that one message costs the server, by protocol.
+
+    python -m benchmarks.calls [--rounds N] [TRIP...]
+
+The server runs in this process on a real journal and real sockets, and a client in a thread of its own sends one
+message after another, each when the one before is acknowledged and delivered.  ``sys.setprofile`` counts what the
+reactor's and the writer's threads call in the meantime, in modules of Fyrehose only:
+
+functions   different functions that were entered
+files       files that they are in
+calls       calls of them
+moves       calls of a function in another file than the call before
+
+The first rounds of each trip are not counted.  The figures are medians; a call in one round more or less is the reactor
+that woke up twice.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Any
+
+import attrs
+import click
+from rich.console import Console
+from rich.table import Table
+from twisted.internet.defer import Deferred
+
+import fyrehose
+from benchmarks.wires import backbone, figg, lumberjack
+from benchmarks.wires.base import Job, Wire, Wrong, payload, read_exactly
+from fyrehose import plugins
+from fyrehose.journal.journal import FileJournal
+from fyrehose.protocols.relink.frames import Op
+from fyrehose.protocols.relink.handshake import Hello, Terms
+from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.session import ConnectorSession
+from fyrehose.server.service import Fyrehose
+
+#: Rounds before those that count, in which memory is allocated and caches fill.
+WARM_UP = 20
+#: The size of each message, in bytes.
+SIZE = 128
+#: How long the server may take for what follows an answer, in seconds.
+REST = 0.02
+#: How long a client waits for an answer, in seconds.
+PATIENCE = 10.0
+
+_PACKAGE = str(Path(fyrehose.__file__).parent)
+
+
+@attrs.frozen
+class Count:
+    """The figures of one round."""
+
+    functions: int
+    files: int
+    calls: int
+    moves: int
+
+
+@attrs.define(eq=False)
+class Tracer:
+    """Notes each function of Fyrehose that is entered while it is on, in all threads that it is installed in."""
+
+    on: bool = False
+    entered: list[tuple[str, str]] = attrs.field(factory=list)
+
+    def profile(self, frame: FrameType, event: str, argument: object) -> None:
+        """Note one event of the interpreter (see ``sys.setprofile``)."""
+        if self.on and event == "call" and frame.f_code.co_filename.startswith(_PACKAGE):
+            self.entered.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """Note what is entered in the meantime, and shortly after."""
+        self.entered.clear()
+        self.on = True
+        yield
+        time.sleep(REST)
+        self.on = False
+
+    def count(self) -> Count:
+        """Return the figures of the last round."""
+        files = [file for file, _ in self.entered]
+        moves = sum(one != other for one, other in pairwise(files))
+        return Count(len(set(self.entered)), len(set(files)), len(files), moves)
+
+
+def free_port(kind: int) -> int:
+    """Return a port of loopback that nobody uses now."""
+    with socket.socket(socket.AF_INET, kind) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@attrs.define(eq=False)
+class Peer:
+    """One connection of the client, with the bytes of a wire of the benchmarks."""
+
+    wire: Wire
+    port: int
+    sock: socket.socket = attrs.field(init=False)
+    unread: bytearray = attrs.field(factory=bytearray, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
+        self.wire.hello(self.sock)
+        if begin := self.wire.begin():
+            self.sock.sendall(begin)
+            self.wire.begun(self.sock)
+
+    def send(self, count: int) -> None:
+        """Send *count* messages."""
+        self.sock.sendall(self.wire.block(count))
+
+    def wait(self, done: int) -> None:
+        """Return when *done* messages were acknowledged or received in all."""
+        while self.wire.done < done:
+            data = self.sock.recv(1 << 16)
+            if not data:
+                raise Wrong("the server closed the connection")
+            self.unread += data
+            del self.unread[: self.wire.scan(self.unread, len(self.unread))]
+            if self.wire.answers:
+                self.sock.sendall(self.wire.answers)
+                self.wire.answers.clear()
+
+
+Round = Callable[[int], None]
+
+
+def job(stream: str, messages: int, **extra: Any) -> Job:
+    """Return what a connection is to do."""
+    return Job(stream=stream, size=SIZE, messages=messages, extra=extra)
+
+
+def figg_trip(port: int, rounds: int) -> Round:
+    """Figg: PUBLISH, ACK and a DATA to one subscriber."""
+    publisher = Peer(figg.Publisher(job("figg", rounds)), port)
+    subscriber = Peer(figg.Subscriber(job("figg", rounds)), port)
+
+    def one(number: int) -> None:
+        publisher.send(1)
+        publisher.wait(number)
+        subscriber.wait(number)
+
+    return one
+
+
+def lumberjack_trip(port: int, rounds: int) -> Round:
+    """Lumberjack: a compressed window of 10 events, and its A."""
+    peer = Peer(lumberjack.Publisher(job("lumberjack", 10 * rounds, level=3, batch=10)), port)
+
+    def one(number: int) -> None:
+        peer.send(10)
+        peer.wait(10 * number)
+
+    return one
+
+
+def backbone_trip(port: int, rounds: int) -> Round:
+    """The backbone: PUSH, and the DELIVER to one subscriber."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.settimeout(PATIENCE)
+    sock.bind(("127.0.0.1", 0))
+    sock.connect(("127.0.0.1", port))
+    sock.send(backbone.keepalive(sock.getsockname()[1], subscribe=True))
+    sock.recv(1 << 16)
+    datagram = backbone.push(payload(SIZE))
+
+    def one(number: int) -> None:
+        sock.send(datagram)
+        while backbone.sequence(memoryview(sock.recv(1 << 16)), 0) != number:
+            pass
+
+    return one
+
+
+def relink_trip(port: int, rounds: int) -> Round:
+    """Relink: a transaction of two messages, and its commit."""
+    sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
+    terms = Terms(endpoint="publish:relink", connector_transactions=True)
+    session = ConnectorSession(hello=Hello(terms=terms), fresh=lambda epoch, id_: Link(terms, True, epoch, id_))
+
+    def exchange(kind: str) -> None:
+        while True:
+            for data in session.data_to_send():
+                sock.sendall(data)
+            if kind in [type(event).__name__ for event in session.receive_data(sock.recv(1 << 16))]:
+                return
+
+    exchange("Linked")
+
+    def one(number: int) -> None:
+        assert session.link is not None
+        session.link.send((0,), (payload(SIZE),))
+        session.link.send((0,), (payload(SIZE),))
+        session.link.decide(0, Op.COMMIT, 2 * number - 1)
+        exchange("Consumed")
+
+    return one
+
+
+def http_trip(port: int, rounds: int) -> Round:
+    """HTTP: a POST of one message, and its answer."""
+    sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
+    head = f"POST /streams/http HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {SIZE}\r\n\r\n"
+    request = head.encode() + payload(SIZE)
+
+    def one(number: int) -> None:
+        sock.sendall(request)
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += read_exactly(sock, 1)
+        fields = dict(line.lower().split(b": ", 1) for line in answer.split(b"\r\n")[1:] if line)
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise Wrong(repr(answer))
+        read_exactly(sock, int(fields[b"content-length"]))
+
+    return one
+
+
+TRIPS: dict[str, Callable[[int, int], Round]] = {
+    "figg": figg_trip,
+    "lumberjack": lumberjack_trip,
+    "backbone": backbone_trip,
+    "relink": relink_trip,
+    "http": http_trip,
+}
+
+
+def measured(names: list[str], ports: dict[str, int], rounds: int, tracer: Tracer) -> dict[str, list[Count]]:
+    """Run the trips, one after the other, in the client's thread."""
+    found: dict[str, list[Count]] = {}
+    for name in names:
+        one = TRIPS[name](ports[name], WARM_UP + rounds)
+        for number in range(1, WARM_UP + rounds + 1):
+            with tracer.round():
+                one(number)
+            if number > WARM_UP:
+                found.setdefault(name, []).append(tracer.count())
+    return found
+
+
+def trace(names: list[str], rounds: int) -> dict[str, list[Count]]:
+    """Start the server, run the trips *names*, stop it, and return the figures of each round."""
+    from twisted.internet import reactor as installed
+    from twisted.internet.threads import deferToThreadPool
+    from twisted.python.threadpool import ThreadPool
+
+    reactor: Any = installed
+    tracer = Tracer()
+    result: list[Any] = []
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fyrehose-calls-")))
+        server = Fyrehose(reactor, FileJournal(reactor, directory))
+        ports = {}
+        for name in names:
+            kind, word = (socket.SOCK_DGRAM, "udp") if name == "backbone" else (socket.SOCK_STREAM, "tcp")
+            ports[name] = free_port(kind)
+            plugin = plugins.load(name)
+            place = f"{word}:{ports[name]}:interface=127.0.0.1"
+            plugin.make_service(reactor, server.broker, place, plugin.settings()).setServiceParent(server)
+        clients = ThreadPool(1, 1, "client")
+
+        def finish(value: Any) -> Deferred[Any]:
+            result.append(value)
+            clients.stop()
+            stopped: Deferred[Any] = server.stopService()
+            return stopped.addBoth(lambda _: reactor.stop())
+
+        def start() -> None:
+            clients.start()  # its thread is not traced
+            threading.setprofile(tracer.profile)  # those that start from now on are: the journal's
+            sys.setprofile(tracer.profile)
+            started: Deferred[Any] = server.startService()
+            started.addCallback(lambda _: deferToThreadPool(reactor, clients, measured, names, ports, rounds, tracer))
+            started.addBoth(finish)
+
+        reactor.callWhenRunning(start)
+        reactor.run()
+        sys.setprofile(None)
+    if not isinstance(result[0], dict):
+        result[0].raiseException()
+    return dict(result[0])
+
+
+@click.command("calls")
+@click.argument("trips", nargs=-1, type=click.Choice(sorted(TRIPS)))
+@click.option("--rounds", type=click.IntRange(1), default=50, show_default=True, help="Messages that count.")
+def main(trips: tuple[str, ...], rounds: int) -> None:
+    """Print how many calls one message costs the server, for each of TRIPS, or for all."""
+    names = list(trips) or list(TRIPS)
+    table = Table("one message", box=None, pad_edge=False)
+    for field in attrs.fields(Count):
+        table.add_column(field.name, justify="right")
+    for name, counts in trace(names, rounds).items():
+        medians = [median(getattr(each, field.name) for each in counts) for field in attrs.fields(Count)]
+        table.add_row((TRIPS[name].__doc__ or name).partition("\n")[0].rstrip("."), *(f"{each:g}" for each in medians))
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
