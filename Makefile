@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 PACKAGING = setup.cfg setup.py pyproject.toml
-KERNELS = $(wildcard fyrehose/kernels/native/*.pyx)
+KERNELS = $(wildcard fyrehose/kernels/native/*.pyx fyrehose/kernels/native/*.pxd)
 # What may behave differently with the kernels in Python.
 PURE_TESTS = tests/kernels tests/protocols
 # Tests that run side by side: most of them wait more than they compute.

@@ -14,6 +14,7 @@ setup(
         Extension(
             f"fyrehose.kernels.native.{source.stem}",
             [str(source)],
+            depends=[str(shared) for shared in sorted(NATIVE.glob("*.pxd"))],
             extra_compile_args=["-O3"],
             optional=True,
         )

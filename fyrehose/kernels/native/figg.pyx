@@ -7,6 +7,9 @@ from libc.stdint cimport int16_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
+from fyrehose.kernels.native.grouping cimport GROUPS, Slots, clear, next_slot, slot_of_bytes
+from fyrehose.kernels.native.wire cimport get32, get64, put32, put64
+
 # header (8) and size of the topic (4); number (8) and size of the data (4)
 cdef enum:
     HEADER = 8
@@ -14,26 +17,6 @@ cdef enum:
     TAIL = 12
     MAX_NAME = 255
     VERSION = 1
-
-
-cdef inline uint32_t get32(const uint8_t* p) noexcept nogil:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | <uint32_t>p[3]
-
-
-cdef inline uint64_t get64(const uint8_t* p) noexcept nogil:
-    return (<uint64_t>get32(p) << 32) | <uint64_t>get32(p + 4)
-
-
-cdef inline void put32(uint8_t* p, uint32_t value) noexcept nogil:
-    p[0] = <uint8_t>(value >> 24)
-    p[1] = <uint8_t>(value >> 16)
-    p[2] = <uint8_t>(value >> 8)
-    p[3] = <uint8_t>value
-
-
-cdef inline void put64(uint8_t* p, uint64_t value) noexcept nogil:
-    put32(p, <uint32_t>(value >> 32))
-    put32(p + 4, <uint32_t>value)
 
 
 cdef struct Frame:
@@ -125,19 +108,6 @@ cdef struct Group:
     uint8_t* data
 
 
-cdef enum:
-    TOPICS = 256  # as the pure twin has it
-    SLOTS = 1024  # of the table of topics, which stays sparse
-
-
-cdef inline uint32_t hashed(const uint8_t* topic, uint32_t size) noexcept nogil:
-    cdef uint32_t value = 2166136261
-    cdef uint32_t i
-    for i in range(size):
-        value = (value ^ topic[i]) * 16777619
-    return value
-
-
 def gather(const uint8_t[::1] buffer not None, Py_ssize_t start, uint32_t kind, uint64_t largest, uint64_t most):
     cdef const uint8_t* base = &buffer[0] if buffer.shape[0] else NULL
     cdef Py_ssize_t end = buffer.shape[0]
@@ -145,8 +115,8 @@ def gather(const uint8_t[::1] buffer not None, Py_ssize_t start, uint32_t kind, 
     cdef Py_ssize_t count = 0
     cdef uint32_t head = (kind << 16) | VERSION
     cdef uint64_t total = 0, last = 0
-    cdef Group[TOPICS] groups
-    cdef int16_t[SLOTS] slots  # of each topic the number of its group; -1: free
+    cdef Group[GROUPS] groups
+    cdef Slots slots  # by topic
     cdef int known = 0, which = 0
     cdef uint32_t slot
     cdef Group* group
@@ -166,15 +136,15 @@ def gather(const uint8_t[::1] buffer not None, Py_ssize_t start, uint32_t kind, 
             group = &groups[which]
             if known == 0 or group.topic_size != frame.topic_size or memcmp(group.topic, frame.topic, frame.topic_size):
                 if known == 0:
-                    memset(slots, 0xFF, sizeof(slots))
-                slot = hashed(frame.topic, frame.topic_size) % SLOTS
+                    clear(slots)
+                slot = slot_of_bytes(frame.topic, frame.topic_size)
                 while slots[slot] >= 0:
                     group = &groups[slots[slot]]
                     if group.topic_size == frame.topic_size and not memcmp(group.topic, frame.topic, frame.topic_size):
                         break
-                    slot = (slot + 1) % SLOTS
+                    slot = next_slot(slot)
                 if slots[slot] < 0:
-                    if known == TOPICS:
+                    if known == GROUPS:
                         break
                     try:
                         names.append(PyUnicode_DecodeUTF8(<const char*>frame.topic, frame.topic_size, NULL))

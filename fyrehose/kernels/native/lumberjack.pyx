@@ -5,6 +5,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
+from fyrehose.kernels.native.wire cimport get32, put32
+
 # version (1), type (1), sequence (4), length (4)
 cdef enum:
     HEAD = 10
@@ -17,17 +19,6 @@ cdef enum:
     CLOSE_LIST = 0x5D
     OPEN_OBJECT = 0x7B
     CLOSE_OBJECT = 0x7D
-
-
-cdef inline uint32_t get32(const uint8_t* p) noexcept nogil:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | <uint32_t>p[3]
-
-
-cdef inline void put32(uint8_t* p, uint32_t value) noexcept nogil:
-    p[0] = <uint8_t>(value >> 24)
-    p[1] = <uint8_t>(value >> 16)
-    p[2] = <uint8_t>(value >> 8)
-    p[3] = <uint8_t>value
 
 
 cdef inline bint is_blank(uint8_t byte) noexcept nogil:

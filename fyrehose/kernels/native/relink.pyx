@@ -6,15 +6,15 @@ from libc.stdint cimport int16_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+from fyrehose.kernels.native.grouping cimport GROUPS, Slots, clear, next_slot, slot_of_number
+
 cdef enum:
     SMALL = 0x11
     LARGE = 0x51
     MEANT = 0x7F
     MAX_SMALL = 0xFFFF
-    MOST_CHANNELS = 256
-    SLOTS = 1024
 
-CHANNELS = MOST_CHANNELS
+CHANNELS = GROUPS
 
 
 cdef Py_ssize_t place_of(Py_ssize_t id_size) except -1:
@@ -52,7 +52,7 @@ def gather(
     Py_ssize_t largest,
     Py_ssize_t most,
     Py_ssize_t most_each,
-    Py_ssize_t most_channels = MOST_CHANNELS,
+    Py_ssize_t most_channels = GROUPS,
 ):
     cdef Py_ssize_t place = place_of(id_size)
     cdef Py_ssize_t head = (place + 2 + 7) & ~7
@@ -60,8 +60,8 @@ def gather(
     cdef Py_ssize_t end = buffer.shape[0]
     cdef Py_ssize_t position = start
     cdef Py_ssize_t count = 0, total = 0, size, padded
-    cdef Group[MOST_CHANNELS] groups
-    cdef int16_t[SLOTS] slots  # of each channel the number of its group; -1: free
+    cdef Group[GROUPS] groups
+    cdef Slots slots  # by channel
     cdef int known = 0, which = 0
     cdef uint64_t channel
     cdef uint32_t slot
@@ -86,12 +86,12 @@ def gather(
             channel = id_at(frame + 2, id_size)
             if known == 0 or groups[which].channel != channel:
                 if known == 0:
-                    memset(slots, 0xFF, sizeof(slots))
-                slot = <uint32_t>((channel * 0x9E3779B97F4A7C15ULL) >> 32) % SLOTS
+                    clear(slots)
+                slot = slot_of_number(channel)
                 while slots[slot] >= 0 and groups[slots[slot]].channel != channel:
-                    slot = (slot + 1) % SLOTS
+                    slot = next_slot(slot)
                 if slots[slot] < 0:
-                    if known >= most_channels or known == MOST_CHANNELS or most_each < 1:
+                    if known >= most_channels or known == GROUPS or most_each < 1:
                         break
                     slots[slot] = <int16_t>known
                     groups[known].channel, groups[known].count, groups[known].total = channel, 0, 0
