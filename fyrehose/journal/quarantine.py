@@ -352,6 +352,8 @@ def _note(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey
 def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
     """Copy the range aside and put batches of its length in its place; a line that says so."""
     aside = _free_name(damage.path.with_name(f"quarantine-{damage.start:016x}.bytes"))
+    # First, and durable with the name of the copy: a start that ends here must not leave the index of what is lost.
+    files.unlink(scan.index_path_of(damage.path.parent, damage.base))
     fd = files.open(damage.path, os.O_RDWR)
     try:
         files.store(aside, files.pieces(fd, damage.start - damage.base, damage.stop - damage.base))
@@ -360,7 +362,6 @@ def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
         files.sync(fd)
     finally:
         files.close(fd)
-    files.unlink(scan.index_path_of(damage.path.parent, damage.base))
     lost = ", ".join(f"{entry.stream!r} {entry.first}-{entry.last}" for entry in damage.lost[:10])
     more = f" and {len(damage.lost) - 10} more" if len(damage.lost) > 10 else ""
     return (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,9 +14,11 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, quarantine, recovery, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.offline.verify import verify
+from fyrehose.journal.offline.walk import Batch, Extent, walk
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import durability
 from fyrehose.records import Run
+from fyrehose.testing.disk import RecordingFiles, WatchedFiles, images
 
 
 def patch(bench, position: int, data: bytes) -> None:  # type: ignore[no-untyped-def]
@@ -454,3 +458,57 @@ def test_a_name_that_is_taken_is_numbered(open_journal, taken: int) -> None:
     assert f" {names[taken]};" in quarantine.set_aside(bench.directory, Files())[-1]
     assert b"damage" in bench.directory.joinpath(names[taken]).read_bytes()
     assert {bench.directory.joinpath(name).read_bytes() for name in names[:taken]} <= {b"from before"}
+
+
+def served(directory: Path) -> dict[tuple[str, int], bytes]:
+    """Return every record that can be read."""
+    return {
+        (run.stream, record.seq): record.payload
+        for found in walk(Extent.of(directory))
+        if isinstance(found, Batch)
+        for run in found.runs()
+        for record in run.records()
+    }
+
+
+@pytest.mark.parametrize("what", ["records", "end", "ends", "header", "missing", "cut", "front"])
+def test_a_power_cut_during_quarantine_costs_nothing_more(open_journal, tmp_path: Path, what: str) -> None:
+    """Whatever of it is on the disk, the next quarantine comes to the same; once it has ended none is needed."""
+    bench = open_journal(segment_size=1024)
+    for i in range(9):
+        bench.append(b"%d" % i * 150)
+    bench.append(b"last", stream="o")
+    ends = dict(bench.journal.ends())
+    mark = scan.look_at_mark(bench.directory, Files())
+    bench.crash()
+    bench.directory.joinpath("MARK").write_bytes(scan.pack_mark(mark.durable, mark.begin))  # images are no copies
+    *_, last = [found.header.position for found in walk(Extent.of(bench.directory)) if isinstance(found, Batch)]
+    first, second, third = scan.segments(bench.directory)[:3]
+    place = {"records": second.base + 600, "end": last + 70, "ends": second.base + 70, "header": second.base + 10}
+    if what in place:
+        patch(bench, place[what], b"damage")
+    elif what == "cut":
+        segment = scan.segments(bench.directory)[-1]
+        os.truncate(segment.path, last + 70 - segment.base)
+    else:
+        (first if what == "front" else third).path.unlink()
+    files = RecordingFiles(bench.directory)
+    quarantine.set_aside(bench.directory, files)
+    left = served(bench.directory)
+    assert (len(left) < 10) == (what not in ("ends", "header"))
+    tried: list[dict[str, bytes]] = []
+    for upto in range(len(files.log) + 1):
+        for image in images(files, upto, Random(1), 0):
+            if image in tried and upto < len(files.log):
+                continue
+            directory = tmp_path / f"{len(tried)}"
+            directory.mkdir()
+            tried.append(image)
+            for name, content in image.items():
+                directory.joinpath(name).write_bytes(content)
+            if upto < len(files.log):
+                quarantine.set_aside(directory, WatchedFiles())
+            found = recover(directory, WatchedFiles(), verify=1 << 20)
+            assert all(found.streams.ends.get(stream, found.streams.floor) >= end for stream, end in ends.items())
+            assert served(directory) == left
+            assert verify(directory).problems == []
