@@ -16,6 +16,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
@@ -179,6 +180,56 @@ def test_damage_in_any_segment_of_a_copy_is_found_at_its_first_start(open_journa
     segment.path.write_bytes(data)
     with pytest.raises(JournalCorrupt, match=segment.path.name):
         recover(target, Files())
+
+
+def batch_across(directory: Path, which: int, boundary: int) -> tuple[scan.Segment, fmt.BatchHeader]:
+    """Return a segment, and its batch that lies across the *boundary*, an offset."""
+    segment = scan.segments(directory)[which]
+    reader = scan.SegmentReader(segment.path, segment.base)
+    try:
+        for header, _ in reader.batches(segment.base + 64, segment.end):
+            if header.position < segment.base + boundary < header.end:
+                return segment, header
+    finally:
+        reader.close()
+    raise AssertionError("every page ends within a batch")
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    ("begin", "end", "torn"),
+    [(-64, 0, True), (-63, 0, False), (-64, -1, False), (0, 500, False), (-200, 60, True), (4096 - 64, 4096, True)],
+)
+def test_zeros_up_to_the_end_of_a_page_mean_that_it_was_written_while_it_was_copied(
+    open_journal: Any, tmp_path: Path, copy: bool, which: int, begin: int, end: int, torn: bool
+) -> None:
+    """Of a copy only: in an original they are damage.  The last segment ends there."""
+    bench = open_journal(segment_size=32 << 10)
+    for i in range(6):
+        bench.append(b"%d" % i * 9000)
+    bench.close()
+    assert len(scan.segments(bench.directory)) == 2
+    directory = bench.directory
+    if copy:
+        shutil.copytree(bench.directory, tmp_path / "copy")
+        directory = tmp_path / "copy"
+    segment, batch = batch_across(directory, which, 12288)
+    data = bytearray(segment.path.read_bytes())
+    data[12288 + begin : 12288 + end] = bytes(end - begin)
+    segment.path.write_bytes(data)
+    said = f"{segment.path} is damaged at byte {batch.position - segment.base} "
+    if copy and torn and which:
+        assert recover(directory, Files()).position == batch.position
+        return
+    if copy and torn:
+        said = (
+            f"{segment.path} was being written while it was copied, and ends at position {batch.position} of "
+            f"{segment.end}; copy this file again"
+        )
+    with pytest.raises(JournalCorrupt) as refused:
+        recover(directory, Files(), verify=1 << 20)
+    assert str(refused.value).startswith(said)
 
 
 class TestTheFront:

@@ -283,3 +283,25 @@ def test_places_where_readers_stopped_are_bounded_and_change_nothing_of_what_is_
         while runs := bench.journal.read(stream, len(found) + 1, 1 << 20):
             found += [bytes(payload) for run in runs for payload in run.payloads()]
         assert found == expected[stream]
+
+
+def test_a_journal_that_is_opened_again_remembers_nothing_of_what_it_had(open_journal, tmp_path: Path) -> None:
+    """Its files may have been put back from a copy meanwhile."""
+    bench = open_journal(segment_size=4096)
+    fill(bench, 30, stream="old")
+    bench.close()
+    bench = open_journal(segment_size=4096, verify=0)
+    bench.payloads("old")
+    bench.append(b"x", stream="old")
+    bench.close()
+    bench.directory.rename(tmp_path / "aside")
+    other = open_journal(segment_size=4096)
+    for i in range(30):
+        other.append(b"%d" % i * 300, stream="old")
+    other.close()
+    bench.journal.open(bench.observer)
+    assert bench.payloads("old") == [b"%d" % i * 300 for i in range(30)]
+    store = bench.journal._store
+    assert store._cached == sum(batch.size for batch in store._cache.values())
+    assert store._indexed == sum(len(index.data) for index in store._indexes.values())
+    assert store.created(store.bases[0]) == 1_000_000

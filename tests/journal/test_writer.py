@@ -46,9 +46,19 @@ def test_what_was_under_way_when_a_sync_failed_comes_to_nothing(tmp_path: Path, 
     with pytest.raises(SyncFailed):
         commit()
     syncs, writes = files.calls["sync"], files.calls["write"]
-    for job in (of.sync, of.make_room, lambda: of.commit(numbered(3, b"x" * 70_000), 1, 1), lambda: of.close(True)):
+    jobs = (
+        of.sync,
+        of.make_room,
+        of.prepare,
+        lambda: of.keep_from(0),
+        lambda: of.retire(["s"]),
+        lambda: of.commit(numbered(3, b"x" * 70_000), 1, 1),
+        lambda: of.close(True),
+    )
+    for job in jobs:
         with pytest.raises(SyncFailed):
             job()
+    assert of.streams.retired == {}
     assert (files.calls["sync"], files.calls["write"]) == (syncs, writes)
     assert scan.read_mark(tmp_path) == mark
 

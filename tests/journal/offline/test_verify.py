@@ -12,10 +12,13 @@ from crc32c import crc32c
 from fyrehose.errors import JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
+from fyrehose.journal.files import Files
 from fyrehose.journal.offline.verify import Report, verify
-from fyrehose.journal.offline.walk import Extent
+from fyrehose.journal.offline.walk import Batch, Extent, walk
+from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.settings import durability
 from fyrehose.records import Run
+from fyrehose.testing.disk import WatchedFiles
 
 
 def fill(bench, count: int = 60) -> None:  # type: ignore[no-untyped-def]
@@ -400,3 +403,41 @@ def test_a_body_whose_lengths_contradict_each_other(open_journal) -> None:
     writer.position = header.end
     writer.sync()
     assert "its checksum is right, but" in problems(bench.directory)[0]
+
+
+def places(directory: Path) -> list[tuple[scan.Segment, fmt.BatchHeader]]:
+    """Return every batch, with its segment."""
+    return [(found.segment, found.header) for found in walk(Extent.of(directory)) if isinstance(found, Batch)]
+
+
+def test_damage_of_one_batch_is_one_problem_whichever_it_is_and_none_when_it_was_set_aside(open_journal) -> None:
+    """What follows continues from something that is not known, in the next segment too; nothing else is said of it."""
+    bench = open_journal(segment_size=2048)
+    for i in range(4):
+        bench.append(b"%d" % i * 900)
+        bench.append(b"other", stream="o")
+    bench.append(b"the end is not lost")
+    bench.close()
+    mark = scan.look_at_mark(bench.directory, Files())
+    bench.directory.joinpath("MARK").write_bytes(scan.pack_mark(mark.durable, mark.begin))  # of no file in particular
+    whole = {path.name: path.read_bytes() for path in bench.directory.iterdir()}
+    found = places(bench.directory)
+    size = sum(segment.size for segment in scan.segments(bench.directory))
+    assert len({segment.base for segment, _ in found}) >= 3
+    for segment, header in found[:-1]:  # the last one says that the journal was closed in order
+        patch(segment.path, header.position - segment.base + 70, b"damage")
+        told: list[tuple[int, int]] = []
+        report = verify(bench.directory, lambda done, total, told=told: told.append((done, total)))
+        assert [(problem.path, problem.offset) for problem in report.problems] == [
+            (segment.path, header.position - segment.base)
+        ]
+        lost = header.end - header.position
+        assert (report.end, report.size, report.batches) == (size, size - lost, len(found) - 1)
+        assert told[-2][0] == size - 64 * report.segments
+        assert {gap.stream for gap in report.gaps} <= ({"s", "o"} if header.records else set())
+        set_aside(bench.directory, WatchedFiles())
+        assert verify(bench.directory).problems == []
+        for path in bench.directory.iterdir():
+            path.unlink()
+        for name, content in whole.items():
+            bench.directory.joinpath(name).write_bytes(content)
