@@ -266,16 +266,19 @@ def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:
 
 
 def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> None:
+    """Write the header of a segment again if it is damaged, and note what its first batch continues from."""
     try:
-        reader.header()
+        header = reader.header()
     except fmt.Damage:
+        header = fmt.SegmentHeader(reader.base, _created(reader), _continued(reader, survey), survey.identity)
         fd = files.open(reader.path, os.O_RDWR)
         try:
-            header = fmt.SegmentHeader(reader.base, _created(reader), _continued(reader, survey), survey.identity)
             files.write(fd, header.pack(), 0)
             files.sync(fd)
         finally:
             files.close(fd)
+    # Retention may have deleted what is before it, or what ends there may be damaged, too.
+    survey.chain = header.chain
 
 
 def _continued(reader: scan.SegmentReader, survey: _Survey) -> int:

@@ -512,3 +512,60 @@ def test_a_power_cut_during_quarantine_costs_nothing_more(open_journal, tmp_path
             assert all(found.streams.ends.get(stream, found.streams.floor) >= end for stream, end in ends.items())
             assert served(directory) == left
             assert verify(directory).problems == []
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_the_oldest_segment_that_lost_its_beginning_tells_from_its_records_where_streams_begin(
+    open_journal, kept: int
+) -> None:
+    """Retention has deleted what was before them; nothing of that may be given out again, nor be listed as kept."""
+    bench = open_journal(segment_size=2048)
+    for stream, count in (("second", 1), ("third", 2), ("gone", 5)):
+        bench.append(*[b""] * count, stream=stream)
+    for i in range(6):
+        runs = [Run.of(stream, [b"%d" % i * 250], source="t") for stream in ("second", "third", "s")]
+        bench.journal.append(runs, [2 + i, 3 + i, 1 + i])
+    bench.append(b"", stream="new")
+    bench.close()
+    for segment in scan.segments(bench.directory)[:-kept]:
+        segment.path.unlink()
+        segment.path.with_suffix(".index").unlink()
+    oldest = scan.segments(bench.directory)[0]
+    bench.directory.joinpath("MARK").unlink()
+    bench = open_journal(segment_size=2048)
+    streams = ("second", "third", "s", "new")
+    before = {stream: bench.journal.bounds(stream) for stream in streams}
+    found = next(found for found in walk(Extent.of(bench.directory)) if isinstance(found, Batch))
+    size = found.header.end - found.header.position
+    bench.close()
+    patch(bench, oldest.base + 70, b"damage")
+    skip = (size + oldest.base) // 4 if kept == 1 else 0
+    assert len(quarantine.set_aside(bench.directory, Files())) == (2 if skip else 1)
+    found = next(found for found in walk(Extent.of(bench.directory)) if isinstance(found, Batch))
+    begun = {entry.stream: entry for entry in found.entries()}
+    first = {stream: first for stream, (first, _) in before.items() if first > 1}
+    if kept > 1:
+        first["gone"] = 6  # the next segment says so
+    assert begun == {
+        **{stream: fmt.Entry(stream, number - 1, number - 1) for stream, number in first.items()},
+        "": fmt.Entry("", 0, 0),
+    }
+    bench = open_journal(segment_size=2048)
+    assert {stream: bench.journal.bounds(stream) for stream in streams} == before
+    assert bench.journal.floor == skip
+    assert bench.journal.bounds("gone") == ((6, 5) if kept > 1 else (skip + 1, skip))
+    bench.close()
+    assert verify(bench.directory).problems == []
+
+
+def test_damage_at_the_end_of_a_segment_and_at_the_beginning_of_the_next_is_set_aside(open_journal) -> None:
+    bench = open_journal(segment_size=2048)
+    for i in range(9):
+        bench.append(b"%d" % i * 500)
+    bench.close()
+    second = scan.segments(bench.directory)[1]
+    patch(bench, second.base - 100, b"damage")
+    patch(bench, second.base + 70, b"damage")
+    quarantine.set_aside(bench.directory, Files())
+    assert verify(bench.directory).problems == []
+    assert len(served(bench.directory)) == 8
