@@ -249,12 +249,18 @@ def run(first: int, *payloads: bytes, stream: str = "s") -> Run:
 
 
 @pytest.mark.parametrize(
-    ("first", "said"), [(5, "skips 4 to 4"), (3, "goes back from 3 to 2"), (1, "goes back from 3 to 0")]
+    ("stream", "first", "said"),
+    [
+        ("s", 5, "skips 4 to 4"),
+        ("s", 3, "goes back from 3 to 2"),
+        ("s", 1, "goes back from 3 to 0"),
+        ("new", 2, "skips 1 to 1"),
+    ],
 )
-def test_numbers_that_do_not_follow_on(open_journal, first: int, said: str) -> None:
+def test_numbers_that_do_not_follow_on(open_journal, stream: str, first: int, said: str) -> None:
     bench = open_journal()
     bench.append(b"1", b"2", b"3")
-    forge(bench, run(first, b"x"))
+    forge(bench, run(first, b"x", stream=stream))
     (problem,) = problems(bench.directory)
     assert said in problem
 
