@@ -158,6 +158,18 @@ def test_a_clock_in_doubt_when_the_server_starts_hides_nothing(open_aging: Any, 
         assert bench.journal.bounds("old.a") == (3, 2)
 
 
+def test_what_was_too_old_for_the_last_record_stays_hidden_when_the_clock_is_in_doubt(
+    open_aging: Any, time: Time
+) -> None:
+    bench = open_aging()
+    bench.append(b"a", stream="old.a")
+    wait(bench, time, 150)
+    bench.append(b"b", stream="old.a")
+    bench.close()
+    time.step = 3 * BOUND
+    assert open_aging().journal.bounds("old.a") == (2, 2)
+
+
 def test_a_record_that_expires_is_still_in_the_files_for_other_tools(open_aging: Any, time: Time) -> None:
     bench = open_aging()
     bench.append(b"a", stream="old.a")

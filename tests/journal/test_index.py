@@ -59,10 +59,15 @@ def test_following_it_misses_nothing(history: tuple[SegmentIndex, dict[str, list
                     continue
                 assert position is not None
                 assert position <= wanted[0]
+                pairs = index.pairs(stream)
+                assert position == max((at for first, at in pairs if first <= seq), default=pairs[0][1]), "no sooner"
                 seen = []
                 while position is not None and position < index.end:
                     seen.append(position)
-                    position = index.following(stream, behind[position])
+                    place = behind[position]
+                    near = any(at <= place < at + SPACING for _, at in pairs)
+                    position = index.following(stream, place)
+                    assert position == (place if near else min((at for _, at in pairs if at > place), default=None))
                 assert set(wanted) <= set(seen)
 
 

@@ -753,19 +753,28 @@ def test_a_sync_that_is_due_after_a_failed_one_is_not_done(open_journal, logged_
 
 
 class TestWatching:
-    def test_goes_on_when_the_disk_does_not_answer(self, open_journal, monkeypatch) -> None:
+    def test_goes_on_when_the_disk_does_not_answer_and_says_so_once(
+        self, open_journal, monkeypatch, log_lines: list[str]
+    ) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, min_free=1 << 20)
+        said = "how much room the disk has cannot be told, so none is assumed: Input/output error"
 
         def free(directory: Path) -> int:
             raise OSError(errno.EIO, "Input/output error")
 
         monkeypatch.setattr(files, "free", free)
-        bench.clock.advance(1)
+        bench.clock.pump([1, 1, 1])
         assert bench.journal.state is JournalState.READ_ONLY
+        assert bench.journal.status().free is None
+        assert log_lines.count(said) == 1
         monkeypatch.undo()
         bench.clock.advance(1)
         assert bench.journal.state is JournalState.WRITABLE
+        assert bench.journal.status().free > 0
+        monkeypatch.setattr(files, "free", free)
+        bench.clock.advance(1)
+        assert log_lines.count(said) == 2, "it had answered in between"
 
     def test_goes_on_when_a_segment_is_damaged(self, open_journal, logged_errors) -> None:
         files = FaultyFiles()
