@@ -512,6 +512,8 @@ def test_a_power_cut_during_quarantine_costs_nothing_more(open_journal, tmp_path
             assert all(found.streams.ends.get(stream, found.streams.floor) >= end for stream, end in ends.items())
             assert served(directory) == left
             assert verify(directory).problems == []
+            segments = scan.segments(directory)
+            assert [segment.end for segment in segments[:-1]] == [segment.base for segment in segments[1:]]
 
 
 @pytest.mark.parametrize("kept", [1, 3])

@@ -275,6 +275,7 @@ class _Sending:
                 log.warn("an answer was cut off: {error}", error=error)
                 data = b""
             if not data:  # the file was made shorter, or its disk failed: what was promised cannot be kept
+                self.file.close()
                 self.request.loseConnection()
                 return
             self.left -= len(data)

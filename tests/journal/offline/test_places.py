@@ -7,15 +7,21 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
 from fyrehose.journal import holds as readers
-from fyrehose.journal import scan
+from fyrehose.journal import readers, scan
 from fyrehose.journal.offline import places
 from fyrehose.journal.offline.places import TOKEN_FILE, Directory, Missing, Server, place
+from fyrehose.journal.offline.serve import site
 
 Opener = Callable[..., Any]
 
@@ -60,6 +66,100 @@ def test_a_server_is_read_like_a_directory(written: Any, serve: Callable[[Path],
     directory.report("other", 78)
     assert [(r.name, r.position) for r in readers.positions(written.directory)] == [("lake", 77), ("other", 78)]
     assert server.readers() == directory.readers() == readers.positions(written.directory)
+
+
+class Local:
+    """An HTTP connection to a site in this very process.
+
+    :ivar asked: the requests, in order
+    """
+
+    directory: Path
+    asked: list[tuple[str, str]]
+    token: str | None = None
+
+    def __init__(self, host: str, port: int | None, timeout: float) -> None:
+        assert (host, port, timeout) == ("here", 80, places.TIMEOUT)
+        self._site = site(self.directory, token=self.token)
+        self._answer = b""
+
+    def request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> None:
+        self.asked.append((method, path))
+        clock, transport = Clock(), StringTransport()
+        channel = self._site.buildProtocol(None)
+        channel.callLater = clock.callLater  # type: ignore[union-attr]
+        channel.makeConnection(transport)  # type: ignore[union-attr]
+        lines = [f"{method} {path} HTTP/1.1", "Host: here", *(f"{name}: {text}" for name, text in headers.items())]
+        lines += [f"Content-Length: {len(body or b'')}", "Connection: close", "", ""]
+        channel.dataReceived("\r\n".join(lines).encode() + (body or b""))  # type: ignore[union-attr]
+        self._answer = transport.value()
+        channel.connectionLost(Failure(ConnectionDone()))  # type: ignore[union-attr]
+
+    def getresponse(self) -> SimpleNamespace:
+        head, _, body = self._answer.partition(b"\r\n\r\n")
+        return SimpleNamespace(status=int(head.split()[1]), read=lambda: body)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def local(written: Any, monkeypatch: pytest.MonkeyPatch) -> type[Local]:
+    monkeypatch.setattr(Local, "directory", written.directory, raising=False)
+    monkeypatch.setattr(Local, "asked", [], raising=False)
+    monkeypatch.setattr(places, "HTTPConnection", Local)
+    return Local
+
+
+def test_what_a_server_says_is_what_the_directory_has(written: Any, local: type[Local]) -> None:
+    server, directory = place("http://here:80/"), place(str(written.directory))
+    assert server.view() == directory.view()
+    assert [server.index(base) for base in written.journal._store.bases] == [
+        directory.index(base) for base in written.journal._store.bases
+    ]
+    assert server.index(written.journal._store.bases[-1]) is None
+    extent = directory.view().segments[1]
+    with pytest.raises(Missing, match=r"^http://here:80/segments/00000000000000ff$"):
+        server.open(255, 1 << 20)
+    assert server.name(extent.base) == f"http://here:80/segments/{extent.base:016x}"
+    reader = server.open(extent.base, extent.end)
+    whole = bytes(reader.read(extent.base, extent.end - extent.base))
+    assert whole == scan.path_of(written.directory, extent.base).read_bytes()
+    assert bytes(reader.read(extent.end - 5, 100)) == whole[-5:]
+    assert bytes(reader.read(extent.end, 10)) == b""
+    assert bytes(reader.read(extent.base, 0)) == b""
+    reader.close()
+    for position in (4096, 64):
+        scan.snapshot_path_of(written.directory, position).write_bytes(b"every stream %d" % position)
+    assert server.snapshots() == directory.snapshots() == [64, 4096]
+    assert server.snapshot(4096) == directory.snapshot(4096) == b"every stream 4096"
+    for there in (server, directory):
+        with pytest.raises(Missing):
+            there.snapshot(0)
+    server.report("lake", 77)
+    directory.report("other", 78)
+    assert [(r.name, r.position) for r in readers.positions(written.directory)] == [("lake", 77), ("other", 78)]
+    assert server.readers() == directory.readers() == readers.positions(written.directory)
+
+
+def test_a_segment_is_asked_for_in_pieces_that_were_read_ahead(
+    written: Any, local: type[Local], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = place("http://here:80").open(0, 1 << 30)
+    for at in range(0, 2000, 100):
+        assert bytes(reader.read(at, 100)) == scan.path_of(written.directory, 0).read_bytes()[at : at + 100]
+    assert [method for method, _ in local.asked] == ["HEAD", "GET"]
+    reader.close()
+
+
+@pytest.mark.parametrize(("sent", "said"), [(None, "wants a token: name a file"), ("other", "it is not the one sent")])
+def test_a_token_is_sent_and_who_has_none_is_told_how(
+    written: Any, local: type[Local], monkeypatch: pytest.MonkeyPatch, sent: str | None, said: str
+) -> None:
+    monkeypatch.setattr(Local, "token", "0123456789abcdef")
+    assert Server("http://here:80", "0123456789abcdef").view() == place(str(written.directory)).view()
+    with pytest.raises(JournalError, match=said):
+        Server("http://here:80", sent).view()
 
 
 @pytest.mark.live

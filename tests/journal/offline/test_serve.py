@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,4 +241,88 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(bench: Any, monkeypatch: pyte
         bench.clock.advance(serve.IDLE)
         assert transport.disconnected or transport.disconnecting
     channel.connectionLost(Failure(ConnectionDone()))
+    assert not [call for call in bench.clock.getDelayedCalls() if call.active() and "serve" in repr(call)]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("asked", "start", "stop"),
+    [
+        (None, 0, 0),
+        ("bytes=0-0", 0, 1),
+        ("bytes=7-7", 7, 8),
+        ("bytes=100-{last}", 100, 0),
+        ("bytes=100-{size}", 100, 0),
+        ("bytes={last}-", -1, 0),
+        ("bytes={size}-", None, None),
+        ("bytes=9-8", None, None),
+        ("bytes=9-7", None, None),
+    ],
+)
+def test_an_answer_says_which_bytes_it_has_and_leaves_no_file_open(
+    bench: Any, method: str, asked: str | None, start: int | None, stop: int | None
+) -> None:
+    base, end = bench.journal._store.sealed[1]
+    size = end - base
+    data = scan.path_of(bench.directory, base).read_bytes()
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    headers = "" if asked is None else f"Range: {asked.format(size=size, last=size - 1)}\r\n"
+    status, said, body = ask(bench, method, f"/segments/{base:016x}", headers)
+    first, behind = (0, 0) if start is None else (start % size, stop or size)
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+    assert body == (b"" if method == "HEAD" else data[first:behind])
+    assert (said["content-type"], said["accept-ranges"]) == ("application/octet-stream", "bytes")
+    assert said["content-length"] == str(behind - first)
+    if asked is None:
+        assert (status, said.get("content-range")) == (200, None)
+    elif start is None:
+        assert (status, said["content-range"]) == (416, f"bytes */{size}")
+    else:
+        assert (status, said["content-range"]) == (206, f"bytes {first}-{behind - 1}/{size}")
+
+
+@pytest.mark.parametrize("trouble", ["shorter", "unreadable", "abandoned"])
+def test_an_answer_that_cannot_be_finished_ends_the_connection(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """What was promised is not filled up with something else, and no file stays open."""
+    bench.append(b"." * 50_000)
+    bench.append(b"behind it" * 100)
+    base = max(bench.journal._store.sealed, key=lambda sealed: sealed[1] - sealed[0])[0]
+    monkeypatch.setattr(serve, "PIECE", 10_000)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    channel = site(bench.directory).buildProtocol(None)
+    channel.callLater = bench.clock.callLater
+    transport = StringTransport()
+    write = transport.write
+
+    def full(data: bytes) -> None:
+        write(data)
+        if transport.producer is not None and len(data) >= 1000:
+            transport.producer.pauseProducing()
+
+    monkeypatch.setattr(transport, "write", full)
+    channel.makeConnection(transport)
+    channel.dataReceived(b"GET /segments/%016x HTTP/1.1\r\nHost: x\r\n\r\n" % base)
+    path = scan.path_of(bench.directory, base)
+    whole = path.read_bytes()
+    if trouble == "shorter":
+        path.write_bytes(whole[:5000])
+    elif trouble == "unreadable":
+        sending = channel._channel.requests[0].channel._requestProducer
+
+        def read(_: int) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(sending, "file", SimpleNamespace(read=read, close=sending.file.close, closed=False))
+    if trouble != "abandoned":
+        for _ in range(3):  # some of it may have been read ahead
+            if transport.producer is not None:
+                transport.producer.resumeProducing()
+        assert transport.disconnecting
+    else:
+        transport.producer.stopProducing()  # type: ignore[union-attr]  # as a transport does that is lost
+    assert whole.startswith(transport.value().partition(b"\r\n\r\n")[2])
+    channel.connectionLost(Failure(ConnectionDone()))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert not [call for call in bench.clock.getDelayedCalls() if call.active() and "serve" in repr(call)]
