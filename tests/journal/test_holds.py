@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,8 @@ def test_one_that_cannot_be_understood_needs_everything(tmp_path: Path, text: st
     readers.report(tmp_path, "lake", 500)
     (tmp_path / "readers" / "lake").write_bytes(text.encode("latin-1"))
     (tmp_path / "readers" / "other.new").write_text("left over")
-    assert [(reader.name, reader.position) for reader in readers.positions(tmp_path)] == [("lake", 0)]
+    os.utime(tmp_path / "readers" / "lake", ns=(1, 1_700_000_000_000_000_000))
+    assert readers.positions(tmp_path) == [readers.Reader("lake", 0, 1_700_000_000_000_000)]
 
 
 def test_a_position_that_can_be_none(tmp_path: Path) -> None:

@@ -229,6 +229,28 @@ class TestCorruption:
         assert bench.payloads("o", 40) == [b"other 39"]
 
 
+@pytest.mark.parametrize(("more", "checked"), [(-1, 2), (0, 2), (1, 3)])
+def test_as_many_bytes_of_sealed_segments_are_checked_as_it_is_told_the_newest_first(
+    open_journal, more: int, checked: int
+) -> None:
+    bench = open_journal(segment_size=2048)
+    for i in range(16):
+        bench.append(b"%d" % i * 400)
+    bench.close()
+    sealed = scan.segments(bench.directory)[:-1]
+    assert len(sealed) > 4
+    found = []
+    for segment in sealed:
+        whole = segment.path.read_bytes()
+        patch(segment.path, 1000, b"damage")
+        try:
+            recover(bench.directory, Files(), verify=sum(each.size for each in sealed[-2:]) + more)
+        except JournalCorrupt:
+            found.append(segment)
+        patch(segment.path, 0, whole)
+    assert found == sealed[-checked:]
+
+
 class TestQuarantine:
     def fill(self, bench, count: int = 60) -> dict[str, list[bytes]]:  # type: ignore[no-untyped-def]
         wrote: dict[str, list[bytes]] = {"s": [], "o": []}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from fyrehose.journal.retention import expired, judge
+from fyrehose.journal.holds import Reader
+from fyrehose.journal.retention import Verdict, expired, judge
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.store import Store
 
 
 @pytest.mark.parametrize(("keep", "least"), [(1, 10), (30_000, 5), (10_000_000, 0)])
@@ -33,3 +38,69 @@ def test_nobody_is_asked_where_nothing_is_to_be_deleted(open_journal) -> None:
         bench.append(b"%03d" % i * 100)
     verdict = judge(bench.journal._store, JournalSettings(), 0, lambda: pytest.fail("asked"))
     assert verdict.expired == 0
+
+
+SECOND = 1_000_000
+
+
+class Kept:
+    """Three sealed segments, created at 0, 10 and 20 s, and the one that is written, created at 30 s."""
+
+    sealed = ((0, 100), (100, 250), (250, 400))
+    active = SimpleNamespace(end=450)
+
+    def created_after(self, base: int) -> int:
+        return {0: 10, 100: 20, 250: 30}[base] * SECOND
+
+
+@pytest.mark.parametrize(
+    ("settings", "doubted", "count"),
+    [
+        ({"keep_bytes": 450}, False, 0),
+        ({"keep_bytes": 449}, False, 1),
+        ({"keep_bytes": 350}, False, 1),
+        ({"keep_bytes": 349}, True, 2),
+        ({"keep_bytes": 199}, False, 3),
+        ({"keep_bytes": 1}, False, 3),
+        ({"keep_age": 90.0}, False, 0),
+        ({"keep_age": 89.999999}, False, 1),
+        ({"keep_age": 70.0}, False, 2),
+        ({"keep_age": 1.0}, False, 3),
+        ({"keep_age": 1.0}, True, 1),
+        ({"keep_age": 90.0}, True, 0),
+        ({"keep_age": 70.0, "keep_bytes": 449}, False, 2),
+        ({"keep_age": 1.0, "keep_bytes": 449}, True, 2),
+        ({"keep_age": 1.0, "keep_bytes": 1}, True, 3),
+        ({}, False, 0),
+    ],
+)
+def test_how_many_segments_expire_after_100_seconds(settings: dict[str, Any], doubted: bool, count: int) -> None:
+    """A segment is as old as its last record, and that is as old as the segment behind it."""
+    assert expired(cast("Store", Kept()), JournalSettings(**settings), 100 * SECOND, doubted) == count
+
+
+NEAR, FAR, NONE = Reader("near", 100, 900 * SECOND), Reader("far", 250, 900 * SECOND), Reader("none", 0, 900 * SECOND)
+LATE, DONE = Reader("late", 100, 900 * SECOND - 1), Reader("done", 400, 1000 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("found", "most", "verdict"),
+    [
+        ([], 0, Verdict(3)),
+        ([DONE], 0, Verdict(3)),
+        ([LATE], 1000, Verdict(3, overtaken=(LATE,))),
+        ([NEAR], 300, Verdict(1, 2, NEAR)),
+        ([NEAR], 299, Verdict(2, 1, NEAR, (NEAR,))),
+        ([NEAR], 150, Verdict(2, 1, NEAR, (NEAR,))),
+        ([NEAR], 149, Verdict(3, overtaken=(NEAR,))),
+        ([NONE, NEAR], 400, Verdict(0, 3, NONE)),
+        ([NONE, NEAR], 399, Verdict(1, 2, NONE, (NONE,))),
+        ([LATE, FAR, DONE], 1000, Verdict(2, 1, FAR, (LATE,))),
+        ([FAR, DONE], 0, Verdict(3, overtaken=(FAR,))),
+    ],
+)
+def test_readers_are_waited_for_as_long_as_they_speak_and_do_not_lag_too_far(
+    found: list[Reader], most: int, verdict: Verdict
+) -> None:
+    settings = JournalSettings(keep_bytes=1, reader_wait=100.0, reader_bytes=most)
+    assert judge(cast("Store", Kept()), settings, 1000 * SECOND, lambda: found) == verdict
