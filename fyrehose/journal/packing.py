@@ -47,7 +47,7 @@ def pieces(
     for piece in joined:
         length += len(piece)
         checksum = crc32c(piece, checksum)
-    header = BatchHeader(kind, fill > 0, length, len(parts), records, chain, position, durable, time, clock, checksum)
+    header = BatchHeader(kind, bool(fill), length, len(parts), records, chain, position, durable, time, clock, checksum)
     packed = header.pack()
     if joined and len(joined[0]) < LARGE:
         return header, [packed + joined[0], *joined[1:]]

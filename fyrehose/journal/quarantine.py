@@ -114,7 +114,7 @@ class _Survey:
         stream = entry.stream
         if kind is fmt.Kind.GAP:
             self._reaches(stream, entry.first - 1)
-            self.ends[stream] = max(self.ends.get(stream, 0), entry.last)
+            self.ends[stream] = max(self.ends[stream], entry.last)
         elif kind is fmt.Kind.RESERVED:
             self.reserved[stream] = max(self.reserved.get(stream, 0), entry.first)
         elif entry.state is fmt.State.RETIRED:

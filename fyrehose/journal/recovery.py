@@ -83,7 +83,6 @@ class Recovered:
             for stream, first, last in fmt.extents(body):
                 self.index.add_run(header.position, stream, first, last)
                 self.streams.wrote(stream, first, last)
-            self.index.end = header.end
         else:
             self.index.add(header, body)
             self._saw_entries(header, fmt.entries(body, header.parts))

@@ -113,8 +113,8 @@ def expired(store: Store, settings: JournalSettings, now: int, doubted: bool = F
     """
     sealed = store.sealed
     count = 0
-    if settings.keep_bytes:
-        size = store.active.end - sealed[0][0] if sealed else 0
+    if settings.keep_bytes and sealed:
+        size = store.active.end - sealed[0][0]
         while count < len(sealed) and size > settings.keep_bytes:
             size -= sealed[count][1] - sealed[count][0]
             count += 1

@@ -194,7 +194,6 @@ class Store:
         needed = self.index(begin).snapshot or begin
         del self._bases[0]
         del self._sealed_ends[base]
-        self._fresh.pop(base, None)
         self._created.pop(base, None)
         if index := self._indexes.pop(base, None):
             self._indexed -= len(index.data)

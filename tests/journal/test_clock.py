@@ -180,3 +180,34 @@ class TestTheJournal:
             counts.append(len(list(bench.directory.glob("*.segment"))) - 1)
         assert all(before - after <= 1 for before, after in pairwise(counts))
         assert counts[0] >= sealed - 2
+
+
+def test_a_step_of_an_hour_is_believed_and_a_longer_one_when_it_has_stood_for_ten_minutes() -> None:
+    """While it stands the wall clock may drift by a minute."""
+    hour, minute, second = 3_600_000_000, 60_000_000, 1_000_000
+    time = [10**15, 0]
+    clock = RecordClock(lambda: time[0], lambda: time[1])
+
+    def passes(elapsed: int, step: int = 0) -> int:
+        time[0] += elapsed + step
+        time[1] += elapsed
+        return time[0] - clock.now()
+
+    assert clock.start(0) == 10**15
+    assert passes(second, hour) == 0
+    assert passes(second, -hour) == 0
+    assert (clock.news(), clock.in_doubt) == ([], False)
+    assert passes(second, hour + 1) == hour + 1
+    assert clock.in_doubt
+    assert passes(10 * minute - 1, minute) == hour + 1 + minute
+    assert passes(1) == 0
+    assert not clock.in_doubt
+    assert len(clock.news()) == 2
+    assert passes(second, -hour - 1) == -hour - 1
+    assert passes(9 * minute, -minute - 1) == -hour - minute - 2
+    assert passes(9 * minute) == -hour - minute - 2, "it did not stand"
+    assert passes(minute) == 0
+    for _ in range(9):
+        passes(second, 2 * hour)
+        passes(second, -2 * hour)
+    assert len(clock.news()) == 4, "the latest"

@@ -264,3 +264,27 @@ def test_entries_of_every_length(length: int) -> None:
     assert (header.length % 8, header.length) == (0, len(body))
     assert fmt.entries(body, 2) == entries
     assert fmt.Entry.unpack(body, 0)[1] + len(entries[1].pack()) == len(body)
+
+
+def test_the_numbers_of_the_format() -> None:
+    """They are in the files of every journal."""
+    assert (fmt.SEGMENT_VERSION, fmt.BATCH_VERSION, fmt.MAX_BODY, fmt.UNKNOWN) == (1, 2, 64 * 1024 * 1024, b"\0" * 16)
+    assert [(kind.name, kind.value, kind.version) for kind in fmt.Kind] == [
+        ("RECORDS", 0, 1),
+        ("ENDS", 1, 1),
+        ("RESERVED", 2, 1),
+        ("GAP", 3, 1),
+        ("CLOSED", 4, 1),
+        ("STREAMS", 5, 2),
+    ]
+    states = {"LIVE": 0, "RETIRED": 1, "BACK": 2, "HIGHEST": 3, "FORGOTTEN": 4}
+    assert {state.name: state.value for state in fmt.State} == states
+    assert {part.name: part.value for part in fmt.Has} == {
+        "PRODUCER": 1,
+        "TOPIC": 2,
+        "CONTENT_TYPE": 4,
+        "CONTIGUOUS": 8,
+        "PRODUCER_SEQS": 16,
+        "EVENT_IDS": 32,
+        "EVENT_TIMES": 64,
+    }

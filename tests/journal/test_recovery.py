@@ -209,6 +209,12 @@ class TestCorruption:
         scan.segments(broken.directory)[2].path.unlink()
         self.refuses(open_journal, broken, "missing or cut off")
 
+    def test_the_oldest_segments_are_missing(self, open_journal, broken) -> None:
+        for segment in scan.segments(broken.directory)[:2]:
+            segment.path.unlink()
+        begin = scan.segments(broken.directory)[0].base
+        self.refuses(open_journal, broken, f"are missing: its log began at position 0, not at {begin}")
+
     def test_the_last_segment_is_missing(self, open_journal, broken) -> None:
         last_segment(broken).unlink()
         self.refuses(open_journal, broken, "the end of the log is missing")

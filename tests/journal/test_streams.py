@@ -143,6 +143,21 @@ class TestManyStreams:
         )
         assert not verify(again.directory).problems
 
+    def test_a_start_deletes_snapshots_before_that_of_the_oldest_segment_and_no_other(self, bench: Any) -> None:
+        for i in range(120):
+            bench.append(b"%d" % i * 100, stream=f"s{i % 20}")
+        bench.close()
+        bench.directory.joinpath("MARK").unlink()
+        referred = [streams.referred(entries) for _, entries in first_batches(bench.directory)]
+        which = next(at for at in range(1, len(referred)) if referred[at] > referred[at - 1] > 0)
+        for segment in scan.segments(bench.directory)[:which]:
+            segment.path.unlink()
+        kept = sorted(set(referred[which:]))
+        for position in (8, kept[0] - 8):
+            scan.snapshot_path_of(bench.directory, position).write_bytes(b"of segments that are gone")
+        recover(bench.directory, Files())
+        assert scan.snapshots(bench.directory) == kept
+
     def test_a_disk_that_takes_no_snapshot_takes_records(self, open_journal: Any) -> None:
         class NoSnapshots(Files):
             def store(self, path: Path, data: Any) -> None:
@@ -363,3 +378,22 @@ def test_a_journal_that_was_closed_in_order_has_given_out_no_more_than_it_wrote(
     assert of.unwritten() == [Entry("idle", 6, 1000), Entry("busy", 10, 2000)]
     of.replay(fmt.Kind.CLOSED, [])
     assert of.unwritten() == []
+
+
+def test_more_retired_streams_than_are_remembered_are_forgotten_with_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_RETIRED", 2)
+    found = Streams({"a": 5, "b": 2}, {"c": 7, "d": 3}, floor=4)
+    retired, forgotten, live = fmt.State.RETIRED, fmt.State.FORGOTTEN, fmt.State.LIVE
+    assert found.retiring(["a", "unknown", "a"]) == [
+        fmt.Entry("a", 0, 5, retired),
+        fmt.Entry("c", 0, 7, forgotten),
+        fmt.Entry("", 0, 7, live),
+    ]
+    assert found.retiring(["unknown"]) == []
+    found.apply(found.retiring(["a"]))
+    assert (found.ends, found.retired, found.floor) == ({"b": 2}, {"d": 3, "a": 5}, 7)
+
+
+def test_numbers_that_were_reserved_and_not_written_are_gaps() -> None:
+    found = Streams({"some": 2, "all": 4}, reserved={"none": 9, "some": 3, "all": 4})
+    assert found.unwritten() == [fmt.Entry("none", 1, 9), fmt.Entry("some", 3, 3)]

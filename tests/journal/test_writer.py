@@ -180,7 +180,21 @@ def test_a_new_journal_begins_with_its_numbers(tmp_path: Path) -> None:
     assert of.base == 0
     assert of.durable == of.position > 64
     assert scan.read_mark(tmp_path) == of.position
+    reader = scan.SegmentReader(scan.path_of(tmp_path, 0), 0)
+    header, _ = reader.batch(64)
+    reader.close()
+    assert (header.time, header.clock) == (5, 5)
     of.close(in_order=True)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_writer_that_did_not_open_closes_what_it_had_and_nothing_else(tmp_path: Path, nth: int) -> None:
+    before = descriptors()
+    of = Writer(tmp_path, Recovered(directory=tmp_path), 4096, True, FaultyFiles(name="open", nth=nth))
+    with pytest.raises(OSError, match="Input/output error"):
+        of.open(5)
+    of.close(in_order=False)
+    assert descriptors() == before
 
 
 class TestPreparing:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.offline.transfer import batches, begin, differ, tail_of
+from fyrehose.journal.offline.places import Directory
+from fyrehose.journal.offline.transfer import batches, begin, differ, reach, tail_of
+from fyrehose.journal.offline.walk import Batch, Extent, walk
 
 
 @pytest.fixture
@@ -110,3 +114,37 @@ def test_identities_differ_only_where_both_are_known() -> None:
     known, other, unknown = b"a" * 16, b"b" * 16, bytes(16)
     assert differ(known, other)
     assert not any(differ(*pair) for pair in ((known, known), (known, unknown), (unknown, other), (unknown, unknown)))
+
+
+@pytest.mark.parametrize(
+    ("which", "at", "zeros", "refused"),
+    [(2, 70, 0, False), (1, 70, 0, True), (1, 70, 4096, False), (1, 70, 4096 - 80, True), (2, 4000, 4096, False)],
+)
+def test_a_copy_is_read_up_to_what_was_being_written(
+    open_journal: Any, tmp_path: Path, which: int, at: int, zeros: int, refused: bool
+) -> None:
+    """Damage before something that was durable is none of that, unless pages are zeros up to their ends."""
+    bench = open_journal()
+    for i in range(3):
+        bench.append(b"%d" % i * 9000)
+    found = [part.header for part in walk(Extent.of(bench.directory)) if isinstance(part, Batch)]
+    bench.crash()
+    copy = tmp_path / "copy"
+    shutil.copytree(bench.directory, copy)
+    batch = found[1 + which]
+    path = scan.path_of(copy, 0)
+    data = bytearray(path.read_bytes())
+    data[batch.position + at] ^= 1
+    if zeros:
+        page = (batch.position // 4096 + 1) * 4096
+        data[page : page + zeros] = bytes(zeros)
+    path.write_bytes(data)
+    if refused:
+        with pytest.raises(JournalCorrupt, match=f"damaged at byte {batch.position} "):
+            reach(Directory(copy))
+        return
+    view = reach(Directory(copy))
+    assert (view.mark, [(extent.base, extent.end) for extent in view.segments]) == (
+        batch.position,
+        [(0, batch.position)],
+    )
