@@ -305,3 +305,54 @@ def test_a_journal_that_is_opened_again_remembers_nothing_of_what_it_had(open_jo
     assert store._cached == sum(batch.size for batch in store._cache.values())
     assert store._indexed == sum(len(index.data) for index in store._indexes.values())
     assert store.created(store.bases[0]) == 1_000_000
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_read_returns_as_much_as_fits_from_any_number_on_and_looks_at_no_batch_besides(
+    open_journal, monkeypatch, reopened: bool
+) -> None:
+    """At least one record, and only of the segment in which the first is."""
+    bench = open_journal(segment_size=1024)
+    batches = [(10, 20, 30), (5,), (50, 1, 1), (7, 7), (40,), (9, 30, 2, 2), (100,), (3, 3), (60, 5), (8,)]
+    for number, sizes in enumerate(batches):
+        bench.append(*[b"%d" % (number % 10) * size for size in sizes], stream="busy")
+        if number % 3 == 0:
+            bench.append(b"other")
+    if reopened:
+        bench.close()
+        bench = open_journal(segment_size=1024)
+    store = bench.journal._store
+    ends = [store.before(base, "busy") for base in store.bases[1:]]
+    sizes = [size for batch in batches for size in batch]
+    batch_of = [number for number, batch in enumerate(batches) for _ in batch]
+    looked: list[int] = []
+    batch_at = stores.Store._batch
+
+    def look(self, base: int, position: int):  # type: ignore[no-untyped-def]
+        batch = batch_at(self, base, position)
+        if "busy" in batch.streams:
+            looked.append(batch.streams["busy"][0].first_seq)
+        return batch
+
+    monkeypatch.setattr(stores.Store, "_batch", look)
+    assert len({0, *ends}) >= 3
+    for start in range(1, len(sizes) + 2):
+        stop = min([end for end in ends if end >= start], default=len(sizes))
+        for most in (*range(12), 20, 30, 31, 60, 61, 66, 1000):
+            looked.clear()
+            store._places.clear()
+            runs = bench.journal.read("busy", start, most)
+            count, left = 0, most
+            for size in sizes[start - 1 : stop]:
+                if count and size > left:
+                    break
+                count, left = count + 1, left - size
+            records = [record for run in runs for record in run.records()]
+            assert [(record.seq, len(record.payload)) for record in records] == [
+                (seq, sizes[seq - 1]) for seq in range(start, start + count)
+            ]
+            if records:
+                # The index has one batch in 64 KiB, so that it begins with the first of the segment.
+                used = batch_of[records[-1].seq - 1]
+                later = [first for first in looked if batch_of[first - 1] > used]
+                assert len(later) <= (left > 0), "at most the one that did not fit"
