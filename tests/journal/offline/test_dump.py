@@ -88,7 +88,10 @@ def test_sums(bench) -> None:
     assert stats.segments == len(scan.segments(bench.directory))
     assert stats.end == stats.mark == scan.read_mark(bench.directory)
     assert not stats.closed
-    assert told[-1][0] == told[-1][1] == stats.size
+    ends = [batch.header.end for batch in dump.batches(bench.directory)]
+    assert stats.size == sum(segment.size for segment in scan.segments(bench.directory))
+    assert told == [(end, stats.size) for end in (*ends, stats.size)]
+    assert stats.batches == len(ends)
     bench.close()
     assert dump.stats(bench.directory).closed
 
@@ -109,7 +112,25 @@ def test_streams_that_retention_has_emptied_are_known(open_journal) -> None:
     for i in range(100):
         bench.append(b"%03d" % i * 100)
     of = dump.stats(bench.directory).streams["rare"]
-    assert (of.records, of.first, of.last, of.missing) == (0, 0, 2, 0)
+    assert of == dump.StreamStats(0, 0, 2, 0, 0, 0)
+    assert of.missing == 0
+    told: list[int] = []
+    dump.stats(bench.directory, lambda done, total: told.append(done))
+    begin = scan.segments(bench.directory)[0].base
+    assert told[:-1] == [batch.header.end - begin for batch in dump.batches(bench.directory)]
+
+
+def test_what_is_not_known_to_be_durable_is_told_only_if_everything_is_asked_for(bench) -> None:
+    mark = scan.read_mark(bench.directory)
+    bench.append(b"a moment ago", stream="new")
+    (bench.directory / "MARK").write_bytes(scan.pack_mark(mark))
+    for told in (dump.runs(bench.directory), (run for b in dump.batches(bench.directory) for run in b.runs())):
+        assert {run.stream for run in told} == {"s", "o"}
+    assert set(dump.stats(bench.directory).streams) == {"s", "o"}
+    everything = dump.stats(bench.directory, everything=True)
+    assert set(everything.streams) == {"s", "o", "new"}
+    assert (everything.mark, everything.end) == (mark, bench.journal._writer.position)
+    assert [run.stream for run in dump.runs(bench.directory, everything=True)][-1] == "new"
 
 
 def test_no_journal(tmp_path) -> None:
