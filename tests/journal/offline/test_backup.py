@@ -171,8 +171,15 @@ class TestCopying:
     def test_progress_tells_bytes(self, source: Any, tmp_path: Path) -> None:
         told: list[tuple[int, int]] = []
         backed_up(source.directory, tmp_path / "b", progress=lambda done, total: told.append((done, total)))
-        assert {total for _, total in told} == {told[-1][0]}
-        assert told == sorted(told)
+        before = look(source.directory)
+        assert told == [(extent.end, before.mark) for extent in before.segments]
+        told.clear()
+        fill(source, 25)
+        backed_up(source.directory, tmp_path / "b", progress=lambda done, total: told.append((done, total)))
+        after = look(source.directory)
+        ends = [extent.end for extent in after.segments if extent.end > before.mark]
+        assert len(ends) > 2
+        assert told == [(end - before.mark, after.mark - before.mark) for end in ends]
 
     def test_large_batches_are_copied_in_pieces(self, open_journal: Opener, tmp_path: Path) -> None:
         bench = open_journal(segment_size=16 << 20)
@@ -322,9 +329,13 @@ class TestSnapshotsAndReaders:
         backed_up(source.directory, target, hold="backup")
         assert readers.positions(target) == [readers.Reader("lake", 4096, 17)]
 
-    def test_a_hold_is_told_how_far_the_backup_is(self, source: Any, tmp_path: Path) -> None:
+    def test_a_hold_is_told_how_far_the_backup_is(
+        self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         target = tmp_path / "b"
         told: list[int] = []
+        clock = [64.0]
+        monkeypatch.setattr(backups.time, "monotonic", lambda: clock[0])
 
         class Told(Directory):
             def report(self, reader: str, position: int) -> None:
@@ -338,6 +349,12 @@ class TestSnapshotsAndReaders:
             assert told == [0, look(source.directory).mark]
             backup.run()
             assert len(told) == 2, "it is alive for a minute"
+            clock[0] += 59.9
+            backup.run()
+            assert len(told) == 2
+            clock[0] += 0.1
+            backup.run()
+            assert told.pop() == told[-1], "it is alive, and as far as it was"
             fill(source, 1)
             backup.run()
             assert told[2:] == [look(source.directory).mark]
