@@ -753,11 +753,12 @@ def test_a_sync_that_is_due_after_a_failed_one_is_not_done(open_journal, logged_
 
 
 class TestWatching:
+    @pytest.mark.parametrize("least", [0, 1 << 20])
     def test_goes_on_when_the_disk_does_not_answer_and_says_so_once(
-        self, open_journal, monkeypatch, log_lines: list[str]
+        self, open_journal, monkeypatch, log_lines: list[str], least: int
     ) -> None:
         files = FaultyFiles()
-        bench = open_journal(files=files, min_free=1 << 20)
+        bench = open_journal(files=files, min_free=least)
         said = "how much room the disk has cannot be told, so none is assumed: Input/output error"
 
         def free(directory: Path) -> int:

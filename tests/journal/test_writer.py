@@ -183,7 +183,8 @@ def test_a_new_journal_begins_with_its_numbers(tmp_path: Path) -> None:
     reader = scan.SegmentReader(scan.path_of(tmp_path, 0), 0)
     header, _ = reader.batch(64)
     reader.close()
-    assert (header.time, header.clock) == (5, 5)
+    assert (header.time, header.clock, header.durable) == (5, 5, 0)
+    assert scan.look_at_mark(tmp_path, FaultyFiles()).begin == 0
     of.close(in_order=True)
 
 
