@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import attrs
@@ -41,6 +42,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.worker import InlineWorker
 from fyrehose.records import Run
+from fyrehose.testing.disk import RecordingFiles, images
 
 Opener = Callable[..., Any]
 
@@ -842,6 +844,17 @@ class TestRestore:
         shutil.copytree(backup, tape)
         restore(Directory(tape), target, Files())
         assert numbers(target) == list(range(1, 51))
+
+    def test_when_it_has_ended_a_power_cut_does_not_take_it_back(self, source: Any, tmp_path: Path) -> None:
+        backed_up(source.directory, tmp_path / "b")
+        target = tmp_path / "restored"
+        target.mkdir()
+        files = RecordingFiles(target)
+        restore(Directory(tmp_path / "b"), target, files)
+        whole = {path.name: path.read_bytes() for path in target.iterdir() if path.name not in ("LOCK", "readers")}
+        assert RESTORING not in whole
+        for state in images(files, len(files.log), Random(1), 3):
+            assert state == whole
 
     def test_a_directory_that_is_not_empty_is_refused(self, source: Any, tmp_path: Path) -> None:
         backup, target = tmp_path / "b", tmp_path / "restored"
