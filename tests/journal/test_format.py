@@ -120,6 +120,7 @@ def test_round_trip(runs: list[Run]) -> None:
     assert len(data) % 8 == 0
     header.check(data[64:])
     back = fmt.runs(data[64:], 77)
+    assert back == runs
     assert [list(run.records()) for run in back] == [list(run.records()) for run in runs]
 
 
