@@ -239,10 +239,10 @@ class TestNoRoom:
         bench.clock.advance(1)
         assert isinstance(failed(bench.append(b"b")), ReadOnly)
         assert bench.payloads() == [b"a"]
-        files.room = 260 << 20
+        files.room = (256 << 20) + (256 << 20) // 10
         bench.clock.advance(1)
-        assert bench.journal.state is JournalState.READ_ONLY, "not before there is a tenth more"
-        files.room = 300 << 20
+        assert bench.journal.state is JournalState.READ_ONLY, "not before there is more than a tenth more"
+        files.room += 1
         bench.clock.advance(1)
         assert [state for state, _ in bench.observer.states] == [JournalState.READ_ONLY, JournalState.WRITABLE]
         bench.next["s"] = 2
