@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from fyrehose.journal import scan
 from fyrehose.journal.holds import Reader
-from fyrehose.journal.retention import Verdict, expired, judge
+from fyrehose.journal.retention import Deletion, Verdict, expired, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
+from fyrehose.testing.disk import RecordingFiles, images
 
 
 @pytest.mark.parametrize(("keep", "least"), [(1, 10), (30_000, 5), (10_000_000, 0)])
@@ -104,3 +108,18 @@ def test_readers_are_waited_for_as_long_as_they_speak_and_do_not_lag_too_far(
 ) -> None:
     settings = JournalSettings(keep_bytes=1, reader_wait=100.0, reader_bytes=most)
     assert judge(cast("Store", Kept()), settings, 1000 * SECOND, lambda: found) == verdict
+
+
+def test_a_power_cut_never_leaves_an_older_segment_than_one_that_is_gone(tmp_path: Path) -> None:
+    paths = [scan.path_of(tmp_path, base) for base in (0, 100, 250, 400)]
+    for path in paths:
+        path.write_bytes(b"records")
+    files = RecordingFiles(tmp_path)
+    deletion = Deletion(tmp_path, files)
+    deletion.segments = [(paths[0], 100, 100), (paths[1], 250, 250), (paths[2], 400, 400)]
+    deletion.work(lambda begin: None)
+    names = [path.name for path in paths]
+    for upto in range(len(files.log) + 1):
+        for state in images(files, upto, Random(1), 2):
+            assert sorted(state) == names[-len(state) :]
+    assert sorted(state) == names[-1:]

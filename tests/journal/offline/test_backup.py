@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
+from crc32c import crc32c
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
@@ -641,6 +642,15 @@ class TestRefusals:
         fill(again, 30)
         backed_up(source.directory, target)
         assert is_same_log(source.directory, target)
+
+    def test_what_a_newer_version_has_written_is_left_to_it(self, source: Any, tmp_path: Path) -> None:
+        segment = scan.segments(source.directory)[1]
+        data = bytearray(segment.path.read_bytes())
+        data[8] = 9
+        data[60:64] = crc32c(bytes(data[:60])).to_bytes(4, "little")
+        segment.path.write_bytes(data)
+        with pytest.raises(JournalCorrupt, match="newer Fyrehose .*; copy it with that version"):
+            backed_up(source.directory, tmp_path / "b")
 
     def test_the_end_of_the_backup_is_damaged(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"

@@ -92,6 +92,19 @@ def test_damage_is_told_with_its_place_and_what_is_lost_by_it(open_journal) -> N
     assert (report.end, report.size, report.records) == (segment.end, segment.end - size, 11)
 
 
+def test_damaged_batches_that_follow_each_other_are_one_problem(open_journal) -> None:
+    bench = open_journal()
+    for i in range(6):
+        bench.append(b"%d" % i)
+    bench.close()
+    second, third = [header for _, header in places(bench.directory)][2:4]
+    for header in (second, third):
+        patch(scan.segments(bench.directory)[0].path, header.position + 70, b"damage")
+    (problem,) = verify(bench.directory).problems
+    assert problem.offset == second.position
+    assert problem.what.endswith(f" ({third.end - second.position} bytes)")
+
+
 def test_after_damage_every_stream_may_have_lost_numbers_once(open_journal) -> None:
     bench = open_journal()
     bench.append(b"1")
