@@ -649,7 +649,7 @@ class TestRefusals:
         data[8] = 9
         data[60:64] = crc32c(bytes(data[:60])).to_bytes(4, "little")
         segment.path.write_bytes(data)
-        with pytest.raises(JournalCorrupt, match="newer Fyrehose .*; copy it with that version"):
+        with pytest.raises(JournalCorrupt, match=r"newer Fyrehose .*; copy it with that version"):
             backed_up(source.directory, tmp_path / "b")
 
     def test_the_end_of_the_backup_is_damaged(self, source: Any, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def ask(
         f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
     )
     channel.dataReceived(head.encode() + body)
+    assert transport.disconnecting, "the answer is complete, and the peer wanted the connection to be closed"
     channel.connectionLost(Failure(ConnectionDone()))
     head, _, rest = transport.value().partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
