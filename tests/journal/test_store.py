@@ -116,7 +116,7 @@ def test_what_is_used_again_and_again_stays_in_memory(open_journal, monkeypatch)
     monkeypatch.setattr(
         stores.Store, "_load_index", lambda self, base: made.append(("loaded", base)) or load(self, base)
     )
-    for which in (0, 1, 0, 2, 0, 3, 0):
+    for which in (0, 1, 0, 2, 0, 3, 0, 3):
         next(store.batches(store.bases[which], "busy", firsts[which]))
     for what in ("opened", "read", "loaded"):
         places = [place for did, place in made if did == what]
