@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
@@ -10,6 +11,7 @@ from fyrehose.core.quotas import PeerLimits
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.core.streams import StreamRule, StreamRules
 from fyrehose.errors import (
+    Closed,
     InvalidName,
     NewStreamForbidden,
     NoSuchStream,
@@ -217,6 +219,37 @@ def test_the_limit_of_the_configuration_holds_for_streams_that_exist_when_the_se
     assert broker.publish(drafts(b"xxx")).result == (2,)
 
 
+def test_streams_that_exist_when_the_server_starts_count_as_made() -> None:
+    first, journal, clock = make()
+    first.publish(drafts(b"a"))
+    rules = StreamRules((StreamRule(names=("*",), new_streams=False),))
+    broker = Broker(clock, journal, Sequencer(), rules=rules, max_streams=1)
+    broker.open()
+    assert broker.retirable("s")
+    assert broker.publish(drafts(b"b"), maker=Identity(host="10.0.0.1")).result == (2,)
+    assert isinstance(refused(broker.publish(drafts(b"c", stream="other"))), TooManyStreams)
+
+
+def test_close_ends_subscriptions_and_reports_that_the_journal_failed() -> None:
+    class FailingJournal(MemoryJournal):
+        def close(self) -> Deferred[None]:
+            return fail(OSError(5, "Input/output error"))
+
+    broker = Broker(Clock(), FailingJournal(), Sequencer())
+    broker.open()
+    sink = RecordingSink()
+    broker.subscribe("s", 0, sink).resumeProducing()
+    assert isinstance(refused(broker.close()), OSError)
+    assert isinstance(sink.reason, Closed)
+
+
+def test_publish_of_a_run_without_records_is_an_error_of_the_caller() -> None:
+    broker, journal, _ = make()
+    with pytest.raises(ValueError, match="a run without records"):
+        broker.publish([*drafts(b"a"), *drafts()])
+    assert journal.ends() == {}
+
+
 def test_no_peer_makes_a_stream_that_the_configuration_keeps_for_the_server() -> None:
     rules = StreamRules((StreamRule(names=("open.*",), new_streams=True), StreamRule(names=("*",), new_streams=False)))
     broker, journal, _ = make(rules=rules)
@@ -325,8 +358,31 @@ class TestRetiring:
         assert isinstance(refused(retired), ReadOnly)
         assert isinstance(refused(broker.retire(["s"])), ReadOnly)
         journal.enter(JournalState.WRITABLE, "room")
+        assert broker.retirable("s")
         published = broker.publish(drafts(b"b"))
         journal.commit()
         assert published.result == (2,)
         assert broker.bounds("s") == (1, 2)
         assert isinstance(refused(broker.publish(drafts(b"x", stream="other"))), TooManyStreams)
+
+    def test_a_stream_that_was_never_durable_is_not_there_after_its_retirement_failed(self) -> None:
+        broker, journal, _ = make(auto=False, max_streams=1)
+        published, retired = broker.publish(drafts(b"a")), broker.retire(["s"])
+        journal.enter(JournalState.READ_ONLY, "full")
+        assert [type(refused(failed)) for failed in (published, retired)] == [ReadOnly, ReadOnly]
+        assert not broker.retirable("s")
+        journal.enter(JournalState.WRITABLE, "room")
+        assert not broker.retirable("s")
+        again = broker.publish(drafts(b"x", stream="other"))
+        journal.commit()
+        assert again.result == (1,)
+
+    @pytest.mark.parametrize(
+        ("state", "error"), [(JournalState.READ_ONLY, ReadOnly), (JournalState.FAILED, Closed)], ids=str
+    )
+    def test_a_journal_that_takes_nothing_is_the_reason_whatever_the_name(
+        self, state: JournalState, error: type[Exception]
+    ) -> None:
+        broker, journal, _ = make()
+        journal.enter(state, "trouble")
+        assert type(refused(broker.retire(["none"]))) is error
