@@ -116,7 +116,7 @@ class HttpSession(WebSession):
         self._asked, self._body, self._begun = asked, None, False
         if asked.path == ("",):
             return self._usage(asked)
-        if asked.path[0] != "streams" or len(asked.path) not in (2, 3) or asked.path[2:] not in ((), ("live",)):
+        if asked.path[0] != "streams" or len(asked.path) < 2 or asked.path[2:] not in ((), ("live",)):
             return self.refuse(404, "no-such-path", f"there are {', '.join(USAGE)}; a slash in NAME is written %2F")
         self._stream = asked.path[1]
         if not 1 <= len(self._stream.encode()) <= MAX_NAME:

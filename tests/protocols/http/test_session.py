@@ -14,6 +14,8 @@ from fyrehose.protocols.http.session import (
     Publish,
     Published,
     Read,
+    Retire,
+    Spoiled,
 )
 from fyrehose.records import LAST_SEQ
 from fyrehose.testing import every_chunking
@@ -132,6 +134,8 @@ def test_lines_are_events_before_the_body_is_over() -> None:
         (request("GET /streams/s?offset=1"), 400, "bad-query"),
         (request("GET /streams/s/live?limit=1"), 400, "bad-query"),
         (request("GET /streams/s/live", "Last-Event-ID: x"), 400, "bad-query"),
+        (request("GET /streams/s/live", f"Last-Event-ID: {LAST_SEQ + 1}"), 400, "bad-query"),
+        (request("GET /streams/s/live", "Last-Event-ID: " + "9" * 5000), 400, "bad-query"),
     ],
 )
 def test_refusals(data: bytes, status: int, cause: str) -> None:
@@ -167,7 +171,10 @@ def test_reading(target: str, first: int, limit: int) -> None:
         ("/streams/s/live", (), None),
         ("/streams/s/live?from=0", (), 0),
         ("/streams/s/live?from=7", (), 6),
+        ("/streams/s/live?from=1", (), 0),
+        (f"/streams/s/live?from={LAST_SEQ}", (), LAST_SEQ - 1),
         ("/streams/s/live", ("Last-Event-ID: 7",), 7),
+        ("/streams/s/live", (f"Last-Event-ID: {LAST_SEQ}",), LAST_SEQ),
         ("/streams/s/live?from=1", ("Last-Event-ID: 7",), 7),
         ("/streams/s/live?from=3", ("Last-Event-ID: ",), 2),
     ],
@@ -184,3 +191,89 @@ def test_what_there_is() -> None:
     said = b"".join(session.data_to_send())
     assert said.startswith(b"HTTP/1.1 200 ")
     assert "POST /streams/NAME" in json.loads(said.partition(b"\r\n\r\n")[2])
+
+
+@pytest.mark.parametrize("name", ["s", "x" * 255, "%C3%A4" * 127 + "x"])
+def test_names_of_streams_may_have_255_bytes(name: str) -> None:
+    (read,) = make().receive_data(request(f"GET /streams/{name}"))
+    assert isinstance(read, Read)
+    assert read.stream == name.replace("%C3%A4", "ä")
+    assert refused(make(), request("GET /streams/" + "%C3%A4" * 128)) == (400, "bad-name")
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "allowed"),
+    [
+        ("PUT /streams/s", "streams", "GET, HEAD, POST, DELETE"),
+        ("PUT /streams/s/live", "streams/live", "GET, HEAD"),
+        ("DELETE /", "/", "GET, HEAD"),
+    ],
+)
+def test_refused_method_names_those_that_are_allowed(line: str, what: str, allowed: str) -> None:
+    session = make()
+    (event,) = session.receive_data(request(line))
+    assert isinstance(event, Refused)
+    assert event.detail == f"{what} takes {allowed}"
+    assert f"\r\nAllow: {allowed}\r\n".encode() in b"".join(session.data_to_send())
+
+
+def test_head_is_answered_like_get_without_a_body() -> None:
+    session = make()
+    assert session.receive_data(request("HEAD /")) == []
+    assert b"".join(session.data_to_send()).endswith(b"\r\n\r\n")
+    (read,) = make().receive_data(request("HEAD /streams/s?from=3"))
+    assert isinstance(read, Read)
+    assert (read.asked.method, read.first) == ("HEAD", 3)
+
+
+def test_delete_is_a_wish_to_retire_the_stream() -> None:
+    (retire,) = make().receive_data(request("DELETE /streams/a%2fb"))
+    assert isinstance(retire, Retire)
+    assert (retire.stream, retire.asked.method) == ("a/b", "DELETE")
+
+
+def test_requests_of_one_connection_have_nothing_to_do_with_each_other() -> None:
+    session = make()
+    lines = request("POST /streams/a", f"Content-Type: {NDJSON}", body=b"one\n")
+    text = request("POST /streams/b", "Content-Type: text/plain", "Transfer-Encoding: chunked")
+    for _ in range(2):
+        publish, published = session.receive_data(lines)
+        assert isinstance(publish, Publish)
+        assert (publish.stream, publish.content_type, publish.payloads) == ("a", "application/json", [b"one"])
+        assert isinstance(published, Published)
+        assert session.begun
+        assert (session.body_expected, session.body_buffered, session.expected, session.buffered) == (0, 0, 0, 0)
+        session.respond(200, b"{}")
+        assert session.next_events() == []
+        assert session.receive_data(text + b"3\r\nxyz\r\n") == []
+        assert not session.begun, "nothing of this one was published"
+        assert (session.expected, session.buffered) == (64 << 10, 3)
+        publish, published = session.receive_data(b"0\r\n\r\n")
+        assert isinstance(publish, Publish)
+        assert (publish.stream, publish.content_type, publish.payloads) == ("b", "text/plain", [b"xyz"])
+        session.respond(200, b"{}")
+        assert session.next_events() == []
+    assert session.receive_data(request("GET /streams/c")) != []
+    assert not session.begun
+    session.respond(200, b"{}")
+    session.next_events()
+    session.data_to_send()
+    assert refused(session, text + b"b\r\n" + b"x" * 11) == (413, "too-large")
+
+
+@pytest.mark.parametrize("chunked", [b"two\n" + b"x" * 12, b"two\n" + b"x" * 11 + b"\nthree\n", b"two\n" + b"x" * 11])
+def test_message_that_is_too_large_spoils_what_follows_it_and_not_what_came_before(chunked: bytes) -> None:
+    session = make()
+    head = request("POST /streams/s", f"Content-Type: {NDJSON}", "Transfer-Encoding: chunked")
+    events = session.receive_data(head + b"4\r\none\n\r\n")
+    events += session.receive_data(b"%x\r\n%b\r\n" % (len(chunked), chunked))
+    if not isinstance(events[-1], Spoiled):  # its last byte may have been a carriage return
+        events += session.receive_data(b"0\r\n\r\n")
+    else:
+        assert (session.expected, session.buffered) == (0, 0)
+        assert session.receive_data(b"5\r\nfour\n\r\n0\r\n\r\n") == []
+    spoiled = events.pop()
+    assert isinstance(spoiled, Spoiled)
+    assert (spoiled.why.status, spoiled.why.cause) == (413, "too-large")
+    assert [payload for event in events for payload in event.payloads] == [b"one", b"two"]
+    assert session.data_to_send() == [], "it is answered when what came before it is durable"
