@@ -62,8 +62,10 @@ def test_what_it_was_given_is_not_its_own(sequencer: ISequencer) -> None:
 
 def test_the_last_number_is_given_and_none_after_it(sequencer: ISequencer) -> None:
     sequencer.restore({"a": LAST_SEQ - 2})
+    with pytest.raises(StreamFull, match=r"'a' has 2 of its 2\^48 numbers left and cannot take 3 more"):
+        sequencer.reserve([("a", 3)])
     assert sequencer.reserve([("a", 2)]) == (LAST_SEQ - 1,)
-    with pytest.raises(StreamFull, match="'a'"):
+    with pytest.raises(StreamFull, match=r"'a' has 0 of its 2\^48 numbers left and cannot take 1 more"):
         sequencer.reserve([("a", 1)])
 
 

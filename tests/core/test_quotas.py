@@ -77,6 +77,15 @@ def test_more_at_once_than_the_burst_passes_where_nothing_was_used_and_is_waited
     world.make(2)
 
 
+def test_streams_come_back_at_the_rate_and_never_more_than_the_burst() -> None:
+    world = Streams(burst=10, rate=2.0)
+    world.make(10)
+    for world.now, count in ((1.0, 2), (2.5, 3), (3.0, 1), (1_000.0, 10), (1_000.5, 1)):
+        world.make(count)
+        with pytest.raises(NewStreamRateExceeded, match="publish again in 1 s"):
+            world.make(1)
+
+
 def test_a_refused_publish_uses_nothing() -> None:
     world = Streams(burst=10, rate=1.0)
     world.make(5)

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import Broken
 from fyrehose.protocols.figg.frames import (
+    CLIENT_FRAMES,
+    FRAMES,
+    SERVER_FRAMES,
     Ack,
     Attach,
     Attached,
@@ -18,6 +21,7 @@ from fyrehose.protocols.figg.frames import (
     DataRun,
     Detach,
     Detached,
+    FrameType,
     Pong,
     Publish,
     Published,
@@ -252,10 +256,56 @@ def test_an_ack_of_a_lower_number_does_not_cover_a_higher_one() -> None:
 
 
 def test_eof_in_the_middle_of_a_frame_is_an_offence() -> None:
+    wire = Publish(topic="t", number=1, data=b"x").serialize()
+    for cut in range(len(wire) + 1):
+        session = FiggServerSession()
+        session.receive_data(wire[:cut])
+        assert singles(session.receive_eof()) == ([("broken", "truncated-frame")] if 0 < cut < len(wire) else [])
+        assert (session.expected, session.buffered) == (0, 0)
     session = FiggServerSession()
-    session.receive_data(Publish(topic="t", number=1, data=b"x").serialize()[:-1])
-    assert singles(session.receive_eof()) == [("broken", "truncated-frame")]
-    assert FiggServerSession().receive_eof() == []
+    session.receive_data(header(0, 0))
+    assert session.receive_eof() == [], "it is broken already"
+
+
+@pytest.mark.parametrize(("make", "says"), [(FiggServerSession, CLIENT_SAYS), (FiggClientSession, SERVER_SAYS)])
+def test_each_byte_changes_what_is_expected_and_buffered_as_the_frame_has_it(make: Any, says: list[Any]) -> None:
+    session = make()
+    for frame in says:
+        wire = frame.serialize()
+        for count in range(1, len(wire)):
+            assert session.receive_data(wire[count - 1 : count]) == []
+            assert (session.expected, session.buffered) == (8 if count < 8 else len(wire), count)
+        assert singles(session.receive_data(wire[-1:])) == [frame]
+        assert (session.expected, session.buffered) == (0, 0)
+    both = says[0].serialize() + says[1].serialize()
+    assert singles(session.receive_data(both[:-1])) == says[:1]
+    assert session.expected == session.buffered + 1 == len(says[1].serialize())
+    assert singles(session.receive_data(both[-1:])) == says[1:2]
+
+
+@pytest.mark.parametrize(("make", "kinds"), [(FiggServerSession, CLIENT_FRAMES), (FiggClientSession, SERVER_FRAMES)])
+def test_sizes_are_judged_exactly_by_the_header(make: Any, kinds: frozenset[FrameType]) -> None:
+    for kind in kinds:
+        smallest, largest = FRAMES[kind].sizes
+        if kind in (FrameType.PUBLISH, FrameType.DATA):
+            largest += 100
+        for size, causes in (
+            (smallest - 1, [("broken", "bad-length")]),
+            (smallest, []),
+            (largest, []),
+            (largest + 1, [("broken", "frame-too-large")]),
+        ):
+            session = make(max_payload=100)
+            assert singles(session.receive_data(header(kind, size))) == causes
+            assert session.expected == (0 if causes else 8 + size)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, Publish), (FiggClientSession, Data)])
+def test_messages_that_come_at_once_become_runs_of_a_mebibyte_at_the_most(make: Any, kind: Any) -> None:
+    wire = b"".join(kind(topic="t", number=n, data=bytes(64 << 10)).serialize() for n in range(1, 41))
+    events = make().receive_data(wire)
+    runs = [event.runs[0] if isinstance(event, Published) else event for event in events]
+    assert [len(run.payload) for run in runs] == [1 << 20, 1 << 20, 512 << 10]
 
 
 @given(st.lists(st.binary(max_size=200), max_size=8))
