@@ -581,6 +581,15 @@ def test_a_frame_that_turns_out_larger_than_its_grant_waits_behind_older_grants(
     assert second.account.granted == 14 * MIB
 
 
+@pytest.mark.parametrize(("size", "granted"), [(6 * MIB, True), (6 * MIB + 1, False)])
+def test_one_address_has_grants_while_half_as_much_as_it_has_is_left_of_them(size: int, granted: bool) -> None:
+    budget = Budget(limit=64 * MIB)
+    first, second = Peer(budget, size=4 * MIB), Peer(budget, size=size)
+    assert first.send(MIB) == MIB
+    second.send(MIB)
+    assert bool(second.account.granted) is granted, "12 MiB are for grants: 4, 6, and 2 for others"
+
+
 def test_what_is_kept_is_at_most_half_of_the_memory() -> None:
     budget = Budget(limit=512 * MIB)
     assert budget.keep(200 * MIB)

@@ -345,3 +345,39 @@ def test_any_loss_order_and_repetition_ends_in_order(seed: int, total: int, afte
         if order.position is None:
             come(1, total)
     assert delivered == list(range(start or 1, total + 1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    after=st.none() | st.integers(0, 3),
+    arrivals=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 8), st.booleans()), max_size=25),
+)
+def test_state_is_always_that_of_a_set_of_numbers(after: int | None, arrivals: list[tuple[int, int, bool]]) -> None:
+    """Whatever comes, asked for or not: what is new, delivered, missing and repeated is as a plain set has it."""
+    order = Repair(after, reorder=0.0, probe=1e9)
+    seen: set[int] = set()
+    position, repeated, now = after, 0, 0.0
+    for first, more, ask in arrivals:
+        if position is None:
+            position = first - 1
+        begin, came = position, set(range(first, first + more + 1))
+        fresh = {seq for seq in came - seen if seq > begin}
+        repeated += len(came - fresh)
+        seen |= fresh
+        while position + 1 in seen:
+            position += 1
+        highest = max(seen, default=position)
+        new, ready = order.received(run(first, first + more), now)
+        assert sorted(seqs(new)) == sorted(fresh)
+        assert seqs(ready) == list(range(begin + 1, position + 1))
+        assert (order.position, order.highest, order.duplicates) == (position, max(highest, position), repeated)
+        gone = [seq for seq in range(position + 1, highest) if seq not in seen]
+        assert [seq for gap in order.missing for seq in range(gap[0], gap[1] + 1)] == gone
+        assert all(low - 1 in seen or low - 1 == position for low, _ in order.missing), (
+            "gaps next to each other are one"
+        )
+        now += 1.0
+        if ask:
+            asked = order.due(now, 99)
+            assert [seq for low, high in asked for seq in range(low, high + 1)] == gone
+            assert [seq for seq in range(1, highest + 9) if order.wants(seq, seq)] == gone
