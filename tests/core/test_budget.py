@@ -474,6 +474,17 @@ def test_a_slow_frame_is_dropped_instead_of_waiting_for_others() -> None:
     assert not any(peer.dropped for peer in brisk)
 
 
+def test_a_slow_frame_of_which_little_has_come_is_dropped_where_frames_fill_the_pool() -> None:
+    budget = Budget(limit=64 * MIB)
+    crowd = peers(budget, 300, size=14 * MIB)
+    for peer in crowd:
+        peer.send(budget.part)
+    slow = Peer(budget, size=14 * MIB, slow=True)
+    slow.send(budget.part // 2)
+    assert slow.dropped
+    assert not any(peer.dropped for peer in crowd)
+
+
 def test_a_slow_frame_is_not_dropped_while_there_is_memory() -> None:
     budget = Budget(limit=512 * MIB)
     slow = Peer(budget, size=16 * MIB, slow=True)
