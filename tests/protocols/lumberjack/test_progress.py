@@ -1,0 +1,154 @@
+"""How far a session is: the frames it counts, the bytes it waits for, and the work that one turn does."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fyrehose.core.budget import READ
+from fyrehose.protocols.lumberjack.frames import MAX_PAIRS, Compressed, Data, Json, Window
+from fyrehose.protocols.lumberjack.session import PAIRS_WORK, Limits, LumberjackServerSession
+
+Make = Callable[..., Any]
+WINDOW = Window(version=2, number=9).serialize()
+DOCUMENT = Json(version=2, sequence=1, payload=b'{"n":1}').serialize()
+PAIRS = Data(version=2, sequence=2, pairs=((b"key", b"value"), (b"", b"x"))).serialize()
+PACKED = Compressed.of(DOCUMENT + PAIRS).serialize()
+EMPTY = Compressed(payload=b"").serialize()
+NOTHING = Window(version=2, number=0).serialize()
+
+
+@pytest.mark.parametrize(
+    ("wire", "frames"),
+    [(WINDOW, 1), (DOCUMENT * 3, 3), (PAIRS * 2, 2), (EMPTY, 1), (PACKED, 3), (WINDOW + PACKED + DOCUMENT + EMPTY, 6)],
+    ids=["W", "J", "D", "empty C", "C", "all"],
+)
+def test_whole_frames_are_counted(peer: Make, wire: bytes, frames: int) -> None:
+    for size in (1, 7, len(wire)):
+        fed = peer().feed(*(wire[at : at + size] for at in range(0, len(wire), size)))
+        assert (fed.session.frames, fed.causes) == (frames, [])
+    assert peer().feed(wire[:-1]).session.frames < frames
+
+
+def test_parts_of_a_document_are_one_frame(peer: Make) -> None:
+    fed = peer().feed(WINDOW + Json(version=2, sequence=1, payload=bytes((16 << 20) + 5)).serialize() + DOCUMENT)
+    assert (len(fed.events), fed.session.frames) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("wire", "known"),
+    [
+        (WINDOW, {1: 6, 2: 6}),
+        (DOCUMENT, {1: 6, 2: 10, 10: len(DOCUMENT)}),
+        (PAIRS, {1: 6, 2: 10, 10: 26, 14: 29, 21: 34, 34: len(PAIRS)}),
+        (PACKED, {1: 6, 2: 6, 6: len(PACKED) - 6}),
+    ],
+    ids=["W", "J", "D", "C"],
+)
+def test_each_byte_of_a_frame_says_what_is_expected(peer: Make, wire: bytes, known: dict[int, int]) -> None:
+    fed = peer()
+    for _ in range(2):
+        expected = 0
+        for count in range(1, len(wire)):
+            fed.feed(wire[count - 1 : count])
+            expected = known.get(count, expected)
+            assert fed.session.expected == expected, count
+            assert fed.session.buffered == (count - 6 if wire is PACKED and count >= 6 else count)
+            assert not fed.session.more_work
+        fed.feed(wire[-1:])
+        assert (fed.session.expected, fed.session.buffered, fed.session.held) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("frame", "work"),
+    [(NOTHING, 1), (DOCUMENT, 1), (PAIRS, PAIRS_WORK), (EMPTY, 1)],
+    ids=["W", "J", "D", "empty C"],
+)
+def test_turn_does_exactly_as_much_work_as_it_may(frame: bytes, work: int) -> None:
+    most = 40 // work
+    for count, more in ((most, False), (most + 1, True)):
+        session = LumberjackServerSession(Limits(turn_events=40))
+        session.receive_data(frame * count)
+        assert (session.more_work, session.held) == (more, len(frame) if more else 0)
+        session.go_on(0)
+        assert (session.more_work, session.frames) == (False, count)
+
+
+def test_turn_takes_all_that_is_read_at_once_and_little_of_what_keeps_others_waiting() -> None:
+    large = Json(version=2, sequence=1, payload=bytes(10_000)).serialize()
+    session = LumberjackServerSession()
+    assert session.receive_data(large * (READ // len(large)))
+    assert not session.more_work
+    assert session.receive_data(large * (4 * READ // len(large)))
+    assert not session.more_work
+    session.receive_data(large * (8 * READ // len(large)))
+    assert session.more_work
+    session = LumberjackServerSession()
+    session.receive_data(DOCUMENT * 10_000)
+    assert 1_000 < session.frames < 10_000
+
+
+def test_windows_that_may_be_unacknowledged_are_counted_exactly(peer: Make) -> None:
+    window = WINDOW + DOCUMENT
+    fed = peer(LumberjackServerSession(Limits(max_windows=3)), auto=False)
+    fed.take(fed.session.receive_data(window * 2))
+    assert not fed.session.crowded
+    fed.take(fed.session.receive_data(window * 2))
+    assert fed.session.crowded
+    assert fed.session.frames == 5, "the third window is open, and nothing more is taken"
+    fed.commit()
+    assert not fed.session.crowded
+    for count, causes in ((2, []), (3, ["too-many-windows"])):
+        fed = peer(LumberjackServerSession(Limits(max_windows=3)))
+        assert fed.feed(Compressed.of(window * count).serialize()).causes == causes
+
+
+def test_what_is_postponed_is_only_kept_until_its_turn(peer: Make) -> None:
+    fed = peer()
+    fed.take(fed.session.receive_data(DOCUMENT[:-1]))
+    fed.session.postpone()
+    assert (fed.session.more_work, fed.session.expected, fed.session.held) == (True, 0, len(DOCUMENT) - 1)
+    assert fed.session.receive_data(DOCUMENT[-1:] + PACKED) == []
+    assert fed.session.held == len(DOCUMENT) + len(PACKED)
+    fed.feed()
+    while fed.session.more_work:
+        fed.take(fed.session.go_on(fed.session.needs))
+    assert len(fed.events) == 3
+    assert fed.feed(b"2Q").causes == ["bad-type"]
+    fed.session.postpone()
+    assert not fed.session.more_work
+
+
+def test_compressed_frame_is_inflated_a_turn_at_a_time_and_only_with_the_memory_it_may_need() -> None:
+    documents = b"".join(Json(version=2, sequence=n, payload=bytes(1_000)).serialize() for n in range(1_000))
+    session = LumberjackServerSession(Limits(turn_inflated=100_000))
+    session.receive_data(Compressed(payload=zlib.compress(documents)).serialize())
+    turns = 0
+    while session.more_work:
+        before = session.buffered
+        assert session.go_on(session.needs - 1) == []
+        assert (session.buffered, session.more_work) == (before, True), "it was not granted enough"
+        session.go_on(session.needs)
+        turns += 1
+        assert turns < 100
+    assert 6 <= turns <= 12, "1 MB, at least 100 KB and less than a slice more in each turn"
+    assert (session.frames, session.expected, session.buffered) == (1_001, 0, 0)
+
+
+def test_bytes_behind_a_compressed_stream_are_expected_and_ignored(peer: Make) -> None:
+    stream = zlib.compress(DOCUMENT)
+    wire = Compressed(payload=stream + bytes(300_000)).serialize()
+    fed = peer().feed(wire[:-1])
+    assert (fed.session.expected, fed.session.buffered, len(fed.events)) == (1, 0, 1)
+    fed.feed(wire[-1:] + DOCUMENT)
+    assert (fed.session.expected, fed.session.frames, len(fed.events)) == (0, 3, 2)
+
+
+def test_pairs_in_a_compressed_frame_are_judged_by_what_can_still_come(peer: Make) -> None:
+    frame = Data(version=2, sequence=1, pairs=((b"", b""),) * MAX_PAIRS).serialize()
+    assert peer().feed(Compressed.of(frame).serialize()).causes == []
+    assert peer().feed(Compressed.of(frame[:-1]).serialize()).causes == ["too-many-pairs"]
+    assert peer().feed(frame[:-1]).causes == []
