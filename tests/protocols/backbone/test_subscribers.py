@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from fyrehose.protocols.backbone.frames import Address, Flags
-from fyrehose.protocols.backbone.subscribers import QUIET, Client, Rotation, Subscribers, Table
+from fyrehose.protocols.backbone.subscribers import QUIET, Client, Rotation, Seen, Subscribers, Table
 
 
 def client(n: int) -> Address:
@@ -28,6 +28,46 @@ def test_five_seconds_inclusive() -> None:
     assert table.listening(15.001) == []
     assert table.journals(15.001) == []
     assert len(table) == 0
+
+
+def test_whatever_is_asked_first_a_client_is_gone_after_five_seconds() -> None:
+    for flags in (Flags.NONE, QUIET):
+        for count in (1, 2):
+            for look in ("listening", "newcomers", "journals", "find"):
+                table = Subscribers(9)
+                for _ in range(count):
+                    table.seen(client(1), flags, 0.0, credit=1)
+                known = look == "find" or (flags is Flags.NONE and (count == 2) == (look != "newcomers"))
+                for now, there in ((5.0, known), (5.001, False)):
+                    found = table.find(client(1), now) if look == "find" else getattr(table, look)(now)
+                    assert bool(found) is there, (flags, count, look, now)
+
+
+def test_places_of_clients_that_fell_silent_are_free_for_others() -> None:
+    for flags in (Flags.NONE, QUIET):
+        table = Subscribers(1)
+        assert table.seen(client(1), flags, 0.0).admitted
+        assert table.seen(client(2), flags, 5.001).admitted
+        assert table.find(client(2), 5.001) is not None
+
+
+def test_newcomer_that_wants_no_deliveries_gets_none() -> None:
+    table = Subscribers(9)
+    table.seen(client(1), Flags.NOSUBSCRIBE, 0.0, credit=1)
+    table.seen(client(2), Flags.NOJOURNAL, 0.0, credit=1)
+    assert [at for at, _ in table.newcomers(0.0)] == [client(2)]
+    assert table.journals(0.0) == table.listening(0.0) == []
+
+
+def test_client_that_finds_no_place_is_sent_nothing_of_what_it_asked_for() -> None:
+    table = Subscribers(1)
+    assert table.seen(client(1), Flags.NONE, 0.0).admitted
+    assert table.seen(client(2), QUIET, 0.0, credit=1).admitted
+    found = table.find(client(2), 0.0)
+    assert found is not None
+    assert found.owe(1, 2)
+    assert table.seen(client(2), Flags.NONE, 1.0) == Seen(admitted=False, owed=[], displaced=None)
+    assert table.find(client(2), 1.0) is None
 
 
 def test_a_keepalive_makes_it_five_more() -> None:
@@ -110,6 +150,31 @@ def test_what_is_held_back_is_no_more_than_one_answer() -> None:
     newcomer.hold(5, 5)
     newcomer.hold(6, 90_000)
     assert newcomer.confirm() == [(5, 10_004)]
+
+
+def test_range_that_was_held_back_and_asked_for_is_sent_once() -> None:
+    newcomer = Client(0.0, Flags.NONE, 0)
+    newcomer.hold(3, 4)
+    assert all([newcomer.owe(3, 4), newcomer.owe(4, 5), newcomer.owe(4, 5)])
+    assert newcomer.confirm() == [(3, 4), (4, 5)]
+    assert newcomer.confirm() == []
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "repeated"),
+    [(1, 9, False), (1, 10, True), (12, 13, True), (19, 30, True), (20, 30, True), (21, 30, False)],
+)
+def test_ranges_that_have_a_number_in_common_are_repeats(first: int, last: int, repeated: bool) -> None:
+    asking = Client(0.0, Flags.NONE)
+    assert not asking.repeats(10, 20, 0.0)
+    assert asking.repeats(first, last, 1.0) is repeated
+
+
+@pytest.mark.parametrize(("number", "repeated"), [(1, False), (2, True), (33, True)])
+def test_the_latest_32_ranges_are_remembered(number: int, repeated: bool) -> None:
+    asking = Client(0.0, Flags.NONE)
+    assert not any(asking.repeats(n, n, 0.0) for n in range(1, 34))
+    assert asking.repeats(number, number, 0.0) is repeated
 
 
 def test_a_repeat_counts_for_ten_seconds() -> None:
