@@ -24,6 +24,7 @@ from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.listeners import Listener
 from fyrehose.records import Run
+from fyrehose.server.config import ServerSettings
 from fyrehose.testing import MemoryJournal, RecordingSink
 
 
@@ -269,8 +270,27 @@ def test_no_peer_makes_a_stream_that_the_configuration_keeps_for_the_server() ->
     assert broker.publish(drafts(b"a", stream="open.b"), drafts(b"b", stream=".own"), peer).result == (1, 1)
 
 
+def test_a_stream_is_empty_when_nothing_of_it_is_served_or_on_its_way_to_the_disk() -> None:
+    broker, journal, _ = make(auto=False)
+    assert broker.is_empty("s")
+    broker.publish(drafts(b"a"))
+    assert not broker.is_empty("s"), "it is not durable, but it will be"
+    journal.commit()
+    assert not broker.is_empty("s")
+    journal.empty("s")
+    assert broker.is_empty("s")
+    broker.publish(drafts(b"b"))
+    assert not broker.is_empty("s")
+
+
+def test_defaults_are_those_of_the_configuration() -> None:
+    options = ServerSettings()
+    broker, _, _ = make()
+    assert (broker.max_streams, broker.budget.limit) == (options.max_streams, options.memory)
+
+
 def listener(stream: str) -> Listener:
-    return Listener(name="backbone", plugin="backbone", endpoint="", who=str, connections=lambda: 0, stream=stream)
+    return Listener(name="backbone", protocol="backbone", endpoint="", who=str, connections=lambda: 0, stream=stream)
 
 
 class TestRetiring:
@@ -390,3 +410,13 @@ class TestRetiring:
         broker, journal, _ = make()
         journal.enter(state, "trouble")
         assert type(refused(broker.retire(["none"]))) is error
+
+    def test_new_streams_begin_above_the_numbers_of_retired_ones_that_are_not_remembered(self) -> None:
+        broker, journal, _ = make()
+        broker.publish(drafts(b"a", b"b"))
+        broker.publish(drafts(b"x", stream="kept"))
+        journal.floor = 7  # as when so many streams are retired that the journal forgets their names
+        assert broker.retire(["s"]).result is None
+        assert broker.publish(drafts(b"c", stream="new")).result == (8,)
+        assert broker.publish(drafts(b"c")).result == (3,), "this one is remembered"
+        assert broker.publish(drafts(b"y", stream="kept")).result == (2,)

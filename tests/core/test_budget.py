@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fyrehose.core.budget import READ, Account, Budget
+from fyrehose.net import sockets
 
 MIB = 1 << 20
 
@@ -148,6 +149,10 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert (budget.pool, budget.grants, budget.spare) == (384 * MIB, 96 * MIB, 32 * MIB)
     assert (budget.part, budget.next_to_nothing) == (MIB, MIB // 16)
     assert READ == 256 << 10
+
+
+def test_a_read_is_as_large_as_the_sockets_make_it() -> None:
+    assert READ == sockets.READ
 
 
 def test_connection_may_hold_exactly_what_each_may() -> None:
@@ -485,6 +490,15 @@ def test_a_slow_frame_of_which_little_has_come_is_dropped_where_frames_fill_the_
     assert not any(peer.dropped for peer in crowd)
 
 
+def test_a_slow_frame_of_which_next_to_nothing_has_come_is_not_dropped() -> None:
+    budget = Budget(limit=64 * MIB, each=1 << 40)
+    publisher, slow = Peer(budget, "a"), Peer(budget, "b", size=MIB, slow=True)
+    publisher.account.hold(50 * MIB)
+    slow.send(100)
+    assert not slow.reading, "it waits for the disk"
+    assert not slow.dropped
+
+
 def test_a_slow_frame_is_not_dropped_while_there_is_memory() -> None:
     budget = Budget(limit=512 * MIB)
     slow = Peer(budget, size=16 * MIB, slow=True)
@@ -599,6 +613,65 @@ def test_one_address_has_grants_while_half_as_much_as_it_has_is_left_of_them(siz
     assert first.send(MIB) == MIB
     second.send(MIB)
     assert bool(second.account.granted) is granted, "12 MiB are for grants: 4, 6, and 2 for others"
+
+
+@pytest.mark.parametrize(("size", "granted"), [(2 * MIB, True), (2 * MIB + 1, False)])
+def test_grants_of_all_addresses_are_given_until_exactly_their_bound(size: int, granted: bool) -> None:
+    budget = Budget(limit=64 * MIB)
+    for name, others in (("a", 4 * MIB), ("b", 4 * MIB), ("c", 2 * MIB)):
+        Peer(budget, name, size=others).send(MIB)
+    last = Peer(budget, "d", size=size)
+    last.send(MIB)
+    assert bool(last.account.granted) is granted, "12 MiB are for grants"
+
+
+def test_a_frame_needs_a_grant_when_more_than_a_part_of_it_has_come() -> None:
+    budget = Budget(limit=64 * MIB)
+    peer = Peer(budget, size=MIB)
+    assert peer.send(budget.part) == budget.part
+    assert (budget.charged, budget.granted) == (budget.part, 0)
+    peer.send(1)
+    assert (budget.charged, budget.granted) == (0, MIB)
+
+
+def test_a_frame_of_which_a_part_has_come_waits_for_the_pool_and_a_larger_one_for_a_grant() -> None:
+    budget = Budget(limit=64 * MIB, each=1 << 40)
+    for _ in range(3):
+        Peer(budget, None, size=4 * MIB).send(MIB)
+    assert budget.granted == budget.grants
+    publisher = Peer(budget, None)
+    publisher.account.hold(budget.pool)
+    part, larger = Peer(budget, None, size=MIB), Peer(budget, None, size=MIB)
+    part.send(budget.part)
+    larger.send(budget.part + 1)
+    assert reading([publisher, part, larger]) == 0
+    publisher.account.release(budget.pool)
+    assert [peer.reading for peer in (publisher, part, larger)] == [True, True, False]
+
+
+def test_next_to_nothing_is_what_is_published_and_what_has_come_of_the_frame_together() -> None:
+    budget = Budget(limit=64 * MIB, each=1 << 40)
+    for peer in peers(budget, 300, size=14 * MIB):
+        peer.send(budget.part)
+    half, more = peers(budget, 2, size=MIB)
+    for peer, size in ((half, budget.next_to_nothing // 2), (more, budget.next_to_nothing)):
+        peer.account.hold(size)
+        peer.send(size)
+    assert half.reading
+    assert not more.reading
+    assert budget.held <= budget.spare
+
+
+def test_account_that_is_closed_gives_back_its_frame_once() -> None:
+    budget = Budget()
+    for done in (False, True):
+        account = Peer(budget).account
+        account.expect(100, 50)
+        account.close()
+        if done:
+            account.complete()
+        account.expect(0, 0)
+        assert budget.used == 0
 
 
 def test_what_is_kept_is_at_most_half_of_the_memory() -> None:

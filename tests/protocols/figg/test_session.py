@@ -210,6 +210,8 @@ def test_data_beyond_the_limit_raises_nothing(make: Any, kind: int, size: int) -
 def test_a_topic_of_the_wrong_size_is_judged_before_the_data_is_here(make: Any, kind: int, topic: int) -> None:
     wire = header(kind, 1 << 20) + pack(">I", topic)
     assert singles(make().receive_data(wire)) == [("broken", "bad-topic")]
+    *_, event = make().receive_data(message(kind, b"t", 1 << 20) + wire)
+    assert isinstance(event, Broken), "behind another frame, too"
 
 
 @pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
