@@ -239,6 +239,14 @@ def test_a_gap_at_the_end_of_what_an_answer_holds_is_asked_for_with_it() -> None
     assert order.due(0.0, 1) == []
 
 
+def test_a_gap_just_beyond_what_an_answer_holds_is_asked_for_by_itself() -> None:
+    order = Repair(0, reorder=0.0, probe=1e9)
+    feed(order, (2, MAX_SEQUENCES), (MAX_SEQUENCES + 2, MAX_SEQUENCES + 2))
+    assert order.due(0.0, 1) == [(1, MAX_SEQUENCES + 1)]
+    assert order.due(0.0, 1) == [(MAX_SEQUENCES + 1, MAX_SEQUENCES + 1)]
+    assert order.due(0.0, 1) == []
+
+
 def test_the_last_number_is_the_end() -> None:
     order = Repair(LAST_SEQ - 1)
     run_ = Run.of("s", [b"x"], source="s").numbered(LAST_SEQ, 0)

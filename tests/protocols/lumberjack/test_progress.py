@@ -38,6 +38,14 @@ def test_parts_of_a_document_are_one_frame(peer: Make) -> None:
     assert (len(fed.events), fed.session.frames) == (3, 3)
 
 
+def test_limits_are_those_of_the_documentation() -> None:
+    limits = Limits()
+    assert (limits.turn_bytes, limits.turn_events, limits.turn_inflated) == (1_280 << 10, 4_096, 256 << 10)
+    assert (limits.max_frame, limits.max_inflated, limits.topic_bytes) == (1 << 30, 2_048 * (512 << 10), 4 << 10)
+    assert (limits.max_windows, limits.max_event) == (1_000, 16 << 20)
+    assert Limits(max_frame=100).max_event == 100
+
+
 @pytest.mark.parametrize(
     ("wire", "known"),
     [
@@ -75,6 +83,9 @@ def test_turn_does_exactly_as_much_work_as_it_may(frame: bytes, work: int) -> No
         assert (session.more_work, session.held) == (more, len(frame) if more else 0)
         session.go_on(0)
         assert (session.more_work, session.frames) == (False, count)
+    session = LumberjackServerSession(Limits(turn_events=1))
+    session.receive_data(frame * 3)
+    assert (session.more_work, session.frames) == (True, 1), "one at a time"
 
 
 def test_turn_takes_all_that_is_read_at_once_and_little_of_what_keeps_others_waiting() -> None:
