@@ -204,7 +204,7 @@ def test_damage_ends_who_stands_there_and_nobody_else(logged_errors: Any) -> Non
             raise JournalCorrupt("segment 3, byte 17: the checksum is wrong")
         return (whole,) if start == 1 else ()
 
-    fanout = Fanout(clock, read)
+    fanout = Fanout(clock, read, lambda stream, time: False)
     sinks = {stream: RecordingSink() for stream in ("damaged", "whole")}
     for stream, sink in sinks.items():
         fanout.subscribe(stream, 0, 1, sink).resumeProducing()
@@ -249,6 +249,41 @@ def test_what_is_shared_is_bounded(server: Server) -> None:
     fanout = server.broker._fanout
     assert 0 < fanout._recent_size <= SHARED
     assert fanout._recent_size == sum(delivery.size for delivery in fanout._recent.values())
+
+
+def test_the_latest_deliveries_are_shared_whatever_was_dropped_or_retired_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[tuple[str, int]] = []
+    read = MemoryJournal.read
+
+    def counted(self: MemoryJournal, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        reads.append((stream, start))
+        return read(self, stream, start, max_bytes)
+
+    monkeypatch.setattr(MemoryJournal, "read", counted)
+    server = Server()
+
+    def reads_of(after: int, stream: str) -> list[tuple[str, int]]:
+        reads.clear()
+        sink, subscription = server.subscribe(after, stream)
+        server.settle()
+        subscription.stopProducing()
+        return reads[: len(sink.deliveries)]  # one more finds that nothing follows
+
+    last = SHARED // TURN + 8
+    for _ in range(last):
+        server.publish(b"x" * TURN)
+    assert len(reads_of(0, "s")) == last
+    assert reads_of(last - 2, "s") == [("s", last + 1)], "the last two are kept"
+    assert len(reads_of(0, "s")) == last, "the first ones are not"
+    for n in range(last):
+        server.publish(b"x" * TURN, stream=f"retired {n}")
+        reads_of(0, f"retired {n}")
+        server.broker.retire([f"retired {n}"])
+    server.publish(b"a", stream="t")
+    assert reads_of(0, "t") == [("t", 1)]
+    assert reads_of(0, "t") == [("t", 2)]
 
 
 def test_a_round_is_bounded_and_the_rest_comes_in_the_next(server: Server) -> None:

@@ -44,7 +44,7 @@ class Gap:
 
     :ivar due: when to ask, or ask again
     :ivar asked: how often it was asked for since anything of it came
-    :ivar asked_to: the last number that the last request can have brought
+    :ivar asked_to: the last number that the answer to the last request can bring; it may lie behind the gap
     """
 
     first: int
@@ -132,7 +132,7 @@ class Repair:
                     break  # beyond what the answer can hold; its turn comes
                 gap.due = now + self.pauses[gap.asked]
                 gap.asked += 1
-                gap.asked_to = min(gap.last, first + MAX_SEQUENCES - 1)
+                gap.asked_to = first + MAX_SEQUENCES - 1
         if len(ranges) < most and self.position is not None and self._tail_due <= now and self.highest < LAST_SEQ:
             ranges.append((self.highest + 1, LAST_SEQ))
             # The first request after something came is repeated soon, because the server answers a repeat by itself.
@@ -210,7 +210,7 @@ class Repair:
         """What is left of ``gap`` when ``first`` to ``last`` came."""
         rest = []
         if gap.first < first:
-            rest.append(Gap(gap.first, first - 1, gap.due, gap.asked, min(gap.asked_to, first - 1)))
+            rest.append(Gap(gap.first, first - 1, gap.due, gap.asked, gap.asked_to))
         if gap.last > last:
             if not gap.asked:
                 rest.append(Gap(last + 1, gap.last, gap.due))
