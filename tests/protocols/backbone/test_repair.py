@@ -269,8 +269,25 @@ def test_strangers_may_bring_what_was_asked_for_and_nothing_else() -> None:
     assert not order.wants(1, 5)
     quiet = Repair(5)
     quiet.due(0.0, 1)
-    assert quiet.wants(6, 6)
-    assert not quiet.wants(6 + MAX_SEQUENCES, 6 + MAX_SEQUENCES)
+    assert all(quiet.wants(*asked) for asked in [(6, 6), (1, 6), (5 + MAX_SEQUENCES, LAST_SEQ)])
+    assert not any(quiet.wants(*none) for none in [(5, 5), (1, 5), (6 + MAX_SEQUENCES, 6 + MAX_SEQUENCES)])
+
+
+def test_question_for_more_is_postponed_when_more_comes_anyway() -> None:
+    order = Repair(0, probe=1.0)
+    assert order.due(0.0, 9) == [(1, LAST_SEQ)]
+    feed(order, (1, MAX_SEQUENCES), now=0.1)
+    feed(order, (MAX_SEQUENCES + 1, MAX_SEQUENCES + 1), now=0.2)
+    assert order.next_due() == 1.2
+
+
+def test_question_for_more_is_repeated_soon_when_there_is_somebody_to_ask_again() -> None:
+    order = Repair(5, pauses=(0.25,), probe=1.0)
+    assert order.due(0.0, 9) == order.due(0.25, 9) == [(6, LAST_SEQ)]
+    assert order.next_due() == 1.25
+    order.restart(3.0)
+    assert order.due(3.0, 9) == [(6, LAST_SEQ)]
+    assert order.next_due() == 3.25
 
 
 def test_what_was_asked_of_nobody_is_asked_again() -> None:
@@ -304,6 +321,28 @@ def test_what_is_told_apart_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         feed(order, (seq, seq))
     assert len(order.missing) == 10
     assert feed(order, (1, 1_000)) == list(range(1, 1_001))
+
+
+@pytest.mark.parametrize(
+    ("come", "missing"),
+    [
+        ((12, 13), [(1, 10), (14, 20)]),
+        ((18, 20), [(1, 10), (12, 17)]),
+        ((12, 20), [(1, 10)]),
+        ((15, 15), [(1, 10), (12, 20)]),
+        ((30, 30), [(1, 10), (12, 20)]),
+        ((22, 22), [(1, 10), (12, 20)]),
+        ((1, 1), [(2, 10), (12, 20)]),
+    ],
+)
+def test_only_what_would_make_one_gap_too_many_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, come: tuple[int, int], missing: list[tuple[int, int]]
+) -> None:
+    monkeypatch.setattr(repair, "MOST_GAPS", 2)
+    order = Repair(0)
+    feed(order, (11, 11), (21, 21), come)
+    assert order.missing == missing
+    assert order.highest == (22 if come == (22, 22) else 21)
 
 
 def test_a_sequence_far_away_costs_no_memory() -> None:
@@ -388,4 +427,6 @@ def test_state_is_always_that_of_a_set_of_numbers(after: int | None, arrivals: l
         if ask:
             asked = order.due(now, 99)
             assert [seq for low, high in asked for seq in range(low, high + 1)] == gone
-            assert [seq for seq in range(1, highest + 9) if order.wants(seq, seq)] == gone
+            for low in range(1, highest + 9):
+                for high in (low, low + 1, low + 4, low + 20):
+                    assert order.wants(low, high) is any(low <= seq <= high for seq in gone)
