@@ -277,3 +277,9 @@ def test_message_that_is_too_large_spoils_what_follows_it_and_not_what_came_befo
     assert (spoiled.why.status, spoiled.why.cause) == (413, "too-large")
     assert [payload for event in events for payload in event.payloads] == [b"one", b"two"]
     assert session.data_to_send() == [], "it is answered when what came before it is durable"
+
+
+def test_what_is_no_http_is_answered_before_anything_was_asked() -> None:
+    session = make()
+    session.receive_data(b"\x16\x03\x01 what is this\r\n\r\n")
+    assert b"".join(session.data_to_send()).startswith(b"HTTP/1.1 400 ")
