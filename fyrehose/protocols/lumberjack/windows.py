@@ -22,19 +22,19 @@ class Window:
     """Some events that are acknowledged together.
 
     :ivar size: how many were announced; None: nobody has said
-    :ivar finished: no further event belongs to it
     :ivar sealed: the compressed frame that its events came in has come to a good end
+    :ivar finished: no further event belongs to it
     """
 
     version: int
     size: int | None
+    sealed: bool
     received: int = 0
     last: int = 0
     durable: int = 0
     durable_last: int = 0
     acknowledged: int = 0
     finished: bool = False
-    sealed: bool = True
     times: int = 1  #: how many empty windows this stands for
 
     @property
@@ -90,7 +90,7 @@ class Windows:
         if not size and last is not None and last.size == 0 and last.version == version and last.sealed == sealed:
             last.times += 1
         else:
-            self._add(Window(version=version, size=size, finished=not size), sealed)
+            self._add(Window(version=version, size=size, sealed=sealed, finished=not size))
 
     def receive(self, count: int, last: int, sealed: bool, records: int | None = None) -> None:
         """``count`` events were received, at most :attr:`room`; ``last`` is the sequence of the last of them.
@@ -98,7 +98,7 @@ class Windows:
         :param records: how many records they become, where that is another number: one for a part of an event, which
             counts as an event when its last part was received
         """
-        window = self._open or self._add(Window(version=self.version, size=self._implied), sealed)
+        window = self._open or self._add(Window(version=self.version, size=self._implied, sealed=sealed))
         if not sealed and window.sealed:
             window.sealed = False
             self.unsealed.append(window)
@@ -159,9 +159,8 @@ class Windows:
         """The size of a window that nobody announces: a writer of version 1 announces one window, and slides it."""
         return self._last_size if self.version == 1 else None
 
-    def _add(self, window: Window, sealed: bool) -> Window:
-        window.sealed = sealed
-        if not sealed:
+    def _add(self, window: Window) -> Window:
+        if not window.sealed:
             self.unsealed.append(window)
         self._windows.append(window)
         return window

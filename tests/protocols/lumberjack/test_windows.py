@@ -57,6 +57,15 @@ def test_many_windows_of_none_take_one_place() -> None:
     assert numbers(windows) == [1] + [0] * 1000
 
 
+def test_windows_of_none_are_acknowledged_in_the_version_of_each() -> None:
+    windows = made(2, 1)
+    windows.receive(1, 7, True)
+    for version in (1, 1, 2, 1):
+        windows.announce(version, 0, True)
+    windows.durable(1)
+    assert [(ack.version, ack.number) for ack in windows.acks()] == [(2, 7), (1, 0), (1, 0), (2, 0), (1, 0)]
+
+
 def test_what_is_durable_may_be_less_than_what_came_together() -> None:
     windows = made(2, 5)
     windows.receive(3, 3, True)
