@@ -596,6 +596,14 @@ def test_threat_bytes_to_one_host() -> None:
     assert bench.session.ready(OTHER, bench.now)
 
 
+def test_a_sixteenth_of_a_second_may_go_to_one_host_at_once() -> None:
+    bench = Bench(destination_rate=1_600_000)
+    bench.session.charge(CLIENT, 99_999, bench.now)
+    assert bench.session.ready(CLIENT, bench.now)
+    bench.session.charge(CLIENT, 1, bench.now)
+    assert not bench.session.ready(CLIENT, bench.now)
+
+
 def test_limits_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="push_rate has to be 1"):
         Settings(push_rate=0)

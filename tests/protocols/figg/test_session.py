@@ -215,6 +215,16 @@ def test_a_topic_of_the_wrong_size_is_judged_before_the_data_is_here(make: Any, 
 
 
 @pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
+@pytest.mark.parametrize("topic", [1, 200, 255])
+def test_a_frame_with_no_room_for_its_topic_is_judged_before_the_rest_is_here(make: Any, kind: int, topic: int) -> None:
+    fields = topic + 4 + 8 + 4
+    assert make().receive_data(header(kind, fields) + pack(">I", topic)) == []
+    if topic > 1:
+        wire = header(kind, fields - 1) + pack(">I", topic)
+        assert singles(make().receive_data(wire)) == [("broken", "bad-length")]
+
+
+@pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
 def test_a_data_size_that_lies_is_an_offence_at_the_default_limit(make: Any, kind: int) -> None:
     wire = bytearray(message(kind, b"t", MAX_PAYLOAD))
     for lie in (MAX_PAYLOAD - 1, MAX_PAYLOAD + 1, 0xFFFFFFFF):
@@ -252,7 +262,7 @@ def test_an_ack_covers_those_that_were_not_written() -> None:
 
 def test_an_ack_of_a_lower_number_does_not_cover_a_higher_one() -> None:
     session = FiggServerSession()
-    for number in (7, 9, 2, 3):
+    for number in (7, 9, 9, 2, 3):
         session.send_ack(number)
     assert session.data_to_send() == [Ack(number=9).serialize(), Ack(number=3).serialize()]
 
@@ -265,6 +275,7 @@ def test_eof_in_the_middle_of_a_frame_is_an_offence() -> None:
         assert singles(session.receive_eof()) == ([("broken", "truncated-frame")] if 0 < cut < len(wire) else [])
         assert (session.expected, session.buffered) == (0, 0)
     session = FiggServerSession()
+    assert (session.expected, session.receive_eof()) == (0, [])
     session.receive_data(header(0, 0))
     assert session.receive_eof() == [], "it is broken already"
 
