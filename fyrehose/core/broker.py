@@ -104,14 +104,14 @@ class Broker:
         most = self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
         self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
 
-    def open(self) -> Deferred[Mapping[str, int]]:
+    def open(self) -> Deferred[None]:
         """Open the journal and go on where it ends."""
-        return self.journal.open(self).addCallback(self._opened)
+        opening: Deferred[Mapping[str, int]] = self.journal.open(self)
+        return opening.addCallback(self._opened)
 
-    def _opened(self, ends: Mapping[str, int]) -> Mapping[str, int]:
+    def _opened(self, ends: Mapping[str, int]) -> None:
         self._restore(ends)
         self._largest = {stream: self._max_payload(stream) for stream in ends}
-        return ends
 
     def close(self) -> Deferred[None]:
         """Commit what was published, then close the journal and end every subscription."""
