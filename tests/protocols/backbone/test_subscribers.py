@@ -205,6 +205,15 @@ def test_a_requester_keeps_its_turn() -> None:
         assert rotation.next(members, client(9)) == client(1)
 
 
+def test_the_turn_that_a_requester_kept_comes_before_those_of_the_next_round() -> None:
+    for seed in range(20):
+        rotation = Rotation(Random(seed))
+        members = [client(1), client(2), client(3)]
+        assert {rotation.next(members, client(1)) for _ in range(2)} == {client(2), client(3)}
+        assert rotation.next(members, client(1)) != client(1), "another round has begun"
+        assert rotation.next(members, client(9)) == client(1)
+
+
 def test_who_comes_and_goes_while_turns_go_round() -> None:
     rotation = Rotation(Random(2))
     assert rotation.next([None], client(1)) is None
