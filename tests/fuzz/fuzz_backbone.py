@@ -72,9 +72,16 @@ def server(data: bytes) -> None:
     serve(data, Settings(), (frames.MAX_DATA, frames.MAX_SEQUENCES))
 
 
+def make_session(settings: Settings) -> ServerSession:
+    """Make the session of a server that anybody may use."""
+    return ServerSession(
+        settings, lambda: (5, LAST - 3), lambda address: address == SERVER, Random(1), lambda host, action: True
+    )
+
+
 def serve(data: bytes, settings: Settings, edges: tuple[int, ...]) -> None:
     dice = harness.Dice(data, edges)
-    session = ServerSession(settings, lambda: (5, LAST - 3), lambda address: address == SERVER, Random(1))
+    session = make_session(settings)
     now = 0.0
     heard: set[tuple[str, int]] = set()
     while dice:
@@ -107,7 +114,7 @@ def limits(data: bytes) -> None:
     specimen = harness.Specimen(
         data, {"data": frames.MAX_DATA, "range": frames.MAX_SEQUENCES, "rate": settings.push_rate}
     )
-    session = ServerSession(settings, lambda: (5, LAST - 3), lambda address: address == SERVER, Random(1))
+    session = make_session(settings)
     size, source = specimen.size, SOURCES[1]
     if specimen.which == "data":
         wire = struct.pack(">BH6x", 2, size) + bytes(size)

@@ -99,7 +99,7 @@ class ServerSession:
         bounds: Callable[[], tuple[int, int]],
         is_own: Callable[[Address], bool],
         random: Random,
-        permits: Callable[[str, Action], bool] = lambda host, action: True,
+        permits: Callable[[str, Action], bool],
     ) -> None:
         self._settings = settings
         self._bounds = bounds

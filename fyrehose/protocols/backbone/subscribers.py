@@ -198,7 +198,7 @@ class Subscribers:
         """The newcomers among those that take DELIVERs or FORWARDs: always the same dict."""
         return self._table.newcomers
 
-    def seen(self, address: Address, flags: Flags, now: float, credit: int = 0) -> Seen:
+    def seen(self, address: Address, flags: Flags, now: float, credit: int) -> Seen:
         """Record a KEEPALIVE of ``address``.
 
         :param credit: what a newcomer may be sent for it, in bytes

@@ -17,7 +17,7 @@ def client(n: int) -> Address:
 
 def joined(table: Subscribers, address: Address, flags: Flags, now: float) -> bool:
     """Whether ``address`` is admitted with its first two KEEPALIVEs."""
-    return all(table.seen(address, flags, now).admitted for _ in range(2))
+    return all(table.seen(address, flags, now, 0).admitted for _ in range(2))
 
 
 def test_five_seconds_inclusive() -> None:
@@ -46,8 +46,8 @@ def test_whatever_is_asked_first_a_client_is_gone_after_five_seconds() -> None:
 def test_places_of_clients_that_fell_silent_are_free_for_others() -> None:
     for flags in (Flags.NONE, QUIET):
         table = Subscribers(1)
-        assert table.seen(client(1), flags, 0.0).admitted
-        assert table.seen(client(2), flags, 5.001).admitted
+        assert table.seen(client(1), flags, 0.0, 0).admitted
+        assert table.seen(client(2), flags, 5.001, 0).admitted
         assert table.find(client(2), 5.001) is not None
 
 
@@ -61,12 +61,12 @@ def test_newcomer_that_wants_no_deliveries_gets_none() -> None:
 
 def test_client_that_finds_no_place_is_sent_nothing_of_what_it_asked_for() -> None:
     table = Subscribers(1)
-    assert table.seen(client(1), Flags.NONE, 0.0).admitted
+    assert table.seen(client(1), Flags.NONE, 0.0, 0).admitted
     assert table.seen(client(2), QUIET, 0.0, credit=1).admitted
     found = table.find(client(2), 0.0)
     assert found is not None
     assert found.owe(1, 2)
-    assert table.seen(client(2), Flags.NONE, 1.0) == Seen(admitted=False, owed=[], displaced=None)
+    assert table.seen(client(2), Flags.NONE, 1.0, 0) == Seen(admitted=False, owed=[], displaced=None)
     assert table.find(client(2), 1.0) is None
 
 
@@ -135,12 +135,12 @@ def test_flags_may_change_what_a_client_is_and_keep_what_it_has_shown() -> None:
     assert newcomer.credit == 70
     newcomer.hold(3, 4)
     newcomer.owe(1, 2)
-    assert table.seen(client(1), QUIET, 1.0).owed == [(3, 4), (1, 2)]
+    assert table.seen(client(1), QUIET, 1.0, 0).owed == [(3, 4), (1, 2)]
     assert len(table) == 0
     found = table.find(client(1), 6.0)
     assert found is newcomer
     assert found.credit is None
-    assert table.seen(client(1), Flags.NONE, 6.0).admitted
+    assert table.seen(client(1), Flags.NONE, 6.0, 0).admitted
     assert table.listening(6.0) == [client(1)]
     assert table.find(client(1), 11.1) is None
 

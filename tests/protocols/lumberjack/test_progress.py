@@ -88,6 +88,14 @@ def test_turn_does_exactly_as_much_work_as_it_may(frame: bytes, work: int) -> No
     assert (session.more_work, session.frames) == (True, 1), "one at a time"
 
 
+@pytest.mark.parametrize("frame", [NOTHING, PAIRS], ids=["W", "D"])
+def test_turn_takes_frames_of_exactly_as_many_bytes_as_it_may(frame: bytes) -> None:
+    for size, frames in ((3 * len(frame) - 1, 3), (3 * len(frame), 3), (3 * len(frame) + 1, 4)):
+        session = LumberjackServerSession(Limits(turn_bytes=size))
+        session.receive_data(frame * 5)
+        assert (session.more_work, session.frames) == (True, frames)
+
+
 def test_turn_takes_all_that_is_read_at_once_and_little_of_what_keeps_others_waiting() -> None:
     large = Json(version=2, sequence=1, payload=bytes(10_000)).serialize()
     session = LumberjackServerSession()
