@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from random import Random
 from typing import Any
 
+import attrs
 import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
@@ -279,3 +282,190 @@ def test_numbers_that_are_not_kept_have_an_end() -> None:
     got.accept_dropped(MOST_UNDECIDED)
     with pytest.raises(RemoteProtocolError, match="backlog-too-large"):
         got.accept_dropped(1)
+
+
+@attrs.define
+class Came:
+    """One message that came in, and what became of it."""
+
+    payload: bytes
+    kept: bool
+    result: Ack | None = None
+
+    @property
+    def cost(self) -> int:
+        return OVERHEAD + len(self.payload) if self.kept else 0
+
+
+@attrs.define
+class Diary:
+    """Every message of a channel, one by one: a history of a :class:`ReceiveChannel` is checked against it."""
+
+    transactional: bool
+    all: list[Came] = attrs.field(factory=list)
+    dec: int = -1
+    done: int = -1
+    consumed: int = -1
+    told: int = -1
+    receipt: int | None = None  #: what `received` said last on this connection
+    said: tuple[Ack, int] | None = None  #: the result that went out last on this connection, and of which message
+    forgotten: int = -1  #: the last message whose result the peer is known to have
+
+    @property
+    def decided(self) -> int:
+        return self.dec if self.transactional else len(self.all) - 1
+
+    @property
+    def dropping(self) -> bool:
+        return not all(one.kept for one in self.all[self.decided + 1 :])
+
+    def cost(self, first: int, through: int) -> int:
+        return sum(one.cost for one in self.all[first : through + 1])
+
+    def results(self, first: int, through: int) -> list[tuple[Ack, int, int]]:
+        """Results of consecutive messages that are the same, each with its first and last message."""
+        numbers = range(max(first, self.forgotten + 1), through + 1)
+        runs = [(result, list(run)) for result, run in groupby(numbers, lambda number: self.all[number].result)]
+        return [(result, run[0], run[-1]) for result, run in runs if result is not None]
+
+    def settle(self, through: int) -> tuple[list[tuple[str, int | None]], int]:
+        first, packets = self.consumed + 1, []
+        for result, begin, last in self.results(first, through):
+            plain = begin == last and self.said == (result, begin - 1)
+            packets.append((result.name, None if plain else last))
+            self.said = (result, last)
+        packets.append(("CONSUMED", None if through == first else through))
+        self.consumed, self.told = through, max(self.told, through)
+        return packets, self.cost(first, through)
+
+    def acknowledge(self, numbered: bool) -> list[tuple[str, int | None]]:
+        last = len(self.all) - 1
+        if self.told >= last:
+            return []
+        plain = self.receipt == last - 1 and not numbered
+        self.told = self.receipt = last
+        return [("RECEIVED", None if plain else last)]
+
+    def report(self) -> list[tuple[str, int | None]]:
+        self.told = len(self.all) - 1
+        self.said = None
+        self.receipt = self.told if self.told > self.consumed else None
+        packets: list[tuple[str, int | None]] = [] if self.receipt is None else [("RECEIVED", self.receipt)]
+        packets += [(result.name, last) for result, _, last in self.results(0, self.consumed)]
+        return packets + ([("CONSUMED", self.consumed)] if self.consumed >= 0 else [])
+
+
+class History:
+    """Does at random what a peer and an owner do, and compares everything that can be seen."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.diary = Diary(self.random.random() < 0.8)
+        self.channel = ReceiveChannel(0, self.diary.transactional, 0)
+
+    def step(self) -> None:
+        names = ("come", "come", "drop", "decide", "decide", "stage", "stage", "settle", "settle", "acknowledge")
+        getattr(self, self.random.choice((*names, "unstage", "forget", "reconnect", "rewind")))()
+        got, diary = self.channel, self.diary
+        assert (got.next, got.done, got.consumed) == (len(diary.all), diary.done, diary.consumed)
+        assert got.waiting == diary.decided - diary.consumed
+        assert got.undecided == len(diary.all) - 1 - diary.decided
+        assert got.held == (diary.transactional and diary.decided == diary.done == diary.consumed)
+        assert [(run.result, run.first, run.last) for run in got.results] == diary.results(0, diary.done)
+
+    def between(self, low: int, high: int) -> int:
+        return self.random.randint(low, high) if low <= high else high + 1
+
+    def come(self) -> None:
+        payloads = [b"x" * self.random.choice((0, 1, 5)) for _ in range(self.random.choice((1, 1, 2, 4)))]
+        kept = not self.diary.dropping and (not self.diary.transactional or self.random.random() < 0.9)
+        if not kept:
+            self.channel.accept_dropped(len(payloads))
+        elif self.random.random() < 0.5:
+            assert accept(self.channel, *payloads) == len(self.diary.all)
+        else:
+            cost, sizes = sum(OVERHEAD + len(one) for one in payloads), [len(one) for one in payloads]
+            assert self.channel.accept(tuple((one,) for one in payloads), cost, sizes) == len(self.diary.all)
+        self.diary.all += [Came(one, kept) for one in payloads]
+
+    def drop(self) -> None:
+        first = self.diary.decided + 1
+        assert self.channel.drop_undecided() == self.diary.cost(first, len(self.diary.all) - 1)
+        for one in self.diary.all[first:]:
+            one.kept = False
+
+    def decide(self) -> None:
+        diary = self.diary
+        first = diary.dec + 1
+        last = self.between(max(first - 2, -1), len(diary.all))
+        number = None if last == first and self.random.random() < 0.5 else last & 0xFFFFFFFF
+        if not diary.transactional or last >= len(diary.all):
+            with pytest.raises(RemoteProtocolError, match="operation-"):
+                self.channel.decide(number)
+            return
+        found = self.channel.decide(number)
+        diary.dec = max(last, diary.dec)
+        decided = diary.all[first : last + 1]
+        if not decided:
+            assert found is None
+        else:
+            wanted = Messages.of(*((one.payload,) for one in decided)) if all(one.kept for one in decided) else None
+            assert found == (first, last, wanted)
+
+    def stage(self) -> None:
+        result = self.random.choice((Ack.COMMITTED, Ack.UNCOMMITTED, None)) if self.diary.transactional else None
+        through = self.between(self.diary.done, self.diary.decided + 1)
+        if not self.diary.done < through <= self.diary.decided:
+            with pytest.raises(LocalProtocolError):
+                self.channel.stage(through, result)
+            return
+        self.channel.stage(through, result)
+        for one in self.diary.all[self.diary.done + 1 : through + 1]:
+            one.result = result
+        self.diary.done = through
+
+    def unstage(self) -> None:
+        through = self.random.randint(-1, self.diary.done + 1)
+        self.channel.unstage(through)
+        self.diary.done = max(self.diary.consumed, min(self.diary.done, through))
+
+    def settle(self) -> None:
+        through = self.between(self.diary.consumed, self.diary.done + 1)
+        if not self.diary.consumed < through <= self.diary.done:
+            with pytest.raises(LocalProtocolError):
+                self.channel.settle(through)
+            return
+        packets, freed = self.channel.settle(through)
+        assert (said(packets), freed) == self.diary.settle(through)
+
+    def acknowledge(self) -> None:
+        numbered = self.random.random() < 0.3
+        receipt = self.channel.receipt(numbered)
+        assert said([] if receipt is None else [receipt]) == self.diary.acknowledge(numbered)
+
+    def forget(self) -> None:
+        through = self.random.randint(-1, self.diary.consumed)
+        self.channel.forget_results(through)
+        self.diary.forgotten = max(self.diary.forgotten, through)
+
+    def reconnect(self) -> None:
+        self.channel.detach()
+        assert said(self.channel.report()) == self.diary.report()
+
+    def rewind(self) -> None:
+        if self.random.random() < 0.7:
+            return
+        diary = self.diary
+        assert self.channel.rewind() == diary.cost(diary.consumed + 1, len(diary.all) - 1)
+        del diary.all[diary.consumed + 1 :]
+        diary.done = diary.consumed
+        diary.dec = min(diary.dec, diary.consumed)
+        self.reconnect()
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 6))
+def test_a_channel_agrees_with_what_became_of_each_message(seed: int) -> None:
+    for one in range(seed, seed + 6):
+        history = History(one)
+        for _ in range(80):
+            history.step()
