@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from itertools import pairwise
+from random import Random
 from typing import Any
 
+import attrs
 import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
@@ -188,3 +192,147 @@ def test_numbers_that_wrap() -> None:
     sent.recv = (1 << 32) - 1
     sent.add(((b"x",),))
     assert sent.consumed(0) == (1 << 32, 1 << 32)
+
+
+@attrs.define
+class Went:
+    """One message that was sent, and what became of it."""
+
+    payload: bytes
+    decision: Op | None = None
+    result: Ack | None = None
+
+
+WINDOW = 10
+
+
+class History:
+    """Does at random what an owner and a peer do, and compares everything with a list of all messages."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.transactional = self.random.random() < 0.8
+        self.channel = SendChannel(0, self.transactional, WINDOW)
+        self.all: list[Went] = []
+        self.dec = self.received = self.consumed = self.settled = -1
+        self.said: tuple[Op, int] | None = None  # the decision that went out last on this connection, and of which
+
+    def step(self) -> None:
+        names = ("add", "add", "decide", "decide", "receive", "consume", "consume", "result", "result", "reconnect")
+        getattr(self, self.random.choice(names))()
+        sent = self.channel
+        assert (sent.next, sent.base, sent.recv) == (len(self.all), self.consumed + 1, self.received)
+        assert sent.room == WINDOW - (len(self.all) - 1 - self.consumed)
+        assert sent.undecided == (len(self.all) - 1 - self.dec if self.transactional else 0)
+        unknown = [
+            (0, seq, (one.payload,), one.decision is not None)
+            for seq, one in self.pending()
+            if one.decision is not Op.ROLLBACK and one.result is None
+        ]
+        assert [(one.channel, one.seq, one.parts, one.decided) for one in sent.unknown()] == unknown
+
+    def pending(self) -> list[tuple[int, Went]]:
+        return list(enumerate(self.all))[self.consumed + 1 :]
+
+    def number(self, plain: int) -> tuple[int | None, int]:
+        """What the peer says, and the message that it means: without a number, *plain*."""
+        last = self.random.randint(max(0, plain - 2), max(len(self.all), plain))
+        return (None, plain) if self.random.random() < 0.4 else (last, last)
+
+    def refused(self, cause: str, do: Any, *said: Any) -> None:
+        with pytest.raises(RemoteProtocolError, match=cause):
+            do(*said)
+
+    def add(self) -> None:
+        payloads = [b"%d" % (len(self.all) + at) for at in range(self.random.choice((1, 1, 2, 4)))]
+        if len(self.all) - 1 - self.consumed + len(payloads) > WINDOW:
+            with pytest.raises(LocalProtocolError, match="full"):
+                self.channel.add(tuple((one,) for one in payloads))
+            return
+        assert self.channel.add(tuple((one,) for one in payloads)) == len(self.all)
+        self.all += map(Went, payloads)
+
+    def decide(self) -> None:
+        op, through = self.random.choice((Op.COMMIT, Op.ROLLBACK)), self.random.randint(self.dec, len(self.all))
+        if not self.transactional or not self.dec < through < len(self.all):
+            with pytest.raises(LocalProtocolError, match="no undecided"):
+                self.channel.decide(op, through)
+            return
+        first = self.dec + 1
+        assert self.channel.decide(op, through) == (first, through)
+        plain = first == through and self.said == (op, first - 1)
+        packet = self.channel.decision(op, first, through)
+        assert (packet.kind, packet.channels, packet.number) == (op, (0,), None if plain else through)
+        for one in self.all[first : through + 1]:
+            one.decision = op
+        self.dec, self.said = through, (op, through)
+
+    def receive(self) -> None:
+        number, last = self.number(self.received + 1)
+        if last >= len(self.all):
+            self.refused("acknowledged-unsent", self.channel.received, number)
+            return
+        self.channel.received(number)
+        self.received = max(self.received, last)
+
+    def consume(self) -> None:
+        number, last = self.number(self.consumed + 1)
+        first = self.consumed + 1
+        some = self.all[first : last + 1]
+        if last >= len(self.all):
+            self.refused("acknowledged-unsent", self.channel.consumed, number)
+        elif self.transactional and any(one.decision is not Op.ROLLBACK and one.result is None for one in some):
+            wrong = next(one for one in some if one.decision is not Op.ROLLBACK and one.result is None)
+            cause = "consumed-undecided" if wrong.decision is None else "consumed-before-result"
+            self.refused(cause, deepcopy(self.channel).consumed, number)  # which ends the link
+        else:
+            assert self.channel.consumed(number) == ((first, last) if some else None)
+            self.consumed = max(self.consumed, last)
+            self.received, self.settled = max(self.received, self.consumed), max(self.settled, self.consumed)
+
+    def result(self) -> None:
+        ack = self.random.choice((Ack.COMMITTED, Ack.UNCOMMITTED))
+        waiting = [seq for seq, one in self.pending() if seq > self.settled and one.decision is not Op.ROLLBACK]
+        number, last = self.number(waiting[0] if waiting else len(self.all))
+        if not self.transactional:
+            self.refused("result-not-transactional", self.channel.resulted, ack, number)
+            return
+        if last > self.dec:
+            self.refused("result-unasked", self.channel.resulted, ack, number)
+            return
+        first = max(self.settled, self.consumed) + 1
+        new = [seq for seq in range(first, last + 1) if self.all[seq].decision is Op.COMMIT]
+        runs = self.channel.resulted(ack, number)
+        assert [seq for begin, end in runs for seq in range(begin, end + 1)] == new
+        assert all(end + 1 < begin for (_, end), (begin, _) in pairwise(runs)), "runs are whole"
+        for seq in new:
+            self.all[seq].result = ack
+        self.settled = max(self.settled, last)
+
+    def reconnect(self) -> None:
+        if self.random.random() < 0.6:
+            return
+        self.channel.attach()
+        self.received, self.said = self.consumed, None
+        self.receive()
+        wanted: list[Any] = [one.payload for one in self.all[self.received + 1 :]]
+        decided = [
+            (seq, one.decision) for seq, one in self.pending() if one.decision is not None and one.result is None
+        ]
+        for at, (seq, op) in enumerate(decided):
+            if at + 1 == len(decided) or decided[at + 1][1] is not op:
+                wanted.append((op.name, seq))
+                self.said = (op, seq)
+        found = [
+            packet.parts[0] if isinstance(packet, Message) else (packet.kind.name, packet.number)
+            for packet in self.channel.resend()
+        ]
+        assert found == wanted
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 6))
+def test_a_channel_agrees_with_what_became_of_each_message(seed: int) -> None:
+    for one in range(seed, seed + 6):
+        history = History(one)
+        for _ in range(80):
+            history.step()
