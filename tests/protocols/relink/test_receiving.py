@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import groupby
 from random import Random
 from typing import Any
@@ -225,8 +226,9 @@ def test_closing() -> None:
     got = channel(1, transactional=False)
     got.advance(Event.CLOSE)
     assert not got.exhausted
-    with pytest.raises(RemoteProtocolError, match="message-after-close"):
-        got.accept(((),), 1, (0,))
+    for late in (lambda: got.accept(((),), 1, (0,)), lambda: got.accept_dropped(1)):
+        with pytest.raises(RemoteProtocolError, match="message-after-close"):
+            late()
     got.stage(0, None)
     got.settle(0)
     assert got.exhausted
@@ -262,6 +264,17 @@ def test_messages_that_are_not_kept_have_their_numbers_and_cost_nothing() -> Non
     assert got.settle(8)[1] == 0
     got.accept(((b"d",),), OVERHEAD + 1, (1,))
     assert got.decide(None) == (9, 9, Messages.of((b"d",)))
+
+
+def test_any_number_of_messages_that_are_not_kept_takes_no_memory() -> None:
+    got = channel(0)
+    tracemalloc.start()
+    try:
+        for _ in range(2_000):
+            got.accept_dropped(1)
+        assert tracemalloc.get_traced_memory()[0] < 10_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_undecided_messages_may_be_dropped_later() -> None:
