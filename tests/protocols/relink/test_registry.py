@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import registry as module
+from fyrehose.protocols.relink.frames import Op
+from fyrehose.protocols.relink.link import CHANNEL
 from fyrehose.protocols.relink.linklog import SOURCE, Kind, pack
 
 STREAM = ".relink/x"
@@ -53,6 +56,109 @@ def test_a_snapshot_that_is_none_loses_the_links(make_server: Any) -> None:
     server.broker.publish([module.Run.of(STREAM, [pack(Kind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)])
     server.restart()
     assert not server.registry.entries
+
+
+def test_when_one_link_is_damaged_all_are_lost_and_take_no_room(make_server: Any) -> None:
+    """Neither among the links that may be kept, nor in the memory that they may hold."""
+    server = make_server(max_links="2", link_memory=str(2 * CHANNEL))
+    for peer in [used(server, b"x") for _ in range(2)]:
+        peer.leave()
+    body = list(server.registry.entries)[1] + b"\xff"
+    server.broker.publish([module.Run.of(STREAM, [pack(Kind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)])
+    server.restart()
+    peers = [used(server, b"y") for _ in range(2)]
+    refused = server.linked()
+    assert refused.closed
+    assert [peer.closed for peer in peers] == [False, False]
+    assert (server.count("links-displaced"), server.count("links-too-large")) == (0, 0)
+
+
+def test_a_stream_of_links_that_cannot_be_read_loses_the_links(
+    make_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server()
+    peer = used(server, b"x")
+    peer.leave()
+
+    def damaged(*_: Any) -> Any:
+        raise JournalCorrupt("a bad disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(server.journal), "read", damaged)
+        server.now += 1
+        server.restart()
+    assert server.registry.epoch == server.now
+    again = server.linked(old=peer.link)
+    assert not again.events[0].resumed
+    assert again.link.epoch == server.now
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_link_that_was_used_is_kept_as_long_as_retention_says(make_server: Any, restarted: bool) -> None:
+    server = make_server(retention="40")
+    used(server, b"x").leave()
+    if restarted:
+        server.restart()
+    server.clock.pump([1.0] * 39)
+    assert len(server.registry.entries) == 1
+    server.clock.advance(1)
+    assert not server.registry.entries
+    assert server.count("links-expired") == 1
+    server.restart()
+    assert not server.registry.entries, "that was written"
+
+
+def test_a_link_with_a_connection_does_not_expire(make_server: Any) -> None:
+    server = make_server(retention="40")
+    peer = used(server, b"x")
+    peer.leave()
+    again = server.linked(old=peer.link)
+    for _ in range(10):
+        server.clock.pump([1.0] * 10)
+        again.talk()
+    assert server.count("links-expired") == 0
+    again.leave()
+    server.clock.pump([1.0] * 39)
+    assert server.linked(old=peer.link).events[0].resumed, "its time begins when the connection ends"
+
+
+def undecided(server: Any, host: str, size: int) -> Any:
+    peer = server.linked(host=host, connector_transactions=True)
+    peer.link.send((0,), (bytes(size),))
+    peer.talk()
+    return peer
+
+
+def test_too_much_that_is_undecided_costs_the_largest_of_the_network_that_has_the_most(make_server: Any) -> None:
+    server = make_server(link_memory=str(1_000_000))
+    sizes = [("10.0.0.1", 100_000), ("10.0.0.1", 400_000), ("10.0.0.2", 300_000), ("10.0.0.3", 150_000)]
+    peers = [undecided(server, *one) for one in sizes]
+    last = undecided(server, "10.0.0.4", 60_000)
+    for peer in (*peers, last):
+        peer.link.decide(0, Op.COMMIT)
+        peer.talk()
+    assert sorted(map(len, server.payloads())) == [60_000, 100_000, 150_000, 300_000]
+    assert not any(peer.closed for peer in peers), "the transaction failed, and that is all"
+
+
+def test_too_many_channels_cost_the_largest_link_of_the_network_that_has_the_most(make_server: Any) -> None:
+    server = make_server(link_memory=str(100 * CHANNEL))
+
+    def peer(host: str, channels: int) -> Any:
+        made = server.linked(host=host)
+        for channel in range(channels):
+            made.link.send((channel,), (b"x",))
+        made.talk()
+        return made
+
+    peers = [peer("10.0.0.1", 10), peer("10.0.0.1", 40), peer("10.0.0.2", 30), peer("10.0.0.3", 15)]
+    peers[0].leave()
+    assert server.count("links-too-large") == 0
+    peer("10.0.0.4", 6)
+    assert server.count("links-too-large") == 1
+    assert [one.closed for one in peers[1:]] == [True, False, False]
+    assert server.linked(old=peers[0].link, host="10.0.0.1").events[0].resumed
+    assert server.count("links-too-large") == 1
 
 
 def test_checkpoints_keep_the_stream_short(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
