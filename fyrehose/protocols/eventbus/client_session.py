@@ -141,7 +141,7 @@ class ClientSession:
         self._subtrees = Subtrees.of(options.subtrees)
         self._random = random
         self._pubs = Confirmations(options.confirm, options.retries)
-        self._highest = self.position or 0
+        self._highest = 0
         self._ahead: set[int] = set()
         self._held: list[Broadcast] = []
         self._held_bytes = 0
@@ -288,13 +288,12 @@ class ClientSession:
             self._lose(self.position + 1, seq - 1, events)
         self.position = seq
         if seq in self._ahead:
-            self._ahead.remove(seq)
-        elif seq < self._highest:
+            return  # it was handed out when it was broadcast
+        if seq < self._highest:
             self._flush(events)
             events.append(Events(events=(sync,), late=True))
         else:
             self._out.append(sync)
-            self._highest = seq
 
     def _end(self, end: SyncEnd, events: list[Event], now: float) -> None:
         """Everything up to ``end`` has come; now what was held back, as far as it follows on."""

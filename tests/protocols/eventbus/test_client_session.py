@@ -96,6 +96,25 @@ class TestTheStart:
         assert sequences(events) == [7]
         assert one.position == 7
 
+    def test_from_now_on_where_nothing_was_published_for_a_while(self) -> None:
+        one = session()
+        one.connected(0)
+        one.receive_syncs([end(2**48 - 1)], 0)
+        asked(one)
+        assert sequences(one.receive_broadcasts([broadcast(7), broadcast(8)], 1)) == [7, 8]
+        assert asked(one) == []
+
+    @pytest.mark.parametrize("subtrees", [(), ("/a/",)])
+    def test_what_came_both_ways_is_handed_out_once(self, subtrees: tuple[str, ...]) -> None:
+        one = session(after=0, subtrees=subtrees)
+        one.connected(0)
+        asked(one)
+        one.receive_broadcasts([broadcast(2), broadcast(3)], 0)
+        assert sequences(
+            one.receive_syncs([sync(1), sync(2), sync(3), end(3, b";".join(map(str.encode, subtrees)))], 0)
+        ) == [1, 2, 3]
+        assert asked(one) == []
+
     def test_from_now_on_with_a_number_missing_before_the_server_has_answered(self) -> None:
         one = session()
         one.connected(0)
@@ -157,6 +176,25 @@ class TestGaps:
         assert events[0] == Lost(first=2, last=8), "the answer came after the question, and had nothing"
         assert sequences(events) == [9]
 
+    def test_events_and_what_is_lost_come_in_the_order_of_their_numbers(self) -> None:
+        one = session(after=0)
+        one.connected(0)
+        events = one.receive_syncs([sync(1), sync(3), sync(4), sync(9), end(9)], 1)
+        said = [event if isinstance(event, Lost) else sequences([event]) for event in events[:-1]]
+        assert said == [[1], Lost(first=2, last=2), [3, 4], Lost(first=5, last=8), [9]]
+
+    @pytest.mark.parametrize(
+        ("answer", "lost"),
+        [([1], [Lost(first=2, last=2)]), ([2], []), ([2, 3], []), ([2, 3, 4], [])],
+    )
+    def test_what_is_held_goes_on_where_the_answer_ends(self, answer: list[int], lost: list[Lost]) -> None:
+        one = ready(after=0)
+        assert sequences(one.receive_broadcasts([broadcast(1), broadcast(3), broadcast(4)], 1)) == [1]
+        events = one.receive_syncs([*map(sync, answer), end(answer[-1])], 1)
+        assert [event for event in events if isinstance(event, Lost)] == lost
+        assert sequences(events) == ([3, 4] if lost else [2, 3, 4])
+        assert events[-1] == Synchronised(position=4)
+
     def test_a_gap_that_came_after_the_question_is_another_question(self) -> None:
         one = session(after=0)
         one.connected(0)
@@ -179,6 +217,13 @@ class TestGaps:
             (False, [11]),
         ]
         assert one.position == 11
+        assert one.next_due() >= 1_080, "there is nothing more to check"
+
+    @pytest.mark.parametrize(("seen", "recheck"), [([], 60), ([3], 0)])
+    def test_without_gaps_or_without_the_option_nothing_is_checked(self, seen: list[int], recheck: float) -> None:
+        one = ready(after=0, subtrees=("/a/",), recheck=recheck, quiet=1_000)
+        one.receive_broadcasts(list(map(broadcast, seen)), 0)
+        assert one.next_due() >= 1_000
 
     def test_what_is_not_wanted_is_not_handed_out(self) -> None:
         one = ready(after=0, subtrees=("/a/",))
@@ -192,6 +237,20 @@ class TestGaps:
         assert one._held_bytes <= 16 << 20
         assert sequences(one.receive_syncs([end(0)], 0)) == list(range(1, 17))
         assert asked(one) == [(To.SNAPSHOT, 16)]
+        one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(40, 60)], 0)
+        assert sequences(one.receive_syncs([*map(sync, range(17, 40)), end(39)], 0)) == list(range(17, 56))
+        assert asked(one) == [(To.SNAPSHOT, 55)], "there is as much room as before"
+
+    def test_too_many_to_hold_are_asked_for_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_HELD", 3)
+        one = session(after=0)
+        one.connected(0)
+        asked(one)
+        one.receive_broadcasts([broadcast(seq) for seq in range(1, 6)], 0)
+        assert sequences(one.receive_syncs([end(0)], 0)) == [1, 2, 3]
+        assert asked(one) == [(To.SNAPSHOT, 3)]
+        assert sequences(one.receive_syncs([sync(4), sync(5), end(5)], 0)) == [4, 5]
+        assert asked(one) == [], "this time there was room"
 
     def test_too_many_under_a_filter_are_checked_sooner(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_AHEAD", 3)
@@ -201,6 +260,42 @@ class TestGaps:
 
 
 class TestTime:
+    @pytest.mark.parametrize("state", ["disconnected", "asking", "quiet", "ahead", "publishing"])
+    def test_there_is_something_to_do_when_it_is_due_and_nothing_before(self, state: str) -> None:
+        """Otherwise the owner's timer would turn in circles, or be late."""
+        subtrees = ("/a/",) if state == "ahead" else ()
+        one = ready(after=0, subtrees=subtrees, recheck=5, confirm=5)
+        if state == "disconnected":
+            one.disconnected(2)
+        elif state == "asking":
+            one.resumed(2)
+        elif state == "ahead":
+            one.receive_broadcasts([broadcast(3)], 2)
+        elif state == "publishing":
+            one.publish(pub(b"1"), "handle", 2)
+        one.data_to_send()
+        due = one.next_due()
+        assert (one.tick(due - 0.001), one.data_to_send()) == ([], [])
+        one.tick(due)
+        assert asked(one) == [(To.ANEW if state in ("disconnected", "asking") else To.SNAPSHOT, 0)]
+        assert one.next_due() > due
+
+    def test_clients_do_not_ask_all_at_once(self) -> None:
+        dues = []
+        for seed in range(200):
+            one = ClientSession(Options(after=0, quiet=100), Random(seed), 0.0)
+            one.connected(0)
+            one.receive_syncs([end(0)], 0)
+            dues.append(one.next_due())
+        assert 100 <= min(dues) < 101
+        assert 124 < max(dues) <= 125
+
+    def test_broadcasts_are_no_answer(self) -> None:
+        one = session(after=0, answer=10)
+        one.connected(0)
+        one.receive_broadcasts([broadcast(1)], 5)
+        assert one.tick(10) == [Silent()]
+
     def test_silence_is_a_reason_to_ask(self) -> None:
         one = ready(after=0, quiet=15)
         assert one.next_due() >= 15
@@ -244,6 +339,24 @@ class TestTime:
 
 
 class TestAnotherJournal:
+    def test_the_same_number_again(self) -> None:
+        one = ready(after=0)
+        events = one.receive_broadcasts([broadcast(1), broadcast(2), broadcast(2)], 1)
+        assert events == [Events(events=events[0].events), Restarted()]
+        assert sequences(events) == [1, 2]
+        assert asked(one) == [(To.ANEW, 0)]
+
+    @pytest.mark.parametrize("subtrees", [(), ("/a/",)])
+    def test_what_was_seen_of_the_old_one_counts_no_more(self, subtrees: tuple[str, ...]) -> None:
+        one = ready(after=0, subtrees=subtrees)
+        one.receive_broadcasts([broadcast(1), broadcast(3), broadcast(7)], 1)
+        assert one.receive_broadcasts([broadcast(2)], 2) == [Restarted()]
+        answer = [sync(1), sync(2), sync(3), sync(4), end(4, b";".join(map(str.encode, subtrees)))]
+        events = one.receive_syncs(answer, 3)
+        assert sequences(events) == [1, 2, 3, 4]
+        assert not any(event.late for event in events if isinstance(event, Events))
+        assert events[-1] == Synchronised(position=4)
+
     def test_numbers_that_go_back(self) -> None:
         one = ready(after=0)
         one.receive_broadcasts([broadcast(1), broadcast(2), broadcast(3)], 1)
@@ -321,6 +434,12 @@ class TestPublishing:
         one = ready(subscribe=False)
         one.publish(pub(b"1"), "handle", 0)
         assert one.abandon() == [Unconfirmed(handle="handle")]
+
+
+def test_defaults() -> None:
+    options = Options()
+    assert (options.subscribe, options.after, options.window, options.retries) == (True, None, 1_000, 5)
+    assert (options.confirm, options.quiet, options.recheck, options.answer) == (5.0, 15.0, 60.0, 10.0)
 
 
 def test_what_no_server_sends_is_ignored() -> None:
