@@ -84,6 +84,8 @@ def test_the_largest_datagram(kernel: ModuleType) -> None:
     datagram = kernel.encode_pushes(column(len(data)), data)
     assert len(datagram) == 65_507
     assert kernel.scan_pushes(datagram, 0, len(datagram), len(datagram))[1:3] == (1, column(pure.MAX_DATA))
+    datagram = kernel.encode_delivers(1, column(len(data)), data)
+    assert kernel.scan_delivers(datagram, 0, len(datagram), len(datagram))[1:4] == (1, 1, column(pure.MAX_DATA))
     for encode in (lambda *columns: kernel.encode_delivers(1, *columns), kernel.encode_pushes):
         with pytest.raises(ValueError, match="65499 bytes of DATA do not fit"):
             encode(column(len(data) + 1), data + b"!")
@@ -122,7 +124,9 @@ def test_columns_that_do_not_fit_each_other(kernel: ModuleType) -> None:
     for first in (0, -1, pure.LAST_SEQ, 1 << 64):
         with pytest.raises(ValueError, match="sequences"):
             kernel.encode_delivers(first, column(1, 1), b"ab")
-    assert kernel.encode_delivers(pure.LAST_SEQ, column(0), b"") == b"\x01\0\0" + b"\xff" * 6
+    with pytest.raises(ValueError, match="sequences"):
+        kernel.encode_delivers(pure.LAST_SEQ - 1, column(0, 0, 0), b"")
+    assert kernel.encode_delivers(pure.LAST_SEQ - 2, column(0, 0, 0), b"")[18:] == b"\x01\0\0" + b"\xff" * 6
 
 
 @both
@@ -132,6 +136,7 @@ def test_trains_are_cut_where_the_size_changes_and_where_a_call_is_full(kernel: 
     assert cut(column(3, 3, 1, 3), 65_507, 64) == [(12 + 12 + 10, 12), (12, 12)]  # a shorter one ends its train
     assert cut(column(1, 3), 65_507, 64) == [(10, 10), (12, 12)]  # a longer one begins another
     assert cut(column(1, 1, 1), 65_507, 2) == [(20, 10), (10, 10)]
+    assert cut(column(1, 1, 1), 30, 64) == [(30, 10)]
     assert cut(column(1, 1, 1), 29, 64) == [(20, 10), (10, 10)]
     assert cut(column(100), 9, 1) == [(109, 109)]
     assert cut(b"", 9, 1) == []
