@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.errors import JournalCorrupt
+from fyrehose.errors import JournalCorrupt, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import registry as module
 from fyrehose.protocols.relink.frames import Op
@@ -129,36 +129,117 @@ def undecided(server: Any, host: str, size: int) -> Any:
     return peer
 
 
-def test_too_much_that_is_undecided_costs_the_largest_of_the_network_that_has_the_most(make_server: Any) -> None:
+def test_too_much_that_is_undecided_costs_an_eighth_of_the_limit_where_there_is_the_most(make_server: Any) -> None:
+    """Two transactions of the network that holds the most fail, and that is all."""
     server = make_server(link_memory=str(1_000_000))
-    sizes = [("10.0.0.1", 100_000), ("10.0.0.1", 400_000), ("10.0.0.2", 300_000), ("10.0.0.3", 150_000)]
+    sizes = [("10.0.0.1", 105_000), ("10.0.0.1", 110_000), *[(f"10.0.1.{host}", 199_000) for host in range(4)]]
     peers = [undecided(server, *one) for one in sizes]
-    last = undecided(server, "10.0.0.4", 60_000)
-    for peer in (*peers, last):
+    for peer in peers:
         peer.link.decide(0, Op.COMMIT)
         peer.talk()
-    assert sorted(map(len, server.payloads())) == [60_000, 100_000, 150_000, 300_000]
-    assert not any(peer.closed for peer in peers), "the transaction failed, and that is all"
+    assert list(map(len, server.payloads())) == [199_000] * 4
+    assert not any(peer.closed for peer in peers)
 
 
-def test_too_many_channels_cost_the_largest_link_of_the_network_that_has_the_most(make_server: Any) -> None:
-    server = make_server(link_memory=str(100 * CHANNEL))
+@pytest.mark.parametrize("restarted", [False, True])
+def test_too_many_channels_cost_the_largest_link_of_the_network_that_has_the_most(
+    make_server: Any, restarted: bool
+) -> None:
+    server = make_server(link_memory=str(100 * CHANNEL), retention="60")
 
-    def peer(host: str, channels: int) -> Any:
-        made = server.linked(host=host)
-        for channel in range(channels):
-            made.link.send((channel,), (b"x",))
-        made.talk()
-        return made
+    def use(peer: Any, *channels: int) -> Any:
+        for channel in channels:
+            peer.link.send((channel,), (b"x",))
+        peer.talk()
+        return peer
 
-    peers = [peer("10.0.0.1", 10), peer("10.0.0.1", 40), peer("10.0.0.2", 30), peer("10.0.0.3", 15)]
+    sizes = [("10.0.0.1", 10), ("10.0.0.1", 40), ("10.0.0.2", 30), ("10.0.0.3", 15)]
+    peers = [use(server.linked(host=host), *range(channels)) for host, channels in sizes]
     peers[0].leave()
-    assert server.count("links-too-large") == 0
-    peer("10.0.0.4", 6)
+    if restarted:
+        for peer in peers[1:]:
+            peer.leave()
+        server.restart()
+        peers[1:] = [server.linked(old=peer.link, host=peer.transport.getPeer().host) for peer in peers[1:]]
+    last = use(server.linked(host="10.0.0.4"), *range(5))
+    assert server.count("links-too-large") == 0, "that is as much as there may be"
+    use(last, 5)
     assert server.count("links-too-large") == 1
     assert [one.closed for one in peers[1:]] == [True, False, False]
     assert server.linked(old=peers[0].link, host="10.0.0.1").events[0].resumed
     assert server.count("links-too-large") == 1
+
+
+def test_links_that_have_expired_take_no_memory(make_server: Any) -> None:
+    server = make_server(link_memory=str(3 * CHANNEL), retention="5")
+    for _ in range(3):
+        for peer in [used(server, b"x") for _ in range(3)]:
+            peer.leave()
+        server.clock.pump([1.0] * 6)
+        assert not server.registry.entries
+    assert server.count("links-too-large") == 0
+
+
+@pytest.mark.parametrize("payloads", [(), (b"x",)])
+def test_a_link_that_was_resumed_does_not_give_way(make_server: Any, payloads: tuple[bytes, ...]) -> None:
+    server = make_server(max_links="2")
+    peer = used(server, *payloads)
+    peer.leave()
+    again = server.linked(old=peer.link)
+    other = server.linked()
+    assert server.linked().closed
+    assert (again.closed, other.closed) == (False, False)
+    assert server.count("links-displaced") == 0
+
+
+@pytest.mark.parametrize("payloads", [(), (b"x",)])
+def test_a_link_that_has_expired_makes_room_once(make_server: Any, payloads: tuple[bytes, ...]) -> None:
+    server = make_server(max_links="1", retention="5", unused_retention="5")
+    used(server, *payloads).leave()
+    server.clock.pump([1.0] * 6)
+    assert not server.linked().closed
+    assert server.linked().closed
+
+
+def test_no_checkpoint_is_written_before_one_is_due(make_server: Any) -> None:
+    server = make_server(retention="1000")
+    peer = used(server, *(b"%d" % number for number in range(10)))
+    for _ in range(10):
+        peer.link.send((0,), (b"x",))
+        peer.talk()
+    peer.leave()
+    last = server.journal.bounds(STREAM)[1]
+    server.clock.pump([1.0] * 30)
+    assert server.journal.bounds(STREAM) == (1, last)
+
+
+def test_one_checkpoint_is_written_at_a_time(make_server: Any) -> None:
+    server = make_server(auto=False)
+    server.broker.publish([module.Run.of(STREAM, [b"of somebody else"], source="test")])
+    server.journal.commit()
+    server.journal.forget(STREAM, 2)
+    server.clock.pump([1.0] * 5)
+    server.journal.commit()
+    assert server.journal.bounds(STREAM) == (2, 3)
+
+
+def test_a_closed_registry_looks_no_more(make_server: Any) -> None:
+    server = make_server()
+    assert server.clock.getDelayedCalls()
+    server.registry.close()
+    assert not server.clock.getDelayedCalls()
+    server.registry.close()
+
+
+def test_opening_fails_where_the_links_cannot_be_written(make_server: Any) -> None:
+    server = make_server()
+    server.registry.close()
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    registry = module.Registry(server.broker, server.clock, server.settings, STREAM, lambda: 1, server.bits)
+    failed: list[Any] = []
+    registry.open().addErrback(failed.append)
+    assert failed[0].check(ReadOnly)
+    assert not server.clock.getDelayedCalls()
 
 
 def test_checkpoints_keep_the_stream_short(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +303,6 @@ def test_ids_are_unique_and_within_their_range(make_server: Any) -> None:
     server = make_server()
     peers = [server.linked(host=f"10.0.0.{i}") for i in range(5)]
     assert sorted(peer.link.id for peer in peers) == [2, 3, 4, 5, 6]
-    bits = iter([1, 1, (1 << 63) - 1])
-    server.registry.randbits = lambda count: next(bits)
+    bits = iter([1, 1])
+    server.registry.randbits = lambda count: next(bits, (1 << count) - 1)
     assert server.linked().link.id == 1
