@@ -93,6 +93,8 @@ def test_terms_that_cannot_be_said(wrong: dict[str, object]) -> None:
 def test_a_link_id_that_cannot_be_said() -> None:
     with pytest.raises(LocalProtocolError):
         Hello(terms=Terms(endpoint=""), link_id=1 << 63)
+    largest = Hello(terms=Terms(endpoint=""), epoch=(1 << 64) - 1, link_id=(1 << 63) - 1)
+    assert handshake.unpack_hello(bytearray(largest.serialize())) == largest
 
 
 def test_the_first_offence_counts() -> None:

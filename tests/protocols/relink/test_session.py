@@ -9,7 +9,18 @@ import pytest
 
 from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.frames import NOP, PING, PONG, RESUME, Ack, Acknowledgement, Message, Op, Operation
+from fyrehose.protocols.relink.frames import (
+    NOP,
+    PING,
+    PONG,
+    RESUME,
+    SHUTDOWN,
+    Ack,
+    Acknowledgement,
+    Message,
+    Op,
+    Operation,
+)
 from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
@@ -69,6 +80,7 @@ def test_a_handshake_from_both_sides() -> None:
         ((4, 6), True, False, "lost"),
         ((5, 6), False, False, "new"),
         ((5, 0), True, True, "refused"),
+        ((5, 0), False, True, "refused"),
         ((5, 0), True, False, "zero-link-id"),
         ((5, 0), False, False, "zero-link-id"),
         ((0, 6), False, False, "zero-epoch"),
@@ -89,6 +101,7 @@ def test_every_reply(reply: tuple[int, int], old: bool, require: bool, expected:
             assert link is None or link.over is (expected == "lost")
         elif expected == "refused":
             assert found == [events.Refused(lost=link)]
+            assert link is None or link.over
         else:
             assert cause(found) == expected
             assert link is None or not link.over, "that was no reply, so the link may still be there"
@@ -308,6 +321,21 @@ def test_the_end_of_a_transport_keeps_the_link() -> None:
     assert not session.link.over
     assert not session.link.attached
     assert session.receive_data(MESSAGE) == []
+
+
+def test_what_came_of_a_packet_is_let_go_with_the_connection() -> None:
+    session = listener()
+    session.receive_data(MESSAGE[:5])
+    assert (session.expected, session.buffered) == (8, 5)
+    assert session.fenced() == []
+    assert (session.expected, session.buffered) == (0, 0)
+
+
+def test_nothing_counts_behind_the_end_of_a_link() -> None:
+    session = listener()
+    assert session.link is not None
+    session.link.shutdown()
+    assert session.receive_data(SHUTDOWN.serialize() + MESSAGE) == [events.PeerShutdown(), events.Ended()]
 
 
 def test_messages_may_come_before_the_peers_resume() -> None:

@@ -54,6 +54,40 @@ def test_an_exception_rolls_back(make_client: Any) -> None:
     assert client.link.sending[0].base == 1
 
 
+def test_an_exception_behind_the_commit_is_what_is_raised(make_client: Any) -> None:
+    client, wire = make_client(transactional=True)
+
+    async def work() -> None:
+        async with client.transaction() as transaction:
+            await transaction.send(b"1")
+            await transaction.commit()
+            raise KeyError("later")
+
+    done = outcome(ensureDeferred(work()))
+    wire.pump()
+    assert done == [KeyError]
+    assert wire.server.payloads() == [b"1"]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_messages_and_what_is_decided_of_them_go_out_at_once(make_client: Any, counts: bool) -> None:
+    client, wire = make_client(transactional=True)
+    transaction = opened(client)
+    transaction.send(b"1")
+    wire.pump()
+    (entry,) = wire.server.registry.entries.values()
+    assert entry.link.receiving[0].undecided == 1
+    if counts:
+        done = outcome(transaction.commit())
+        wire.pump()
+        assert done == ["done"]
+    else:
+        transaction.rollback()
+        wire.pump()
+    assert entry.link.receiving[0].consumed == 0
+    assert wire.server.payloads() == [b"1"] * counts
+
+
 def test_one_at_a_time_on_a_channel_and_results_in_order(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
     first = opened(client)
@@ -216,6 +250,10 @@ def test_what_is_over_is_over(make_client: Any) -> None:
     client, _ = make_client(transactional=True)
     transaction = opened(client)
     transaction.rollback()
+    unopened = client.transaction()
+    for wrong in (unopened.rollback, unopened.commit, lambda: unopened.send(b"x")):
+        with pytest.raises(LocalProtocolError, match="not open"):
+            wrong()
     for wrong in (transaction.rollback, transaction.commit, lambda: transaction.send(b"x")):
         with pytest.raises(LocalProtocolError, match="not open"):
             wrong()
