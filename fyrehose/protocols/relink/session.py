@@ -89,9 +89,7 @@ class Session:
 
     def receive_eof(self) -> list[Event]:
         """The transport has ended: the link stays."""
-        found = self.fenced()
-        self._decoder.clear()
-        return found
+        return self.fenced()
 
     def fenced(self) -> list[Event]:
         """From now on nothing that this connection brings counts, not even what came in already (L4)."""
@@ -120,14 +118,14 @@ class Session:
             return self._take_handshake(found)
         link = self.link
         assert link is not None
-        if link.held:
+        if link.held or link.over:
             return False
         packet = self._decoder.next_packet()
         if packet is None:
             return False
         link.heard = True
         found += self._packet(link, packet)
-        return self._decoder.ready and not link.over
+        return self._decoder.ready
 
     def _packet(self, link: Link, packet: Incoming) -> list[Event]:
         kind = packet.kind.name.lower() if isinstance(packet, GeneralPacket) else _KINDS[type(packet)]

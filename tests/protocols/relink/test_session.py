@@ -336,6 +336,7 @@ def test_nothing_counts_behind_the_end_of_a_link() -> None:
     assert session.link is not None
     session.link.shutdown()
     assert session.receive_data(SHUTDOWN.serialize() + MESSAGE) == [events.PeerShutdown(), events.Ended()]
+    assert session.receive_data(MESSAGE) == []
 
 
 def test_messages_may_come_before_the_peers_resume() -> None:
