@@ -130,14 +130,15 @@ def undecided(server: Any, host: str, size: int) -> Any:
 
 
 def test_too_much_that_is_undecided_costs_an_eighth_of_the_limit_where_there_is_the_most(make_server: Any) -> None:
-    """Two transactions of the network that holds the most fail, and that is all."""
+    """The two largest transactions of the network that holds the most fail, and that is all."""
     server = make_server(link_memory=str(1_000_000))
-    sizes = [("10.0.0.1", 105_000), ("10.0.0.1", 110_000), *[(f"10.0.1.{host}", 199_000) for host in range(4)]]
+    sizes = [("10.0.0.1", size) for size in (5_000, 105_000, 110_000)]
+    sizes += [(f"10.0.1.{host}", 199_000) for host in range(4)]
     peers = [undecided(server, *one) for one in sizes]
     for peer in peers:
         peer.link.decide(0, Op.COMMIT)
         peer.talk()
-    assert list(map(len, server.payloads())) == [199_000] * 4
+    assert list(map(len, server.payloads())) == [5_000, *[199_000] * 4]
     assert not any(peer.closed for peer in peers)
 
 
