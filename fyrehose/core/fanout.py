@@ -138,7 +138,7 @@ class Fanout:
 
     clock: IReactorTime
     read: Callable[[str, int, int], tuple[Run, ...]]
-    expired: Callable[[str, int], bool]
+    expired: Callable[[str, int], bool] = lambda stream, time: False
     cursors: dict[Cursor, None] = attrs.field(factory=dict, init=False)
     tallies: dict[str, Tally] = attrs.field(factory=dict, init=False)
     _places: dict[str, Place] = attrs.field(factory=dict, init=False)

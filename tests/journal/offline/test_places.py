@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
 from fyrehose.journal import holds as readers
-from fyrehose.journal import readers, scan
+from fyrehose.journal import scan
 from fyrehose.journal.offline import places
 from fyrehose.journal.offline.places import TOKEN_FILE, Directory, Missing, Server, place
 from fyrehose.journal.offline.serve import site
