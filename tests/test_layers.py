@@ -206,7 +206,7 @@ def imported_by_tests(folder: Path) -> frozenset[str]:
 def test_every_module_has_tests_where_they_are_looked_for(module: str) -> None:
     """A test file of its own name, or tests of its neighbours that import it; plugins are all tested alike."""
     *folders, name = module.split(".")[1:]
-    if name in ("protocol", "__main__") or module.startswith(("fyrehose.testing.", "fyrehose.kernels.")):
+    if name in ("plugin", "__main__") or module.startswith(("fyrehose.testing.", "fyrehose.kernels.")):
         return  # doubles and plugins are tested by the conformance suites, a kernel and its twin by one test
     folder = ROOT.joinpath("tests", *folders)
     assert folder.joinpath(f"test_{name}.py").exists() or module in imported_by_tests(folder)
@@ -214,6 +214,7 @@ def test_every_module_has_tests_where_they_are_looked_for(module: str) -> None:
 
 def test_every_test_has_a_module() -> None:
     free = (
+        "tests/benchmarks/*",
         "tests/live/*",
         "tests/conformance/*",
         "tests/docs/*",

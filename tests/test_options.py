@@ -111,14 +111,14 @@ def test_text_and_toml_come_to_the_same() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"max-payloads": "1"}, "plugin has no option 'max-payloads'; it has: max-payload, idle, allow, tls, guests"),
+        ({"max-payloads": "1"}, "protocol has no option 'max-payloads'; it has: max-payload, idle, allow, tls, guests"),
         (
             {"max_payload": "lots"},
             "option protocol.max-payload is 'lots', and should be a size, such as 65536, 64KiB or 16MiB",
         ),
         (
             {"allow": ["here"]},
-            "is 'here', and should be networks such as 10.0.0.0/8,192.168.1.7/32",
+            "option protocol.allow is 'here', and should be networks such as 10.0.0.0/8,192.168.1.7/32",
         ),
         ({"guests": 0}, "options of protocol: guests has to be 1 at the least, not 0"),
         ({"tls": "yes"}, "options of protocol: tls wants to know who is allowed"),
@@ -140,5 +140,5 @@ def test_a_class_without_options() -> None:
     @attrs.frozen
     class Bare: ...
 
-    with pytest.raises(ConfigError, match="plugin has no option 'x'; it has: none"):
+    with pytest.raises(ConfigError, match="protocol has no option 'x'; it has: none"):
         build(Bare, "protocol", {"x": 1})

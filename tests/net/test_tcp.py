@@ -664,7 +664,7 @@ class TestSilence:
         server.clock.advance(1)
         assert transport.disconnecting
         assert server.count("silent") == 1
-        said = "toy: silent from 10.0.0.1: nothing came in for 30 s; toy.silent-timeout allows more"
+        said = "toy: silent from 10.0.0.1: nothing was received for 30 s; raise toy.silent-timeout to allow more"
         assert log_lines == [said]
 
     def test_one_byte_is_enough(self) -> None:

@@ -222,7 +222,7 @@ def test_certificates_are_read_again_for_the_connections_that_come_then(authorit
 def test_tls_is_put_around_what_has_none(authority: Authority) -> None:
     assert around("toy", "tcp:1", Factory(), TLSSettings(), Clock()) is None
     for endpoint in ("ssl:1:privateKey=x", "tls:1"):
-        with pytest.raises(ConfigError, match=r"speaks TLS already: toy\.tls-certificate goes with tcp:"):
+        with pytest.raises(ConfigError, match=r"uses TLS already: toy\.tls-certificate goes with tcp:"):
             around("toy", endpoint, Factory(), options(authority), Clock())
 
 

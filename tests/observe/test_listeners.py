@@ -1,4 +1,4 @@
-"""What is said of a listener's encryption, by the settings of each plugin."""
+"""The encryption that a listener reports, by the settings of its protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fyrehose.observe.listeners import encryption
 
 
 @pytest.mark.parametrize(
-    ("protocol", "endpoint", "options", "said"),
+    ("protocol", "endpoint", "options", "expected"),
     [
         ("figg", "tcp:1", {}, ""),
         ("figg", "ssl:1", {}, "TLS"),
@@ -27,5 +27,5 @@ from fyrehose.observe.listeners import encryption
         ("backbone", "udp:1", {}, ""),
     ],
 )
-def test_encryption(plugin: str, endpoint: str, options: dict[str, Any], said: str) -> None:
-    assert encryption(endpoint, plugins.load(plugin).settings(**options)) == said
+def test_encryption(protocol: str, endpoint: str, options: dict[str, Any], expected: str) -> None:
+    assert encryption(endpoint, plugins.load(protocol).settings(**options)) == expected

@@ -26,7 +26,7 @@ def logged(form: str, *calls: Any) -> list[str]:
 
 
 def test_an_object_a_line() -> None:
-    (line,) = logged("json", lambda log: log.warn("{protocol}: {n} of {peer}", plugin="figg", n=3, peer="10.0.0.1"))
+    (line,) = logged("json", lambda log: log.warn("{protocol}: {n} of {peer}", protocol="figg", n=3, peer="10.0.0.1"))
     found = json.loads(line)
     time = found.pop("time")
     assert time.endswith("Z")

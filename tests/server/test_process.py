@@ -79,7 +79,7 @@ def test_a_terminal_that_has_gone_is_the_end(monkeypatch: pytest.MonkeyPatch, lo
 
 def test_the_status_stands_whatever_else_the_program_says() -> None:
     code = (
-        "import atexit, sys; from fyrehose import process\n"
+        "import atexit, sys; from fyrehose.server import process\n"
         "atexit.register(print, 'those before are not called')\n"
         "process.exit_with(4)\n"
         "atexit.register(print, 'those after are')\n"
@@ -91,7 +91,7 @@ def test_the_status_stands_whatever_else_the_program_says() -> None:
 
 def test_descriptors_are_what_the_system_allows_less_a_reserve() -> None:
     code = (
-        "import resource; from fyrehose import process\n"
+        "import resource; from fyrehose.server import process\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 500))\n"
         "print(process.raise_descriptor_limit(), resource.getrlimit(resource.RLIMIT_NOFILE))"
     )

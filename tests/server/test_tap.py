@@ -27,7 +27,7 @@ from fyrehose.identity import Action, Identity
 from fyrehose.server import process, tap
 from fyrehose.server.tap import Options, Server
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def parsed(*words: str) -> Options:
@@ -277,7 +277,7 @@ def test_its_listeners_are_told_of(ending: list[Any], tmp_path: Path) -> None:
     words += ["--option", f"admin/b.token-file={token}"]
     server = Server(StoppingReactor(), parsed(*words).resolved)
     figg, backbone, admin, other = server.fyrehose.broker.listeners
-    assert (figg.name, figg.plugin, figg.endpoint, figg.encryption) == ("figg/a", "figg", local, "")
+    assert (figg.name, figg.protocol, figg.endpoint, figg.encryption) == ("figg/a", "figg", local, "")
     assert [each.who() for each in (figg, backbone, admin, other)] == ["this machine"] * 3 + ["whoever has the token"]
     assert [listener.connections() for listener in (figg, backbone, admin)] == [0, 0, 0]
     server = Server(StoppingReactor(), parsed(*words, "--policy", written(tmp_path)).resolved)
