@@ -1,35 +1,35 @@
 """Every error that Fyrehose raises or hands to an errback, as one tree::
 
     FyrehoseError
-    ├── ProtocolError              something was said that the protocol does not allow
-    │   ├── LocalProtocolError       by us: our own misuse of a session; raised
-    │   └── RemoteProtocolError      by the peer: never raised, the last event of a session
-    ├── PublishError               a publish was refused or failed; nothing of it was acknowledged
+    ├── ProtocolError              a message or a call violates the protocol
+    │   ├── LocalProtocolError       the program misused a session; raised
+    │   └── RemoteProtocolError      the peer violated the protocol; never raised, the last event of a session
+    ├── PublishError               a publish was refused or failed; no part of it was acknowledged
     │   ├── InvalidName              the stream's name is not 1 to 255 bytes of UTF-8
-    │   ├── PayloadTooLarge          the stream takes no payload of that size
-    │   ├── TooManyStreams           no further stream can be made
-    │   │   └── TooManyStreamsFromPeer   nor can this address or identity make another
-    │   ├── NewStreamRateExceeded    a peer makes streams too fast: try again later (retriable)
-    │   ├── NewStreamForbidden       the configuration lets no peer make a stream of this name
+    │   ├── PayloadTooLarge          the payload exceeds the limit of its stream
+    │   ├── TooManyStreams           the server has reached its limit of streams
+    │   │   └── TooManyStreamsFromPeer   the peer's address or identity has reached its own limit of streams
+    │   ├── NewStreamRateExceeded    the peer creates streams too fast: try again later (retriable)
+    │   ├── NewStreamForbidden       the configuration lets no peer create a stream of this name
     │   ├── StreamFull               the stream has used its last number
     │   ├── ReadOnly                 the disk is full or cannot be written: try again later (retriable)
     │   └── Closed                   the journal or the server is closing, or has failed
-    ├── Forbidden                  a peer may not do that with that stream: the policy does not say so
-    │   └── TooManySubscriptions     its address has as many subscriptions as it may, or the memory budget is used up
+    ├── Forbidden                  the access policy does not allow the peer this action on this stream
+    │   └── TooManySubscriptions     the peer's address, or the memory budget, has no room for another subscription
     ├── StreamError                a stream cannot be administered
-    │   ├── NoSuchStream             there is no stream of this name
+    │   ├── NoSuchStream             the stream does not exist
     │   └── StreamInUse              a listener is bound to the stream, or the server uses it itself
     ├── JournalError               the journal cannot be opened or read
-    │   ├── JournalLocked            another process has it open
+    │   ├── JournalLocked            another process has the journal open
     │   ├── JournalCorrupt           bytes that were durable are damaged or missing
-    │   ├── JournalGap               numbers of a stream are not in the journal and never will be
-    │   ├── JournalUnreachable       it is not there at present: try again later
-    │   ├── JournalFull              there is no room to open it
-    │   └── JournalFailed            the disk refused a sync: nothing more can be promised
-    └── ConfigError                an option, an endpoint or a file of settings is wrong
-        └── MissingExtra             what a protocol needs is not installed
+    │   ├── JournalGap               numbers of a stream are missing from the journal for good
+    │   ├── JournalUnreachable       the journal is not available at present: try again later
+    │   ├── JournalFull              the disk has no room to open the journal for writing
+    │   └── JournalFailed            a sync failed, so later data may not be durable
+    └── ConfigError                an option, an endpoint or a configuration file is invalid
+        └── MissingExtra             a package that a protocol needs is not installed
 
-The text of each says what was wrong, where, and what to do: it is shown to people as it is.
+The text of each error is shown to people unchanged: it says what was wrong, where, and what to do.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ import attrs
 
 
 class FyrehoseError(Exception):
-    """The root of all of them."""
+    """The base class of every error of Fyrehose."""
 
-    #: The status that ``twistd fyrehose`` ends with when this stops it.
+    #: The exit status of ``twistd fyrehose`` when this error ends the server.
     exit_status: ClassVar[int] = 1
 
 
 class ProtocolError(FyrehoseError):
-    """Something was said that the protocol does not allow."""
+    """A message or a call violates the protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """We tried to say it: a bug in the program that uses the session."""
+    """The program misused a session: a bug in the program, not a fault of the peer."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer said it.
+    """The peer violated the protocol.
 
-    ``cause`` names the kind of offence in a few words joined by dashes; it is the name of the counter
-    and of the log line, so it never contains anything that the peer sent.
+    :ivar cause: the kind of violation, a few words joined by dashes.  It names the counter and starts the log line, so
+        it never contains bytes from the peer.
     """
 
     def __init__(self, cause: str, detail: str = "") -> None:
@@ -68,19 +68,19 @@ class RemoteProtocolError(ProtocolError):
 
 @attrs.frozen(slots=True, kw_only=True)
 class Broken:
-    """The last event of a session whose peer broke the protocol; the events before it count."""
+    """The last event of a session whose peer violated the protocol; the events before it remain valid."""
 
     error: RemoteProtocolError
 
     def __attrs_post_init__(self) -> None:
-        # A traceback keeps its frames, in a circle, and they keep the buffers of a peer that is gone.
+        # A traceback forms a reference cycle with its frames, which would keep the buffers of a lost connection alive.
         self.error.__traceback__ = self.error.__context__ = None
 
 
 class PublishError(FyrehoseError):
-    """A publish was refused or failed; nothing of it was or will be acknowledged."""
+    """A publish was refused or failed; no part of it was or will be acknowledged."""
 
-    #: Whether the same publish may succeed later.
+    #: True if the same publish may succeed later.
     retriable: ClassVar[bool] = False
 
 
@@ -89,25 +89,25 @@ class InvalidName(PublishError):
 
 
 class PayloadTooLarge(PublishError):
-    """The stream takes no payload of that size, by any listener."""
+    """The payload exceeds the limit of its stream, which holds for every listener."""
 
 
 class TooManyStreams(PublishError):
-    """The server holds as many streams as it was allowed to."""
+    """The server has reached its limit of streams (``max-streams``)."""
 
 
 class TooManyStreamsFromPeer(TooManyStreams):
-    """The address or the identity of the peer has made as many streams as it may since the server started."""
+    """The peer's address or identity has created its limit of streams since the server started."""
 
 
 class NewStreamRateExceeded(PublishError):
-    """The address or the identity of the peer makes streams faster than it may; it may try again later."""
+    """The peer's address or identity creates streams faster than its limit; it may try again later."""
 
     retriable = True
 
 
 class NewStreamForbidden(PublishError):
-    """A ``[[stream]]`` table of the configuration says that no peer may make a stream of this name."""
+    """A ``[[stream]]`` table of the configuration lets no peer create a stream of this name."""
 
 
 class StreamFull(PublishError):
@@ -115,33 +115,33 @@ class StreamFull(PublishError):
 
 
 class ReadOnly(PublishError):
-    """The disk is full or cannot be written; reading goes on, and so will writing when there is room."""
+    """The disk is full or cannot be written.  Reads continue; writes resume once the disk has room."""
 
     retriable = True
 
 
 class Closed(PublishError):
-    """The journal is not open: it is closing, it has failed, or it was never opened."""
+    """The journal is not open: it is closing, has failed, or was never opened."""
 
 
 class Forbidden(FyrehoseError):
-    """A peer may not do that with that stream: no rule of the policy says that it may."""
+    """The access policy does not allow the peer this action on this stream."""
 
 
 class TooManySubscriptions(Forbidden):
-    """A subscription was refused: the peer's address has as many as it may, or the memory budget is used up."""
+    """A subscription was refused: the peer's address has reached its limit, or the memory budget is used up."""
 
 
 class StreamError(FyrehoseError):
-    """A stream cannot be administered as was asked."""
+    """A request to administer a stream cannot be carried out."""
 
 
 class NoSuchStream(StreamError):
-    """There is no stream of this name, or it is retired already."""
+    """The stream does not exist, or is already retired."""
 
 
 class StreamInUse(StreamError):
-    """A listener is bound to the stream by its settings, or the stream is the server's own."""
+    """A listener is bound to the stream by its settings, or the stream belongs to the server."""
 
 
 class JournalError(FyrehoseError):
@@ -149,19 +149,19 @@ class JournalError(FyrehoseError):
 
 
 class JournalCorrupt(JournalError):
-    """Bytes that were durable are damaged or missing; nothing of that range is served."""
+    """Bytes that were durable are damaged or missing; the journal serves nothing of that range."""
 
     exit_status = 3
 
 
 class JournalGap(JournalError):
-    """Numbers of a stream are not in the journal and never will be; raised by readers that were to read them."""
+    """Numbers of a stream are missing from the journal for good; raised where a reader asks for them."""
 
     exit_status = 3
 
 
 class JournalFailed(JournalError):
-    """The disk refused a sync, so what was written since cannot be promised to anybody."""
+    """A sync failed, so data written since the last successful one may not be durable."""
 
     exit_status = 4
 
@@ -173,21 +173,21 @@ class JournalLocked(JournalError):
 
 
 class JournalUnreachable(JournalError):
-    """The journal's directory, or the server of its files, is not there at present; it may be later."""
+    """The journal's directory, or the server of its files, is not available at present; it may be later."""
 
 
 class JournalFull(JournalError):
-    """There is no room to open the journal for writing."""
+    """The disk has no room to open the journal for writing."""
 
     exit_status = 6
 
 
 class ConfigError(FyrehoseError):
-    """An option, an endpoint or a file of settings is wrong."""
+    """An option, an endpoint or a configuration file is invalid."""
 
 
 class MissingExtra(ConfigError):
     """A protocol needs a package that is not installed; raised by its ``make_service``.
 
-    Such a protocol is left out, with a line in the log, where nobody asked for it by name.
+    Without ``--listen`` the server logs a warning and starts without that protocol.
     """

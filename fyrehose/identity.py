@@ -1,4 +1,4 @@
-"""Who a peer is, by its address and by what it has proved (certificate, key, token), and what it may ask to do."""
+"""Identities of peers (address, certificate, key, token), and the actions that an access policy allows them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import attrs
 
 
 class Action(StrEnum):
-    """What a peer may want to do with a stream."""
+    """An action on a stream, as access policies name it."""
 
     PUBLISH = "publish"
-    SUBSCRIBE = "subscribe"  #: live or from the past: everything that reads
+    SUBSCRIBE = "subscribe"  #: every kind of reading: live or from the past
     ADMINISTER = "administer"  #: retire the stream
 
 
 def digest(token: str) -> str:
-    """What is kept of a token: its SHA-256, in hexadecimal."""
+    """Return the SHA-256 of *token* in hexadecimal, which is all that the server stores of a token."""
     return sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Identity:
-    """Who a peer is, as far as it has proved it.
+    """The identity of a peer, as far as the peer has proved it.
 
-    :ivar host: its address; a peer on a Unix socket is on this machine
-    :ivar certificates: the names in the certificate that it has shown and that was verified, the most telling first
-    :ivar key: the public key that it has proved to own (CURVE, as Z85)
-    :ivar token: the :func:`digest` of the token that it has shown
+    :ivar host: the peer's address; a peer on a Unix socket has that of loopback
+    :ivar certificates: the names in the verified client certificate, common names first
+    :ivar key: the public key that the peer has proved to own (CURVE, as Z85)
+    :ivar token: the :func:`digest` of the token that the peer sent
     """
 
     host: str = "127.0.0.1"
@@ -40,7 +40,7 @@ class Identity:
 
     @property
     def name(self) -> str | None:
-        """What a certificate calls it."""
+        """Return the first name in the peer's certificate, or None without a certificate."""
         return self.certificates[0] if self.certificates else None
 
     def __str__(self) -> str:
@@ -54,9 +54,9 @@ class Identity:
 def network_of(host: str) -> str:
     """Return the network that limits per address count *host* under.
 
-    An IPv4 address is its own network, also where it is written as an IPv6 address.  An IPv6 address counts with its
-    whole /64, because one machine has all of that to choose from.  Anything else, such as the name that
-    :func:`host_of` gives to a Unix socket, stands for itself.
+    An IPv4 address is its own network, even if written as an IPv4-mapped IPv6 address.  An IPv6 address counts with its
+    whole /64, because one machine can use any address of it.  Any other text, such as the name that
+    :func:`~fyrehose.net.peers.host_of` gives to a Unix socket, is returned unchanged.
     """
     try:
         address = ip_address(host.partition("%")[0])

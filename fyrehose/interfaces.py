@@ -1,10 +1,11 @@
-"""Every contract between the parts of Fyrehose.
+"""The interfaces between the parts of Fyrehose.
 
-Bytes come in through a *plugin* (a protocol's folder), become runs of drafts, and meet the rest of the server in one
-place: :class:`IBroker`.  The broker numbers them (:class:`ISequencer`), has them written (:class:`IJournal`), and only
-then lets anything out: the Deferred of a publish, and the sinks (:class:`ISink`) of those who subscribed.
+A protocol turns the bytes of its peers into runs of drafts and publishes them to the :class:`IBroker`, its only way
+into the server.  The broker numbers them (:class:`ISequencer`) and appends them to the journal (:class:`IJournal`).
+Once they are durable it fires the Deferred of the publish and delivers them to the sinks of subscribers
+(:class:`ISink`).
 
-Everything here is called in the reactor's thread, and nothing here blocks for longer than a read from the disk.
+Everything here is called in the reactor's thread, and no call blocks for longer than a read from the disk.
 """
 
 from __future__ import annotations
@@ -22,202 +23,214 @@ from fyrehose.records import Run
 
 
 class JournalState(Enum):
-    """What a journal can do."""
+    """The state of a journal."""
 
-    CLOSED = "closed"  #: not open yet, or no longer
+    CLOSED = "closed"  #: not open yet, or closed again
     WRITABLE = "writable"
-    READ_ONLY = "read-only"  #: no room: reads go on, appends fail with :class:`~fyrehose.errors.ReadOnly`
-    FAILED = "failed"  #: a sync failed: nothing can be promised any more, and the process has to end
+    READ_ONLY = "read-only"  #: the disk is full: reads continue, appends fail with :class:`~fyrehose.errors.ReadOnly`
+    FAILED = "failed"  #: a sync failed: later data may not be durable, so the process must end
 
 
 class ISequencer(Interface):
-    """Hands out the numbers of every stream: 1, 2, 3 ... 2^48 - 1, never one twice."""
+    """Allocates the numbers of every stream: 1, 2, 3 ... 2^48 - 1, each only once."""
 
     def reserve(wanted: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-        """For each (stream, count) the first of ``count`` consecutive numbers.  All or none; never blocks.
+        """Reserve consecutive numbers for each (stream, count) in *wanted*, all of them or none; never block.
 
-        :raises StreamFull: fewer are left; nothing is reserved
+        :return: the first number of each
+        :raises StreamFull: a stream has fewer numbers left; nothing is reserved
         """
 
     def last(stream: str) -> int:
         """Return the last number of *stream* that was reserved."""
 
     def raise_floor(floor: int) -> None:
-        """Begin streams that have no number yet above *floor*, because the journal forgot streams up to there."""
+        """Start every stream without numbers above *floor*, because the journal no longer lists streams up to there."""
 
     def restore(ends: Mapping[str, int], floor: int = 0) -> None:
-        """Forget everything and go on from the last number of each stream.
+        """Replace the last number of every stream.
 
-        Called after recovery, and after appends failed: their numbers never left the server and are used again.
+        Called after recovery, and after failed appends, whose numbers never left the server and are used again.
 
-        :param floor: the last number of every stream that ``ends`` does not name
+        :param ends: the last number of each stream
+        :param floor: the last number of every stream that *ends* does not name
         """
 
 
 class IJournalObserver(Interface):
-    """Is told what a journal did."""
+    """Receives the events of a journal."""
 
     def durable(ends: Mapping[str, int]) -> None:
-        """The streams named grew, up to and including these numbers, which may leave the server from now on.
+        """Handle a group commit; called once for each, before the Deferreds of its appends fire.
 
-        Called once for each group commit, before the Deferreds of its appends fire.
+        :param ends: the streams that grew, each with its last durable number, which may now leave the server
         """
 
     def state_changed(state: JournalState, reason: str) -> None:
-        """The journal is in ``state`` now, because of ``reason`` (a sentence for people).
+        """Handle a change of the journal's state.
 
-        On the way out of WRITABLE every append that was not durable has failed before this is called.
+        When the journal leaves WRITABLE, every append that was not durable has failed before this call.
+
+        :param reason: why the state changed, for people
         """
 
 
 class IJournal(Interface):
     """The durable log of all streams."""
 
-    state = Attribute("What it can do: a JournalState.")
-    floor = Attribute("The last number of every stream that has none of its own; 0 but after a quarantine.")
+    state = Attribute("The current JournalState.")
+    floor = Attribute("The last number of every stream that the journal does not list; 0 except after a quarantine.")
 
     def open(observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
-        """Recover, and be ready to append.
+        """Recover the journal, and open it for appends.
 
-        :return: fires with the last number of each stream
-        :raises JournalError: through the Deferred; the journal stays closed
+        :return: fires with the last number of each stream; fails with :class:`~fyrehose.errors.JournalError`, and then
+            the journal stays closed
         """
 
     def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        """Write runs of drafts under the numbers that were reserved for them, all of them in one batch or none.
+        """Append runs of drafts in one batch, all of them or none.
 
-        The numbers of each stream must follow on, from call to call.  What is appended while a commit is under way
-        shares the next one.
+        Calls during a commit share the next commit.
 
-        :return: fires when all of it is durable, in the order of the calls; fails with :class:`ReadOnly` or
-            :class:`Closed`, and then so has everything that was appended after it
+        :param first_seqs: the number reserved for the first draft of each run; for each stream they must continue the
+            numbers of the call before
+        :return: fires when the whole batch is durable, in the order of the calls; fails with :class:`ReadOnly` or
+            :class:`Closed`, as do all later appends that are not durable
         """
 
     def retire(streams: Sequence[str]) -> Deferred[None]:
-        """Retire streams: they are not listed and none of their records is served any more.
+        """Retire streams: the journal stops listing them and serving their records.
 
-        Where a name comes back, its numbers go on after the last one that it had.  What was appended before and is
-        not durable yet may bring it back at once.
+        A stream that returns continues its numbers.  An append that is not durable yet may bring its stream back at
+        once.
 
-        :return: fires when that is durable; fails with :class:`ReadOnly` or :class:`Closed`
+        :return: fires when the retirement is durable; fails with :class:`ReadOnly` or :class:`Closed`
         """
 
     def retired() -> Mapping[str, int]:
-        """Return the last numbers of retired streams, as far as they are remembered; the floor covers the others."""
+        """Return the last number of each retired stream that is still remembered; ``floor`` covers the others."""
 
     def bounds(stream: str) -> tuple[int, int]:
-        """The oldest number that is kept and served, and the last that may leave; ``(1, 0)`` for an unknown stream.
+        """Return the oldest number that is served and the last durable number; ``(1, 0)`` for an unknown stream.
 
-        Of a stream that is retired, where it goes on if its name returns: one more than its last number, and that.
+        For a retired stream with last number n, return ``(n + 1, n)``: it continues there if it returns.
         """
 
     def expired(stream: str, time: int) -> bool:
-        """Return whether records of *stream* and of *time* (microseconds since 1970 UTC) are too old to be served.
+        """Return whether records of *stream* from *time* (microseconds since 1970 UTC) are too old to be served.
 
-        ``bounds`` and ``read`` leave them out already; this is for records that were read before.
+        ``bounds`` and ``read`` exclude them already; this is for records that were read earlier and kept.
         """
 
     def ends() -> Mapping[str, int]:
-        """The last number of each stream that may leave; maybe a view, which changes as streams grow."""
+        """Return the last durable number of each stream, possibly as a view that changes while streams grow."""
 
     def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        """Records of ``stream`` from number ``start`` on, as many as ``max_bytes`` of payload have room for but at
-        least one; fewer where finding more would take long.
+        """Read durable records of *stream* from number *start* on; return nothing at the end of the stream.
 
-        Never beyond what may leave; empty at the end.  Where ``start`` is no longer kept, or was lost and set aside,
-        the first record that follows comes first: its number says so.
+        If *start* is no longer kept, or was lost and quarantined, the result begins with the next record that exists,
+        as its number shows.
 
-        :raises JournalCorrupt: what should be there is damaged; never skipped in silence
+        :param max_bytes: the most bytes of payload, except that at least one record is returned; the result may be
+            shorter where finding more records would take long
+        :raises JournalCorrupt: a record is damaged; damage is never skipped silently
         """
 
     def close() -> Deferred[None]:
-        """Write what was appended, then close; fires when that is done, whatever state it was in."""
+        """Commit everything that was appended, then close; the Deferred fires in whatever state the journal was."""
 
 
 class ISubscription(IPushProducer):
-    """A reader's place in a stream: one integer, however slow the reader.
+    """A subscriber's position in a stream: one integer, however slow the subscriber is.
 
-    Begins paused.  To be registered as the producer of the transport that it feeds, or to be paused and resumed by the
-    owner of that transport.  After ``stopProducing`` the sink hears nothing more.
+    A subscription begins paused.  Register it as the producer of the transport that it feeds, or pause and resume it
+    together with that transport.  After ``stopProducing`` its sink is not called any more.
     """
 
     position = Attribute("The number of the last record that was delivered or skipped.")
 
 
 class ISink(Interface):
-    """Where a subscription's records go.
+    """Receives the records of a subscription.
 
-    It may have a ``reader``, for the people who look after the server: the plugin's name, and who the peer is.
+    A sink may have an attribute ``subscriber`` for operators: the protocol's name, and the address of the peer.
     """
 
     def deliver(delivery: Any) -> None:
-        """Records that follow on: a :class:`fyrehose.records.Delivery`, never empty, ascending from call to call.
+        """Handle the next records.
 
-        May pause its subscription from within.  An exception ends this subscription and no other.
+        The sink may pause its subscription from within.  An exception ends this subscription and no other.
+
+        :param delivery: a :class:`fyrehose.records.Delivery`, never empty, with ascending numbers from call to call
         """
 
     def skipped(first: int, last: int) -> None:
-        """The numbers ``first`` to ``last`` are not in the journal any more, or were lost; the next deliver follows."""
+        """Handle a gap: numbers *first* to *last* are not in the journal; a call of ``deliver`` follows."""
 
     def ended(reason: Exception) -> None:
-        """Nothing more will come, because of ``reason``; not called after ``stopProducing``."""
+        """Handle the end of the subscription, because of *reason*; not called after ``stopProducing``."""
 
 
 class IBroker(Interface):
-    """All that a protocol sees of the server.
+    """The server as protocols see it.
 
-    A protocol asks for the broker *as somebody*, once for each peer, and does for the peer what that one lets it do.
+    A protocol calls :meth:`identified` once for each peer, and makes all calls for that peer on the broker it returns,
+    which applies the access policy.
     """
 
-    counters = Attribute("Where to count: fyrehose.observe.counters.Counters.")
-    budget = Attribute("What connections may hold together: fyrehose.core.budget.Budget.")
+    counters = Attribute("The counters of the server: fyrehose.observe.counters.Counters.")
+    budget = Attribute("The memory budget of all connections: fyrehose.core.budget.Budget.")
 
     def identified(identity: Identity) -> Any:
-        """The same :class:`IBroker` as the peer ``identity`` may use it.  Of equal identities it may be the same one.
+        """Return this :class:`IBroker` restricted to the actions that the peer *identity* may do.
 
-        What the peer may not do fails with :class:`~fyrehose.errors.Forbidden`: the Deferred of ``publish``; and
-        ``subscribe``, ``bounds``, ``read`` and ``check`` raise it.  A subscription that is not allowed any more ends
-        with it.
+        Peers of equal identity may share the result.  For a forbidden action the Deferred of ``publish`` fails with
+        :class:`~fyrehose.errors.Forbidden`, and ``subscribe``, ``bounds``, ``read`` and ``check`` raise it.  A
+        subscription that the policy stops allowing ends with it.
         """
 
     def admit(proofs: Collection[str]) -> None:
-        """Check that the peer may do anything at all, so that nothing is kept for a peer that may not.
+        """Check that the peer may do anything at all, so that the server keeps no state for a peer that may not.
 
-        :param proofs: what it may still prove: ``certificate``, ``key``, ``token``
-        :raises Forbidden: no rule allows it anything, whatever of that it proves
+        :param proofs: the kinds of proof that the peer may still send: ``certificate``, ``key``, ``token``
+        :raises Forbidden: no rule allows the peer anything, even with those proofs
         """
 
     def permits(action: Action, stream: str) -> bool:
-        """Whether ``action`` is allowed: for protocols that publish for many peers at once, or have one subscription
-        for all of them."""
+        """Return whether the peer may do *action*.
+
+        For protocols that publish for many peers at once, or have one subscription for all of them.
+        """
 
     def check(action: Action, stream: str) -> None:
-        """The same, for those who want to say why.
+        """Check that the peer may do *action*.
 
-        :raises Forbidden: it is not allowed
+        :raises Forbidden: the peer may not; the message says why
         """
 
     def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
-        """Number, write, and release runs of drafts: all of them in one batch, or none.
+        """Publish runs of drafts in one batch, all of them or none.
 
-        :param own: the protocol's own records, written behind *runs* in the same batch; neither the policy nor the
+        :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
             limits of the peer apply to them
-        :return: fires with the first number of each run when all of it is durable, in the order of the calls.
-            Acknowledge there and nowhere else.  Fails with a :class:`~fyrehose.errors.PublishError`, or with
+        :return: fires with the first number of each run when the whole batch is durable, in the order of the calls.
+            Acknowledge the publish only then.  Fails with a :class:`~fyrehose.errors.PublishError`, or with
             :class:`~fyrehose.errors.Forbidden`.
         """
 
     def subscribe(stream: str, after: int | None, sink: ISink) -> ISubscription:
-        """Deliver what follows number ``after`` in ``stream`` (0: from the start; None: from now on), for ever.
+        """Deliver the records of *stream* after number *after* to *sink*, until the subscription is stopped.
 
-        Outside the range that is kept ``after`` is moved to its nearest end; ``position`` says to where.  The stream
-        need not exist; subscribing does not make it.  Nothing is delivered before the subscription is resumed.
+        The stream need not exist, and subscribing does not create it.  The subscription begins paused.
 
-        :raises TooManySubscriptions: the peer's address has as many as it may, or the memory budget is used up
+        :param after: 0: from the oldest record; None: only records published from now on.  A number outside the range
+            that is kept is moved to the nearest end of that range; ``position`` of the result tells where.
+        :raises TooManySubscriptions: the peer's address has reached its limit, or the memory budget is used up
         """
 
     def exists(stream: str) -> bool:
-        """Return whether there is a stream of this name: it has had a record, and is not retired."""
+        """Return whether the stream exists: it has had a record, and is not retired."""
 
     def bounds(stream: str) -> tuple[int, int]:
         """See :meth:`IJournal.bounds`."""
@@ -226,98 +239,106 @@ class IBroker(Interface):
         """See :meth:`IJournal.read`."""
 
     def retire(streams: Sequence[str]) -> Deferred[None]:
-        """Retire *streams*, all of them or none: they are not listed or served any more and count against no limit.
+        """Retire *streams*, all of them or none: they are no longer listed, served, or counted against limits.
 
-        A publish that is accepted later makes the name anew, and its numbers go on.  Subscriptions stay, and see what
-        is published then.
+        A later publish creates the stream again and continues its numbers.  Subscriptions remain, and receive what is
+        published then.
 
-        :return: fires when it is durable; fails with :class:`~fyrehose.errors.StreamError`,
+        :return: fires when the retirement is durable; fails with :class:`~fyrehose.errors.StreamError`,
             :class:`~fyrehose.errors.PublishError` or :class:`~fyrehose.errors.Forbidden`
         """
 
     def restrict(stream: str, max_payload: int) -> None:
-        """From now on ``stream`` takes no payload larger than ``max_payload`` bytes, by any listener."""
+        """Limit the payloads of *stream* to *max_payload* bytes from now on, for every protocol."""
 
 
 class IProtocolPlugin(Interface):
-    """What the framework finds in a protocol's folder, as the ``plugin`` of its ``plugin`` module.
+    """A protocol plugin: the object ``plugin`` in the module ``plugin`` of a protocol's folder.
 
-    One that says ``guards_itself = True`` is opened to others without a policy, too.
+    A plugin with ``guards_itself = True`` controls access itself, so it may listen on public addresses without an
+    access policy.
     """
 
-    name = Attribute("What --listen and --option call it.")
+    name = Attribute("The protocol's name, as used in --listen and --option.")
     description = Attribute("One line for --help.")
-    default_endpoint = Attribute("Where it listens when nobody says, on loopback: an endpoint string.")
-    settings = Attribute("An attrs class: the plugin's options, their types and defaults.")
+    default_endpoint = Attribute("The endpoint string used without --listen, on loopback.")
+    settings = Attribute("An attrs class of the protocol's options, with their types and defaults.")
 
     def make_service(reactor: Any, broker: IBroker, endpoint: str, settings: Any) -> Any:
-        """A :class:`twisted.application.service.IService` that serves the protocol at ``endpoint``.
+        """Return a :class:`twisted.application.service.IService` that serves the protocol at *endpoint*.
 
-        Its ``startService`` returns a Deferred that fires when it listens and fails when it cannot; ``stopService``
-        one that fires when no more will come in, what came in is acknowledged, and its peers are gone.  If it has
-        ``reload()``, that is called when files are to be read again, and raises ConfigError where it keeps the old.
+        The Deferred of its ``startService`` fires when it listens, and fails when it cannot.  The Deferred of its
+        ``stopService`` fires when the port is closed, everything received is acknowledged, and its peers are
+        disconnected.  An optional ``reload()`` reads its files again; it raises ConfigError if it keeps the old ones.
 
-        :raises ConfigError: the endpoint or the settings cannot be used
+        :raises ConfigError: the endpoint or the settings are invalid
         """
 
 
 class IPublisher(Interface):
-    """One end of ``fyrehose publish``: a protocol's client, for one stream of one server."""
+    """A protocol's client that publishes to one stream of one server, for ``fyrehose publish``."""
 
     def connect() -> Deferred[Any]:
-        """Fires when the server answers.  Fails, or never fires, when there is none; the caller decides how long."""
+        """Connect to the server.
+
+        :return: fires when the server answers; fails, or never fires, without a server, so the caller needs a timeout
+        """
 
     def publish(payload: bytes) -> Deferred[Any]:
-        """Fires when the server has acknowledged ``payload``, however often it had to be sent."""
+        """Publish *payload*, and send it again after reconnecting.
+
+        :return: fires when the server has acknowledged it
+        """
 
     def ready() -> Deferred[Any]:
-        """Fires when there is room for another publish."""
+        """Return a Deferred that fires when the window has room for another publish."""
 
     def close() -> Deferred[Any]:
-        """Let go of the server; what is not acknowledged fails."""
+        """Disconnect from the server; publishes that are not acknowledged fail."""
 
 
 class ITailer(Interface):
-    """One end of ``fyrehose tail``: a protocol's client, reading one stream of one server for as long as it lives."""
+    """A protocol's client that reads one stream of one server until it is closed, for ``fyrehose tail``."""
 
     def connect() -> Deferred[Any]:
         """See :meth:`IPublisher.connect`."""
 
     def pause() -> None:
-        """Hand out nothing more, and hold little, until :meth:`resume`."""
+        """Stop passing on records, and buffer little, until :meth:`resume`."""
 
     def resume() -> None:
-        """Go on behind the last record that was handed out."""
+        """Continue after the last record that was passed on."""
 
     def shortfall(complete: bool) -> str:
-        """Say why records are missing from what was handed out, or "" if none is known to be missing.
+        """Return why records were not passed on, or "" if none is known to be missing.
 
-        Records that were reported to ``lost`` need not be repeated, except where nobody can tell why they are missing.
+        Records that were reported to ``lost`` need not be repeated, unless the reason of their loss is unknown.
 
-        :param complete: everything that was asked for came: records that would have followed do not matter
+        :param complete: True if all requested records were passed on, so that later ones do not matter
         """
 
     def close() -> Deferred[Any]:
-        """Let go of the server."""
+        """Disconnect from the server."""
 
 
 class IClients(Interface):
-    """What ``fyrehose publish`` and ``fyrehose tail`` find in a protocol's folder: its module ``cli``."""
+    """The module ``cli`` of a protocol's folder: its clients for ``fyrehose publish`` and ``fyrehose tail``."""
 
-    default_port = Attribute("Where its servers listen when nobody says.")
+    default_port = Attribute("The port on which its servers listen by default.")
 
     def publisher(reactor: Any, host: str, port: int, stream: str | None, window: int) -> Any:
-        """An :class:`IPublisher` that has at most ``window`` publishes under way; None if the protocol has none.
+        """Return an :class:`IPublisher`, or None if the protocol cannot publish.
 
-        :param stream: where to; None: the only one there is
+        :param stream: the stream to publish to; None: the only stream of the protocol
+        :param window: the most publishes that are not acknowledged yet
         :raises ConfigError: the protocol needs a stream, or cannot choose one
         """
 
     def tailer(reactor: Any, host: str, port: int, stream: str | None, after: int | None, take: Any, lost: Any) -> Any:
-        """An :class:`ITailer`; None if the protocol has none.
+        """Return an :class:`ITailer`, or None if the protocol cannot read.
 
-        :param after: begin with what follows this number (0: with the oldest); None: with what is published from now on
-        :param take: is called with each :class:`fyrehose.records.Run`, in order
-        :param lost: is called with the first and the last number of a range that nobody has any more
+        :param after: begin after this number (0: with the oldest record); None: with records published from now on
+        :param take: called with each :class:`fyrehose.records.Run`, in order
+        :param lost: called with the first and the last number of a range that is missing for good
         :raises ConfigError: the protocol needs a stream, or cannot choose one
         """

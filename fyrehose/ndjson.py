@@ -1,8 +1,8 @@
-"""Records as JSON: an object a line, for people and for whatever reads JSON.
+"""Write records as newline-delimited JSON, one object per line.
 
     {"stream": "log", "seq": 7, "time": 1763683200000000, "source": "figg", "payload": "..."}
 
-Times are microseconds since 1970 UTC.  What is not known is left out.  A payload that is not UTF-8 is in
+Times are microseconds since 1970 UTC.  Fields without a value are omitted.  A payload that is not UTF-8 is encoded in
 ``payload_base64`` instead.
 """
 
@@ -18,9 +18,9 @@ from uuid import UUID
 from fyrehose.records import Record, Run
 
 
-def known(record: Record) -> dict[str, Any]:
-    """What there is to say of ``record``, but its payload."""
-    everything: dict[str, Any] = {
+def fields(record: Record) -> dict[str, Any]:
+    """Return the fields of *record* that have a value, without its payload."""
+    candidates: dict[str, Any] = {
         "stream": record.stream,
         "seq": record.seq or None,
         "time": record.time or None,
@@ -32,12 +32,12 @@ def known(record: Record) -> dict[str, Any]:
         "event_id": None if record.event_id is None else str(UUID(bytes=record.event_id)),
         "event_time": record.event_time,
     }
-    return {name: value for name, value in everything.items() if value is not None}
+    return {name: value for name, value in candidates.items() if value is not None}
 
 
 def as_object(record: Record) -> bytes:
-    """``record`` as JSON, without a line feed within or behind it."""
-    shown = known(record)
+    """Return *record* as a JSON object in UTF-8, without any line feed."""
+    shown = fields(record)
     try:
         shown["payload"] = record.payload.decode()
     except UnicodeDecodeError:
@@ -46,23 +46,26 @@ def as_object(record: Record) -> bytes:
 
 
 def objects(run: Run) -> Iterator[bytes]:
-    """The records of ``run`` as JSON, one by one; what they have in common is put into words once."""
-    own = (run.producer_seq, run.event_ids, run.event_times)
-    if not run.first_seq or any(column is not None for column in own):
+    """Yield each record of *run* as a JSON object in UTF-8.
+
+    The fields that all records have in common are encoded once, unless records have columns of their own.
+    """
+    columns = (run.producer_seq, run.event_ids, run.event_times)
+    if not run.first_seq or any(column is not None for column in columns):
         yield from map(as_object, run.records())
         return
     labels = {"producer": run.producer, "topic": run.topic, "content_type": run.content_type}
     constants = {"time": run.time or None, "source": run.source, **labels}
-    said = json.dumps({name: value for name, value in constants.items() if value is not None}, ensure_ascii=False)
-    before, between = f'{{"stream": {encode_basestring(run.stream)}, "seq": ', f", {said[1:-1]}, "
+    common = json.dumps({name: value for name, value in constants.items() if value is not None}, ensure_ascii=False)
+    head, middle = f'{{"stream": {encode_basestring(run.stream)}, "seq": ', f", {common[1:-1]}, "
     for seq, payload in enumerate(run.payloads(), run.first_seq):
         try:
             text = f'"payload": {encode_basestring(str(payload, "utf-8"))}}}'
         except UnicodeDecodeError:
             text = f'"payload_base64": "{b64encode(payload).decode()}"}}'
-        yield f"{before}{seq}{between}{text}".encode()
+        yield f"{head}{seq}{middle}{text}".encode()
 
 
 def lines(runs: Iterable[Run]) -> bytes:
-    """A line for each record."""
+    """Return the records of *runs* as newline-delimited JSON in UTF-8."""
     return b"".join(b"%b\n" % each for run in runs for each in objects(run))

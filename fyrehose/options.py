@@ -1,10 +1,10 @@
-"""Options of protocols: an attrs class whose fields convert text.
+"""Declare the options of a protocol as an attrs class, and build it from text or TOML values.
 
-``--option PROTOCOL.NAME=VALUE`` and a TOML file have the same result.  For example:
+``--option PROTOCOL.NAME=VALUE`` and a configuration file have the same result.  For example:
 
     @attrs.frozen(kw_only=True)
     class Settings:
-        max_payload: int = option(16 << 20, size, "largest payload taken, in bytes")
+        max_payload: int = option(16 << 20, size, "largest payload, in bytes")
 """
 
 from __future__ import annotations
@@ -22,57 +22,62 @@ T = TypeVar("T")
 Network = IPv4Network | IPv6Network
 
 _SIZE = re.compile(r"(\d+)\s*(?:([KMGT])i?B?|B)?", re.IGNORECASE)
-#: The largest size, in bytes: more is more than a file or a disk can have.
+#: The largest size, in bytes: larger than any file or disk.
 LARGEST = 1 << 60
-#: The longest duration, in seconds: a century is more than anybody waits, and less than a clock can count.
+#: The longest duration, in seconds: a century, which every clock can count.
 LONGEST = 36_500 * 86400
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def option(default: Any, convert: Callable[[str], Any], about: str, least: int = 0) -> Any:
-    """A field of a settings class: its default, how it is read from text, a line for people; no less than ``least``."""
+    """Return a field of a settings class, for one option.
 
-    def judge(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    :param convert: converts text to the value; raises ValueError with a description of valid text, such as "a size"
+    :param about: the line of help for this option
+    :param least: the smallest valid value of a number
+    """
+
+    def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         if value < least:
-            raise ValueError(f"{field.name} has to be {least} at the least, not {value}")
+            raise ValueError(f"{field.name} must be at least {least}, not {value}")
 
     return attrs.field(
-        default=default, validator=judge if least else None, metadata={"convert": convert, "help": about}
+        default=default, validator=check if least else None, metadata={"convert": convert, "help": about}
     )
 
 
 def size(text: str) -> int:
-    """Bytes: ``4096``, ``64KiB``, ``16MiB``, ``1G`` (all in powers of 1024)."""
+    """Convert a size to bytes: ``4096``, ``64KiB``, ``16MiB``, ``1G`` (all in powers of 1024)."""
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise ValueError("a size, such as 65536, 64KiB or 16MiB")
+        raise ValueError("a size, for example 65536, 64KiB or 16MiB")
     found = int(match[1]) << 10 * " KMGT".index((match[2] or " ").upper())
     if found > LARGEST:
-        raise ValueError(f"a size of {LARGEST >> 40} TiB at the most")
+        raise ValueError(f"a size of at most {LARGEST >> 40} TiB")
     return found
 
 
 def duration(text: str) -> float:
-    """Seconds: ``30``, ``30s``, ``250ms``, ``5m``, ``12h``, ``7d``."""
+    """Convert a duration to seconds: ``30``, ``30s``, ``250ms``, ``5m``, ``12h``, ``7d``."""
     match = _DURATION.fullmatch(text.strip())
     if not match:
-        raise ValueError("a duration, such as 30s, 250ms, 5m, 12h or 7d")
+        raise ValueError("a duration, for example 30s, 250ms, 5m, 12h or 7d")
     found = float(match[1]) * _SECONDS[match[2]]
     if found > LONGEST:
-        raise ValueError(f"a duration of {LONGEST // 86400} days at the most")
+        raise ValueError(f"a duration of at most {LONGEST // 86400} days")
     return found
 
 
 def count(text: str) -> int:
-    """A whole number, zero or more."""
+    """Convert a whole number, zero or more."""
     if not text.strip().isdecimal():
         raise ValueError("a whole number")
     return int(text)
 
 
 def boolean(text: str) -> bool:
-    """``yes`` or ``no``, or what people write instead."""
+    """Convert ``yes`` or ``no``; ``true``, ``on`` and ``1``, ``false``, ``off`` and ``0`` are synonyms."""
     word = text.strip().lower()
     if word not in ("yes", "no", "true", "false", "on", "off", "1", "0"):
         raise ValueError("yes or no")
@@ -80,24 +85,26 @@ def boolean(text: str) -> bool:
 
 
 def name(text: str) -> str:
-    """A name of 1 to 255 bytes of UTF-8."""
+    """Return *text* if it is a valid name: 1 to 255 bytes of UTF-8."""
     if not 1 <= len(text.encode(errors="replace")) <= 255:
         raise ValueError("a name of 1 to 255 bytes")
     return text
 
 
 def networks(text: str) -> tuple[Network, ...]:
-    """Networks in CIDR notation, separated by commas."""
+    """Convert networks in CIDR notation, separated by commas."""
     try:
         return tuple(ip_network(part.strip()) for part in text.split(",") if part.strip())
     except ValueError:
-        raise ValueError("networks such as 10.0.0.0/8,192.168.1.7/32") from None
+        raise ValueError("networks, for example 10.0.0.0/8,192.168.1.7/32") from None
 
 
 def build(cls: type[T], protocol: str, values: Mapping[str, object]) -> T:
-    """``cls`` made from ``values``: texts from the command line, or what a TOML file holds.
+    """Return an instance of the settings class *cls*.
 
-    :raises ConfigError: says which option is wrong and what would be right
+    :param protocol: the scope of the options, for error messages: a protocol, ``journal`` or ``server``
+    :param values: texts from the command line, or values from a TOML file, by the name of the option
+    :raises ConfigError: an option is unknown, or its value is invalid
     """
     fields = {field.name: field for field in attrs.fields(cls)}  # type: ignore[arg-type]
     settings: dict[str, Any] = {}
@@ -105,15 +112,15 @@ def build(cls: type[T], protocol: str, values: Mapping[str, object]) -> T:
         field = fields.get(key.replace("-", "_"))
         if field is None:
             known = ", ".join(name.replace("_", "-") for name in fields) or "none"
-            raise ConfigError(f"{protocol} has no option {key!r}; it has: {known}")
+            raise ConfigError(f"unknown option {key!r} of {protocol}; available options: {known}")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         try:
             settings[field.name] = field.metadata["convert"](text)
-        except ValueError as wanted:
+        except ValueError as expected:
             raise ConfigError(
-                f"option {protocol}.{key.replace('_', '-')} is {text!r}, and should be {wanted}"
+                f"invalid value {text!r} for option {protocol}.{key.replace('_', '-')}: expected {expected}"
             ) from None
     try:
         return cls(**settings)
-    except ValueError as wrong:
-        raise ConfigError(f"options of {protocol}: {wrong}") from None
+    except ValueError as error:
+        raise ConfigError(f"invalid options of {protocol}: {error}") from None

@@ -1,8 +1,8 @@
 """Find protocol plugins by name.
 
-A plugin is the object ``plugin`` in the module ``plugin`` of a protocol's folder, so a new protocol is a new folder and
-nothing else.  Plugins are imported one by one when they are needed, and a broken one raises an error, where Twisted's
-``getPlugins`` would hide it.  A name with a dot is a module anywhere, so that a protocol can live in another package.
+A protocol plugin is the object ``plugin`` in the module ``plugin`` of a protocol's folder, so a new protocol is a new
+folder and nothing else.  Each plugin is imported when it is needed.  A broken one raises an error, where Twisted's
+``getPlugins`` would hide it.  A name with a dot is the module of a plugin in another package.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from fyrehose import protocols
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 
-#: Listeners that are no protocols: to the server itself.
+#: Plugins that serve no protocol of messages: the administration of the server.
 OTHERS = {"admin": "fyrehose.admin.plugin"}
 
 
 def names() -> list[str]:
-    """The names of the plugins that come with Fyrehose, sorted; none of them is imported."""
+    """Return the sorted names of the plugins that come with Fyrehose, without importing any."""
     folders = (module.name for module in iter_modules(protocols.__path__) if module.ispkg)
     return sorted([*OTHERS, *(name for name in folders if find_spec(_module(name)) is not None)])
 
 
 def load(name: str) -> IProtocolPlugin:
-    """The plugin called ``name``, or of the module ``name`` where it has a dot.
+    """Import and return the protocol plugin *name*.
 
-    :raises ConfigError: there is none, or it cannot be imported
+    :param name: the name of a protocol, or the dotted name of a plugin's module
+    :raises ConfigError: the plugin does not exist, or cannot be imported
     """
     if "." not in name and name not in names():
         raise ConfigError(
-            f"no protocol is called {name!r}; there are: {', '.join(names())} (or the dotted name of a plugin's module)"
+            f"unknown protocol {name!r}; expected one of {', '.join(names())}, or the dotted name of a plugin's module"
         )
     try:
         plugin = import_module(_module(name)).plugin
@@ -49,7 +50,7 @@ def load(name: str) -> IProtocolPlugin:
 def load_clients(name: str) -> Any:
     """Return the module ``cli`` beside the plugin *name* (:class:`fyrehose.interfaces.IClients`), or None without one.
 
-    :raises ConfigError: there is no such plugin, or the module cannot be imported
+    :raises ConfigError: the plugin does not exist, or the module cannot be imported
     """
     if "." not in name and name not in names():
         load(name)
@@ -66,5 +67,5 @@ def _module(name: str) -> str:
 
 def _broken(name: str, error: Exception) -> ConfigError:
     where = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(str(error).split())
-    return ConfigError(f"the plugin {name!r} is broken: {said} ({where.filename}, line {where.lineno})")
+    reason = " ".join(str(error).split())
+    return ConfigError(f"protocol plugin {name!r} cannot be loaded: {reason} ({where.filename}, line {where.lineno})")

@@ -1,15 +1,15 @@
-"""Records as columns: what travels from a socket to the disk and back.
+"""Represent records as columns, on their way from a socket to the disk and back.
 
-A *run* is a number of consecutive records of one stream whose constants are equal: what one connection sent in
-one read.  Its columns are the bytes that the journal writes, so nothing is copied on the way:
+A *run* holds consecutive records of one stream that share their source, producer, topic and content type, for example
+those that one connection sent in one read.  The journal writes its columns as they are, so nothing is copied:
 
     lengths        u32 x n      the payloads' lengths
     payload        bytes        the payloads end to end
-    producer_seq   u64, or x n  the producer's own numbers: first + i, or a column
+    producer_seq   u64, or x n  the producer's own numbers: the first of consecutive ones, or a column
     event_ids      16 B x n     optional
     event_times    i64 x n      optional, microseconds since 1970 UTC
 
-All integers of a column are little-endian, as Arrow has them.  A run of *drafts* has ``first_seq == 0``;
+All integers of a column are little-endian, as in Arrow.  A run of *drafts* is not numbered yet (``first_seq == 0``);
 numbering makes it a run of *records*.
 """
 
@@ -25,7 +25,7 @@ import attrs
 from fyrehose.kernels import columns
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine in sight
-    raise ImportError("fyrehose keeps columns as the machine's own integers and needs a little-endian machine")
+    raise ImportError("fyrehose needs a little-endian machine, because columns hold native integers")
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -34,25 +34,25 @@ Buffer = bytes | bytearray | memoryview
 LAST_SEQ = (1 << 48) - 1
 #: The largest name of a stream, a producer or a topic, in bytes of UTF-8.
 MAX_NAME = 255
-#: The largest payload of one record, by any listener, in bytes.
+#: The largest payload of one record in bytes, for every protocol.
 MAX_PAYLOAD = 16 << 20
-#: The most that is published at once, in bytes as :attr:`Run.room` counts them.
+#: The largest publish, in bytes as :attr:`Run.room` counts them.
 MAX_PUBLISH = 60 << 20
 
-#: What a run takes besides its columns and names, in bytes, and a character of a name, if it cannot be encoded.
+#: Bytes of a run besides its columns and names, and the most bytes that a character of a name needs.
 _AROUND = 64
 _CHARACTER = 6
-#: More bytes than any run has.
+#: More bytes than any run holds.
 _ALL = (1 << 64) - 1
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Record:
-    """One record by itself: for tools, tests and slow paths, never for the way from socket to disk."""
+    """A single record, for tools, tests and slow paths; the way from socket to disk uses only :class:`Run`."""
 
     stream: str
     seq: int
-    time: int  #: microseconds since 1970 UTC, when accepted
+    time: int  #: when the server accepted it, in microseconds since 1970 UTC
     source: str
     producer: str | None
     topic: str | None
@@ -77,12 +77,12 @@ class Run:
     producer_seq: int | Buffer | None = None
     event_ids: Buffer | None = None
     event_times: Buffer | None = None
-    first_seq: int = 0  #: 0: drafts
-    time: int = 0  #: microseconds since 1970 UTC, when accepted; 0: drafts
+    first_seq: int = 0  #: 0 for drafts
+    time: int = 0  #: when the server accepted them, in microseconds since 1970 UTC; 0 for drafts
 
     @classmethod
     def of(cls, stream: str, payloads: Iterable[Buffer], *, source: str, **constants: object) -> Run:
-        """A run from single payloads; ``constants`` are the other fields of a run."""
+        """Return a run of *payloads*; *constants* are the other fields of the run."""
         parts = list(payloads)
         lengths = pack(f"<{len(parts)}I", *map(len, parts))
         payload = b"".join(parts)
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def size(self) -> int:
-        """What its columns hold, in bytes: what budgets count."""
+        """Return the size of all columns, in bytes, as budgets count it."""
         size = len(self.payload) + len(self.lengths)
         if self.producer_seq is not None and not isinstance(self.producer_seq, int):
             size += len(self.producer_seq)
@@ -105,18 +105,22 @@ class Run:
 
     @property
     def room(self) -> int:
-        """What it takes in the journal, in bytes, at the most: its columns, its names, and what goes with them."""
+        """Return the most bytes that the run can occupy in the journal, with its names and header."""
         names = len(self.stream) + len(self.source)
         names += len(self.producer or "") + len(self.topic or "") + len(self.content_type or "")
         return self.size + _AROUND + _CHARACTER * names
 
     @property
     def sizes(self) -> Sequence[int]:
-        """The payloads' lengths, as integers."""
+        """Return the lengths of the payloads, in bytes."""
         return memoryview(self.lengths).cast("I")
 
     def numbered(self, first_seq: int, time: int) -> Run:
-        """The same columns as records: numbered from ``first_seq``, accepted at ``time``."""
+        """Return a run of records with the same columns.
+
+        :param first_seq: the number of the first record
+        :param time: when the server accepted them, in microseconds since 1970 UTC
+        """
         return Run(
             stream=self.stream,
             source=self.source,
@@ -133,7 +137,7 @@ class Run:
         )
 
     def slice(self, start: int, stop: int) -> Run:
-        """Records ``start`` to ``stop`` (as a Python slice counts), sharing this run's bytes."""
+        """Return records *start* to *stop*, counted as in a Python slice, which share this run's bytes."""
         start, stop, _ = slice(start, stop).indices(len(self))
         if start == 0 and stop == len(self):
             return self
@@ -148,21 +152,21 @@ class Run:
             producer=self.producer,
             topic=self.topic,
             content_type=self.content_type,
-            producer_seq=_part(self.producer_seq, start, stop),
-            event_ids=_column(self.event_ids, 16, start, stop),
-            event_times=_column(self.event_times, 8, start, stop),
+            producer_seq=_slice_seqs(self.producer_seq, start, stop),
+            event_ids=_slice_column(self.event_ids, 16, start, stop),
+            event_times=_slice_column(self.event_times, 8, start, stop),
             first_seq=self.first_seq + start if self.first_seq else 0,
             time=self.time,
         )
 
     def fitting(self, max_bytes: int) -> int:
-        """How many records from the first fit into ``max_bytes`` of payload; at least one."""
+        """Return how many records, from the first, fit into *max_bytes* of payload; at least one."""
         if len(self.payload) <= max_bytes:
             return len(self)
         return max(1, columns.span(self.lengths, 0, len(self), max(0, max_bytes))[0])
 
     def payloads(self) -> Iterator[memoryview]:
-        """The payloads one by one, as views of this run's bytes."""
+        """Yield the payloads as views of this run's bytes."""
         view = memoryview(self.payload)
         begin = 0
         for size in self.sizes:
@@ -170,7 +174,7 @@ class Run:
             begin += size
 
     def producer_seqs(self) -> Sequence[int] | None:
-        """The producer's own numbers, one a record."""
+        """Return the producer's own number of each record, or None if it has none."""
         if self.producer_seq is None:
             return None
         if isinstance(self.producer_seq, int):
@@ -178,7 +182,7 @@ class Run:
         return memoryview(self.producer_seq).cast("Q")
 
     def records(self) -> Iterator[Record]:
-        """The records one by one, each with bytes of its own."""
+        """Yield the records, each with its own copy of the bytes."""
         seqs = self.producer_seqs()
         times = None if self.event_times is None else memoryview(self.event_times).cast("q")
         for i, payload in enumerate(self.payloads()):
@@ -197,24 +201,24 @@ class Run:
             )
 
 
-def _column(column: Buffer | None, width: int, start: int, stop: int) -> Buffer | None:
+def _slice_column(column: Buffer | None, width: int, start: int, stop: int) -> Buffer | None:
     return None if column is None else memoryview(column)[width * start : width * stop]
 
 
-def _part(producer_seq: int | Buffer | None, start: int, stop: int) -> int | Buffer | None:
+def _slice_seqs(producer_seq: int | Buffer | None, start: int, stop: int) -> int | Buffer | None:
     if isinstance(producer_seq, int):
         return producer_seq + start
-    return _column(producer_seq, 8, start, stop)
+    return _slice_column(producer_seq, 8, start, stop)
 
 
 @attrs.frozen(slots=True)
 class Delivery:
-    """Consecutive records of one stream, read at once for whoever stands at the same place.
+    """Consecutive records of one stream, read once for all subscribers that have reached the same number.
 
-    Subscribers share it, so each protocol encodes it once.
+    Subscribers share it, so each protocol encodes it only once.
     """
 
-    runs: tuple[Run, ...]  #: not empty, ascending; a number missing between two of them is missing for good
+    runs: tuple[Run, ...]  #: not empty, ascending; numbers missing between two runs are missing for good
     _encoded: dict[Callable[[tuple[Run, ...]], object], object] = attrs.field(factory=dict, eq=False, repr=False)
 
     @property
@@ -233,7 +237,7 @@ class Delivery:
         return sum(map(len, self.runs))
 
     def encoded(self, encode: Callable[[tuple[Run, ...]], T]) -> T:
-        """``encode(runs)``, done once however many subscribers ask."""
+        """Return ``encode(runs)``, computed only once for each *encode*."""
         if encode not in self._encoded:
             self._encoded[encode] = encode(self.runs)
         return self._encoded[encode]  # type: ignore[return-value]

@@ -27,7 +27,7 @@ def test_the_names_are_the_folders_and_nothing_is_imported_for_them() -> None:
 
 
 def test_one_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"no protocol is called 'fig'; there are: .*figg"):
+    with pytest.raises(ConfigError, match=r"unknown protocol 'fig'; expected one of .*figg"):
         plugins.load("fig")
 
 
@@ -45,7 +45,7 @@ def test_one_that_is_broken(text: str, said: str, tmp_path: Path, monkeypatch: p
     write(tmp_path, monkeypatch, text)
     with pytest.raises(ConfigError, match=said) as raised:
         plugins.load("somebodys_plugin.plugin")
-    assert "the plugin 'somebodys_plugin.plugin' is broken" in str(raised.value)
+    assert "protocol plugin 'somebodys_plugin.plugin' cannot be loaded" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -56,7 +56,7 @@ class Tail:
 
 def shown(record: Record) -> dict[str, Any]:
     """``record`` as the page takes it: what is known, and the beginning of its payload as base64."""
-    known = ndjson.known(record)
+    known = ndjson.fields(record)
     return {**known, "size": len(record.payload), "payload": b64encode(record.payload[:PART]).decode()}
 
 

@@ -99,10 +99,10 @@ def test_since_what() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("publish", "--protocol", "fig", "x"), "fyrehose: no protocol is called 'fig'; there are: "),
+        (("publish", "--protocol", "fig", "x"), "fyrehose: unknown protocol 'fig'; expected one of "),
         (("publish", "--protocol", "backbone", "--stream", "s", "x"), "fyrehose: the backbone has one stream"),
         (("tail", "--protocol", "backbone", "--stream", "s"), "fyrehose: the backbone has one stream"),
-        (("plugins", "fig"), "fyrehose: no protocol is called 'fig'"),
+        (("plugins", "fig"), "fyrehose: unknown protocol 'fig'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:

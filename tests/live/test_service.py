@@ -172,8 +172,8 @@ def test_a_port_that_is_taken(start: Any) -> None:
     ("words", "said"),
     [
         (["--listen", "lines.plugin=tcp:nonsense"], "--listen lines=tcp:nonsense is not an endpoint"),
-        (["--option", "backbone.stream="], "option backbone.stream is '', and should be a name"),
-        (["--durability", "maybe"], "option journal.durability is 'maybe'"),
+        (["--option", "backbone.stream="], "invalid value '' for option backbone.stream: expected a name"),
+        (["--durability", "maybe"], "invalid value 'maybe' for option journal.durability"),
         (["--data-dir", "/proc/nowhere"], "the journal's directory /proc/nowhere cannot be used"),
     ],
 )

@@ -43,5 +43,5 @@ def test_the_defaults_that_the_documents_name() -> None:
 
 @pytest.mark.parametrize("key", ["subscribers", "push_rate", "request_rate", "forward_rate", "destination_rate"])
 def test_a_limit_of_nothing(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"{key} has to be 1 at the least, not 0"):
+    with pytest.raises(ConfigError, match=f"{key} must be at least 1, not 0"):
         build(Settings, "backbone", {key: "0"})

@@ -29,9 +29,9 @@ def test_from_text() -> None:
     [
         ({"sequence": "octal"}, "binary or decimal"),
         ({"subtrees": "no"}, "text or reference"),
-        ({"snapshots": "0"}, "snapshots has to be 1 at the least"),
+        ({"snapshots": "0"}, "snapshots must be at least 1"),
         ({"max-payload": "17MiB"}, "max_payload has to be 16777216 at the most"),
-        ({"max-connections": "0"}, "max_connections has to be 1"),
+        ({"max-connections": "0"}, "max_connections must be at least 1"),
         ({"client-keys": "dir"}, "client_keys need a server_key"),
         ({"server-key": "file"}, "server_key needs client_keys"),
     ],
