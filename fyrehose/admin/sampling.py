@@ -156,8 +156,8 @@ def taken_by_protocol(broker: Broker) -> Totals:
     """Messages and bytes that became durable, by protocol; not what one writes for itself, as PROTOCOL-SOMETHING."""
     own = tuple(f"{listener.protocol}-" for listener in broker.listeners)
     return {
-        protocol: (taken.messages, taken.bytes)
-        for protocol, taken in broker.taken.items()
+        protocol: (published.messages, published.bytes)
+        for protocol, published in broker.published.items()
         if not protocol.startswith(own)
     }
 

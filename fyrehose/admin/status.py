@@ -120,7 +120,7 @@ class Status:
         refused: Counter[str] = Counter()
         for protocol, cause in counters.refusals:
             refused[protocol] += counters.counts[protocol, cause]
-        tallies = self.broker.tallies()
+        tallies, published = self.broker.tallies(), self.broker.published
         sample = self.sampler.samples[-1] if self.sampler.samples else None
         found = []
         for protocol in protocols_of(self.broker):
@@ -132,7 +132,7 @@ class Status:
                     "connections": counters.gauges[protocol, "connections"],
                     "connections_peak": counters.peaks[protocol, "connections"],
                     "connections_total": counters.counts[protocol, "connections"],
-                    "acknowledged": self.broker.taken[protocol].publishes if protocol in self.broker.taken else 0,
+                    "acknowledged": published[protocol].publishes if protocol in published else 0,
                     "in_messages": taken.get(protocol, (0, 0))[0],
                     "in_bytes": taken.get(protocol, (0, 0))[1],
                     "in_rate": in_rate[0],

@@ -1,1 +1,1 @@
-"""The way of a message through the server: policy, numbers, the journal, and delivery to subscribers."""
+"""The path of a message through the server: access policy, numbers, the journal, and delivery to subscribers."""

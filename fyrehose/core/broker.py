@@ -1,8 +1,9 @@
-"""The broker: the way of every message through the server, on one page.
+"""The broker, which every message passes.
 
-    publish -> number -> append -> durable -> the publisher's Deferred fires, and the cursors go on
+    publish -> number -> append -> durable -> the publisher's Deferred fires, and cursors deliver
 
-Nothing leaves before it is durable: acknowledgements hang on the Deferred, deliveries on :meth:`Broker.durable`.
+Nothing leaves the server before it is durable: the Deferred of a publish triggers its acknowledgement, and
+:meth:`Broker.durable` triggers deliveries.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ from fyrehose.records import MAX_NAME, MAX_PAYLOAD, MAX_PUBLISH, Run
 
 log = Logger()
 
-#: No server may be told to hold more: a segment begins with all their numbers, in one batch.
+#: The largest valid ``max_streams``: a segment begins with one batch that holds the last number of every stream.
 MAX_STREAMS = 200_000
 
 
 @attrs.define(eq=False)
-class Taken:
-    """What came in by one listener and became durable: publishes, their messages, and these in bytes of payload."""
+class Published:
+    """Totals of one source: publishes that became durable, their messages, and the bytes of payload."""
 
     publishes: int = 0
     messages: int = 0
@@ -65,14 +66,16 @@ class Taken:
 @implementer(IBroker, IJournalObserver)
 @attrs.define(eq=False)
 class Broker:
-    """Numbers what comes in, has it written, and lets it go.
+    """Numbers published runs, appends them to the journal, and delivers them once they are durable.
 
-    :ivar clock: gives others their turn while much is delivered
-    :ivar max_streams: a stream more than these cannot be made
-    :ivar limits: what one peer may make the server remember
+    Calls on the broker itself are not subject to the access policy; :meth:`identified` returns a broker that is.
+
+    :ivar clock: schedules deliveries in several turns of the reactor
+    :ivar max_streams: the most streams that the server may hold
+    :ivar limits: limits of the state that one peer may create
     :ivar rules: limits of streams by their names
-    :ivar guard: who may do what; who uses the broker itself, and not as somebody, may do everything
-    :ivar watch: is told when the journal can do more or less than before
+    :ivar guard: the access policy in force
+    :ivar watch: called with the new state of the journal and the reason for the change
     """
 
     clock: IReactorTime
@@ -85,11 +88,11 @@ class Broker:
     rules: StreamRules = attrs.field(default=UNLIMITED, kw_only=True)
     guard: Guard = attrs.field(factory=Guard, kw_only=True)
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
-    #: where it can be come to, for those who look after it
+    #: open listeners, for operators
     listeners: list[Listener] = attrs.field(factory=list, init=False)
-    #: by source; a publish is that of its first run
-    taken: dict[str, Taken] = attrs.field(factory=dict, init=False)
-    #: the streams that grew since an observer emptied it; None: nobody wants to know
+    #: totals by source; a publish counts for the source of its first run
+    published: dict[str, Published] = attrs.field(factory=dict, init=False)
+    #: streams that grew since an observer emptied this set; None: no observer needs them
     grown: set[str] | None = attrs.field(default=None, init=False)
     #: subscriptions of peers, by address
     subscriptions: Subscriptions = attrs.field(init=False)
@@ -105,7 +108,7 @@ class Broker:
         self._new_streams = NewStreams(self.limits, most, self.clock.seconds)
 
     def open(self) -> Deferred[None]:
-        """Open the journal and go on where it ends."""
+        """Open the journal, and continue the numbers of its streams."""
         opening: Deferred[Mapping[str, int]] = self.journal.open(self)
         return opening.addCallback(self._opened)
 
@@ -114,7 +117,7 @@ class Broker:
         self._largest = {stream: self._max_payload(stream) for stream in ends}
 
     def close(self) -> Deferred[None]:
-        """Commit what was published, then close the journal and end every subscription."""
+        """Commit everything that was published, then close the journal and end every subscription."""
         return self.journal.close().addBoth(self._closed)
 
     def _closed(self, result: None) -> None:
@@ -125,34 +128,37 @@ class Broker:
         return self.guard.identified(self, identity)
 
     def admit(self, proofs: Collection[str]) -> None:
-        """Do nothing: a peer that was not identified may do everything."""
+        """Admit everybody: no access policy applies to the broker itself."""
 
     def permits(self, action: Action, stream: str) -> bool:
         return True
 
     def check(self, action: Action, stream: str) -> None:
-        """Whoever has the broker itself may."""
+        """Allow everything: no access policy applies to the broker itself."""
 
     def publish(
-        self, runs: Sequence[Run], own: Sequence[Run] = (), maker: Identity | None = None
+        self, runs: Sequence[Run], own: Sequence[Run] = (), peer: Identity | None = None
     ) -> Deferred[tuple[int, ...]]:
-        """Publish for the peer *maker*, which the streams that *runs* make are charged to; None: the server."""
+        """Publish as :meth:`IBroker.publish` describes.
+
+        :param peer: the peer whose limits new streams of *runs* count against; None: the server, which has none
+        """
         new: list[str] = []
         try:
             self._check_open()
             for run in runs:
-                self._check(run, new, maker)
-            made = len(new)
+                self._check(run, new, peer)
+            by_peer = len(new)
             if own:
                 for run in own:
                     self._check(run, new)
                 runs = (*runs, *own)
             if (room := sum(run.room for run in runs)) > MAX_PUBLISH:
                 raise PayloadTooLarge(
-                    f"{room} bytes at once are too many, {MAX_PUBLISH} are the most: publish less at a time"
+                    f"publish of {room} bytes exceeds the limit of {MAX_PUBLISH} bytes; publish less at a time"
                 )
-            if made and maker is not None:
-                self._new_streams.charge(maker, new[:made])
+            if by_peer and peer is not None:
+                self._new_streams.charge(peer, new[:by_peer])
             firsts = self.sequencer.reserve([(run.stream, len(run)) for run in runs])
         except PublishError as refusal:
             for stream in new:
@@ -165,7 +171,7 @@ class Broker:
         return self.subscribe_as(None, stream, after, sink)
 
     def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor:
-        """Subscribe for *owner*, who is told when the subscription has ended."""
+        """Subscribe for *owner*, whose ``unsubscribed`` is called when the subscription has ended."""
         oldest, last = self.journal.bounds(stream)
         position = last if after is None else min(max(after, oldest - 1), last)
         return self._fanout.subscribe(stream, position, last, sink, owner)
@@ -182,7 +188,10 @@ class Broker:
         return runs
 
     def retire(self, streams: Sequence[str], by: str = "the server") -> Deferred[None]:
-        """Retire *streams*; *by* says for the log who wants it."""
+        """Retire *streams*.
+
+        :param by: for the log, the peer or the option that requested it
+        """
         streams = tuple(dict.fromkeys(streams))
         try:
             self._check_open()
@@ -190,18 +199,18 @@ class Broker:
                 self._check_retirable(stream)
         except FyrehoseError as refusal:
             return fail(refusal)
-        # At once: a publish that comes later makes the name anew, and the sequencer counts on.
+        # Forget them now, so that a later publish creates them again with the next numbers.
         for stream in streams:
             del self._largest[stream]
         retiring: Deferred[None] = self.journal.retire(streams)
         return retiring.addCallbacks(self._retired, self._not_retired, (streams, by), errbackArgs=(streams,))
 
     def retirable(self, stream: str) -> bool:
-        """Return whether *stream* exists, and neither is the server's own nor has a listener bound to it."""
+        """Return whether *stream* exists, does not belong to the server, and has no listener bound to it."""
         return stream in self._largest and not stream.startswith(".") and self._bound_to(stream) is None
 
     def is_empty(self, stream: str) -> bool:
-        """Return whether no record of *stream* is served any more, and none is on its way to the disk."""
+        """Return whether no record of *stream* is served, and none is being written."""
         oldest, last = self.journal.bounds(stream)
         return bool(oldest > last == self.sequencer.last(stream))
 
@@ -210,7 +219,7 @@ class Broker:
         return self._fanout.cursors.keys()
 
     def tallies(self) -> Mapping[str, Tally]:
-        """Return for each protocol the number of its subscriptions, and what they were delivered."""
+        """Return the totals of the subscriptions, by protocol."""
         return self._fanout.tallies
 
     def subscribers(self, stream: str) -> int:
@@ -228,26 +237,28 @@ class Broker:
         self._fanout.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        # What was appended and not durable has failed: its numbers were never seen outside, nor its streams made.
+        # Appends that were not durable have failed: nobody has seen their numbers, and their streams were not created.
         ends = self.journal.ends()
         self._restore(ends)
         self._largest = {stream: largest for stream, largest in self._largest.items() if stream in ends}
         self.watch(state, reason)
 
     def _restore(self, ends: Mapping[str, int]) -> None:
-        """Let the numbers of every stream go on where the journal ends, those of retired streams, too."""
+        """Continue the numbers of every stream, also of retired ones, where the journal ends."""
         self.sequencer.restore({**self.journal.retired(), **ends}, self.journal.floor)
 
     def _check_retirable(self, stream: str) -> None:
         if stream.startswith("."):
-            raise StreamInUse(f"stream {stream!r} cannot be retired: names that begin with a dot are the server's own")
+            raise StreamInUse(
+                f"stream {stream!r} cannot be retired: names that begin with a dot are reserved for the server"
+            )
         if stream not in self._largest:
             raise NoSuchStream(f"there is no stream {stream!r}")
         listener = self._bound_to(stream)
         if listener is not None:
             raise StreamInUse(
                 f"stream {stream!r} cannot be retired: the listener {listener.name} is bound to it by the option "
-                f"{listener.name}.stream, and would make it again"
+                f"{listener.name}.stream, and would create it again"
             )
 
     def _retired(self, _: None, streams: Sequence[str], by: str) -> None:
@@ -256,13 +267,13 @@ class Broker:
         for stream in streams:
             self._fanout.forget_stream(stream)
             if self.sequencer.last(stream) > retired.get(stream, self.journal.floor):
-                # What was under way came after it, so the name has returned.
+                # An append behind the retirement has created the stream again.
                 self._largest.setdefault(stream, self._max_payload(stream))
         self.counters.add("server", "streams-retired", len(streams))
         if len(streams) == 1:
-            log.info("stream {stream!r} is retired by {by}", stream=streams[0], by=by)
+            log.info("stream {stream!r} was retired by {by}", stream=streams[0], by=by)
         else:
-            log.info("{count} streams are retired by {by}", count=len(streams), by=by)
+            log.info("{count} streams were retired by {by}", count=len(streams), by=by)
 
     def _not_retired(self, failure: Failure, streams: Sequence[str]) -> Failure:
         ends = self.journal.ends()
@@ -277,63 +288,62 @@ class Broker:
             count += len(run.lengths) // 4
             size += len(run.payload)
         if runs:
-            taken = self.taken.get(runs[0].source)
-            if taken is None:
-                taken = self.taken[runs[0].source] = Taken()
-            taken.publishes += 1
-            taken.messages += count
-            taken.bytes += size
+            published = self.published.get(runs[0].source)
+            if published is None:
+                published = self.published[runs[0].source] = Published()
+            published.publishes += 1
+            published.messages += count
+            published.bytes += size
         return firsts
 
     def _check_open(self) -> None:
         state = self.journal.state
         if state is JournalState.READ_ONLY:
-            raise ReadOnly("the journal's disk has no room: nothing is accepted until there is some again")
+            raise ReadOnly("the journal's disk is full; publishing resumes when it has room again")
         if state is not JournalState.WRITABLE:
             raise Closed(f"the journal is {state.value}")
 
-    def _check(self, run: Run, new: list[str], maker: Identity | None = None) -> None:
+    def _check(self, run: Run, new: list[str], peer: Identity | None = None) -> None:
+        """Check that *run* may be published; add its stream to *new* if that is created for it."""
         largest = self._largest.get(run.stream)
         if largest is None:
-            largest = self._admit(run.stream, maker)
+            largest = self._create(run.stream, peer)
             new.append(run.stream)
         if len(run.payload) > largest and max(run.sizes) > largest:
             raise PayloadTooLarge(
-                f"stream {run.stream!r} takes payloads of {largest} bytes at the most, not {max(run.sizes)}"
+                f"payload of {max(run.sizes)} bytes exceeds the limit of {largest} bytes of stream {run.stream!r}"
             )
         for label in (run.producer, run.topic, run.content_type):
             if label is not None and len(label) > MAX_NAME:
-                raise InvalidName(
-                    f"a label of {len(label)} characters is too long, {MAX_NAME} are the most: {label[:80]!r}"
-                )
+                raise InvalidName(f"label {label[:80]!r} has {len(label)} characters; the limit is {MAX_NAME}")
         if not len(run):
             raise ValueError("a run without records was published")
 
     def _bound_to(self, stream: str) -> Listener | None:
-        """Return the listener that its settings bind to *stream*, if there is one."""
+        """Return the listener whose settings bind it to *stream*, if any."""
         return next((listener for listener in self.listeners if listener.stream == stream), None)
 
     def _max_payload(self, stream: str) -> int:
-        """Return the largest payload that *stream* takes, by its own restriction and by the configuration."""
+        """Return the limit of payloads of *stream*, by :meth:`restrict` and by the configuration."""
         return min(self._restricted.get(stream, MAX_PAYLOAD), self.rules.max_payload(stream))
 
-    def _admit(self, stream: str, maker: Identity | None) -> int:
-        """Make the new stream *stream* for the peer *maker* (None: the server); return its largest payload."""
+    def _create(self, stream: str, peer: Identity | None) -> int:
+        """Create *stream* for *peer* (None: the server), and return its limit of payloads."""
         try:
             size = len(stream.encode())
         except UnicodeEncodeError:
             size = 0
         if not 1 <= size <= MAX_NAME:
-            raise InvalidName(f"a stream's name is 1 to {MAX_NAME} bytes of UTF-8, not {stream[:80]!r}")
+            raise InvalidName(f"invalid stream name {stream[:80]!r}: expected 1 to {MAX_NAME} bytes of UTF-8")
         if len(self._largest) >= self.max_streams:
             raise TooManyStreams(
-                f"stream {stream!r} would be one more than the {self.max_streams} that this server may hold; "
-                "raise --max-streams, or publish to one that exists"
+                f"stream {stream!r} cannot be created: the server has reached its limit of {self.max_streams} streams; "
+                "raise --max-streams, or publish to a stream that exists"
             )
-        if maker is not None and not self.rules.new_streams(stream) and self._bound_to(stream) is None:
+        if peer is not None and not self.rules.new_streams(stream) and self._bound_to(stream) is None:
             raise NewStreamForbidden(
-                f"stream {stream!r} does not exist, and the configuration lets no peer make it: publish to a stream "
-                "that exists, or allow it with new-streams = true in a [[stream]] table"
+                f"stream {stream!r} does not exist, and the configuration lets no peer create it; publish to a stream "
+                "that exists, or set new-streams = true in a [[stream]] table"
             )
         largest = self._largest[stream] = self._max_payload(stream)
         return largest

@@ -1,40 +1,40 @@
-"""Bound the memory that all connections take together, and share it between their addresses.
+"""Bound the memory that all connections use together, and share it fairly between addresses.
 
-Each connection has an :class:`Account`, which is charged for what the connection holds: what it has published and is
-not durable yet (``hold`` and ``release``), and the bytes that have arrived of a frame that is not whole (``expect``).
-What a peer only announces costs nothing.  An account that may not grow pauses its connection; TCP then makes the peer
-wait.  The limit has four parts:
+Each connection has an :class:`Account`, which is charged for publishes that are not durable yet (``hold`` and
+``release``), and for the bytes that have arrived of an incomplete frame (``expect``).  An announced size alone costs
+nothing.  An account that may not grow pauses its connection; TCP then makes the peer wait.  The limit has four parts:
 
-- The *pool*, three quarters of it, holds what is published, and the first :attr:`Budget.part` bytes of each frame.  An
-  address may hold at most twice what is left of the pool.  One address alone therefore has at most two thirds of the
-  pool, and another address finds room.  A part and a read of each of 200 connections of one address do not fill that.
-- *Grants*, three sixteenths of it, are for frames that need more than that.  A grant covers the whole frame.  Addresses
+- The *pool*, three quarters of the limit, holds publishes, and the first :attr:`Budget.part` bytes of each frame.  An
+  address may hold at most twice the free part of the pool, so one address alone has at most two thirds of the pool and
+  leaves room for others.  A part and a read of each of 200 connections of one address fit into that.
+- *Grants*, three sixteenths, are for frames that are larger than a part.  A grant covers the whole frame.  Addresses
   take turns, and one address alone has at most two thirds of the grants, except for a single frame.
-- The *spare*, a sixteenth of it, keeps connections going that hold next to nothing when their address has used up its
-  share of the pool.
-- What a peer makes the server remember for as long as it wants, such as subscriptions, is *kept* (``keep`` and
-  ``forget``).  It comes out of the pool, and is at most half of the limit; callers bound what one address keeps.
+- The *spare*, a sixteenth, lets connections that hold very little continue when their address has used up its share of
+  the pool.
+- State that lasts as long as a peer wants, such as subscriptions, is *kept* (``keep`` and ``forget``).  It reduces the
+  pool, and is at most half of the limit; callers bound it for each address.
 
-There is no deadlock.  What is held becomes durable by itself.  A frame that is not whole either may grow, or waits for
-a grant; a frame with a grant is not paused for the sake of memory, so it becomes whole, or its connection ends: by its
+Deadlock is impossible.  Held publishes become durable without further input.  An incomplete frame either may grow or
+waits for a grant.  A frame with a grant is never paused for memory: it completes, or its connection ends at its
 deadline, or as soon as another frame waits for the grant and this one is slower than a slow link (:class:`Frame`).  If
 no frame has a grant and little is held, the next frame gets one however large it is, so some frame can always finish.
-A grant that turns out too small, because its frame grows, is extended, and the oldest one always is.
+A grant that becomes too small because its frame grows is extended; the oldest grant can always be extended.
 
-No address uses it all up, because each of these parts leaves something to an address that has nothing yet; and no
-frame waits for ever, because grants are given in turn, and a frame that is next keeps its turn until there is room.
+Starvation is impossible, too: each part leaves some memory to an address that holds nothing yet, grants are given in
+turn, and the next frame in turn keeps its place until it fits.
 
-A connection is read once more after it has reached a bound, so ``used`` is at most ``limit``, a frame, and these reads.
+A connection is read once more after it has reached a bound, so ``used`` is at most ``limit`` plus a frame and these
+reads.
 
 Use in a protocol::
 
     account = budget.account(reading, network_of(host), watch)
     account.expect(1 << 20, 65_536)  # 64 KiB of a frame of 1 MiB have arrived
-    account.complete()               # it is whole, and what is held next takes its place
-    account.hold(size)               # memory that will be released without anything more being read
+    account.complete()               # the frame is complete; its memory is charged again by the next hold
+    account.hold(size)               # a publish, which is released without reading anything more
     account.expect(0, 0)             # no other frame has begun
-    account.release(size)
-    if budget.keep(size): ...        # memory that stays; if it is refused, refuse what asked for it
+    account.release(size)            # the publish is durable
+    if budget.keep(size): ...        # lasting state; False: refuse the request that needs it
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from typing import Protocol
 
 import attrs
 
-#: What is read of a connection at once, in bytes, as in :mod:`fyrehose.net.sockets`.
+#: Bytes that are read from a connection at once, as in :mod:`fyrehose.net.sockets`.
 READ = 256 << 10
 
 
@@ -57,11 +57,11 @@ class Pausable(Protocol):
 
 
 class Frame(Protocol):
-    """The frame that is coming in on a connection, as its account has to know it."""
+    """The incomplete frame of a connection, as its account sees it."""
 
     @property
     def slow(self) -> bool:
-        """Whether it comes more slowly than a slow link brings it; never for time in which it was not read."""
+        """Return whether the frame arrives more slowly than over a slow link, not counting time without reads."""
 
     def drop(self) -> None:
         """End the connection, because memory is short and the frame is slow."""
@@ -71,10 +71,10 @@ class Frame(Protocol):
 class Share:
     """The memory that the connections of one address hold together, and the connections that wait for more.
 
-    :ivar held: and the next two, as in :class:`Budget`
-    :ivar accounts: number of accounts that are open
-    :ivar queues: accounts that wait: for the spare, for the pool, for a grant
-    :ivar turn: which of them is next, see :meth:`next_frame`
+    :ivar held: like ``charged`` and ``granted``, the share of this address in the counter of :class:`Budget`
+    :ivar accounts: number of open accounts
+    :ivar queues: accounts that wait for the spare, for the pool, and for a grant
+    :ivar turn: the queue whose turn is next, see :meth:`next_frame`
     """
 
     network: str | None
@@ -88,10 +88,10 @@ class Share:
     turn: int = attrs.field(default=0, init=False)
 
     def next_frame(self) -> Account | None:
-        """Return the account whose frame is granted next.
+        """Return the account whose frame is granted next, or None.
 
-        The heads of the queues take turns, and so does the smallest of the frames that wait for a grant: others that
-        are much larger, and stop in the middle, cannot keep it waiting for all of them.
+        The heads of the three queues take turns with the smallest frame that waits for a grant, so that a small frame
+        need not wait for many larger ones that arrive slowly.
         """
         for turn in range(self.turn, self.turn + 4):
             if turn % 4 == 3:
@@ -106,17 +106,17 @@ class Share:
 
 @attrs.define(eq=False)
 class Budget:
-    """Bytes that may be held in memory on behalf of all peers together.
+    """The memory budget of all connections; all sizes are in bytes.
 
-    :ivar limit: all of it, in bytes
-    :ivar each: what one account may have published and not durable before it stops reading, in bytes
-    :ivar held: what is published and not durable, in bytes
-    :ivar charged: that, and what has arrived of frames without a grant; bounded by ``pool``
-    :ivar granted: the frames that have a grant, in bytes, arrived or not; bounded by ``grants``
-    :ivar kept: what stays until a peer gives it up, in bytes
-    :ivar spare: what may be held before connections that hold next to nothing are paused, too, in bytes
-    :ivar part: how many bytes of a frame may come in without a grant
-    :ivar next_to_nothing: what an account may hold when its address has used up its share of the pool, in bytes
+    :ivar limit: the whole budget
+    :ivar each: publishes that are not durable, beyond which an account stops reading
+    :ivar held: publishes that are not durable, of all accounts
+    :ivar charged: ``held``, and the arrived bytes of frames without a grant; bounded by ``pool``
+    :ivar granted: the full size of all frames with a grant; bounded by ``grants``
+    :ivar kept: lasting state of peers, until it is forgotten
+    :ivar spare: the value of ``held`` beyond which even connections that hold very little are paused
+    :ivar part: the bytes of a frame that may arrive without a grant
+    :ivar next_to_nothing: the bytes that an account may hold after its address has used up its share of the pool
     """
 
     limit: int = 512 << 20
@@ -149,15 +149,15 @@ class Budget:
     def account(self, transport: Pausable, network: str | None = None, frame: Frame | None = None) -> Account:
         """Return a new account for the connection that reads from *transport*.
 
-        :param network: the network of the peer, from :func:`fyrehose.identity.network_of`; None: one of its own
-        :param frame: judges and drops the frame that is coming in; None: it is never dropped
+        :param network: the network of the peer, from :func:`fyrehose.identity.network_of`; None: a share of its own
+        :param frame: the incomplete frame of the connection; None: its frames are never dropped for being slow
         """
         share = Share(None) if network is None else self._shares.setdefault(network, Share(network))
         share.accounts += 1
         return Account(self, transport, share, frame)
 
     def keep(self, size: int) -> bool:
-        """Charge *size* bytes that stay until :meth:`forget`.
+        """Charge *size* bytes of lasting state, until :meth:`forget`.
 
         :return: False if more than half of the limit would be kept; then nothing is charged
         """
@@ -168,27 +168,30 @@ class Budget:
         return True
 
     def forget(self, size: int) -> None:
-        """Take back *size* bytes of those that are kept."""
+        """Release *size* bytes that :meth:`keep` charged."""
         self.kept -= size
         self.pool += size
         self._free(size)
 
     @property
     def used(self) -> int:
-        """All that is charged, in bytes."""
+        """Return the bytes of all parts that are in use."""
         return self.charged + self.granted + self.kept
 
-    # Inside.
+    # Private.
 
     def _free(self, size: int) -> None:
-        """Note that *size* bytes are free; let accounts that wait go on when that is worth it."""
+        """Record that *size* bytes became free, and resume waiting accounts once enough is free."""
         self._freed += size
         if (self._waiting or self._growing) and (self._freed >= self.part // 2 or not self.held):
             self._serve()
 
     def _serve(self, room: bool = True) -> None:
-        """Let accounts that wait go on; without *room* the pool is as full as before, and only grants are looked at."""
-        if self._serving:  # an account that goes on, or is dropped, may free something at once, or wait again
+        """Resume waiting accounts.
+
+        :param room: False if the pool is as full as before, so that only grants are considered
+        """
+        if self._serving:  # a resumed or dropped account may free memory at once, or wait again
             self._again = True
             return
         self._serving = self._again = True
@@ -204,22 +207,22 @@ class Budget:
             self._serving = False
 
     def _resume(self) -> None:
-        """Resume accounts that wait for the spare or the pool, as many as fill what is free with a read of each."""
+        """Resume accounts that wait for the spare or the pool, as many as fill the free memory with one read each."""
         resumed = 0
         for share in list(self._waiting):
             small, medium, _ = share.queues
             while small and self.held <= self.spare and self.used + resumed <= self.limit:
-                next(iter(small))._go_on()
+                next(iter(small))._proceed()
                 resumed += READ
             for queue in (small, medium):
                 while queue and share.charged // 2 + self.charged + resumed <= self.pool:
-                    next(iter(queue))._go_on()
+                    next(iter(queue))._proceed()
                     resumed += READ
 
     def _grant(self) -> None:
-        """Grant frames that wait, addresses in turn."""
+        """Grant waiting frames, addresses in turn."""
         for growing in list(self._growing):
-            if growing not in self._growing:  # it was dropped for the sake of one before it
+            if growing not in self._growing:  # it was dropped to make room for a frame before it
                 continue
             more = growing.frame - growing.granted
             if self.granted + more <= self.grants or growing is next(iter(self._with_grant)):
@@ -227,7 +230,7 @@ class Budget:
             else:
                 self._drop_slow(self.granted + more - self.grants, None)
         if self.held > self.spare and self.charged > self.pool:
-            return  # what is held becomes durable, and then there is room
+            return  # held publishes become durable, and then there is room
         tries = len(self._waiting)
         while tries > 0:
             share = next(iter(self._waiting))
@@ -235,7 +238,7 @@ class Budget:
             over = 0 if account is None or not self.granted else self.granted + account.frame - self.grants
             if over > 0:
                 self._drop_slow(over, None)
-                return  # it keeps its turn: others would take what becomes free, and it would wait for ever
+                return  # it keeps its turn, or smaller frames would take all memory that becomes free
             self._waiting.move_to_end(share)
             tries -= 1
             if account is None:
@@ -248,12 +251,15 @@ class Budget:
                 tries = len(self._waiting)
 
     def _drop_slow(self, needed: int, share: Share | None) -> None:
-        """Drop granted frames that are slow, those of *share* or of all, until *needed* bytes will be free."""
+        """Drop slow granted frames until *needed* bytes will be free.
+
+        :param share: drop only frames of this address; None: of all addresses
+        """
         for account in list(self._with_grant):
             if needed <= 0:
                 return
             if share is None or account.share is share:
-                granted = account.granted  # nothing any more if its connection ends at once
+                granted = account.granted  # becomes 0 if the connection ends at once
                 if not account.leaving and account.slow:
                     account._drop()
                 if account.leaving:
@@ -262,15 +268,15 @@ class Budget:
 
 @attrs.define(eq=False)
 class Account:
-    """What one connection holds.
+    """The memory that one connection holds; all sizes are in bytes.
 
-    :ivar share: what its address holds
-    :ivar held: published and not durable yet, in bytes
-    :ivar frame: the size of the frame that is coming in, as far as it is known, in bytes; 0: there is none
-    :ivar arrived: how much of it is here, in bytes
-    :ivar granted: for how much of it there is a grant, in bytes; 0: it is charged as it arrives
-    :ivar paused: whether its transport has been told to stop reading
-    :ivar leaving: whether its connection was told to end, because memory is short and the frame is slow
+    :ivar share: the share of the connection's address
+    :ivar held: publishes that are not durable yet
+    :ivar frame: the size of the incomplete frame, as far as it is known; 0 between frames
+    :ivar arrived: the part of the frame that has arrived
+    :ivar granted: the part of the frame that is covered by a grant; 0: the frame is charged as it arrives
+    :ivar paused: True while reading from the transport is paused
+    :ivar leaving: True after the connection was dropped, because memory is short and its frame is slow
     """
 
     budget: Budget
@@ -290,27 +296,27 @@ class Account:
     _closed: bool = attrs.field(default=False, init=False)
 
     def hold(self, size: int) -> None:
-        """Charge *size* bytes that were published, until they are released."""
+        """Charge *size* bytes of a publish, until :meth:`release`."""
         budget, share = self.budget, self.share
         self.held += size
         share.held += size
         budget.held += size
         self._charge(size)
         self._crowded = self._crowded or self.held > budget.each
-        self._look()
+        self._update()
 
     def release(self, size: int) -> None:
-        """Take back *size* bytes, as one call of :meth:`hold` had them: they became durable, or were refused."""
+        """Release the *size* bytes of one call of :meth:`hold`: the publish became durable, or was refused."""
         budget, share = self.budget, self.share
         self.held -= size
         share.held -= size
         budget.held -= size
         self._charge(-size)
-        # It reads again when half of that is free: in large pieces, not in drops.
+        # Read again only when half of it is free: a few large reads cost less than many small ones.
         if self.held <= budget.each // 2:
             self._crowded = False
         if self.paused:
-            self._look()
+            self._update()
         if budget.held <= budget.spare < budget.held + size:
             budget._serve()
         else:
@@ -319,59 +325,60 @@ class Account:
             self._forget_share()
 
     def expect(self, size: int, arrived: int) -> None:
-        """Charge the frame that is coming in.
+        """Charge the incomplete frame.
 
-        :param size: the size of all of it, as far as it is known, in bytes; 0: there is none
-        :param arrived: how much of it is in memory, in bytes
+        :param size: the size of the whole frame, as far as it is known, in bytes; 0: no frame has begun
+        :param arrived: the part of the frame that is in memory, in bytes
         """
         if size == self.frame and arrived == self.arrived and not self._freed:
             return
         freed = self._freed
         if self.granted > size:
             freed += self.granted
-            self._give_back()
+            self._release_grant()
         elif not self.granted:
             freed += max(0, self.arrived - arrived)
             self._charge(-self.arrived)
         self.frame, self.arrived, self._freed = size, arrived, 0
         if not self.granted:
             self._charge(arrived)
-        self._look()
+        self._update()
         if freed:
             self.budget._free(freed)
 
     def complete(self) -> None:
-        """Take back the frame, which is whole.  Call :meth:`expect` after what came of it is held.
+        """Release the frame, which is complete.
 
-        Others wait until then, because its memory is not free yet.
+        Call :meth:`hold` for its contents, and then :meth:`expect`: waiting accounts are resumed only then, because
+        the memory of the frame is not free before.
         """
         if self.frame:
             self._freed += self.granted or self.arrived
             if self.granted:
-                self._give_back()
+                self._release_grant()
             else:
                 self._charge(-self.arrived)
             self.frame = self.arrived = 0
 
     def retry(self) -> None:
-        """Look again whether this account may go on.  Call this about once a second while it waits with a frame.
+        """Check again whether this account may continue; call this about once a second while it waits with a frame.
 
-        Slow frames give way to it, and nothing else says when a frame has become slow.
+        Only this check notices that another frame has become slow and can be dropped to make room.
         """
         seen, self._seen = self._seen, self.budget._served
-        if seen == self._seen and self.waits:  # once for all that wait
+        if seen == self._seen and self.waits:  # one check serves all waiting accounts
             self.budget._serve()
             self._seen = self.budget._served
 
     def close(self) -> None:
-        """Give back everything but what was published, which is charged until it is released."""
+        """Release everything except publishes, which stay charged until they are durable."""
         budget = self.budget
         if self._closed:
             return
         self._closed = True
         self._leave()
         if self.granted:
-            self._give_back()
+            self._release_grant()
         else:
             self._charge(-self.arrived)
         self.frame = self.arrived = 0
@@ -381,15 +388,15 @@ class Account:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for others to free memory."""
+        """Return whether the account waits for memory."""
         return self._place is not None or self in self.budget._growing
 
     @property
     def slow(self) -> bool:
-        """Whether its frame is read, and slower than a slow link."""
+        """Return whether the connection is read, and its frame is slower than a slow link."""
         return not self.paused and self.watch is not None and self.watch.slow
 
-    # Inside.
+    # Private.
 
     def _forget_share(self) -> None:
         if not self.share.accounts and not self.share.charged and self.share.network is not None:
@@ -400,7 +407,7 @@ class Account:
         self.budget.charged += size
 
     def _take_grant(self) -> None:
-        """Have the whole frame covered by a grant, and go on."""
+        """Cover the whole frame by a grant, and continue."""
         budget = self.budget
         if not self.granted:
             self._charge(-self.arrived)
@@ -410,22 +417,22 @@ class Account:
         self.share.granted += more
         budget.granted += more
         budget._with_grant[self] = None
-        self._go_on()
+        self._proceed()
 
-    def _give_back(self) -> None:
-        """Give back the grant."""
+    def _release_grant(self) -> None:
+        """Release the grant."""
         self.share.granted -= self.granted
         self.budget.granted -= self.granted
         self.granted = 0
         self.budget._with_grant.pop(self, None)
         self.budget._growing.pop(self, None)
 
-    def _go_on(self) -> None:
+    def _proceed(self) -> None:
         self._leave()
         self._switch()
 
-    def _look(self) -> None:
-        """Pause or resume, as what it holds now has it."""
+    def _update(self) -> None:
+        """Pause or resume the connection, depending on the memory that it holds."""
         if self._closed or self.leaving:
             return
         if self._crowded or self._may_read():
@@ -445,7 +452,7 @@ class Account:
         return own <= budget.next_to_nothing and budget.held <= budget.spare and budget.used <= budget.limit
 
     def _wait(self) -> None:
-        """Wait for room, or for a grant if there is one to be had."""
+        """Queue the account for the spare, the pool or a grant."""
         budget, share = self.budget, self.share
         place = 2
         if self.granted:
@@ -462,12 +469,12 @@ class Account:
             return
         slow = place > 0 and self.slow
         budget._serve(room=False)
-        # A slow frame is dropped where it would wait for memory that frames take; for the disk it may wait.
+        # A slow frame must not wait for memory that other frames hold; it may wait for the disk.
         if slow and self.waits and share.charged - share.held >= share.held:
             self._drop()
 
     def _leave(self) -> None:
-        """Leave the queue."""
+        """Remove the account from its queue."""
         self.budget._growing.pop(self, None)
         if self._place is not None:
             del self.share.queues[self._place][self]
@@ -476,7 +483,7 @@ class Account:
                 self.budget._waiting.pop(self.share, None)
 
     def _drop(self) -> None:
-        """End the connection: memory is short, and its frame is slow."""
+        """End the connection, because memory is short and its frame is slow."""
         assert self.watch is not None
         self._leave()
         self.leaving = True

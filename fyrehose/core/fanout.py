@@ -1,9 +1,9 @@
-"""Fan-out: from the journal to whoever subscribed.
+"""Deliver the records of the journal to subscribers.
 
-A subscriber is a cursor: one integer.  When a commit is durable the cursors that wait at the end of its streams read
-it; a cursor that is further behind reads older records by the very same loop.  Those that stand at the same place
-share one delivery, so each protocol encodes it once.  A cursor that is paused is not looked at; one that has left is
-gone; one whose sink fails ends alone.
+A subscriber is a cursor: its position in a stream is one integer.  When a commit is durable, the cursors that wait at
+the end of its streams read it; a cursor that is further behind reads older records in the same loop.  Cursors at the
+same position share one delivery, so each protocol encodes it once.  A paused cursor costs nothing, and a sink that
+fails ends only its own cursor.
 
     in: durable(ends), resumeProducing()      out: ISink.deliver(Delivery), .skipped(first, last), .ended(reason)
 """
@@ -25,31 +25,31 @@ from fyrehose.records import Delivery, Run
 
 log = Logger()
 
-#: What one cursor delivers before the next has its turn, in bytes of payload.
+#: The most that one cursor delivers in its turn, in bytes of payload.
 TURN = 256 << 10
-#: What all cursors together deliver before the reactor does, in bytes of payload.
+#: The most that all cursors deliver before the reactor runs again, in bytes of payload.
 ROUND = 4 << 20
-#: What is kept of the latest deliveries, for those who come to the same place a little later, in bytes of payload.
+#: How much of the latest deliveries is kept for cursors that reach the same position later, in bytes of payload.
 SHARED = 4 << 20
-#: How many of them: each may keep alive the batch that it is a small part of.
+#: The most deliveries that are kept: each may keep a much larger batch in memory.
 SHARED_COUNT = 256
 
 
 class Owner(Protocol):
-    """A peer that subscriptions are counted for."""
+    """A peer whose subscriptions are counted."""
 
     def unsubscribed(self) -> None:
-        """Note that one of its subscriptions has ended."""
+        """Handle the end of one of the peer's subscriptions."""
 
 
 @attrs.define(eq=False, weakref_slot=False)
 class Tally:
     """Totals of the subscriptions of one protocol.
 
-    :ivar protocol: its protocol's name; empty for sinks that do not say it
-    :ivar subscriptions: how many there are
-    :ivar messages: delivered since the server started, to those that have ended, too
-    :ivar bytes: their payload
+    :ivar protocol: the name of the protocol; empty for sinks without one
+    :ivar subscriptions: subscriptions at present
+    :ivar messages: messages delivered since the server started, including those to subscriptions that have ended
+    :ivar bytes: the payload of these messages, in bytes
     """
 
     protocol: str
@@ -60,11 +60,11 @@ class Tally:
 
 @attrs.define(eq=False, weakref_slot=False)
 class Place:
-    """State that all cursors of one stream share; it exists as long as the stream has cursors.
+    """The state that all cursors of one stream share; it exists while the stream has cursors.
 
-    :ivar last: the last number of the stream that is durable
-    :ivar count: how many cursors there are
-    :ivar waiting: cursors that wait at the end of the stream; None: none ever waited since the last of them was woken
+    :ivar last: the last durable number of the stream
+    :ivar count: cursors of the stream
+    :ivar waiting: cursors that wait at the end of the stream; None if there are none
     """
 
     stream: str
@@ -77,9 +77,10 @@ class Place:
 @implementer(ISubscription)
 @attrs.define(eq=False, weakref_slot=False)
 class Cursor:
-    """One subscriber's place in one stream.
+    """A subscriber's position in one stream.
 
-    There may be hundreds of thousands, so it has nothing that its stream or its protocol can have for all of them.
+    A server may have hundreds of thousands of cursors, so everything that cursors of a stream or of a protocol share
+    is in :class:`Place` and :class:`Tally`.
     """
 
     position: int
@@ -89,19 +90,19 @@ class Cursor:
     owner: Owner | None
     paused: bool = attrs.field(default=True, init=False)
     stopped: bool = attrs.field(default=False, init=False)
-    #: in the queue or at the end of its stream, so that resuming twice does not queue it twice
+    #: True while the cursor is in the queue or waits at the end of its stream, so that it is not queued twice
     placed: bool = attrs.field(default=False, init=False)
-    #: how many records it was given
+    #: records delivered so far
     delivered: int = attrs.field(default=0, init=False)
 
     @property
     def stream(self) -> str:
-        """The name of its stream."""
+        """Return the name of the stream."""
         return self.place.stream
 
     @property
     def lag(self) -> int:
-        """How many numbers it is behind the end of its stream."""
+        """Return how many numbers the cursor is behind the end of its stream."""
         return max(0, self.place.last - self.position)
 
     @property
@@ -121,19 +122,19 @@ class Cursor:
         self.place.fanout.forget(self)
 
     def end(self, reason: Exception) -> None:
-        """Nothing more is to be delivered, and the sink is told why."""
+        """End the subscription; the sink receives the reason."""
         self.place.fanout.end(self, reason)
 
 
 @attrs.define(eq=False)
 class Fanout:
-    """All cursors of a server.
+    """Delivers records to all cursors of a server.
 
-    :ivar clock: gives the others their turn between two rounds
+    :ivar clock: lets the reactor run between two rounds of deliveries
     :ivar read: see :meth:`fyrehose.interfaces.IJournal.read`
     :ivar expired: see :meth:`fyrehose.interfaces.IJournal.expired`
-    :ivar cursors: every subscription, in the order in which they were made
-    :ivar tallies: what the subscriptions of each protocol come to, counted as it changes
+    :ivar cursors: all cursors, in the order of their subscription
+    :ivar tallies: totals of the subscriptions, by protocol
     """
 
     clock: IReactorTime
@@ -146,13 +147,14 @@ class Fanout:
     _next_round: IDelayedCall | None = attrs.field(default=None, init=False)
     _recent: OrderedDict[tuple[str, int], Delivery] = attrs.field(factory=OrderedDict, init=False)
     _recent_size: int = attrs.field(default=0, init=False)
-    #: why there is nothing more to come
+    #: why the fan-out was closed; None while it is open
     _ended: Exception | None = attrs.field(default=None, init=False)
 
     def subscribe(self, stream: str, position: int, last: int, sink: ISink, owner: Owner | None = None) -> Cursor:
-        """Return a new cursor of *stream*, paused, which has been given everything up to number *position*.
+        """Return a new, paused cursor of *stream*.
 
-        :param last: the last number of the stream that is durable
+        :param position: the number after which the cursor delivers
+        :param last: the last durable number of the stream
         """
         protocol = _reader(sink)[0]
         tally = self.tallies.get(protocol)
@@ -173,7 +175,10 @@ class Fanout:
         return 0 if place is None else place.count
 
     def durable(self, ends: Mapping[str, int]) -> None:
-        """These streams grew to these numbers: the cursors that wait at their end go on."""
+        """Resume the cursors that wait at the end of streams that grew.
+
+        :param ends: the last durable number of each stream that grew
+        """
         for stream, last in ends.items():
             place = self._places.get(stream)
             if place is not None:
@@ -185,12 +190,12 @@ class Fanout:
             self._round()
 
     def forget_stream(self, stream: str) -> None:
-        """Drop the deliveries of *stream* that are kept, because it is retired; its cursors stay."""
+        """Drop the kept deliveries of *stream*, because it was retired; its cursors remain."""
         for key in [key for key in self._recent if key[0] == stream]:
             self._recent_size -= self._recent.pop(key).size
 
     def ready(self, cursor: Cursor) -> None:
-        """``cursor`` wants to go on."""
+        """Queue *cursor* for its next delivery."""
         if cursor.placed or cursor.stopped:
             return
         if self._ended is not None:
@@ -201,21 +206,21 @@ class Fanout:
         self._schedule()
 
     def forget(self, cursor: Cursor) -> None:
-        """``cursor`` has left."""
+        """Remove *cursor*, whose subscription was stopped."""
         waiting = cursor.place.waiting
         if waiting is not None:
             waiting.pop(cursor, None)
             if not waiting:
                 cursor.place.waiting = None
-        self._depart(cursor)
+        self._remove(cursor)
 
     def end(self, cursor: Cursor, reason: Exception) -> None:
-        """``cursor`` gets nothing more, because of ``reason``."""
+        """End the subscription of *cursor*, because of *reason*."""
         self.forget(cursor)
         self._end(cursor, reason)
 
     def close(self, reason: Exception) -> None:
-        """Nothing more will be durable: every subscription ends, one that is paused when it is resumed."""
+        """End every subscription, because of *reason*; a paused one ends when it is resumed."""
         self._ended = reason
         if self._next_round is not None:
             self._next_round.cancel()
@@ -232,17 +237,17 @@ class Fanout:
 
     def _schedule(self) -> None:
         if self._next_round is None:
-            self._next_round = self.clock.callLater(0, self._later)
+            self._next_round = self.clock.callLater(0, self._run_later)
 
-    def _later(self) -> None:
+    def _run_later(self) -> None:
         self._next_round = None
         self._round()
 
     def _round(self) -> None:
-        """Each cursor in the queue has one turn, until the reactor has waited long enough."""
+        """Give each queued cursor one turn, until ROUND bytes are delivered; schedule another round for the rest."""
         left = ROUND
         for _ in range(len(self._queue)):
-            if left <= 0 or not self._queue:  # a sink that publishes may have caused a round within this one
+            if left <= 0 or not self._queue:  # a sink that publishes may have run a round within this one
                 break
             left -= self._turn(self._queue.popleft())
         if self._queue:
@@ -254,24 +259,24 @@ class Fanout:
         if delivery is None:
             return 0
         self._deliver(cursor, delivery)
-        # After a small one nearly everybody stands at the end of the stream: that is seen now, not by another round.
+        # After a small delivery most cursors are at the end of the stream, so look now instead of queueing them again.
         if (delivery.size > TURN // 2 or self._next(cursor) is not None) and not cursor.paused:
             self.ready(cursor)
         return delivery.size
 
     def _next(self, cursor: Cursor) -> Delivery | None:
-        """What ``cursor`` is to be given; None if it takes nothing now, or waits for more from now on, or has ended."""
+        """Return the next delivery of *cursor*; None if it is paused or ended, or now waits for records."""
         if cursor.paused or cursor.stopped or cursor.placed:
             return None
         place = cursor.place
         try:
             delivery = self._delivery(place.stream, cursor.position + 1)
         except JournalCorrupt as damage:
-            log.error("subscriber of stream {stream!r} ended: {damage}", stream=place.stream, damage=str(damage))
+            log.error("a subscription to stream {stream!r} ends: {damage}", stream=place.stream, damage=str(damage))
             self._end(cursor, damage)
             return None
-        except Exception as failure:  # whatever it is, it is this cursor's alone
-            log.failure("reading stream {stream!r} failed; a subscription to it ends", stream=place.stream)
+        except Exception as failure:  # an error of one cursor must not affect the others
+            log.failure("a subscription to stream {stream!r} ends: reading failed", stream=place.stream)
             self._end(cursor, failure)
             return None
         if delivery is None:
@@ -287,14 +292,14 @@ class Fanout:
         try:
             if delivery.first_seq > expected:
                 cursor.sink.skipped(expected, delivery.first_seq - 1)
-            count, size = delivery.encoded(_measured)
+            count, size = delivery.encoded(_totals)
             cursor.delivered += count
             tally = cursor.tally
             tally.messages += count
             tally.bytes += size
             cursor.sink.deliver(delivery)
         except Exception as failure:
-            log.failure("a sink failed; its subscription to {stream!r} ends", stream=cursor.stream)
+            log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=cursor.stream)
             self._end(cursor, failure)
 
     def _delivery(self, stream: str, start: int) -> Delivery | None:
@@ -314,13 +319,13 @@ class Fanout:
         if cursor.stopped:
             return
         cursor.stopped = True
-        self._depart(cursor)
+        self._remove(cursor)
         try:
             cursor.sink.ended(reason)
         except Exception:
-            log.failure("a sink failed as its subscription to {stream!r} ended", stream=cursor.stream)
+            log.failure("the sink of a subscription to stream {stream!r} failed while it ended", stream=cursor.stream)
 
-    def _depart(self, cursor: Cursor) -> None:
+    def _remove(self, cursor: Cursor) -> None:
         if cursor not in self.cursors:
             return
         del self.cursors[cursor]
@@ -333,7 +338,7 @@ class Fanout:
             cursor.owner.unsubscribed()
 
 
-def _measured(runs: tuple[Run, ...]) -> tuple[int, int]:
+def _totals(runs: tuple[Run, ...]) -> tuple[int, int]:
     return sum(map(len, runs)), sum(len(run.payload) for run in runs)
 
 

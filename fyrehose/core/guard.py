@@ -1,10 +1,10 @@
-"""The broker as one peer may use it: what the policy does not allow is refused before the broker hears of it.
+"""Apply the access policy: a broker for one peer that refuses what the policy does not allow.
 
     broker.identified(identity) -> Guarded -> publish, subscribe, read ... or Forbidden
 
-Peers of the same identity share one :class:`Guarded` with the verdicts that were asked of it, so what a batch costs is
-one look into a dict.  When the policy changes the verdicts are forgotten, and subscriptions that are not allowed any
-more end; a peer that publishes hears of it with its next publish.
+Peers of the same identity share one :class:`Guarded`, which caches its verdicts, so checking a batch costs one look
+into a dict.  When the policy changes, the verdicts are cleared and subscriptions that are no longer allowed end; a
+publisher that is no longer allowed is refused at its next publish.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fyrehose.records import Run
 if TYPE_CHECKING:
     from fyrehose.core.broker import Broker
 
-#: Verdicts that are kept for one identity and action; whoever tries more streams has them asked for again.
+#: The most cached verdicts for one identity and action; beyond that the cache is cleared.
 MOST_VERDICTS = 1_024
 
 _VERBS = {Action.PUBLISH: "publish into", Action.SUBSCRIBE: "read", Action.ADMINISTER: "administer"}
@@ -36,34 +36,37 @@ _VERBS = {Action.PUBLISH: "publish into", Action.SUBSCRIBE: "read", Action.ADMIN
 
 @attrs.define(eq=False)
 class Guard:
-    """The policy in force, and those who are held to it."""
+    """The access policy in force, and the brokers of all peers that are connected."""
 
     policy: Policy = OPEN
-    _known: WeakValueDictionary[Identity, Guarded] = attrs.field(factory=WeakValueDictionary, init=False)
+    _brokers: WeakValueDictionary[Identity, Guarded] = attrs.field(factory=WeakValueDictionary, init=False)
 
     def identified(self, broker: Broker, identity: Identity) -> Guarded:
-        """``broker`` as ``identity`` may use it."""
-        known = self._known.get(identity)
-        if known is None:
-            known = self._known[identity] = Guarded(identity, broker, self)
-        return known
+        """Return *broker* restricted to the actions that *identity* may do."""
+        guarded = self._brokers.get(identity)
+        if guarded is None:
+            guarded = self._brokers[identity] = Guarded(identity, broker, self)
+        return guarded
 
     def change(self, policy: Policy) -> int:
-        """From now on it is ``policy``; how many subscriptions that has ended."""
+        """Replace the policy, and end the subscriptions that it does not allow.
+
+        :return: the number of subscriptions that ended
+        """
         self.policy = policy
-        known = list(self._known.values())
-        for guarded in known:
-            guarded.forget_verdicts()
-        return sum(_end_forbidden(broker) for broker in {guarded._broker for guarded in known})
+        brokers = list(self._brokers.values())
+        for guarded in brokers:
+            guarded.clear_verdicts()
+        return sum(_end_forbidden(broker) for broker in {guarded.broker for guarded in brokers})
 
 
 def _end_forbidden(broker: Broker) -> int:
-    """End the subscriptions that the policy does not allow any more; return how many."""
+    """End the subscriptions that the policy no longer allows; return how many."""
     ended = 0
     for cursor in list(broker.cursors()):
         peer = cursor.owner
         if isinstance(peer, Guarded) and not peer.permits(Action.SUBSCRIBE, cursor.stream):
-            cursor.end(peer._refusal(Action.SUBSCRIBE, cursor.stream))
+            cursor.end(peer.refusal(Action.SUBSCRIBE, cursor.stream))
             ended += 1
     return ended
 
@@ -71,15 +74,15 @@ def _end_forbidden(broker: Broker) -> int:
 @implementer(IBroker)
 @attrs.define(eq=False)
 class Guarded:
-    """A broker for one identity."""
+    """The broker as the peers of one identity may use it."""
 
     identity: Identity
-    _broker: Broker
+    broker: Broker
     _guard: Guard
-    #: what the policy says of this identity, when it was asked
+    #: the rules of the policy that apply to this identity, once they were looked up
     _rules: tuple[Rule, ...] | None = attrs.field(default=None, init=False)
     _verdicts: dict[Action, dict[str, bool]] = attrs.field(init=False)
-    #: the address that its subscriptions count for
+    #: the network that its subscriptions count for
     _network: str = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -88,15 +91,15 @@ class Guarded:
 
     @property
     def counters(self) -> Counters:
-        return self._broker.counters
+        return self.broker.counters
 
     @property
     def budget(self) -> Budget:
-        return self._broker.budget
+        return self.broker.budget
 
     def identified(self, identity: Identity) -> IBroker:
-        """Another peer's; nothing is handed on."""
-        found: IBroker = self._broker.identified(identity)
+        """Return the broker of another peer, which inherits nothing from this one."""
+        found: IBroker = self.broker.identified(identity)
         return found
 
     def admit(self, proofs: Collection[str]) -> None:
@@ -111,55 +114,55 @@ class Guarded:
 
     def check(self, action: Action, stream: str) -> None:
         if not self.permits(action, stream):
-            raise self._refusal(action, stream)
+            raise self.refusal(action, stream)
 
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
         verdicts = self._verdicts[Action.PUBLISH]
         for run in runs:
             if not verdicts.get(run.stream) and not self.permits(Action.PUBLISH, run.stream):
-                return fail(self._refusal(Action.PUBLISH, run.stream))
-        published: Deferred[tuple[int, ...]] = self._broker.publish(runs, own, self.identity)
+                return fail(self.refusal(Action.PUBLISH, run.stream))
+        published: Deferred[tuple[int, ...]] = self.broker.publish(runs, own, self.identity)
         return published
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         self.check(Action.SUBSCRIBE, stream)
-        self._broker.subscriptions.take(self._network)
+        self.broker.subscriptions.take(self._network)
         try:
-            return self._broker.subscribe_as(self, stream, after, sink)
+            return self.broker.subscribe_as(self, stream, after, sink)
         except BaseException:
             self.unsubscribed()
             raise
 
     def unsubscribed(self) -> None:
-        """Forget one subscription, which has ended."""
-        self._broker.subscriptions.release(self._network)
+        """Release one subscription, which has ended."""
+        self.broker.subscriptions.release(self._network)
 
     def exists(self, stream: str) -> bool:
         self.check(Action.SUBSCRIBE, stream)
-        return self._broker.exists(stream)
+        return self.broker.exists(stream)
 
     def bounds(self, stream: str) -> tuple[int, int]:
         self.check(Action.SUBSCRIBE, stream)
-        bounds: tuple[int, int] = self._broker.bounds(stream)
+        bounds: tuple[int, int] = self.broker.bounds(stream)
         return bounds
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         self.check(Action.SUBSCRIBE, stream)
-        runs: tuple[Run, ...] = self._broker.read(stream, start, max_bytes)
+        runs: tuple[Run, ...] = self.broker.read(stream, start, max_bytes)
         return runs
 
     def restrict(self, stream: str, max_payload: int) -> None:
-        self._broker.restrict(stream, max_payload)
+        self.broker.restrict(stream, max_payload)
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         for stream in streams:
             if not self.permits(Action.ADMINISTER, stream):
-                return fail(self._refusal(Action.ADMINISTER, stream))
-        retired: Deferred[None] = self._broker.retire(streams, str(self.identity))
+                return fail(self.refusal(Action.ADMINISTER, stream))
+        retired: Deferred[None] = self.broker.retire(streams, str(self.identity))
         return retired
 
-    def forget_verdicts(self) -> None:
-        """Ask the policy again from now on, because it has changed."""
+    def clear_verdicts(self) -> None:
+        """Clear the cached verdicts, because the policy has changed."""
         self._rules = None
         for verdicts in self._verdicts.values():
             verdicts.clear()
@@ -169,11 +172,12 @@ class Guarded:
         if len(verdicts) >= MOST_VERDICTS:
             verdicts.clear()
         if self._rules is None:
-            self._rules = self._guard.policy.of(self.identity)
+            self._rules = self._guard.policy.rules_for(self.identity)
         verdict = verdicts[stream] = any(rule.covers(action, stream) for rule in self._rules)
         return verdict
 
-    def _refusal(self, action: Action, stream: str) -> Forbidden:
+    def refusal(self, action: Action, stream: str) -> Forbidden:
+        """Return the error that says that the peer may not do *action* on *stream*."""
         verb = _VERBS[action]
         advice = f": {self._guard.policy.advice}" if self._guard.policy.advice else ""
         if stream.startswith("."):

@@ -1,9 +1,9 @@
-"""Who may do what: a file of rules, and the answer to whether this peer may publish into that stream.
+"""The access policy: a file of rules that say which peers may publish, subscribe, or administer which streams.
 
     [[allow]]
-    network = ["10.1.0.0/16", "127.0.0.1"]      # who: addresses ...
-    certificate = "beats-*"                     # ... and the name in a client certificate, by TLS
-    publish = ["lumberjack", "logs.*"]          # what: streams
+    network = ["10.1.0.0/16", "127.0.0.1"]      # conditions: addresses ...
+    certificate = "beats-*"                     # ... and a name in the TLS client certificate
+    publish = ["lumberjack", "logs.*"]          # streams
 
     [[allow]]
     key = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"    # the public key of a client of the event bus
@@ -15,11 +15,11 @@
     subscribe = "*"
     administer = "logs.*"                       # retire streams
 
-A peer may do what any of the rules says whose conditions it meets, all of them; of a list one is enough.  Nothing is
-forbidden by a rule, and what no rule allows is refused.  In names and streams a ``*`` stands for anything; for a stream
-whose name begins with a dot - those are the server's own - the pattern has to begin with one, too.
+A rule applies to a peer that meets all of its conditions; of a list, one match is enough.  Rules only allow; whatever
+no rule allows is refused.  In names and streams a ``*`` matches any text.  A stream whose name begins with a dot
+belongs to the server; it matches only patterns that begin with a dot, too.
 
-    in: a file, who a peer is, what it wants      out: yes or no
+    a file, an identity, an action, a stream -> allowed or not
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from fyrehose.errors import ConfigError
 from fyrehose.identity import Action, Identity
 from fyrehose.options import Network
 
-#: Everything but the server's own streams.
+#: The pattern of all streams but the server's own.
 EVERY = "*"
-#: A file of more rules is a mistake, and each costs a look for each new peer.
+#: The most rules: each is compared with each new peer, and more are probably a mistake.
 MAX_RULES = 1_000
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _TOKEN = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
-_WHO = ("network", "certificate", "key", "token")
+_CONDITIONS = ("network", "certificate", "key", "token")
 
 
 @attrs.frozen(kw_only=True)
 class Rule:
-    """What those may do who meet every condition; an empty one is met by all."""
+    """Patterns of streams, and the conditions for peers to use them; an empty condition is always met."""
 
     networks: tuple[Network, ...] = ()
     certificates: tuple[str, ...] = ()
@@ -61,9 +61,9 @@ class Rule:
     administer: tuple[str, ...] = ()
 
     def meets(self, identity: Identity, proofs: Collection[str] = ()) -> bool:
-        """Whether ``identity`` meets its conditions; those that cost the least are looked at first.
+        """Return whether *identity* meets all conditions; the cheapest conditions are checked first.
 
-        :param proofs: ``certificate``, ``key``, ``token``: conditions that count as met, as they may be met later
+        :param proofs: ``certificate``, ``key``, ``token``: conditions that count as met, because they may be met later
         """
         if self.tokens and "token" not in proofs and identity.token not in self.tokens:
             return False
@@ -74,48 +74,48 @@ class Rule:
             _pattern(pattern).fullmatch(name) for pattern in self.certificates for name in identity.certificates
         ):
             return False
-        return not self.networks or near(identity.host, self.networks)
+        return not self.networks or in_networks(identity.host, self.networks)
 
     def covers(self, action: Action, stream: str) -> bool:
-        """Whether it allows ``action`` on ``stream``."""
+        """Return whether the rule allows *action* on *stream*."""
         return covers(self.patterns(action), stream)
 
     def patterns(self, action: Action) -> tuple[str, ...]:
-        """Return the patterns of the streams with which it allows *action*."""
+        """Return the patterns of the streams on which the rule allows *action*."""
         patterns: tuple[str, ...] = getattr(self, action.value)
         return patterns
 
 
 @attrs.frozen
 class Policy:
-    """All rules.
+    """The rules of an access policy.
 
-    :ivar advice: is added to what those are told in the log who were refused
+    :ivar advice: appended to the errors of refused peers
     """
 
     rules: tuple[Rule, ...]
     advice: str = ""
 
     def allows(self, identity: Identity, action: Action, stream: str) -> bool:
-        """Whether ``identity`` may do ``action`` with ``stream``."""
-        return any(rule.covers(action, stream) for rule in self.of(identity))
+        """Return whether *identity* may do *action* on *stream*."""
+        return any(rule.covers(action, stream) for rule in self.rules_for(identity))
 
     def admits(self, identity: Identity, proofs: Collection[str]) -> bool:
-        """Return whether any rule allows *identity* anything, or could once it has proved more."""
+        """Return whether a rule allows *identity* anything, or may do so after one of *proofs*."""
         return any(rule.meets(identity, proofs) for rule in self.rules)
 
     def allows_every(self, identity: Identity, action: Action) -> bool:
-        """Return whether one rule allows ``identity`` to do ``action`` with every stream but the server's own."""
-        return any(EVERY in rule.patterns(action) for rule in self.of(identity))
+        """Return whether one rule allows *identity* to do *action* on every stream but the server's own."""
+        return any(EVERY in rule.patterns(action) for rule in self.rules_for(identity))
 
-    def of(self, identity: Identity) -> tuple[Rule, ...]:
-        """The rules whose conditions ``identity`` meets: all that need be asked about it."""
+    def rules_for(self, identity: Identity) -> tuple[Rule, ...]:
+        """Return the rules whose conditions *identity* meets."""
         return tuple(rule for rule in self.rules if rule.meets(identity))
 
 
-#: Everybody may do everything with every stream, the server's own included.
+#: The policy that allows every peer everything, including the server's own streams.
 OPEN = Policy((Rule(publish=(EVERY, ".*"), subscribe=(EVERY, ".*"), administer=(EVERY, ".*")),))
-#: Without a file: this machine may do everything, and nobody else anything.
+#: The policy without a file: only clients on this machine have access, to all streams but the server's own.
 LOOPBACK = Policy(
     (
         Rule(
@@ -125,18 +125,18 @@ LOOPBACK = Policy(
             administer=(EVERY,),
         ),
     ),
-    "without --policy FILE nobody may but this machine",
+    "without --policy FILE only clients on this machine have access",
 )
 
 
 def covers(patterns: Sequence[str], stream: str) -> bool:
-    """Return whether *stream* matches one of *patterns*; if it begins with a dot, the pattern has to, too."""
+    """Return whether *stream* matches one of *patterns*; if it begins with a dot, the pattern must, too."""
     own = stream.startswith(".")
     return any((not own or pattern.startswith(".")) and _pattern(pattern).fullmatch(stream) for pattern in patterns)
 
 
-def near(host: str, networks: tuple[Network, ...]) -> bool:
-    """Whether the address ``host`` lies in one of ``networks``."""
+def in_networks(host: str, networks: tuple[Network, ...]) -> bool:
+    """Return whether the address *host* is in one of *networks*."""
     address = _address(host)
     return address is not None and any(address in network for network in networks)
 
@@ -156,34 +156,34 @@ def _pattern(pattern: str) -> re.Pattern[str]:
 
 
 def load(path: Path) -> Policy:
-    """The policy in the file at ``path``.
+    """Read the policy from the TOML file at *path*.
 
-    :raises ConfigError: it cannot be read, or says something that is no rule
+    :raises ConfigError: the file cannot be read, or a rule is invalid
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--policy {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read --policy {path}: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"--policy {path} is not TOML: {error}") from error
+        raise ConfigError(f"invalid --policy {path}: not TOML: {error}") from error
     try:
         return parse(content)
     except ValueError as error:
-        raise ConfigError(f"--policy {path}: {error}") from error
+        raise ConfigError(f"invalid --policy {path}: {error}") from error
 
 
 def parse(content: Mapping[str, Any]) -> Policy:
-    """The policy that a file has said.
+    """Return the policy of a parsed file.
 
-    :raises ValueError: which rule is wrong, and what would be right
+    :raises ValueError: a rule is invalid; the message names it and says what is expected
     """
     rules = content.get("allow")
     if content.keys() - {"allow"}:
-        raise ValueError(f"it has {min(content.keys() - {'allow'})!r}, and should have nothing but [[allow]] tables")
+        raise ValueError(f"unknown key {min(content.keys() - {'allow'})!r}; expected only [[allow]] tables")
     if not isinstance(rules, list) or not rules or not all(isinstance(rule, dict) for rule in rules):
-        raise ValueError("it has no [[allow]] table, so nobody could do anything")
+        raise ValueError("no [[allow]] table, so no peer would have access")
     if len(rules) > MAX_RULES:
-        raise ValueError(f"it has {len(rules)} rules; {MAX_RULES} are the most")
+        raise ValueError(f"{len(rules)} rules exceed the limit of {MAX_RULES}")
     found = []
     for number, rule in enumerate(rules, 1):
         try:
@@ -194,29 +194,33 @@ def parse(content: Mapping[str, Any]) -> Policy:
 
 
 def _rule(table: Mapping[str, Any]) -> Rule:
-    known = {*_WHO, *(action.value for action in Action)}
-    if strange := sorted(table.keys() - known):
-        raise ValueError(f"has {strange[0]!r}; it may have {', '.join(_WHO)}, publish, subscribe and administer")
-    said = {key: _texts(key, value) for key, value in table.items()}
-    if not any(said.get(key) for key in _WHO):
-        raise ValueError('says nobody who may: network = "10.0.0.0/8", certificate, key or token; 0.0.0.0/0 is anybody')
-    if not any(said.get(action) for action in Action):
-        raise ValueError('says nothing that they may: publish = "logs.*", subscribe = "*" or administer = "logs.*"')
+    known = {*_CONDITIONS, *(action.value for action in Action)}
+    if unknown := sorted(table.keys() - known):
+        raise ValueError(
+            f"has the unknown key {unknown[0]!r}; expected {', '.join(_CONDITIONS)}, publish, subscribe or administer"
+        )
+    texts = {key: _texts(key, value) for key, value in table.items()}
+    if not any(texts.get(key) for key in _CONDITIONS):
+        raise ValueError(
+            'has no condition; add network = "10.0.0.0/8", certificate, key or token (0.0.0.0/0 matches every address)'
+        )
+    if not any(texts.get(action) for action in Action):
+        raise ValueError('allows nothing; add publish = "logs.*", subscribe = "*" or administer = "logs.*"')
     return Rule(
-        networks=tuple(_network(text) for text in said.get("network", ())),
-        certificates=said.get("certificate", ()),
-        keys=tuple(_key(text) for text in said.get("key", ())),
-        tokens=tuple(_token(text) for text in said.get("token", ())),
-        publish=said.get("publish", ()),
-        subscribe=said.get("subscribe", ()),
-        administer=said.get("administer", ()),
+        networks=tuple(_network(text) for text in texts.get("network", ())),
+        certificates=texts.get("certificate", ()),
+        keys=tuple(_key(text) for text in texts.get("key", ())),
+        tokens=tuple(_token(text) for text in texts.get("token", ())),
+        publish=texts.get("publish", ()),
+        subscribe=texts.get("subscribe", ()),
+        administer=texts.get("administer", ()),
     )
 
 
 def _texts(key: str, value: object) -> tuple[str, ...]:
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(each, str) and each for each in values):
-        raise ValueError(f"has {key} = {value!r}, and should have text, or a list of texts, none of them empty")
+        raise ValueError(f"has {key} = {value!r}; expected text, or a list of texts, none of them empty")
     return tuple(values)
 
 
@@ -224,17 +228,17 @@ def _network(text: str) -> Network:
     try:
         return ip_network(text)
     except ValueError as error:
-        raise ValueError(f'has network = {text!r}, and should have one such as "10.0.0.0/8": {error}') from None
+        raise ValueError(f'has network = {text!r}; expected a network such as "10.0.0.0/8": {error}') from None
 
 
 def _key(text: str) -> str:
     if text != EVERY and not _KEY.fullmatch(text):
-        raise ValueError(f"has key = {text!r}, and should have the 40 characters of a public key (Z85), or *")
+        raise ValueError(f"has key = {text!r}; expected the 40 characters of a public key (Z85), or *")
     return text
 
 
 def _token(text: str) -> str:
     match = _TOKEN.fullmatch(text)
-    if not match:  # what was written there may be the secret itself
-        raise ValueError('has a token that should be "sha256:" and the SHA-256 of the token, as sha256sum writes it')
+    if not match:  # do not quote the value, which may be the secret itself
+        raise ValueError('has an invalid token; expected "sha256:" and the SHA-256 of the token in hexadecimal')
     return match[1].lower()

@@ -1,10 +1,10 @@
-"""Quotas of peers: the streams that one peer may make, and the subscriptions that one address may have.
+"""Quotas of peers: the streams that one peer may create, and the subscriptions that one address may have.
 
     publish into new streams  -> NewStreams.charge              -> TooManyStreamsFromPeer, NewStreamRateExceeded
     subscribe, unsubscribe    -> Subscriptions.take, .release   -> TooManySubscriptions
 
-Both count an address by its network (:func:`~fyrehose.identity.network_of`).  The server itself has no quota, and
-neither have the backbone and the event bus, which publish into and read one stream for all of their peers.
+Both count an address by its network (:func:`~fyrehose.identity.network_of`).  The server itself has no quota.  Nor do
+the backbone and the event bus, which use one stream for all of their peers.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from fyrehose.core.budget import Budget
 from fyrehose.errors import NewStreamRateExceeded, TooManyStreamsFromPeer, TooManySubscriptions
 from fyrehose.identity import Identity, network_of
 
-#: Streams that one peer may make, unless half of ``max_streams`` is less.
+#: The most streams that one peer may create, unless half of ``max_streams`` is less.
 STREAMS = 10_000
-#: Peers whose new streams are remembered; beyond that the peer is forgotten that made its last stream first.
+#: The most peers whose new streams are counted; beyond that, the peer is forgotten whose last new stream is oldest.
 MOST_PEERS = 10_000
-#: What one subscription is charged to the memory budget, in bytes; measured with Figg, the topic's name included.
+#: The charge of one subscription to the memory budget, in bytes; measured with Figg, including the topic's name.
 SUBSCRIPTION = 768
 
 
 @attrs.frozen(kw_only=True)
 class PeerLimits:
-    """Limits of what one peer may make the server remember.
+    """Limits of the state that one peer may create.
 
-    A peer is an address, and as well what it proved to be: a certificate, a key, a token.  The limits of streams hold
-    for each of these by itself, that of subscriptions for addresses.
+    The limits of streams hold for each address, and for each certificate, key or token.  The limit of subscriptions
+    holds for each address.
 
-    :ivar streams: streams made since the server started; 0: :data:`STREAMS`, or half of all streams if that is less
-    :ivar burst: streams made at once
-    :ivar rate: streams made each second after that
+    :ivar streams: streams since the server started; 0: :data:`STREAMS`, or half of ``max_streams`` if that is less
+    :ivar burst: streams at once
+    :ivar rate: further streams per second
     :ivar subscriptions: subscriptions at a time
     """
 
@@ -47,70 +47,74 @@ class PeerLimits:
 
 
 @attrs.define(eq=False)
-class _Maker:
-    """A peer that made streams: how many more it may make at once, as of when, and how many it made."""
+class _Creator:
+    """The token bucket of a peer that created streams.
+
+    :ivar tokens: streams that the peer could create at once, at *time* (monotonic, seconds)
+    :ivar created: streams that the peer has created
+    """
 
     tokens: float
     time: float
-    made: int = 0
+    created: int = 0
 
 
 @attrs.define(eq=False)
 class NewStreams:
-    """Counts the streams that each peer makes, and refuses those beyond its limits.
+    """Counts the streams that each peer creates, and refuses those beyond its limits.
 
-    :ivar most: streams that one peer may make
+    :ivar most: the most streams that one peer may create
     :ivar seconds: the monotonic clock
     """
 
     limits: PeerLimits
     most: int
     seconds: Callable[[], float]
-    _makers: OrderedDict[tuple[str, str], _Maker] = attrs.field(factory=OrderedDict, init=False)
+    _creators: OrderedDict[tuple[str, str], _Creator] = attrs.field(factory=OrderedDict, init=False)
 
     def charge(self, identity: Identity, streams: list[str]) -> None:
-        """Count *streams*, which the peer *identity* is about to make: all of them, or none.
+        """Count *streams*, which the peer *identity* is about to create: all of them, or none.
 
-        A peer that has not used its burst may make more than that in one publish, because a publish that never fits
-        would be repeated for ever; it then has to wait the longer.
+        A peer with its whole burst left may create more than that in one publish, or it could never succeed with it;
+        it then has to wait correspondingly longer.
 
-        :raises TooManyStreamsFromPeer: the peer has made as many as it may
-        :raises NewStreamRateExceeded: it makes them too fast, and may repeat the publish later
+        :raises TooManyStreamsFromPeer: the peer would exceed its limit of streams
+        :raises NewStreamRateExceeded: the peer creates streams too fast, and may repeat the publish later
         """
         now, count = self.seconds(), len(streams)
-        makers = {key: self._maker(key, now) for key in _peers(identity)}
-        for key, maker in makers.items():
-            self._check(key, maker, streams)
-        for key, maker in makers.items():
-            maker.tokens -= count
-            maker.made += count
-            self._makers[key] = maker
-            self._makers.move_to_end(key)
-        while len(self._makers) > MOST_PEERS:
-            self._makers.popitem(last=False)
+        creators = {key: self._creator(key, now) for key in _keys(identity)}
+        for key, creator in creators.items():
+            self._check(key, creator, streams)
+        for key, creator in creators.items():
+            creator.tokens -= count
+            creator.created += count
+            self._creators[key] = creator
+            self._creators.move_to_end(key)
+        while len(self._creators) > MOST_PEERS:
+            self._creators.popitem(last=False)
 
-    def _maker(self, key: tuple[str, str], now: float) -> _Maker:
-        maker = self._makers.get(key)
-        if maker is None:
-            return _Maker(self.limits.burst, now)
-        maker.tokens = min(self.limits.burst, maker.tokens + (now - maker.time) * self.limits.rate)
-        maker.time = now
-        return maker
+    def _creator(self, key: tuple[str, str], now: float) -> _Creator:
+        creator = self._creators.get(key)
+        if creator is None:
+            return _Creator(self.limits.burst, now)
+        creator.tokens = min(self.limits.burst, creator.tokens + (now - creator.time) * self.limits.rate)
+        creator.time = now
+        return creator
 
-    def _check(self, key: tuple[str, str], maker: _Maker, streams: list[str]) -> None:
+    def _check(self, key: tuple[str, str], creator: _Creator, streams: list[str]) -> None:
         kind, value = key
         peer = "this token" if kind == "token" else f"{kind} {value}"
         count, limits = len(streams), self.limits
-        what = f"stream {streams[0]!r}" if count == 1 else f"{count} streams, the first of them {streams[0]!r},"
-        if maker.made + count > self.most:
+        subject = f"stream {streams[0]!r}" if count == 1 else f"{count} streams, the first of them {streams[0]!r},"
+        if creator.created + count > self.most:
             raise TooManyStreamsFromPeer(
-                f"{what} cannot be made: {peer} has made {maker.made} since the server started, and {self.most} are "
-                "the most; publish into streams that exist, or raise the option server.streams-per-address"
+                f"{subject} cannot be created: {peer} has created {creator.created} since the server started, and the "
+                f"limit is {self.most}; publish to streams that exist, or raise the option server.streams-per-address"
             )
-        missing = min(count, limits.burst) - maker.tokens
+        missing = min(count, limits.burst) - creator.tokens
         if missing > 0:
             raise NewStreamRateExceeded(
-                f"{what} cannot be made yet: {peer} makes streams faster than {limits.rate:g} a second after "
+                f"{subject} cannot be created yet: {peer} creates streams faster than {limits.rate:g} per second after "
                 f"{limits.burst} at once; publish again in {ceil(missing / limits.rate)} s, or raise the options "
                 "server.new-streams-rate and server.new-streams-burst"
             )
@@ -120,7 +124,7 @@ class NewStreams:
 class Subscriptions:
     """Counts the subscriptions of each address, and charges them to the memory budget.
 
-    :ivar most: subscriptions that one address may have
+    :ivar most: the most subscriptions of one address
     """
 
     budget: Budget
@@ -130,30 +134,30 @@ class Subscriptions:
     def take(self, network: str) -> None:
         """Count one more subscription of *network*.
 
-        :raises TooManySubscriptions: it has as many as it may, or the budget has no room for another
+        :raises TooManySubscriptions: the network has reached its limit, or the budget has no room for another
         """
         if self._counts[network] >= self.most:
             raise TooManySubscriptions(
-                f"address {network} has {self._counts[network]} subscriptions, and {self.most} are the most; end some, "
+                f"address {network} has reached its limit of {self.most} subscriptions; end some, "
                 "or raise the option server.subscriptions-per-address"
             )
         if not self.budget.keep(SUBSCRIPTION):
             raise TooManySubscriptions(
-                f"the memory budget has no room for another subscription: all of them hold {self.budget.kept} "
-                "bytes, and half of the budget is the most; raise the option server.memory"
+                f"the memory budget has no room for another subscription: they hold {self.budget.kept} bytes, and "
+                "the limit is half of the budget; raise the option server.memory"
             )
         self._counts[network] += 1
 
     def release(self, network: str) -> None:
-        """Forget a subscription that :meth:`take` counted."""
+        """Release a subscription that :meth:`take` counted."""
         self.budget.forget(SUBSCRIPTION)
         self._counts[network] -= 1
         if not self._counts[network]:
             del self._counts[network]
 
 
-def _peers(identity: Identity) -> list[tuple[str, str]]:
-    """Return under which names the streams of *identity* count: its address, and the best proof that it has shown."""
+def _keys(identity: Identity) -> list[tuple[str, str]]:
+    """Return the keys under which streams of *identity* count: its address, and the strongest of its proofs."""
     found = [("address", network_of(identity.host))]
     if identity.certificates:
         found.append(("certificate", repr(identity.certificates[0])))

@@ -1,4 +1,4 @@
-"""The sequencer: the next number of each stream.  What makes its numbers last is the journal, which restores it."""
+"""The sequencer allocates the numbers of streams.  It lives in memory; the journal restores it after a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fyrehose.records import LAST_SEQ
 @implementer(ISequencer)
 @attrs.define
 class Sequencer:
-    """The last number of each stream, in a dictionary."""
+    """Keeps the last number of each stream in a dictionary."""
 
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
     _floor: int = attrs.field(default=0, init=False)
@@ -27,8 +27,8 @@ class Sequencer:
             end = ends.get(stream) or self._ends.get(stream, self._floor)
             if end + count > LAST_SEQ:
                 raise StreamFull(
-                    f"stream {stream!r} has {LAST_SEQ - end} of its 2^48 numbers left and cannot take {count} more "
-                    "records; publish to a stream of another name"
+                    f"stream {stream!r} cannot take {count} more records: only {LAST_SEQ - end} of its 2^48 numbers "
+                    "are left; publish to another stream"
                 )
             firsts.append(end + 1)
             ends[stream] = end + count

@@ -1,15 +1,15 @@
-"""Limits of streams by the pattern of their names, as the ``[[stream]]`` tables of the configuration say.
+"""Limits of streams by patterns of their names, from the ``[[stream]]`` tables of the configuration.
 
     [[stream]]
     name = "debug.*"            # or a list of patterns; * stands for anything
     keep-age = "1d"             # records older than this are not served
     max-payload = "64KiB"       # larger messages are refused
-    new-streams = false         # peers cannot make streams of this name
+    new-streams = false         # peers cannot create streams of this name
 
-For each setting the first table counts that matches the stream and has that setting, so that an exception stands
-before its rule.  The server's own streams, whose names begin with a dot, have no limits of this kind.
+For each setting the first table counts that matches the stream and has that setting, so an exception belongs before
+the general table.  The server's own streams, whose names begin with a dot, have no such limits.
 
-    in: tables, the name of a stream      out: the limits of that stream
+    tables, the name of a stream -> the limits of that stream
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fyrehose.core.policy import covers
 from fyrehose.options import LONGEST, duration, size
 from fyrehose.records import MAX_PAYLOAD
 
-#: A file of more tables is a mistake, and each costs a look for each new stream.
+#: The most tables: each is compared with the name of each new stream, and more are probably a mistake.
 MAX_RULES = 1_000
 
 _SETTINGS = ("keep-age", "max-payload", "new-streams")
@@ -35,9 +35,9 @@ class StreamRule:
     """Limits of the streams whose names match one of several patterns.
 
     :ivar names: the patterns
-    :ivar keep_age: records older than this are not served, in seconds; 0: all that retention keeps; None: not said here
-    :ivar max_payload: the largest message, in bytes; None: not said here
-    :ivar new_streams: whether peers may make such a stream; None: not said here
+    :ivar keep_age: records older than this are not served, in seconds; 0: no limit; None: not set
+    :ivar max_payload: the largest payload, in bytes; None: not set
+    :ivar new_streams: True if peers may create such a stream; None: not set
     """
 
     names: tuple[str, ...]
@@ -46,43 +46,43 @@ class StreamRule:
     new_streams: bool | None = None
 
     def covers(self, stream: str) -> bool:
-        """Return whether the limits apply to *stream*."""
+        """Return whether one of the patterns matches *stream*."""
         return covers(self.names, stream)
 
 
 @attrs.frozen
 class StreamRules:
-    """All tables, in the order of the file."""
+    """The limits of all tables, in the order of the file."""
 
     rules: tuple[StreamRule, ...] = ()
 
     def keep_age(self, stream: str) -> float:
-        """Return the age up to which records of *stream* are served, in seconds; 0: there is no limit."""
+        """Return the age up to which records of *stream* are served, in seconds; 0: no limit."""
         return next((r.keep_age for r in self.rules if r.keep_age is not None and r.covers(stream)), 0.0)
 
     def max_payload(self, stream: str) -> int:
-        """Return the largest payload that *stream* takes, in bytes."""
+        """Return the largest payload of *stream*, in bytes."""
         return next((r.max_payload for r in self.rules if r.max_payload is not None and r.covers(stream)), MAX_PAYLOAD)
 
     def new_streams(self, stream: str) -> bool:
-        """Return whether a peer may make *stream*."""
+        """Return whether a peer may create *stream*."""
         return next((r.new_streams for r in self.rules if r.new_streams is not None and r.covers(stream)), True)
 
     @property
     def expire(self) -> bool:
-        """Return whether any stream has a limit of age."""
+        """Return whether any table limits the age of records."""
         return any(rule.keep_age for rule in self.rules)
 
 
 def parse(tables: object) -> StreamRules:
-    """Return the limits that the ``[[stream]]`` tables of a file say.
+    """Return the limits of the ``[[stream]]`` tables of a file.
 
-    :raises ValueError: which table is wrong, and what would be right
+    :raises ValueError: a table is invalid; the message names it and says what is expected
     """
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError("limits of streams belong into tables called [[stream]], with two brackets")
+        raise ValueError("expected limits of streams in tables named [[stream]], with two brackets")
     if len(tables) > MAX_RULES:
-        raise ValueError(f"it has {len(tables)} [[stream]] tables; {MAX_RULES} are the most")
+        raise ValueError(f"{len(tables)} [[stream]] tables exceed the limit of {MAX_RULES}")
     found = []
     for number, table in enumerate(tables, 1):
         try:
@@ -93,13 +93,13 @@ def parse(tables: object) -> StreamRules:
 
 
 def _rule(table: Mapping[str, Any]) -> StreamRule:
-    if strange := sorted(table.keys() - set(_KNOWN)):
-        raise ValueError(f"has {strange[0]!r}; it may have {', '.join(_KNOWN)}")
+    if unknown := sorted(table.keys() - set(_KNOWN)):
+        raise ValueError(f"has the unknown key {unknown[0]!r}; expected {', '.join(_KNOWN)}")
     if not table.keys() & set(_SETTINGS):
-        raise ValueError(f"sets no limit; give it one of {', '.join(_SETTINGS)}")
+        raise ValueError(f"sets no limit; expected at least one of {', '.join(_SETTINGS)}")
     new_streams = table.get("new-streams")
     if not isinstance(new_streams, bool | None):
-        raise ValueError(f"has new-streams = {new_streams!r}, and should have true or false")
+        raise ValueError(f"has new-streams = {new_streams!r}; expected true or false")
     return StreamRule(
         names=_names(table.get("name")),
         keep_age=_keep_age(table.get("keep-age")),
@@ -112,10 +112,10 @@ def _names(value: object) -> tuple[str, ...]:
     values = value if isinstance(value, list) else [value]
     names = tuple(name for name in values if isinstance(name, str) and name)
     if not names or len(names) < len(values):
-        raise ValueError(f'should have name = "debug.*", or a list of such patterns, not {value!r}')
+        raise ValueError(f'has name = {value!r}; expected a pattern such as "debug.*", or a list of patterns')
     for name in names:
         if name.startswith("."):
-            raise ValueError(f"has name = {name!r}, but streams that begin with a dot are the server's own")
+            raise ValueError(f"has name = {name!r}, but names that begin with a dot are reserved for the server")
     return names
 
 
@@ -124,10 +124,9 @@ def _keep_age(value: object) -> float | None:
         return None
     try:
         return duration(_text(value))
-    except ValueError as wanted:
+    except ValueError as expected:
         raise ValueError(
-            f"has keep-age = {value!r}, and should have {wanted}; 0 is all that retention keeps, "
-            f"{LONGEST // 86400}d the most"
+            f"has keep-age = {value!r}; expected {expected}, from 0 (no limit) to {LONGEST // 86400}d"
         ) from None
 
 
@@ -136,10 +135,10 @@ def _max_payload(value: object) -> int | None:
         return None
     try:
         found = size(_text(value))
-    except ValueError as wanted:
-        raise ValueError(f"has max-payload = {value!r}, and should have {wanted}") from None
+    except ValueError as expected:
+        raise ValueError(f"has max-payload = {value!r}; expected {expected}") from None
     if not 1 <= found <= MAX_PAYLOAD:
-        raise ValueError(f"has max-payload = {value!r}, and should have 1 to {MAX_PAYLOAD} bytes")
+        raise ValueError(f"has max-payload = {value!r}; expected 1 to {MAX_PAYLOAD} bytes")
     return found
 
 
@@ -149,5 +148,5 @@ def _text(value: object) -> str:
     return str(value)
 
 
-#: Without a [[stream]] table every stream has the limits of the server.
+#: Without a [[stream]] table, every stream has only the limits of the server.
 UNLIMITED = StreamRules()

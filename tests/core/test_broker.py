@@ -167,7 +167,7 @@ def test_labels_have_255_characters_at_the_most(label: str) -> None:
 def test_each_message_of_a_run_is_counted() -> None:
     broker, _, _ = make()
     broker.publish(drafts(b"a", b"b", b"c"))
-    assert (broker.taken["test"].publishes, broker.taken["test"].messages) == (1, 3)
+    assert (broker.published["test"].publishes, broker.published["test"].messages) == (1, 3)
 
 
 @pytest.mark.parametrize(("max_streams", "most"), [(1, 1), (3, 1), (4, 2)])
@@ -175,21 +175,21 @@ def test_one_peer_makes_half_of_all_streams_at_the_most(max_streams: int, most: 
     broker, _, _ = make(max_streams=max_streams, limits=PeerLimits(burst=10))
     maker = Identity(host="10.0.0.1")
     runs = [Run.of(f"s{n}", [b"x"], source="test") for n in range(most + 1)]
-    assert broker.publish(runs[:most], maker=maker).result == (1,) * most
-    assert isinstance(refused(broker.publish(runs[most:], maker=maker)), TooManyStreams)
+    assert broker.publish(runs[:most], peer=maker).result == (1,) * most
+    assert isinstance(refused(broker.publish(runs[most:], peer=maker)), TooManyStreams)
 
 
 def test_what_was_acknowledged_is_counted_by_its_source_and_what_was_refused_is_not() -> None:
     broker, journal, _ = make(auto=False)
     broker.publish(drafts(b"abc", b"d"))
-    assert not broker.taken, "it is not durable yet"
+    assert not broker.published, "it is not durable yet"
     journal.commit()
     broker.publish(drafts(b"e"))
     journal.commit()
     broker.publish(drafts(b"x", stream="")).addErrback(lambda failure: None)
-    taken = broker.taken["test"]
-    assert (taken.publishes, taken.messages, taken.bytes) == (2, 3, 5)
-    assert list(broker.taken) == ["test"]
+    published = broker.published["test"]
+    assert (published.publishes, published.messages, published.bytes) == (2, 3, 5)
+    assert list(broker.published) == ["test"]
 
 
 def test_peers_make_the_stream_that_a_listener_is_bound_to() -> None:
@@ -198,8 +198,8 @@ def test_peers_make_the_stream_that_a_listener_is_bound_to() -> None:
         Listener(name="lumberjack", protocol="lumberjack", endpoint="", who=str, connections=lambda: 0, stream="logs")
     )
     peer = Identity(host="10.0.0.1")
-    assert broker.publish(drafts(b"a", stream="logs"), maker=peer).result == (1,)
-    assert isinstance(refused(broker.publish(drafts(b"a", stream="other"), maker=peer)), NewStreamForbidden)
+    assert broker.publish(drafts(b"a", stream="logs"), peer=peer).result == (1,)
+    assert isinstance(refused(broker.publish(drafts(b"a", stream="other"), peer=peer)), NewStreamForbidden)
 
 
 def test_a_stream_takes_no_more_than_its_own_limit_and_that_of_the_configuration() -> None:
@@ -259,14 +259,14 @@ def test_no_peer_makes_a_stream_that_the_configuration_keeps_for_the_server() ->
     rules = StreamRules((StreamRule(names=("open.*",), new_streams=True), StreamRule(names=("*",), new_streams=False)))
     broker, journal, _ = make(rules=rules)
     peer = Identity(host="10.0.0.1")
-    refusal = refused(broker.publish([*drafts(b"a", stream="open.a"), *drafts(b"a", stream="s")], maker=peer))
+    refusal = refused(broker.publish([*drafts(b"a", stream="open.a"), *drafts(b"a", stream="s")], peer=peer))
     assert isinstance(refusal, NewStreamForbidden)
     assert not refusal.retriable
     assert "new-streams = true" in str(refusal)
     assert journal.ends() == {}
-    assert broker.publish(drafts(b"a", stream="open.a"), maker=peer).result == (1,)
+    assert broker.publish(drafts(b"a", stream="open.a"), peer=peer).result == (1,)
     assert broker.publish(drafts(b"a")).result == (1,), "the server itself may"
-    assert broker.publish(drafts(b"a"), maker=peer).result == (2,), "then everybody may publish there"
+    assert broker.publish(drafts(b"a"), peer=peer).result == (2,), "then everybody may publish there"
     assert broker.publish(drafts(b"a", stream="open.b"), drafts(b"b", stream=".own"), peer).result == (1, 1)
 
 
@@ -360,7 +360,7 @@ class TestRetiring:
         broker.publish([*drafts(b"a"), *drafts(b"a", stream=".own"), *drafts(b"a", stream="bound")])
         for stream, kind, said in (
             ("none", NoSuchStream, "there is no stream 'none'"),
-            (".own", StreamInUse, "the server's own"),
+            (".own", StreamInUse, "reserved for the server"),
             ("bound", StreamInUse, "the listener backbone is bound to it by the option backbone.stream"),
         ):
             assert not broker.retirable(stream)

@@ -93,7 +93,9 @@ def test_what_is_not_is_refused_whole_with_a_line_that_says_who_and_what() -> No
 
 def test_without_a_policy_the_line_says_what_to_do() -> None:
     world = World(LOOPBACK)
-    assert refused(world.peer.bounds, "s").endswith("stream 's': without --policy FILE nobody may but this machine")
+    assert refused(world.peer.bounds, "s").endswith(
+        "stream 's': without --policy FILE only clients on this machine have access"
+    )
     assert world.broker.identified(HERE).publish([draft("s")]).result == (1,)
 
 
@@ -112,7 +114,7 @@ def test_peers_of_one_identity_share_it_and_it_goes_with_the_last() -> None:
     for n in range(100):
         world.broker.identified(Identity(host=f"10.0.1.{n}"))
     gc.collect()
-    assert len(world.broker.guard._known) == 1
+    assert len(world.broker.guard._brokers) == 1
 
 
 def test_retiring_is_a_right_of_its_own() -> None:
@@ -135,7 +137,7 @@ def test_verdicts_are_kept_and_bounded() -> None:
     class Asked:
         advice = ""
 
-        def of(self, identity: Identity) -> Any:
+        def rules_for(self, identity: Identity) -> Any:
             return (self,)
 
         def covers(self, action: Action, stream: str) -> bool:
@@ -229,7 +231,9 @@ class TestLimits:
         first = world.peer.subscribe("s", 0, RecordingSink())
         same.subscribe("s", 0, RecordingSink())
         for peer in (world.peer, same):
-            with pytest.raises(TooManySubscriptions, match=r"address 10\.0\.0\.9 has 2 subscriptions"):
+            with pytest.raises(
+                TooManySubscriptions, match=r"address 10\.0\.0\.9 has reached its limit of 2 subscriptions"
+            ):
                 peer.subscribe("s", 0, RecordingSink())
         assert len(world.broker.cursors()) == 2
         world.broker.identified(HERE).subscribe("s", 0, RecordingSink())

@@ -33,7 +33,7 @@ def test_the_default_burst_exactly_and_one_more() -> None:
         world.make(1)
     with pytest.raises(NewStreamRateExceeded) as refusal:
         world.make(1)
-    assert "address 10.0.0.1 makes streams faster than 50 a second after 5000 at once" in str(refusal.value)
+    assert "address 10.0.0.1 creates streams faster than 50 per second after 5000 at once" in str(refusal.value)
     assert "publish again in 1 s, or raise the options server.new-streams-rate" in str(refusal.value)
     world.make(1, THERE)
     world.now = 0.02
@@ -58,7 +58,7 @@ def test_the_default_number_exactly_and_one_more() -> None:
         world.make(50)
     with pytest.raises(TooManyStreamsFromPeer) as refusal:
         world.make(1)
-    assert "address 10.0.0.1 has made 10000 since the server started, and 10000 are the most" in str(refusal.value)
+    assert "address 10.0.0.1 has created 10000 since the server started, and the limit is 10000" in str(refusal.value)
     assert "raise the option server.streams-per-address" in str(refusal.value)
     assert isinstance(refusal.value, TooManyStreams)
     world.now += 86_400
@@ -115,7 +115,7 @@ def test_identities_that_one_address_invents_do_not_help_it() -> None:
     for n in range(100):
         with pytest.raises(TooManyStreamsFromPeer, match=r"address 10\.0\.0\.1"):
             world.make(1, Identity(host="10.0.0.1", token=f"new {n}"))
-    assert len(world.streams._makers) == 4
+    assert len(world.streams._creators) == 4
 
 
 def test_a_whole_ipv6_network_is_one_address() -> None:
@@ -133,8 +133,8 @@ def test_the_peers_that_are_remembered_are_bounded() -> None:
         world.make(1, Identity(host=f"host {n}"))
         if n == MOST_PEERS // 2:
             world.make(1, Identity(host="host 0"))
-    assert len(world.streams._makers) == MOST_PEERS
-    assert ("address", "late") not in world.streams._makers
+    assert len(world.streams._creators) == MOST_PEERS
+    assert ("address", "late") not in world.streams._creators
     with pytest.raises(TooManyStreamsFromPeer):
         world.make(1, Identity(host="host 0"))
 
@@ -146,7 +146,7 @@ def test_subscriptions_of_an_address_at_the_default_exactly_and_one_more() -> No
         subscriptions.take("10.0.0.1")
     with pytest.raises(TooManySubscriptions) as refusal:
         subscriptions.take("10.0.0.1")
-    assert "address 10.0.0.1 has 50000 subscriptions, and 50000 are the most" in str(refusal.value)
+    assert "address 10.0.0.1 has reached its limit of 50000 subscriptions" in str(refusal.value)
     assert "server.subscriptions-per-address" in str(refusal.value)
     subscriptions.take("10.0.0.2")
     subscriptions.release("10.0.0.1")
@@ -179,5 +179,5 @@ def test_address_with_subscriptions_keeps_its_count_when_the_budget_refuses_anot
         subscriptions.take("10.0.0.1")
     subscriptions.budget.limit = 100 * SUBSCRIPTION
     subscriptions.take("10.0.0.1")
-    with pytest.raises(TooManySubscriptions, match="has 3 subscriptions, and 3 are the most"):
+    with pytest.raises(TooManySubscriptions, match="has reached its limit of 3 subscriptions"):
         subscriptions.take("10.0.0.1")

@@ -189,7 +189,7 @@ def test_a_retired_stream_is_gone_and_its_numbers_go_on_when_its_name_returns(st
         metrics.request("GET", "/metrics")
         assert b'fyrehose_events_total{event="streams-retired",protocol="server"} 1.0' in metrics.getresponse().read()
     assert server.publish("a") == 4
-    assert "stream 'a' is retired by 127.0.0.1" in server.process.log
+    assert "stream 'a' was retired by 127.0.0.1" in server.process.log
 
 
 def test_a_live_subscriber_sees_what_comes_when_the_name_returns(start: Any) -> None:
@@ -232,6 +232,6 @@ def test_a_stream_whose_records_are_too_old_retires_by_itself(start: Any, tmp_pa
     config = tmp_path / "fyrehose.toml"
     config.write_text('[option.server]\nretire-idle = "1s"\n[[stream]]\nname = "old"\nkeep-age = "20m"\n')
     server = Server(start, "--config", str(config))
-    server.process.wait_for("stream 'old' is retired by server.retire-idle")
+    server.process.wait_for("stream 'old' was retired by server.retire-idle")
     assert names(server) == ["kept"]
     assert server.publish("old") == 4

@@ -102,8 +102,8 @@ def test_an_empty_file(tmp_path: Path) -> None:
             "data_dir = 'x'",
             "has 'data_dir'; it may have data-dir, policy, log-format, [listen], [option.PROTOCOL] and [[stream]]",
         ),
-        ("[stream]\nname = 'a'", "limits of streams belong into tables called [[stream]], with two brackets"),
-        ("[[stream]]\nname = 'a'\nkeep-age = 'x'", "[[stream]] table 1 has keep-age = 'x', and should have a duration"),
+        ("[stream]\nname = 'a'", "expected limits of streams in tables named [[stream]], with two brackets"),
+        ("[[stream]]\nname = 'a'\nkeep-age = 'x'", "[[stream]] table 1 has keep-age = 'x'; expected a duration"),
         ("data-dir = 5", "data-dir should be text in quotes"),
         ("policy = ['a']", "policy should be text in quotes"),
         ("listen = 'figg=tcp:1'", "[listen] should be a table of PROTOCOL = ENDPOINT"),
@@ -179,7 +179,7 @@ def test_a_policy_is_read_and_it_is_remembered_where(tmp_path: Path, monkeypatch
     assert config.log_format == "json"
     config = resolve("data", [], {})
     assert (config.policy, config.policy_file, config.log_format) == (LOOPBACK, None, "text")
-    with pytest.raises(ConfigError, match=r"--policy none\.toml cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read --policy none\.toml"):
         resolve("data", [], {}, "none.toml")
     with pytest.raises(ConfigError, match="--log-format is 'xml', and should be text or json"):
         resolve("data", [], {}, None, "xml")

@@ -107,8 +107,8 @@ def test_only_so_many_retire_at_once_and_each_time_is_one_line(log_lines: list[s
         world.clock.advance(TURN)
         assert left - len(world.streams) <= SLICE
         left = len(world.streams)
-    assert [line for line in log_lines if "are retired by server.retire-idle" in line] == [
-        f"{SLICE} streams are retired by server.retire-idle"
+    assert [line for line in log_lines if "were retired by server.retire-idle" in line] == [
+        f"{SLICE} streams were retired by server.retire-idle"
     ] * 2
     assert world.broker.counters.counts["server", "streams-retired"] == len(names)
 

@@ -99,7 +99,7 @@ def test_another_listener_cannot_publish_what_no_datagram_holds(broker: Broker) 
     plugin.make_service(SilentReactor(), broker, plugin.default_endpoint, Settings(stream="news"))
     failures: list[Any] = []
     broker.publish([Run.of("news", [bytes(MAX_DATA + 1)], source="figg")]).addErrback(failures.append)
-    assert "takes payloads of 65498 bytes" in str(failures[0].value)
+    assert "exceeds the limit of 65498 bytes" in str(failures[0].value)
     broker.publish([Run.of("news", [bytes(MAX_DATA)], source="figg")])
     assert broker.bounds("news") == (1, 1)
 
