@@ -13,7 +13,7 @@ from fyrehose.admin.settings import PROTOCOL, Settings, check_place, read_token
 from fyrehose.core.broker import Broker
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.interfaces import IBroker, IProtocolPlugin
-from fyrehose.net.tls import around
+from fyrehose.net.tls import add_tls
 
 if TYPE_CHECKING:
     from fyrehose.admin.server import AdminService
@@ -46,7 +46,7 @@ class AdminPlugin:
         check_place(endpoint, settings)
         admin = make_admin(broker, reactor, time.time, settings, read_token(settings.token_file))
         return AdminService(
-            reactor, endpoint, admin, settings, lambda factory: around(PROTOCOL, endpoint, factory, settings, reactor)
+            reactor, endpoint, admin, settings, lambda factory: add_tls(PROTOCOL, endpoint, factory, settings, reactor)
         )
 
 

@@ -1,1 +1,1 @@
-"""What the protocols' servers share: sockets, TLS, endpoints, and limits on connections."""
+"""The shared parts of protocol servers: sockets, TLS, endpoints, and limits of connections."""

@@ -1,10 +1,10 @@
-"""Admit connections to a listener within its limits, and know which are connected.
+"""Admit connections to a listener within its limits, and keep track of them.
 
-    accept -> may this address do anything? -> how many has it? -> is there a place? -> the connection's protocol
-                                            refused: held for a while, then closed (holding.py)
+    accept -> access policy -> limit of the address -> limit of the listener -> the connection's protocol
+                            refused: held for a while, then closed (holding.py)
 
-When every place is taken, the connection that has been idle longest makes room, first of all one of the address that
-has the most.  So silent connections, however many, keep no client out.
+When the listener is full, the connection that has been idle longest is closed to make room, preferably one of the
+address with the most connections.  So silent connections, however many, never block other clients.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fyrehose.net.sockets import ACCEPTS, READ
 if TYPE_CHECKING:
     from fyrehose.net.tcp import SessionProtocol, TCPSettings
 
-#: Connections that are looked at to find an idle one, for one that is accepted when the listener is full.
+#: The most connections that are checked to find an idle one when the listener is full.
 LOOKS = 200
-#: Refused connections that are held at the most, by one listener.
+#: The most refused connections that one listener holds.
 MOST_HELD = 1_000
-#: Bytes that all connections of a listener read at once: each may be read once more after its memory is used up.
+#: Bytes that all connections of a listener read at once; each may be read once more after its memory is used up.
 READS = 32 << 20
-#: Bytes that a connection reads at once however many there are.
+#: The fewest bytes that a connection reads at once, however many connections there are.
 LEAST_READ = 16 << 10
-#: What a peer may prove after it was accepted: a certificate, where it speaks TLS.
+#: The kinds of proof that a peer may send after it was accepted: a certificate, with TLS.
 PROOFS = frozenset({"certificate"})
 
 
-#: Connections that may be closing to make room: those of two turns of the reactor.
+#: The most connections that are closing to make room: those of two turns of the reactor.
 CLOSING = 2 * ACCEPTS
 
 
@@ -49,18 +49,18 @@ def spare(max_connections: int) -> int:
     return 16 + max_connections // 32
 
 
-def descriptors(max_connections: int) -> int:
-    """Return how many descriptors a listener may use at the most."""
+def descriptors_for(max_connections: int) -> int:
+    """Return the most descriptors that a listener with *max_connections* uses."""
     return max_connections + spare(max_connections) + CLOSING
 
 
-def within(available: int, listeners: int) -> int:
-    """Return how many connections so many *listeners* may have together with *available* descriptors."""
+def connections_within(available: int, listeners: int) -> int:
+    """Return how many connections *listeners* listeners may have together with *available* descriptors."""
     return max(listeners, (available - (17 + CLOSING) * listeners) * 32 // 33)
 
 
-class Crowds:
-    """Connections by network, each in the order of when it was heard last, and which network has the most."""
+class ConnectionsByNetwork:
+    """Connections by network, in the order of their last activity, and the network that has the most."""
 
     def __init__(self) -> None:
         self._networks: dict[str, OrderedDict[SessionProtocol, None]] = {}
@@ -68,27 +68,27 @@ class Crowds:
         self._largest = 0
 
     def of(self, network: str) -> OrderedDict[SessionProtocol, None]:
-        """Return the connections of *network*."""
+        """Return the connections of *network*, the longest idle first."""
         return self._networks.get(network) or OrderedDict()
 
     def add(self, protocol: SessionProtocol) -> None:
         """Add a connection."""
-        mine = protocol.crowd = self._networks.setdefault(protocol.network, OrderedDict())
-        mine[protocol] = None
-        self._resize(protocol.network, len(mine) - 1, len(mine))
+        peers = protocol.same_network = self._networks.setdefault(protocol.network, OrderedDict())
+        peers[protocol] = None
+        self._resize(protocol.network, len(peers) - 1, len(peers))
 
     def remove(self, protocol: SessionProtocol) -> None:
         """Remove a connection."""
-        mine = self._networks[protocol.network]
-        del mine[protocol]
-        self._resize(protocol.network, len(mine) + 1, len(mine))
-        if not mine:
+        peers = self._networks[protocol.network]
+        del peers[protocol]
+        self._resize(protocol.network, len(peers) + 1, len(peers))
+        if not peers:
             del self._networks[protocol.network]
 
     def largest(self, network: str) -> str | None:
-        """Return the network with the most connections; of several *network*, which is about to have one more.
+        """Return the network with the most connections, or None if no network has more than one.
 
-        None says that no network has more than one connection.
+        :param network: the network of a new connection, which is preferred among several of the same size
         """
         if self.of(network) and len(self.of(network)) >= self._largest:
             return network
@@ -106,12 +106,12 @@ class Crowds:
 
 
 class SessionFactory(Factory):
-    """Makes a connection's protocol, within the limits, and knows who is connected.
+    """Builds the protocols of connections within the limits of a listener, and keeps track of them.
 
-    :ivar buffer_size: bytes that each connection reads at once: the less, the more connections there are
-    :param largest_read: and how many at the most
-    :param proofs: what a peer may still prove after it was accepted, such as a token; None: the protocol asks for
-        proofs itself, so that the policy says nothing about its connections
+    :ivar buffer_size: bytes that each connection reads at once; fewer, the more connections there are
+    :param largest_read: the largest value of ``buffer_size``
+    :param proofs: the kinds of proof that a peer may send after it was accepted, such as a token; None: the protocol
+        authenticates its peers itself, so the access policy does not apply when connections are accepted
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class SessionFactory(Factory):
         self.broker = broker
         self.settings = settings
         self.proofs = proofs
-        #: in the order in which they were heard last; without those that are held
+        #: open connections, in the order of their last activity; without refused ones that are held
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
         self.holding = Holding(clock, settings.refusal_delay)
-        self._crowds = Crowds()
+        self._by_network = ConnectionsByNetwork()
         self._reads: int = min(READS, broker.budget.limit // 8)
         self._largest_read = largest_read
-        self._counted = 1  #: connections at the time when they were told last how much they read at once
+        self._counted = 1  #: number of connections when ``buffer_size`` was last computed
         self.buffer_size = self._read_size()
         self._drained: Deferred[None] | None = None
 
@@ -152,37 +152,37 @@ class SessionFactory(Factory):
                 self.broker.identified(identity_at(addr)).admit(self.proofs)
             except Forbidden as error:
                 return self._refuse("forbidden-address", host, str(error))
-        if len(self._crowds.of(network)) >= self.settings.max_per_host:
-            detail = f"it has {self.settings.max_per_host}; to allow more, raise {self.protocol_name}.max-per-host"
+        if len(self._by_network.of(network)) >= self.settings.max_per_host:
+            detail = f"limit {self.settings.max_per_host}; to allow more, raise {self.protocol_name}.max-per-host"
             return self._refuse("too-many-connections-from-one-host", host, detail)
         if len(self.connections) >= most and not self._make_room(network):
-            detail = f"all {most} are busy; to allow more, raise {self.protocol_name}.max-connections"
+            detail = f"all {most} connections are busy; to allow more, raise {self.protocol_name}.max-connections"
             return self._refuse("too-many-connections", host, detail)
         if len(self.connections) + len(self.holding) >= most + spare(most):
             self.holding.abort_oldest()
-        if len(self.connections) + len(self.holding) >= descriptors(most):
-            return self._refuse("too-many-connections", host, "too many are closing at this moment")
+        if len(self.connections) + len(self.holding) >= descriptors_for(most):
+            return self._refuse("too-many-connections", host, "too many connections are still closing")
         protocol = self.make()
         protocol.factory = self
         protocol.peer, protocol.network = host, network
         self.connections[protocol] = None
-        self._crowds.add(protocol)
+        self._by_network.add(protocol)
         self.broker.counters.gauge(self.protocol_name, "connections", 1)
         self._share_reads()
         return protocol
 
-    def heard(self, protocol: SessionProtocol) -> None:
-        """Note that *protocol* has just received something: others have been idle longer."""
+    def mark_active(self, protocol: SessionProtocol) -> None:
+        """Record that *protocol* has just received data, so all others have been idle longer."""
         self.connections.move_to_end(protocol)
-        protocol.crowd.move_to_end(protocol)
+        protocol.same_network.move_to_end(protocol)
 
     def hold(self, protocol: SessionProtocol, seconds: float) -> None:
-        """Close *protocol*, a peer that was refused, after *seconds*; its place is free at once."""
+        """Close the refused connection *protocol* after *seconds*; it no longer counts against the limits."""
         self._remove(protocol)
         self.holding.hold(protocol, protocol.network, seconds, self._most_held)
 
     def lost(self, protocol: SessionProtocol) -> None:
-        """``protocol`` is not connected any more."""
+        """Remove *protocol*, which is disconnected."""
         if protocol in self.connections:
             self._remove(protocol)
         else:
@@ -192,7 +192,10 @@ class SessionFactory(Factory):
             drained.callback(None)
 
     def drain(self) -> Deferred[None]:
-        """Close every connection when what it published is acknowledged; fires when all are gone."""
+        """Close every connection once its publishes are acknowledged.
+
+        :return: fires when all connections are closed
+        """
         self.holding.stop()
         if not self.connections and not len(self.holding):
             return succeed(None)
@@ -202,16 +205,19 @@ class SessionFactory(Factory):
             protocol.finish()
         return drained
 
-    # Inside.
+    # Private.
 
     @property
     def _most_held(self) -> int:
-        """How many refused connections may be held now: they use places that nobody needs, and a few more."""
+        """Return how many refused connections may be held now: as many as there are free places, and a few more."""
         most = self.settings.max_connections
         return min(MOST_HELD, max(0, most - len(self.connections)) + spare(most))
 
     def _refuse(self, cause: str, host: str, detail: str) -> RefusedConnection | None:
-        """Refuse a connection that was just accepted.  None closes it at once."""
+        """Refuse a connection that was just accepted.
+
+        :return: a protocol that holds the connection, or None to close it at once
+        """
         self.broker.counters.refuse(self.log, self.protocol_name, cause, host, detail)
         network, most = network_of(host), self.settings.max_connections
         seconds = self.holding.delay(network)
@@ -220,38 +226,36 @@ class SessionFactory(Factory):
         return RefusedConnection(self.holding, network, seconds, self._most_held)
 
     def _make_room(self, network: str) -> bool:
-        """Close the connection that has been idle longest, for one of *network*; return whether there was any.
+        """Close the connection that has been idle longest, to admit one of *network*; return False if there is none.
 
-        A connection that is busy goes only if none is idle, and one with a publish under way never does.
+        A busy connection is closed only if none is idle, and never while it has a publish in flight.
         """
         busy: list[SessionProtocol] = []
-        crowd = self._crowds.largest(network)
-        for among in (self._crowds.of(crowd) if crowd is not None else {}, self.connections):
-            for _ in range(min(len(among), LOOKS)):
-                protocol = next(iter(among))
+        largest = self._by_network.largest(network)
+        for candidates in (self._by_network.of(largest) if largest is not None else {}, self.connections):
+            for _ in range(min(len(candidates), LOOKS)):
+                protocol = next(iter(candidates))
                 if protocol.is_idle():
                     self._evict(protocol)
                     return True
                 if not protocol.publishing:
                     busy.append(protocol)
-                self.heard(protocol)  # so that others are looked at before it, next time, too
+                self.mark_active(protocol)  # so that the next search begins with others
         if busy:
             self._evict(busy[0])
         return bool(busy)
 
     def _evict(self, protocol: SessionProtocol) -> None:
-        detail = (
-            f"it was idle longest, and the listener is full; to keep more, raise {self.protocol_name}.max-connections"
-        )
+        detail = f"idle longest while the listener is full; to allow more, raise {self.protocol_name}.max-connections"
         self.broker.counters.refuse(self.log, self.protocol_name, "made-room", protocol.peer, detail)
         protocol.make_room()
         if protocol in self.connections:
             self._remove(protocol)
-            self.holding.part(protocol)
+            self.holding.await_close(protocol)
 
     def _remove(self, protocol: SessionProtocol) -> None:
         del self.connections[protocol]
-        self._crowds.remove(protocol)
+        self._by_network.remove(protocol)
         self.broker.counters.gauge(self.protocol_name, "connections", -1)
         self._share_reads()
 
@@ -259,7 +263,7 @@ class SessionFactory(Factory):
         return max(LEAST_READ, min(self._largest_read, self._reads // self._counted))
 
     def _share_reads(self) -> None:
-        """Tell all connections how much they read at once, when they are an eighth more or fewer than before."""
+        """Adapt the read size of all connections after their number has changed by an eighth."""
         count = len(self.connections)
         if 8 * abs(count - self._counted) < self._counted:
             return

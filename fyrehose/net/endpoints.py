@@ -1,6 +1,7 @@
-"""Listen at an endpoint with a factory of connections, as a Twisted service.
+"""Listen on an endpoint, as a Twisted service.
 
-endpoint string -> port -> factory, or TLS around it      stop: the port, then the connections
+start: endpoint string -> port -> factory, or a TLS factory around it
+stop:  the port, then the connections
 """
 
 from __future__ import annotations
@@ -14,59 +15,63 @@ from twisted.internet.interfaces import IListeningPort
 
 from fyrehose.errors import ConfigError
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.sockets import check_adopted, clear, deepen, prompt
+from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket, tune_port
 
 
 class TCPService(Service):
-    """Listens at an endpoint string as long as it runs.
+    """Listens on an endpoint while the service runs.
 
-    :param around: what listens in the place of ``factory``, and hands the connections on to it: a TLSFactory
-    :raises ConfigError: from the constructor, where the endpoint string cannot be used
+    :param factory: builds the protocols of connections
+    :param outer: a TLSFactory around *factory*, which then listens instead; None: without TLS
+    :raises ConfigError: the endpoint string is invalid
     """
 
-    def __init__(self, reactor: Any, protocol: str, endpoint: str, factory: SessionFactory, around: Any = None) -> None:
+    def __init__(self, reactor: Any, protocol: str, endpoint: str, factory: SessionFactory, outer: Any = None) -> None:
         self.factory = factory
-        self._around = around
+        self._outer = outer
         self._port: IListeningPort | None = None
         self._backlog = "backlog=" in endpoint or endpoint.startswith("systemd:")
         try:
             self._endpoint = serverFromString(reactor, endpoint)
         except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
             if endpoint.startswith("systemd:") and isinstance(error, LookupError):
-                raise ConfigError(f"--listen {protocol}={endpoint}: systemd has handed over no such socket") from error
-            raise ConfigError(
-                f"invalid --listen {protocol}={endpoint}: not an endpoint of Twisted ({error})"
-            ) from error
+                raise ConfigError(
+                    f"invalid --listen {protocol}={endpoint}: systemd has passed no such socket"
+                ) from error
+            raise ConfigError(f"invalid --listen {protocol}={endpoint}: not a Twisted endpoint ({error})") from error
 
     def startService(self) -> Deferred[IListeningPort]:
-        """Listen; fires with the port, or fails with what keeps it from listening."""
+        """Listen on the endpoint.
+
+        :return: fires with the port, or fails with the reason why it cannot listen
+        """
         Service.startService(self)
         if isinstance(self._endpoint, UNIXServerEndpoint):
-            clear(self._endpoint._address)
+            remove_stale_socket(self._endpoint._address)
         elif isinstance(self._endpoint, AdoptedStreamServerEndpoint):
             check_adopted(self._endpoint.fileno, self._endpoint.addressFamily)
-        listening = self._endpoint.listen(self.factory if self._around is None else self._around)
+        listening = self._endpoint.listen(self.factory if self._outer is None else self._outer)
         return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
-        self._port = prompt(port if self._backlog else deepen(port))
+        self._port = tune_port(port if self._backlog else deepen_backlog(port))
         return port
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """Return the number of connections."""
         return len(self.factory.connections)
 
     def reload(self) -> None:
-        """Read certificates again, for the connections that come from now on.
+        """Read the certificates again, for new connections.
 
-        :raises ConfigError: they cannot be used; those that were go on
+        :raises ConfigError: they are invalid; the previous ones stay in use
         """
-        if self._around is not None:
-            self._around.reload()
+        if self._outer is not None:
+            self._outer.reload()
 
     def stopService(self) -> Deferred[None]:
-        """Close the port, then the connections, each when it is acknowledged."""
+        """Close the port, then each connection once its publishes are acknowledged."""
         Service.stopService(self)
         port, self._port = self._port, None
         closed = succeed(None) if port is None else cast("Deferred[None]", port.stopListening() or succeed(None))

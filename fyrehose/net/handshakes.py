@@ -1,6 +1,6 @@
-"""A TLS handshake that has to be over in time, and what is said of one that is not.
+"""Limit the time of TLS handshakes, and count those that fail.
 
-in: a transport, a clock      out: counters, log lines; the connection is aborted
+a transport, a clock -> counters, log lines; a late connection is aborted
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fyrehose.observe.counters import Counters
 
 @attrs.define(eq=False)
 class Handshake:
-    """That of one connection; over from the beginning where there is no TLS."""
+    """The TLS handshake of one connection; without TLS it is over from the beginning."""
 
     protocol: str
     peer: str
@@ -27,27 +27,27 @@ class Handshake:
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
 
     def begin(self, transport: Any, clock: IReactorTime, timeout: float) -> None:
-        """It has ``timeout`` seconds."""
+        """Abort the connection if the handshake is not over within *timeout* seconds."""
         if ISSLTransport.providedBy(transport):
-            self._timer = clock.callLater(timeout, self._too_late, transport)
+            self._timer = clock.callLater(timeout, self._time_out, transport)
 
     def end(self) -> bool:
-        """It is over, one way or the other; whether it was under way."""
+        """Stop the timer; return whether the handshake was in progress."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
         return timer is not None
 
     def lost(self, reason: Failure) -> None:
-        """The connection is gone."""
+        """Count a handshake that the loss of the connection has ended."""
         if not self.end():
             return
-        if reason.check(ConnectionDone, ConnectionLost):  # somebody looked whether the port is open
+        if reason.check(ConnectionDone, ConnectionLost):  # a port scan or a health check
             self.counters.add(self.protocol, "handshake-aborted")
         else:
             self.counters.refuse(self.log, self.protocol, "handshake-failed", self.peer, reason.getErrorMessage())
 
-    def _too_late(self, transport: Any) -> None:
+    def _time_out(self, transport: Any) -> None:
         self._timer = None
         self.counters.refuse(self.log, self.protocol, "handshake-timeout", self.peer)
         transport.abortConnection()

@@ -1,10 +1,10 @@
-"""Watch the frame that is coming in on a connection: it must be whole in time, and not slow when memory is short.
+"""Watch the incomplete frame of a connection: it must be complete in time, and not be slow when memory is short.
 
-    timeout    the whole frame has this long, and a second more for each 64 KiB of it that has arrived
-    slow       it is behind what a link of 64 KiB a second would have brought by more than PATIENCE
+    timeout    the whole frame has this long, plus a second for each 64 KiB of it that has arrived
+    slow       the frame is more than PATIENCE behind a link of 64 KiB per second
 
-Time in which the connection is not read does not count, for either.  When the reactor was busy for long, what has
-arrived is still in the kernel; therefore a frame is slow only if it has been seen to be behind for CERTAINTY.
+Time in which the connection is not read does not count, for either.  While the reactor is busy, arrived data waits in
+the kernel; therefore a frame counts as slow only after it has been observed to be behind for CERTAINTY.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from fyrehose.core.budget import Account
 from fyrehose.errors import RemoteProtocolError
 
-#: A slow link may still send a large frame, or take a large delivery: this many bytes a second are enough.
+#: The rate of the slowest link that may still send a large frame, or read a large delivery, in bytes per second.
 SLOWEST = 64 << 10
 #: How far a frame may fall behind that rate before it counts as slow, in seconds.
 PATIENCE = 5.0
-#: How long a frame must have been seen to be behind before it is slow, in seconds: many turns of the reactor.
+#: How long a frame must be observed to be behind before it is slow, in seconds: many turns of the reactor.
 CERTAINTY = 0.5
-#: How often a frame that waits for memory looks whether others have become slow, in seconds.
+#: How often a frame that waits for memory checks whether others have become slow, in seconds.
 RETRY = 1.0
 
 
 @attrs.define(eq=False)
 class Reading:
-    """The reading half of a connection, which several may pause: it reads when none of them wants it paused.
+    """The reading half of a connection, which several parties may pause; it reads while no pause is left.
 
-    :ivar pause: pauses it
-    :ivar resume: lets it go on
+    :ivar pause: stops reading
+    :ivar resume: starts reading again
     """
 
     pause: Callable[[], object]
@@ -41,7 +41,7 @@ class Reading:
 
     @property
     def paused(self) -> bool:
-        """Whether anybody wants it paused."""
+        """Return whether any party has paused it."""
         return self._pauses > 0
 
     def pauseProducing(self) -> None:
@@ -50,7 +50,7 @@ class Reading:
             self.pause()
 
     def resumeProducing(self) -> None:
-        """Take one pause back; reading goes on when none is left."""
+        """Take one pause back; reading continues when none is left."""
         self._pauses -= 1
         if not self._pauses:
             self.resume()
@@ -62,8 +62,8 @@ class FrameWatch:
 
     :ivar clock: the reactor, or a Clock
     :ivar timeout: how long a frame may take, in seconds
-    :ivar late: is called when a frame took longer
-    :ivar give_way: is called when memory is short and the frame is slow
+    :ivar late: called when a frame takes longer
+    :ivar give_way: called when memory is short and the frame is slow
     :ivar account: the connection's account
     """
 
@@ -73,19 +73,19 @@ class FrameWatch:
     give_way: Callable[[RemoteProtocolError], object]
     account: Account | None = None
     _since: float | None = attrs.field(default=None, init=False)
-    _arrived: int = attrs.field(default=0, init=False)  #: since then, in bytes
-    _due: float = attrs.field(default=0.0, init=False)  #: when more has to arrive, or the frame is slow
-    _behind_at: float | None = attrs.field(default=None, init=False)  #: when it was first seen to be behind that
+    _arrived: int = attrs.field(default=0, init=False)  #: bytes since then
+    _due: float = attrs.field(default=0.0, init=False)  #: when more must arrive, or the frame is behind
+    _behind_at: float | None = attrs.field(default=None, init=False)  #: when it was first observed to be behind
     _paused_at: float | None = attrs.field(default=None, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
 
-    def received(self, size: int, coming: bool, another: bool) -> None:
-        """Note that *size* bytes arrived.
+    def received(self, size: int, incomplete: bool, another: bool) -> None:
+        """Record that *size* bytes arrived.
 
-        :param coming: whether there is a frame that is not whole
-        :param another: whether that is not the one that there was before
+        :param incomplete: True if a frame is incomplete now
+        :param another: True if that is not the frame that was incomplete before
         """
-        if not coming:
+        if not incomplete:
             self._since = None
             return
         now = self.clock.seconds()
@@ -99,13 +99,13 @@ class FrameWatch:
             self._timer = self.clock.callLater(self.timeout, self._check)
 
     def pause(self) -> None:
-        """Note that the connection is not read any more."""
+        """Record that reading is paused."""
         self._paused_at = self.clock.seconds()
         if self._timer is not None and self._waits and self._timer.getTime() > self._paused_at + RETRY:
             self._timer.reset(RETRY)
 
     def resume(self) -> None:
-        """Note that the connection is read again: its frame has the whole of its time again."""
+        """Record that reading continues, which gives the frame its full time again."""
         now = self.clock.seconds()
         if self._paused_at is not None:
             self._due = max(self._due + now - self._paused_at, now + PATIENCE / 2)
@@ -114,17 +114,17 @@ class FrameWatch:
             self._since = now
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching, and cancel the timer."""
         self._since = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    # What the account calls.
+    # Called by the account.
 
     @property
     def slow(self) -> bool:
-        """Whether the frame comes more slowly than a slow link brings it."""
+        """Return whether the frame arrives more slowly than over a slow link."""
         if self._since is None or self._paused_at is not None:
             return False
         now = self.clock.seconds()
@@ -135,12 +135,12 @@ class FrameWatch:
         self.give_way(
             RemoteProtocolError(
                 "slow-frame",
-                f"{self._arrived} bytes of a frame came more slowly than {SLOWEST >> 10} KiB a second while others "
-                "waited for memory; the peer has to send it again; a larger server.memory lets more frames wait",
+                f"{self._arrived} bytes of a frame arrived at less than {SLOWEST >> 10} KiB per second while others "
+                "waited for memory; the peer has to send it again; raise server.memory to let more frames wait",
             )
         )
 
-    # Inside.
+    # Private.
 
     def _is_behind(self, now: float) -> bool:
         if now <= self._due:
@@ -161,9 +161,9 @@ class FrameWatch:
             self.account.retry()
         if self._paused_at is not None:
             self._since = self.clock.seconds()
-        # By what arrived and not by what was announced, because announcing is cheap.
+        # The arrived bytes count, not the announced size, because announcing is cheap.
         left = self._since + self.timeout + self._arrived / SLOWEST - self.clock.seconds()
         if left <= 0:
-            self.late(RemoteProtocolError("frame-timeout", "a frame did not come in whole in time"))
+            self.late(RemoteProtocolError("frame-timeout", "a frame was not complete in time"))
         else:
             self._timer = self.clock.callLater(min(left, RETRY) if self._waits else left, self._check)

@@ -1,6 +1,6 @@
-"""Who is at the other end of a connection: its address, and what its certificate proves.
+"""Identify the peer of a connection by its address and its certificate.
 
-in: a transport of Twisted's      out: Identity
+a Twisted transport -> Identity
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from twisted.internet.interfaces import IAddress
 from fyrehose.identity import Identity
 from fyrehose.records import MAX_NAME
 
-#: Names of one certificate that are looked at; more of them are no way to make us busy.
+#: The most names of one certificate that are considered, so that a certificate with very many cannot cost much time.
 MOST_NAMES = 100
 
 
 def host_of(address: IAddress | None) -> str:
-    """The host of a peer's address, for limits and log lines."""
+    """Return the host of a peer's address, for limits and log lines."""
     return str(getattr(address, "host", None) or type(address).__name__)
 
 
 def identify(transport: Any) -> Identity:
-    """Who the peer of ``transport`` is, as far as it is known by now: by TLS, that is when the handshake is over."""
+    """Return the identity of the peer of *transport*; with TLS it is complete only after the handshake."""
     return attrs.evolve(identity_at(transport.getPeer()), certificates=certificate_names(transport))
 
 
 def identity_at(address: IAddress | None) -> Identity:
-    """Return the identity of a peer of which nothing is known but its address.
+    """Return the identity of a peer by its address alone.
 
-    A peer without one, such as one on a Unix socket, is on this machine.
+    A peer without a host, for example on a Unix socket, counts as loopback.
     """
     host = getattr(address, "host", None)
     return Identity() if host is None else Identity(host=str(host))
 
 
 def certificate_names(transport: Any) -> tuple[str, ...]:
-    """The names in a certificate that was verified: its common names, then those of other kinds.
+    """Return the names in the verified certificate of the peer: its common names, then its alternative names.
 
-    None without TLS, and where the peer has shown no certificate.
+    Without TLS or a client certificate the result is empty.
     """
     peer = getattr(transport, "getPeerCertificate", lambda: None)()
     if peer is None:
         return ()
-    # Here and not above: who uses no TLS need not pay for it.
+    # Imported here, because it is slow to import and only TLS needs it.
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
@@ -55,6 +55,6 @@ def certificate_names(transport: Any) -> tuple[str, ...]:
         others = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         names += [str(name.value) for name in others if isinstance(name, kinds)]
     except x509.ExtensionNotFound:
-        pass  # a certificate need not have any
-    # A name that is cut off would be another's.
+        pass  # alternative names are optional
+    # Skip long names; a truncated one could equal the name of another peer.
     return tuple(dict.fromkeys(name for name in names if 0 < len(name.encode()) <= MAX_NAME))[:MOST_NAMES]

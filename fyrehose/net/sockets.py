@@ -1,10 +1,10 @@
-"""The sockets of the TCP protocols: Twisted's own, with less between a protocol and the kernel.
+"""Twisted's TCP sockets, with fewer system calls.
 
-    reading   as much at once as a turn of the reactor may take
-    writing   at once, while the kernel takes it; what it leaves waits for Twisted's buffers, and the producer with it
+    reading   up to READ bytes at once
+    writing   immediately, as much as the kernel accepts; the rest waits in Twisted's buffer, and the producer is paused
 
-Twisted keeps whatever is written until the next turn of the reactor, asks the kernel whether the socket can be written,
-writes 128 KiB, and asks again.  For a subscriber who keeps up that is three system calls too many a delivery.
+Twisted itself buffers written data until the next turn of the reactor, waits until the kernel reports the socket as
+writable, writes 128 KiB, and repeats.  For a subscriber that keeps up this costs three more system calls per delivery.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Any, cast
 from twisted.internet.interfaces import IListeningPort, IPushProducer
 from twisted.internet.tcp import Port, Server
 
-#: What is read at once, in bytes: so much may take its turn of the reactor (fyrehose.core.fanout.TURN).
+#: Bytes that are read at once, as many as one cursor delivers in its turn (fyrehose.core.fanout.TURN).
 READ = 256 << 10
-#: What is given to the kernel at once, in bytes.
+#: Bytes that are written at once.
 WRITE = 1 << 20
-#: Connections that are accepted in one turn of the reactor.  When a listener is full each of them makes another close,
-#: which needs the next turn for that; Twisted would accept hundreds meanwhile, beyond the descriptors that there are.
+#: Connections that are accepted in one turn of the reactor.  When a listener is full, each of them makes another close,
+#: which takes until the next turn; Twisted would meanwhile accept hundreds, more than there are descriptors.
 ACCEPTS = 16
-#: Connections that may wait to be accepted.  Twisted's 50 are full in a moment when all clients come back at once, and
-#: whoever finds no room tries again after a second, then after two.
+#: Connections that may wait to be accepted.  Twisted's backlog of 50 is full at once when all clients reconnect, and a
+#: client that finds it full tries again only after a second, then after two.
 WAITING = 1_024
 
 
 class PromptServer(Server):
-    """A connection that a :class:`twisted.internet.tcp.Port` has accepted."""
+    """The transport of an accepted connection, which writes without waiting for the reactor."""
 
     bufferSize = READ
     SEND_LIMIT = WRITE
@@ -44,17 +44,17 @@ class PromptServer(Server):
 
     def writeSequence(self, iovec: Iterable[bytes]) -> None:
         pieces = [piece for piece in iovec if piece]
-        later = self.TLS or self.dataBuffer or self._tempDataLen or self.disconnecting or self._writeDisconnected
-        if not pieces or later or not self.connected:
+        deferred = self.TLS or self.dataBuffer or self._tempDataLen or self.disconnecting or self._writeDisconnected
+        if not pieces or deferred or not self.connected:
             super().writeSequence(pieces)  # type: ignore[no-untyped-call]
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         written = self.writeSomeData(data)
         if not isinstance(written, int):
-            written = 0  # the connection is lost, which doWrite finds out in its turn
+            written = 0  # the connection is lost; doWrite handles that in its turn
         if written == len(data):
             return
-        # What is left is not copied: Twisted goes on from an offset.
+        # Twisted continues from the offset, so the rest need not be copied.
         self.dataBuffer, self.offset = data, written
         self.startWriting()  # type: ignore[no-untyped-call]
         if self.producer is not None and self.streamingProducer:
@@ -62,10 +62,10 @@ class PromptServer(Server):
             cast("IPushProducer", self.producer).pauseProducing()
 
 
-def clear(path: str) -> None:
-    """Take away a Unix socket that nobody listens at any more, and its lock: whoever made them was killed.
+def remove_stale_socket(path: str) -> None:
+    """Remove the Unix socket at *path*, and its lock, if a killed process left them and no process listens there.
 
-    Twisted goes by the number of the process in the lock; in a container that is ours, or that of another by now.
+    Twisted checks only the process id in the lock, which in a container may by now belong to this or another process.
     """
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -74,50 +74,50 @@ def clear(path: str) -> None:
             probe.setblocking(False)
             probe.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
-        for left in (path, f"{path}.lock"):
-            with suppress(OSError):  # listening will say what is wrong
-                Path(left).unlink()
+        for stale in (path, f"{path}.lock"):
+            with suppress(OSError):  # listening reports the reason
+                Path(stale).unlink()
     except (OSError, ValueError):
-        return  # somebody listens, or it cannot be told
+        return  # a process listens there, or it cannot be determined
 
 
 def check_adopted(descriptor: int, family: int) -> None:
-    """See that a descriptor that somebody has handed over is what an endpoint says of it.
+    """Check that an inherited descriptor is a listening stream socket of the address family of its endpoint.
 
-    Else addresses of peers would be read as what they are not, and policies go by them.
+    With a wrong family the addresses of peers would be misread, and access policies depend on them.
 
-    :raises OSError: it is something else, or nobody listens at it
+    :raises OSError: the descriptor is something else, or its socket does not listen
     """
     copy = os.dup(descriptor)
     try:
         found = socket.socket(fileno=copy)
     except OSError as error:
         os.close(copy)
-        raise OSError(error.errno, f"descriptor {descriptor} is no socket: {error.strerror}") from error
+        raise OSError(error.errno, f"descriptor {descriptor} is not a socket: {error.strerror}") from error
     with found:
         if found.type != socket.SOCK_STREAM:
-            why = "is a socket of another kind: a unit says ListenStream= for TCP"
+            why = "is not a stream socket; use ListenStream= in the unit"
         elif found.family != family:
             name = socket.AddressFamily(found.family).name.removeprefix("AF_")
-            why = f"is a socket of the domain {name}: say domain={name}"
+            why = f"is a socket of the domain {name}; use domain={name} in the endpoint"
         elif not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            why = "is a socket that nobody listens at"
+            why = "is a socket that does not listen"
         else:
             return
     raise OSError(errno.EINVAL, f"descriptor {descriptor} {why}")
 
 
-def deepen(port: Any) -> Any:
-    """``port``, which has just begun to listen, with room for :data:`WAITING` connections that wait to be accepted."""
+def deepen_backlog(port: Any) -> Any:
+    """Let :data:`WAITING` connections wait to be accepted by *port*, which has just begun to listen, and return it."""
     if isinstance(port, Port):
         port.socket.listen(WAITING)
     return port
 
 
-def prompt(port: Any) -> Any:
+def tune_port(port: Any) -> Any:
     """Make *port*, which has just begun to listen, accept :data:`ACCEPTS` connections at a time, and return it.
 
-    If it is a port for TCP, they are :class:`PromptServer` connections.
+    The connections of a TCP port become :class:`PromptServer` transports; other ports are returned unchanged.
     """
     if IListeningPort.providedBy(port) and isinstance(port, Port):
         if port.transport is Server:

@@ -1,11 +1,11 @@
-"""The shell that the TCP protocols share: sockets outside, a sans-I/O session inside.
+"""The base of all TCP protocols: it connects a socket to a sans-I/O session and to the broker.
 
     dataReceived -> session.receive_data -> one method for each event -> broker.publish / subscribe
     write        <- session.data_to_send <- acknowledgements, deliveries
 
-What is the same for all of them lives here: the budget, deadlines, slow readers, closing.  Limits on connections are in
-connections.py, what listens is in listening.py.
-A protocol adds a table from event types to methods.
+It handles everything that the protocols have in common: the memory budget, deadlines, slow peers, and closing.  Limits
+of connections are in connections.py, and listening is in endpoints.py.  A protocol adds a table from event types to
+methods.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from fyrehose.records import Run
 
 T = TypeVar("T")
 
-#: How long a connection that is being closed may take to read what it was sent, in seconds.
+#: How long a peer may take to read the remaining data of a connection that is being closed, in seconds.
 LINGER = 5.0
-#: How long a publisher waits in silence when the disk is full before it is closed, in seconds.
+#: How long a publisher waits before it is disconnected because the disk is full, in seconds.
 FULL_GRACE = 5.0
-#: What a peer that does not read may make us answer, in bytes.
+#: The most bytes of replies that a peer may leave unread.
 MOST_UNREAD = 1 << 20
 
 
 class Session(Protocol):
-    """What the shell asks of a sans-I/O session."""
+    """A sans-I/O session, as :class:`SessionProtocol` uses it."""
 
     @property
     def expected(self) -> int:
-        """The size of the frame that is coming in, in bytes, as far as it is known; 0 between frames."""
+        """Return the size of the incomplete frame in bytes, as far as it is known; 0 between frames."""
 
     @property
     def buffered(self) -> int:
-        """How much of that frame is in memory, in bytes."""
+        """Return how many bytes of the incomplete frame are in memory."""
 
     def receive_data(self, data: bytes) -> list[Any]: ...
 
@@ -73,34 +73,37 @@ class Session(Protocol):
 
 @attrs.frozen(kw_only=True)
 class TCPSettings:
-    """Limits that every TCP protocol has."""
+    """The options of every TCP protocol: limits of connections."""
 
-    max_connections: int = option(10_000, count, "connections at a time", least=1)
-    max_per_host: int = option(2_000, count, "connections at a time from one address, or from one IPv6 /64", least=1)
+    max_connections: int = option(10_000, count, "most connections at a time", least=1)
+    max_per_host: int = option(2_000, count, "most connections from one address or IPv6 /64", least=1)
     silent_timeout: float = option(30.0, duration, "time for the first byte of a new connection; 0: no limit")
-    refusal_delay: float = option(LONGEST, duration, "longest time that a refused connection is held open; 0: none")
-    frame_timeout: float = option(30.0, duration, "time for a frame that has begun to come in whole")
-    stall_timeout: float = option(30.0, duration, "time for a reader to take what it was sent")
-    handshake_timeout: float = option(10.0, duration, "time for a handshake, that of TLS, too")
+    refusal_delay: float = option(LONGEST, duration, "longest time to hold a refused connection; 0: close it at once")
+    frame_timeout: float = option(30.0, duration, "time to receive a whole frame")
+    stall_timeout: float = option(30.0, duration, "time for a peer to read pending data")
+    handshake_timeout: float = option(10.0, duration, "time for a handshake, including that of TLS")
 
 
 @implementer(IPushProducer, IHalfCloseableProtocol, IHandshakeListener)
 class SessionProtocol(TwistedProtocol):
-    """One connection.  Subclasses fill ``handlers`` and write what the session wants to send with :meth:`flush`."""
+    """The protocol of one connection.
+
+    Subclasses fill ``handlers``, and call :meth:`flush` after the session has data to send.
+    """
 
     protocol_name: ClassVar[str]
     log: ClassVar[Logger]
-    #: event type -> name of the method that takes it
+    #: event type -> name of the method that handles it
     handlers: ClassVar[dict[type, str]]
 
     factory: Any  #: the SessionFactory
-    transport: Any  #: ITCPTransport and IConsumer; Twisted types it as less
-    reading: Reading  #: to be paused by whoever has to, once each
+    transport: Any  #: ITCPTransport and IConsumer, which Twisted's annotation does not say
+    reading: Reading  #: pauses and resumes reading, for several parties
     peer = "?"  #: the peer's host, for log lines
-    network = "?"  #: what limits per address count it under
-    crowd: OrderedDict[SessionProtocol, None]  #: the connections of that network, in the order of when they were heard
+    network = "?"  #: the network under which limits per address count it
+    same_network: OrderedDict[SessionProtocol, None]  #: connections of that network, the longest idle first
     address = "?"  #: the peer's host and port
-    identity: Identity  #: who the peer is, as far as it has proved it by now
+    identity: Identity  #: the identity of the peer, as far as it has proved it
     _handshake: Handshake
 
     def __init__(self, session: Session, broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> None:
@@ -109,26 +112,26 @@ class SessionProtocol(TwistedProtocol):
         self.clock = clock
         self.settings = settings
         self._account: Account | None = None
-        self._subscriptions: dict[ISubscription, None] = {}  #: in the order in which they came
+        self._subscriptions: dict[ISubscription, None] = {}  #: in the order of attach()
         self._write_paused = False
-        self._written = 0  #: what the peer has to read before the transport goes on, at the most, in bytes
-        self._unread = 0  #: of that, answers to a peer that does not read
+        self._written = 0  #: most bytes that the peer must read before the transport resumes
+        self._unread = 0  #: bytes of it that are replies to a peer that does not read
         self._in_flight = 0
-        self._written_to = False  #: whether anything was, since the factory looked last
+        self._written_to = False  #: True if data was written since the last call of is_idle()
         self._closing = False
-        self._delay = 0.0  #: how long it is held before it is closed, in seconds, because it was refused
+        self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._frame = FrameWatch(clock, settings.frame_timeout, self._late, self._give_way)
-        self._got = 0  #: what was read and not dealt with, in bytes
+        self._got = 0  #: bytes that were read and not handled yet
         self._stall_timer: IDelayedCall | None = None
         self._silence_timer: IDelayedCall | None = None
         self._linger_timer: IDelayedCall | None = None
 
     @property
     def reader(self) -> tuple[str, str]:
-        """Who reads, where this is the sink of a subscription."""
+        """Return the protocol and the peer, for sinks of subscriptions."""
         return self.protocol_name, self.address
 
-    # What the reactor calls.
+    # Called by the reactor.
 
     def connectionMade(self) -> None:
         transport = self.transport
@@ -147,12 +150,12 @@ class SessionProtocol(TwistedProtocol):
         self._handshake = Handshake(self.protocol_name, self.peer, self.log, self.broker.counters)
         self._handshake.begin(transport, self.clock, self.settings.handshake_timeout)
         if self.settings.silent_timeout:
-            self._silence_timer = self.clock.callLater(self.settings.silent_timeout, self._never_spoke)
+            self._silence_timer = self.clock.callLater(self.settings.silent_timeout, self._handle_silence)
         if not ISSLTransport.providedBy(transport):
             self._check_admitted()
 
     def handshakeCompleted(self) -> None:
-        """TLS is on: now it is known who the peer is."""
+        """Identify the peer by its certificate, after the TLS handshake."""
         self._handshake.end()
         self._identify()
         if self._silence_timer is not None:
@@ -164,18 +167,18 @@ class SessionProtocol(TwistedProtocol):
             if self._silence_timer is not None:
                 self._silence_timer.cancel()
                 self._silence_timer = None
-            self.factory.heard(self)
+            self.factory.mark_active(self)
             self._got = len(data)
             self.received(self.session.receive_data(data))
 
     def readConnectionLost(self) -> None:
-        """The peer has finished sending: it still gets its acknowledgements (half-close)."""
+        """Finish after the peer has closed its sending side (half-close); it still gets its acknowledgements."""
         for event in self.session.receive_eof():
             self._handle(event)
         self.finish()
 
     def writeConnectionLost(self) -> None:
-        """We have finished sending: that was our own doing."""
+        """Do nothing: the server itself has closed the writing side."""
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._closing = True
@@ -191,7 +194,7 @@ class SessionProtocol(TwistedProtocol):
         self.factory.lost(self)
 
     def pauseProducing(self) -> None:
-        """The peer reads more slowly than we write."""
+        """Pause the subscriptions, because the peer reads more slowly than the server writes."""
         self._write_paused = True
         for subscription in self._subscriptions:
             subscription.pauseProducing()
@@ -209,12 +212,12 @@ class SessionProtocol(TwistedProtocol):
             subscription.resumeProducing()
 
     def stopProducing(self) -> None:
-        """The transport is gone; connectionLost says the rest."""
+        """Do nothing: connectionLost follows."""
 
-    # What a protocol calls.
+    # Called by subclasses.
 
     def received(self, events: Sequence[object]) -> None:
-        """Deal with what the session made of bytes: those that just came, or some that it had kept."""
+        """Handle the events of the session, from bytes that just arrived or that it had buffered."""
         account = self._account
         if events and account is not None:
             account.complete()
@@ -225,12 +228,15 @@ class SessionProtocol(TwistedProtocol):
         self._got = 0
         if account is not None:
             account.expect(expected, self.session.buffered if expected else 0)
-        self._answer()
+        self._flush_replies()
 
     def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
-        """Publish, and call ``acknowledge`` with the first numbers when it is durable; else close.
+        """Publish *runs*; close the connection if they are refused.
 
-        Nothing that came after a publish that was refused is taken, so an acknowledgement covers all before it.
+        Everything that the peer sends after a refused publish is ignored, so an acknowledgement covers all publishes
+        before it.
+
+        :param acknowledge: called with the first number of each run when all of them are durable
         """
         size = sum(run.size for run in runs)
         self.carry_out(partial(self.broker.publish, runs), acknowledge, self._refused, size)
@@ -242,9 +248,12 @@ class SessionProtocol(TwistedProtocol):
         refused: Callable[[Failure], None],
         size: int = 0,
     ) -> None:
-        """Give *order* to the broker, and call *answer* or *refused* with what comes of it.
+        """Call the broker, and handle its result while the connection is open.
 
-        :param size: bytes that are charged to the connection until then
+        :param order: the call of the broker
+        :param answer: called with the result
+        :param refused: called with the failure
+        :param size: bytes that are charged to the connection until the Deferred has fired
         """
         account = self._account
         assert account is not None
@@ -258,7 +267,7 @@ class SessionProtocol(TwistedProtocol):
         def settle(result: object) -> None:
             self._in_flight -= 1
             account.release(size)
-            closing = self._closing  # else who is told that it is settled may close, and that is enough
+            closing = self._closing  # before settled(), which may itself close the connection
             self.settled()
             if closing and not self._in_flight and not self._disconnected():
                 self._hang_up()
@@ -266,31 +275,31 @@ class SessionProtocol(TwistedProtocol):
         order().addCallback(done).addErrback(refused).addErrback(self._failed).addBoth(settle)
 
     def settled(self) -> None:
-        """A publish was acknowledged or refused, and is not held any more: for protocols that wait for that."""
+        """Handle a settled publish, acknowledged or refused; a hook for subclasses."""
 
     def attach(self, subscription: ISubscription) -> None:
-        """Let ``subscription`` deliver as fast as the peer reads."""
+        """Deliver *subscription* to the peer, as fast as it reads."""
         self._subscriptions[subscription] = None
         if not self._write_paused:
             subscription.resumeProducing()
 
     def detach(self, subscription: ISubscription) -> None:
-        """Nothing more of ``subscription``."""
+        """Stop *subscription*."""
         self._subscriptions.pop(subscription, None)
         subscription.stopProducing()
 
     def flush(self) -> None:
-        """Write what the session has to send."""
+        """Write the data that the session has to send."""
         data = self.session.data_to_send()
         if not data or self._disconnected():
             return
-        # While it is not paused the transport has next to nothing left of what was written before.
+        # A transport that is not paused has hardly any unsent data left.
         self._written = sum(map(len, data)) + (self._written if self._write_paused else 0)
         self._written_to = True
         self.transport.writeSequence(data)
 
-    def _answer(self) -> None:
-        """Write the answers to what was read; a peer that asks and does not read is not answered for ever."""
+    def _flush_replies(self) -> None:
+        """Flush replies; drop a peer that leaves more than MOST_UNREAD bytes unread."""
         unread, before = self._write_paused, self._written
         self.flush()
         if unread:
@@ -299,18 +308,18 @@ class SessionProtocol(TwistedProtocol):
                 self.drop(RemoteProtocolError("answers-unread", f"{self._unread} bytes"))
 
     def drop(self, error: RemoteProtocolError) -> None:
-        """The peer has broken a rule: count it, say so once, and close when what it published before is settled."""
+        """Count and log a violation of the protocol, and close once earlier publishes are settled."""
         detail = str(error).removeprefix(error.cause).removeprefix(": ")
         self.broker.counters.refuse(self.log, self.protocol_name, error.cause, self.peer, detail)
         self._finish_late()
 
     def forbid(self, error: Forbidden) -> None:
-        """The peer may not do what it wants to: count it, say so once, and close."""
+        """Count and log a forbidden action, and close once earlier publishes are settled."""
         self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
         self._finish_late()
 
     def finish(self) -> None:
-        """Take nothing more in; close when everything that was published is acknowledged."""
+        """Ignore further input, and close once all publishes are settled."""
         if not self._closing:
             self._closing = True
             for subscription in list(self._subscriptions):
@@ -319,50 +328,50 @@ class SessionProtocol(TwistedProtocol):
                 self._hang_up()
 
     def read_again(self) -> None:
-        """Nobody wants reading paused any more: the peer has its time for the frame that is coming in again."""
-        if self._linger_timer is None:  # a transport that closes does not like it
+        """Resume reading, and restart the time limit of the incomplete frame."""
+        if self._linger_timer is None:  # a closing transport must not be resumed
             self._frame.resume()
             self.transport.resumeProducing()
 
-    # What the factory calls.
+    # Called by the factory.
 
     @property
     def publishing(self) -> bool:
-        """Whether a publish of the peer is not durable yet."""
+        """Return whether a publish of the peer is not durable yet."""
         return self._in_flight > 0
 
     def is_idle(self) -> bool:
-        """Return whether closing the connection interrupts nothing.
+        """Return whether the connection can be closed without interrupting the peer.
 
-        It does if the peer publishes, if a frame is coming in, or if a subscription got something since the last call.
+        It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call.
         """
-        fed, self._written_to = self._written_to and bool(self._subscriptions), False
-        return not (self.publishing or self.session.expected or fed)
+        delivered, self._written_to = self._written_to and bool(self._subscriptions), False
+        return not (self.publishing or self.session.expected or delivered)
 
     def make_room(self) -> None:
-        """Close the connection, because the listener is full and another peer needs its place."""
+        """Close the connection, because the listener is full and another peer connects."""
         self.finish()
         self.close_held()
 
     def close_held(self) -> None:
-        """Close the connection before the next turn of the reactor is over, whatever the peer does."""
+        """Close the connection by the end of the next turn of the reactor, whatever the peer does."""
         self._close()
-        # These would wait for the peer: to read, and to close its side of TLS.
+        # Unread data and the end of TLS would wait for the peer.
         if self._write_paused or ISSLTransport.providedBy(self.transport):
             self.transport.abortConnection()
 
     def abort_held(self) -> None:
-        """Close the connection, which was refused, now."""
+        """Abort the connection, which was refused."""
         self.transport.abortConnection()
 
-    # Inside.
+    # Private.
 
     def _disconnected(self) -> bool:
-        """Whether nothing can be said to the peer any more: it is gone, or it was refused and is held."""
+        """Return whether nothing can be sent any more: the connection is lost, or was refused and is held."""
         return self not in self.factory.connections
 
     def _finish_late(self) -> None:
-        """Close as :meth:`finish` does, but late: the peer was refused, and may be back at once."""
+        """Close like :meth:`finish`, but delayed, because a refused peer may reconnect at once."""
         if not self._closing:
             self._delay = self.factory.holding.delay(self.network)
         self.finish()
@@ -383,7 +392,7 @@ class SessionProtocol(TwistedProtocol):
         self.broker = self.broker.identified(self.identity)
 
     def _check_admitted(self) -> None:
-        """Refuse a peer that no rule of the policy allows anything, also after it has proved who it is."""
+        """Refuse a peer that no rule of the policy allows anything, even after further proofs."""
         proofs = self.factory.proofs
         try:
             if proofs is not None:
@@ -394,19 +403,19 @@ class SessionProtocol(TwistedProtocol):
     def _hang_up(self) -> None:
         self.flush()
         self.transport.unregisterProducer()
-        # A peer that has not read what it was sent has its time to read instead, in which it keeps its place.
+        # A peer with unread data gets its time to read instead, and still counts as connected.
         if self._delay and not self._write_paused:
             self._hold_socket()
         else:
             self._close()
 
     def _hold_socket(self) -> None:
-        """Keep the socket, and nothing else, until the peer may know that it was refused."""
+        """Keep only the socket of the refused connection, until its delay is over."""
         self.reading.pauseProducing()
         self._cancel_timers()
         if self._account is not None:
             self._account.close()
-        self.session.receive_eof()  # which forgets what has come in
+        self.session.receive_eof()  # frees the buffer of the session
         self.factory.hold(self, self._delay)
 
     def _close(self) -> None:
@@ -420,7 +429,7 @@ class SessionProtocol(TwistedProtocol):
         self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
         if self._closing or self._disconnected():
             return
-        # Without an acknowledgement it will come back, and should not do so at once.
+        # Without an acknowledgement the peer will reconnect, and should not do so at once.
         self._delay = self.factory.holding.delay(self.network)
         if isinstance(error, ReadOnly):
             self._delay = FULL_GRACE
@@ -430,8 +439,8 @@ class SessionProtocol(TwistedProtocol):
             self.detach(subscription)
 
     def _failed(self, failure: Failure) -> None:
-        """A bug of ours: what became of the publish is not known, so nothing is said about it."""
-        self.log.failure("{protocol}: a publish of {peer} failed", failure, protocol=self.protocol_name, peer=self.peer)
+        """Handle an unexpected error, a bug: whether the publish is durable is unknown, so it is not acknowledged."""
+        self.log.failure("{protocol}: a publish by {peer} failed", failure, protocol=self.protocol_name, peer=self.peer)
         self._closing = True
         if not self._disconnected():
             self.transport.abortConnection()
@@ -442,7 +451,7 @@ class SessionProtocol(TwistedProtocol):
             if timer is not None and timer.active():
                 timer.cancel()
 
-    def _never_spoke(self) -> None:
+    def _handle_silence(self) -> None:
         self._silence_timer = None
         if not self._closing:
             allowed = f"{self.settings.silent_timeout:g} s"
@@ -459,13 +468,13 @@ class SessionProtocol(TwistedProtocol):
             self.drop(error)
 
     def _give_way(self, error: RemoteProtocolError) -> None:
-        """Close at once, if nothing is left to acknowledge: others wait for the memory."""
+        """Drop the connection because others wait for its memory; abort it if nothing is left to acknowledge."""
         self._late(error)
         if not self._in_flight and not self._disconnected():
             self.transport.abortConnection()
 
     def _stalled(self) -> None:
         self._stall_timer = None
-        self.broker.counters.refuse(self.log, self.protocol_name, "stalled-reader", self.peer)
+        self.broker.counters.refuse(self.log, self.protocol_name, "stalled-peer", self.peer)
         self._closing = True
         self.transport.abortConnection()

@@ -1,10 +1,10 @@
-"""TLS for the TCP protocols, by settings, at a plain ``tcp:``, ``unix:`` or ``systemd:`` endpoint.
+"""TLS for the TCP protocols, configured by options, on a plain ``tcp:``, ``unix:`` or ``systemd:`` endpoint.
 
     --listen figg=tcp:8119 --option figg.tls-certificate=server.pem --option figg.tls-key=server.key
     --option figg.tls-authorities=clients.pem --option figg.tls-client-auth=required
 
-Twisted's own ``ssl:`` endpoints go on working beside them: they speak TLS 1.2 and later, too, know no client
-certificates, and read theirs once.
+Twisted's own ``ssl:`` endpoints work, too.  They also use TLS 1.2 or later, but do not check client certificates, and
+read the server's certificate only once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fyrehose.net.holding import RefusedConnection
 from fyrehose.net.tcp import TCPSettings
 from fyrehose.options import option
 
-#: Forward secrecy and authenticated encryption, and nothing else.
+#: Only ciphers with forward secrecy and authenticated encryption.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 _MINIMA = {"1.2": SSL.TLS1_2_VERSION, "1.3": SSL.TLS1_3_VERSION}
@@ -44,45 +44,50 @@ def _one_of(*words: str) -> Any:
 
 @attrs.frozen(kw_only=True)
 class TLSSettings(TCPSettings):
-    """The options of a TCP protocol that speaks TLS when it is given a certificate."""
+    """The options of a TCP protocol that uses TLS when a certificate is configured."""
 
-    tls_certificate: str = option("", str, "PEM file: the certificate, then those that it was issued by; makes it TLS")
-    tls_key: str = option("", str, "PEM file: the certificate's private key; where it is empty, in the same file")
-    tls_key_passphrase: str = option("", str, "file whose first line is the passphrase of the key")
-    tls_authorities: str = option("", str, "PEM file: whoever may have issued a client's certificate, all in one file")
+    tls_certificate: str = option("", str, "PEM file: the server's certificate, then its issuers; enables TLS")
+    tls_key: str = option("", str, "PEM file: the private key; default: the certificate's file")
+    tls_key_passphrase: str = option("", str, "file whose first line is the passphrase of the private key")
+    tls_authorities: str = option("", str, "PEM file: all authorities that may issue client certificates")
     tls_client_auth: str = option("none", _one_of(*_CLIENT_AUTH), "client certificates: none, optional or required")
-    tls_minimum: str = option("1.2", _one_of(*_MINIMA), "the lowest version of TLS: 1.2 or 1.3")
-    tls_ciphers: str = option(CIPHERS, str, "what OpenSSL calls a cipher list, for TLS 1.2")
+    tls_minimum: str = option("1.2", _one_of(*_MINIMA), "lowest version of TLS: 1.2 or 1.3")
+    tls_ciphers: str = option(CIPHERS, str, "cipher list of OpenSSL, for TLS 1.2")
 
     def tls(self, protocol: str) -> TLS | None:
-        """What these options come to; None without a certificate.
+        """Return the TLS configuration of these options, or None without a certificate.
 
-        :raises ConfigError: a file cannot be used, or the options do not go together
+        :raises ConfigError: a file is invalid, or options contradict each other
         """
-        asks = self.tls_client_auth != "none"
-        if not self.tls_certificate and (self.tls_key or self.tls_authorities or asks):
-            raise ConfigError(f"options of {protocol}: TLS needs {protocol}.tls-certificate")
-        if asks != bool(self.tls_authorities):
+        wants_certificates = self.tls_client_auth != "none"
+        if not self.tls_certificate and (self.tls_key or self.tls_authorities or wants_certificates):
+            raise ConfigError(f"invalid options of {protocol}: TLS requires {protocol}.tls-certificate")
+        if wants_certificates != bool(self.tls_authorities):
             raise ConfigError(
-                f"options of {protocol}: tls-authorities and tls-client-auth=optional or required need each other"
+                f"invalid options of {protocol}: tls-authorities and "
+                "tls-client-auth=optional or required need each other"
             )
         if not self.tls_certificate:
             return None
-        return TLS(self, protocol, self._usable(protocol))
+        return TLS(self, protocol, self.context(protocol))
 
-    def _usable(self, protocol: str) -> SSL.Context:
+    def context(self, protocol: str) -> SSL.Context:
+        """Read the files of these options.
+
+        :raises ConfigError: a file cannot be read or used
+        """
         for path in (self.tls_certificate, self.tls_key, self.tls_key_passphrase, self.tls_authorities):
             try:
                 Path(path or self.tls_certificate).read_bytes()
             except OSError as error:
-                raise ConfigError(f"the TLS options of {protocol} cannot be used: {error}") from error
+                raise ConfigError(f"invalid TLS options of {protocol}: {error}") from error
         try:
-            return self._context()
+            return self._make_context()
         except (SSL.Error, ValueError) as error:
-            said = _said(error) if isinstance(error, SSL.Error) else error
-            raise ConfigError(f"the TLS options of {protocol} cannot be used: {said}") from error
+            reason = _reason(error) if isinstance(error, SSL.Error) else error
+            raise ConfigError(f"invalid TLS options of {protocol}: {reason}") from error
 
-    def _context(self) -> SSL.Context:
+    def _make_context(self) -> SSL.Context:
         context = SSL.Context(SSL.TLS_SERVER_METHOD)
         context.set_min_proto_version(_MINIMA[self.tls_minimum])
         context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_RENEGOTIATION)
@@ -90,7 +95,7 @@ class TLSSettings(TCPSettings):
         context.use_certificate_chain_file(self.tls_certificate)
         context.use_privatekey(self._key())
         context.check_privatekey()
-        # A session that is resumed would be one whose certificate was not looked at again.
+        # A resumed session would skip the verification of its certificate.
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         context.set_options(SSL.OP_NO_TICKET)
         if self.tls_client_auth != "none":
@@ -111,34 +116,34 @@ class TLSSettings(TCPSettings):
             raise ValueError(f"{path}: {error}") from error
 
 
-def _said(error: SSL.Error) -> str:
-    """What OpenSSL says, which is a list of what it said to itself."""
+def _reason(error: SSL.Error) -> str:
+    """Return the reasons from OpenSSL's error queue as text."""
     reasons = [str(part[-1]) for part in (error.args[0] if error.args else ()) if part[-1]]
-    return "; ".join(dict.fromkeys(reasons)) or "OpenSSL does not say why"
+    return "; ".join(dict.fromkeys(reasons)) or "OpenSSL gives no reason"
 
 
 @implementer(IOpenSSLServerConnectionCreator)
 @attrs.define(eq=False)
 class TLS:
-    """Makes the server's side of connections."""
+    """Creates the server side of TLS connections."""
 
     settings: TLSSettings
     protocol: str
     context: SSL.Context
 
     def reload(self) -> None:
-        """Read the files again, for the connections that come from now on.
+        """Read the files again, for new connections.
 
-        :raises ConfigError: one cannot be used; everything stays as it was
+        :raises ConfigError: a file is invalid; the previous ones stay in use
         """
-        self.context = self.settings._usable(self.protocol)
+        self.context = self.settings.context(self.protocol)
 
     def serverConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
         return SSL.Connection(self.context, None)
 
 
 class TLSFactory(TLSMemoryBIOFactory):
-    """Puts TLS around a factory, also around one that refuses a connection, which Twisted's own cannot."""
+    """A TLS factory around a factory that may refuse connections, which Twisted's own does not support."""
 
     def __init__(self, tls: TLS, factory: Factory, clock: Any) -> None:
         super().__init__(tls, False, cast("IProtocolFactory", factory), clock)
@@ -148,23 +153,25 @@ class TLSFactory(TLSMemoryBIOFactory):
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         protocol: IProtocol | None = self.wrappedFactory.buildProtocol(addr)
-        if protocol is None or isinstance(protocol, RefusedConnection):  # no handshake is begun with it
+        if protocol is None or isinstance(protocol, RefusedConnection):  # a refused connection gets no handshake
             return protocol
         return self.protocol(self, protocol)
 
     def reload(self) -> None:
-        """See :meth:`TLS.reload`."""
+        """Read the files again; see :meth:`TLS.reload`."""
         self.tls.reload()
 
 
-def around(protocol: str, endpoint: str, factory: Factory, settings: TLSSettings, clock: Any) -> TLSFactory | None:
-    """What listens in the place of ``factory`` where ``settings`` ask for TLS; None where they do not.
+def add_tls(protocol: str, endpoint: str, factory: Factory, settings: TLSSettings, clock: Any) -> TLSFactory | None:
+    """Return a TLS factory around *factory* if *settings* configure a certificate, else None.
 
-    :raises ConfigError: the options cannot be used, or the endpoint speaks TLS already
+    :raises ConfigError: the options are invalid, or the endpoint uses TLS already
     """
     tls = settings.tls(protocol)
     if tls is None:
         return None
     if endpoint.startswith(("ssl:", "tls:")):
-        raise ConfigError(f"--listen {protocol}={endpoint} uses TLS already: {protocol}.tls-certificate goes with tcp:")
+        raise ConfigError(
+            f"invalid --listen {protocol}={endpoint}: it uses TLS already; use {protocol}.tls-certificate with tcp:"
+        )
     return TLSFactory(tls, factory, clock)

@@ -367,7 +367,7 @@ class Server(Service):
         """The listeners, none of them with more connections than there are file descriptors for."""
         limited = [listener for listener in listeners if hasattr(listener.settings, "max_connections")]
         available = process.raise_descriptor_limit()
-        share = left = connections.within(available, len(limited))
+        share = left = connections.connections_within(available, len(limited))
         for n, wanted in enumerate(sorted(listener.settings.max_connections for listener in limited)):
             share = max(1, left // (len(limited) - n))
             if wanted > share:
@@ -377,7 +377,7 @@ class Server(Service):
         if cut:
             usual = [type(listener.settings)().max_connections for listener in cut]
             asked = usual != [listener.settings.max_connections for listener in cut]
-            wanted = sum(connections.descriptors(listener.settings.max_connections) for listener in limited)
+            wanted = sum(connections.descriptors_for(listener.settings.max_connections) for listener in limited)
             names, each = ", ".join(listener.name for listener in cut), " each" if len(cut) > 1 else ""
             (self.notes if asked else self.remarks).append(
                 f"{names} may have {share} connections{each}, as the system allows {available + process.RESERVED} file "

@@ -86,7 +86,7 @@ def test_every_listener_of_tcp_speaks_tls_by_the_same_options(plugin: Any, broke
         pytest.skip("an extra is not installed")
     service.reload()
     Path(own.key).unlink()
-    with pytest.raises(ConfigError, match=f"the TLS options of {plugin.name} cannot be used"):
+    with pytest.raises(ConfigError, match=f"invalid TLS options of {plugin.name}"):
         service.reload()
-    with pytest.raises(ConfigError, match=f"the TLS options of {plugin.name} cannot be used"):
+    with pytest.raises(ConfigError, match=f"invalid TLS options of {plugin.name}"):
         plugin.make_service(MemoryReactorClock(), broker, plugin.default_endpoint, settings)

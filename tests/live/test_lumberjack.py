@@ -405,5 +405,5 @@ def test_threat_a_writer_that_never_reads_acknowledgements(start: Any) -> None:
                 while len(answer) < 6:
                     answer += other.recv(6 - len(answer))
                 assert answer == b"2A" + pack(">I", 7)
-    assert "answers-unread" in server.log or "stalled-reader" in server.log
+    assert "answers-unread" in server.log or "stalled-peer" in server.log
     assert server.stop() == 0

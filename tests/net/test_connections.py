@@ -12,7 +12,7 @@ import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 
-from fyrehose.net.connections import LEAST_READ, READS, Crowds, descriptors, within
+from fyrehose.net.connections import LEAST_READ, READS, ConnectionsByNetwork, connections_within, descriptors_for
 from fyrehose.net.holding import RefusedConnection
 from fyrehose.net.sockets import READ
 
@@ -49,7 +49,7 @@ def fill(server: Any, *hosts: str) -> list[tuple[Any, Any]]:
 
 def reap(server: Any) -> None:
     """Lose the connections that were closed, as a reactor does."""
-    for held in list(server.factory.holding._leaving):
+    for held in list(server.factory.holding._closing):
         server.lose(held)
 
 
@@ -65,7 +65,7 @@ def test_the_one_that_has_been_idle_longest_makes_room(log_lines: list[str]) -> 
     assert closed(peers) == [False, True, False]
     assert len(server.factory.connections) == 3
     assert server.count("made-room") == 1
-    said = "toy: made-room from 10.0.0.2: it was idle longest, and the listener is full; to keep more, raise"
+    said = "toy: made-room from 10.0.0.2: idle longest while the listener is full; to allow more, raise"
     assert log_lines == [f"{said} toy.max-connections"]
 
 
@@ -143,11 +143,11 @@ def test_refused_connections_take_no_place_that_is_needed() -> None:
         protocol = server.factory.buildProtocol(IPv4Address("TCP", "10.0.0.1", port))
         if isinstance(protocol, RefusedConnection):
             protocol.makeConnection(Transport())
-    assert len(server.factory.connections) + len(server.factory.holding) <= descriptors(40)
+    assert len(server.factory.connections) + len(server.factory.holding) <= descriptors_for(40)
     for number in range(39):
         server.connect(f"10.0.1.{number}")
         reap(server)
-        assert len(server.factory.connections) + len(server.factory.holding) <= descriptors(40)
+        assert len(server.factory.connections) + len(server.factory.holding) <= descriptors_for(40)
     assert len(server.factory.connections) == 40
     assert server.count("made-room") == 0
 
@@ -155,19 +155,19 @@ def test_refused_connections_take_no_place_that_is_needed() -> None:
 def test_descriptors_are_enough_for_every_share() -> None:
     for available in (100, 936, 960, 19_936, 100_000):
         for listeners in range(1, 8):
-            share = within(available, listeners) // listeners
+            share = connections_within(available, listeners) // listeners
             assert share >= 1
-            assert share == 1 or listeners * descriptors(share) <= available
+            assert share == 1 or listeners * descriptors_for(share) <= available
 
 
 @attrs.define(eq=False)
 class Counted:
     network: str
-    crowd: Any = None
+    same_network: Any = None
 
 
 def test_the_largest_crowd_is_known_whatever_comes_and_goes() -> None:
-    dice, crowds = random.Random(1), Crowds()
+    dice, crowds = random.Random(1), ConnectionsByNetwork()
     there: list[Any] = []
     for _ in range(5000):
         if there and dice.random() < 0.48:

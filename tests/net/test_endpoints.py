@@ -21,7 +21,7 @@ make = import_module("test_tcp").make  # a server of a toy protocol
 def test_an_endpoint_that_is_none() -> None:
     server = make()
     for endpoint in ("nonsense:1", "tcp", "tcp:http:x=y", "ssl:1"):
-        with pytest.raises(ConfigError, match="not an endpoint of Twisted"):
+        with pytest.raises(ConfigError, match="not a Twisted endpoint"):
             TCPService(server.clock, "toy", endpoint, server.factory)
 
 

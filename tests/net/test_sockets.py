@@ -14,7 +14,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Port, Server
 
-from fyrehose.net.sockets import ACCEPTS, READ, PromptServer, check_adopted, clear, prompt
+from fyrehose.net.sockets import ACCEPTS, READ, PromptServer, check_adopted, remove_stale_socket, tune_port
 
 #: More than any kernel takes at once from a socket whose buffers were made small.
 MUCH = 3 << 20
@@ -172,39 +172,39 @@ def test_it_reads_a_lot_at_once(pair: Pair) -> None:
 
 def test_a_tcp_port_makes_such_connections_and_another_is_left_alone() -> None:
     port = Port(0, Factory(), reactor=Reactor())
-    assert prompt(port) is port
+    assert tune_port(port) is port
     assert port.transport is PromptServer
 
     class Special(Server):
         pass
 
     port.transport = Special
-    prompt(port)
+    tune_port(port)
     assert port.transport is Special
-    assert prompt("something else") == "something else"
+    assert tune_port("something else") == "something else"
 
 
 def test_a_unix_socket_that_nobody_listens_at_is_taken_away(tmp_path: Path) -> None:
     path, lock = tmp_path / "figg", tmp_path / "figg.lock"
     lock.symlink_to(str(os.getpid()))  # in a container whoever was killed had our number
-    clear(str(path))
+    remove_stale_socket(str(path))
     assert not lock.is_symlink()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
         lock.symlink_to(str(os.getpid()))
-        clear(str(path))
+        remove_stale_socket(str(path))
         assert path.exists()
         assert lock.is_symlink(), "somebody listens"
-    clear(str(path))
+    remove_stale_socket(str(path))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_unix_socket_stays(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("x")
-    clear(str(path))
-    clear("\0abstract")
+    remove_stale_socket(str(path))
+    remove_stale_socket("\0abstract")
     assert path.read_text() == "x"
 
 
@@ -214,15 +214,15 @@ def test_a_descriptor_that_was_handed_over_is_what_it_is_said_to_be(tmp_path: Pa
         check_adopted(good.fileno(), inet)
         assert good.fileno() >= 0, "it was looked at, and stays open"
         for descriptor, family, said in (
-            (good.fileno(), unix, "say domain=INET"),
-            (idle.fileno(), inet, "nobody listens at"),
-            (file.fileno(), inet, "is no socket"),
+            (good.fileno(), unix, "use domain=INET"),
+            (idle.fileno(), inet, "does not listen"),
+            (file.fileno(), inet, "is not a socket"),
         ):
             with pytest.raises(OSError, match=said):
                 check_adopted(descriptor, family)
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
-        with pytest.raises(OSError, match="say domain=UNIX"):
+        with pytest.raises(OSError, match="use domain=UNIX"):
             check_adopted(ours.fileno(), inet)
         with pytest.raises(OSError, match="ListenStream="):
             check_adopted(datagrams.fileno(), inet)
@@ -236,7 +236,7 @@ def test_a_port_accepts_a_few_connections_at_a_time() -> None:
             made.append(self.transport)
 
     factory = Factory.forProtocol(Remembered)
-    port: Any = prompt(Port(0, factory, interface="127.0.0.1", reactor=Reactor()))
+    port: Any = tune_port(Port(0, factory, interface="127.0.0.1", reactor=Reactor()))
     port.startListening()
     try:
         clients = [socket.create_connection(("127.0.0.1", port.getHost().port)) for _ in range(2 * ACCEPTS + 1)]

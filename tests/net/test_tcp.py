@@ -319,7 +319,7 @@ class TestSlowReaders:
         assert not transport.aborted
         server.clock.advance(2)
         assert transport.aborted
-        assert server.count("stalled-reader") == 1
+        assert server.count("stalled-peer") == 1
 
     def test_what_it_read_long_ago_gives_no_patience(self) -> None:
         server = make(stall_timeout=30.0)

@@ -17,7 +17,7 @@ from twisted.internet.testing import StringTransport
 from fyrehose.errors import ConfigError
 from fyrehose.net.holding import Holding, RefusedConnection
 from fyrehose.net.peers import identify
-from fyrehose.net.tls import TLSFactory, TLSSettings, around
+from fyrehose.net.tls import TLSFactory, TLSSettings, add_tls
 from fyrehose.options import build
 from fyrehose.testing.certificates import Authority
 
@@ -199,7 +199,7 @@ def test_certificates_are_read_again_for_the_connections_that_come_then(authorit
     use(authority.issue("server", "localhost"))
     factory = Factory()
     factory.buildProtocol = lambda addr: Echo()  # type: ignore[method-assign]
-    listening = around("toy", "tcp:1", factory, TLSSettings(tls_certificate=str(path)), Clock())
+    listening = add_tls("toy", "tcp:1", factory, TLSSettings(tls_certificate=str(path)), Clock())
     assert listening is not None
     before = listening.tls.context
     other = Authority(tmp_path, "other")
@@ -211,7 +211,7 @@ def test_certificates_are_read_again_for_the_connections_that_come_then(authorit
     good = listening.tls.context
     for content in ("", "nonsense"):
         path.write_text(content)
-        with pytest.raises(ConfigError, match="the TLS options of toy cannot be used"):
+        with pytest.raises(ConfigError, match="invalid TLS options of toy"):
             listening.reload()
     path.unlink()
     with pytest.raises(ConfigError, match="No such file"):
@@ -220,10 +220,10 @@ def test_certificates_are_read_again_for_the_connections_that_come_then(authorit
 
 
 def test_tls_is_put_around_what_has_none(authority: Authority) -> None:
-    assert around("toy", "tcp:1", Factory(), TLSSettings(), Clock()) is None
+    assert add_tls("toy", "tcp:1", Factory(), TLSSettings(), Clock()) is None
     for endpoint in ("ssl:1:privateKey=x", "tls:1"):
-        with pytest.raises(ConfigError, match=r"uses TLS already: toy\.tls-certificate goes with tcp:"):
-            around("toy", endpoint, Factory(), options(authority), Clock())
+        with pytest.raises(ConfigError, match=r"uses TLS already; use toy\.tls-certificate with tcp:"):
+            add_tls("toy", endpoint, Factory(), options(authority), Clock())
 
 
 def test_a_factory_that_refuses_a_connection_is_understood(authority: Authority) -> None:
@@ -268,5 +268,5 @@ def test_an_error_without_words_is_said_in_words(authority: Authority, monkeypat
         raise SSL.Error
 
     monkeypatch.setattr(SSL.Context, "check_privatekey", fail)
-    with pytest.raises(ConfigError, match="does not say why"):
+    with pytest.raises(ConfigError, match="gives no reason"):
         options(authority).tls("toy")

@@ -9,7 +9,7 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.endpoints import TCPService
-from fyrehose.net.tls import around
+from fyrehose.net.tls import add_tls
 from fyrehose.protocols.figg.server import PROTOCOL, Settings, make_factory
 
 
@@ -25,7 +25,7 @@ class FiggPlugin:
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = make_factory(broker, reactor, settings)
-        return TCPService(reactor, PROTOCOL, endpoint, factory, around(PROTOCOL, endpoint, factory, settings, reactor))
+        return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
 
 plugin = FiggPlugin()

@@ -9,7 +9,7 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IProtocolPlugin
 from fyrehose.net.endpoints import TCPService
-from fyrehose.net.tls import around
+from fyrehose.net.tls import add_tls
 from fyrehose.protocols.http.server import Settings, make_factory
 from fyrehose.protocols.http.session import PROTOCOL
 
@@ -26,7 +26,7 @@ class HttpPlugin:
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
         factory = make_factory(broker, reactor, endpoint, settings)
-        return TCPService(reactor, PROTOCOL, endpoint, factory, around(PROTOCOL, endpoint, factory, settings, reactor))
+        return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
 
 plugin = HttpPlugin()

@@ -389,7 +389,7 @@ def test_a_reader_that_does_not_read_is_closed_and_disturbs_nobody(server: Serve
     server.clock.advance(60)
     assert slow.transport.aborted
     assert not quick.transport.aborted
-    assert server.count("stalled-reader") == 1
+    assert server.count("stalled-peer") == 1
     slow.leave()
     quick.leave()
 
@@ -399,7 +399,7 @@ def test_a_full_disk_says_when_to_come_again(server: Server) -> None:
     peer = server.connect()
     answer = peer.ask("POST /streams/s", body=b"x")
     assert (answer.status, answer.headers["retry-after"], answer.json["published"]) == (503, "5", 0)
-    assert "no room" in answer.json["error"]
+    assert "disk is full" in answer.json["error"]
     server.journal.enter(JournalState.WRITABLE, "room")
     assert peer.ask("POST /streams/s", body=b"x").status == 200
 
@@ -711,7 +711,7 @@ def test_a_stream_is_retired_when_it_is_durable_and_not_before(make: Make) -> No
     ("line", "status", "said"),
     [
         ("DELETE /streams/none", 404, "there is no stream 'none'"),
-        ("DELETE /streams/.own", 409, "are the server's own"),
+        ("DELETE /streams/.own", 409, "reserved for the server"),
         ("DELETE /streams/bound", 409, "the listener backbone is bound to it"),
         ("DELETE /streams/s/live", 405, "takes GET, HEAD"),
         ("DELETE /streams/s?force=1", 400, "'force' is no parameter"),

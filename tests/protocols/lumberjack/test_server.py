@@ -398,7 +398,7 @@ def test_a_writer_that_does_not_read_acknowledgements(server: Make) -> None:
     peer.protocol.pauseProducing()
     made.clock.advance(31)
     assert peer.transport.aborted
-    assert made.count("stalled-reader") == 1
+    assert made.count("stalled-peer") == 1
 
 
 def test_who_does_not_let_go_is_cut_off(server: Make) -> None:
