@@ -180,7 +180,7 @@ class Status:
                 "protocol": listener.protocol,
                 "endpoint": listener.endpoint,
                 "encryption": listener.encryption,
-                "who": listener.who(),
+                "access": listener.access(),
                 "connections": listener.connections(),
             }
             for listener in self.broker.listeners

@@ -155,7 +155,7 @@ def _protocols(protocols: list[dict[str, Any]]) -> Table:
 def _listeners(listeners: list[dict[str, Any]]) -> Table:
     table = _table("listener", "listens at", "encryption", "who may come in", "peers")
     for each in listeners:
-        texts = (each["name"], each["endpoint"], each["encryption"] or "none", each["who"])
+        texts = (each["name"], each["endpoint"], each["encryption"] or "none", each["access"])
         table.add_row(*(Text(escaped(text)) for text in texts), _count(each["connections"]))
     return table
 

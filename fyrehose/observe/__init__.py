@@ -1,1 +1,1 @@
-"""What operators see: counters, meters, and the listeners with their connections."""
+"""Observability for operators: counters, meters, and the listeners with their connections."""

@@ -1,4 +1,4 @@
-"""Named counters, and log lines that a flood cannot turn into a flood of their own."""
+"""Count events by protocol and name, and log refusals at a limited rate."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from twisted.logger import Logger
 
 @attrs.define
 class Counters:
-    """What happened how often, by ``(protocol, what)``; handed to whoever counts, never global.
+    """Counters and gauges by ``(protocol, name)``; passed to the code that counts, never global.
 
     :ivar seconds: the monotonic clock, in seconds
-    :ivar refusals: which of the counts are refusals and drops
-    :ivar gauges: what there is at present
-    :ivar peaks: the most that there ever was of it
+    :ivar counts: how often each event has happened
+    :ivar refusals: the keys of ``counts`` that count refusals and drops
+    :ivar gauges: current values, for example the number of connections
+    :ivar peaks: the largest value that each gauge has had
     """
 
     seconds: Callable[[], float] = time.monotonic
@@ -27,26 +28,26 @@ class Counters:
     peaks: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
     _logged: dict[tuple[str, str], tuple[float, int]] = attrs.field(factory=dict, init=False)
 
-    def add(self, protocol: str, what: str, n: int = 1) -> None:
-        """Count ``n`` of ``what``; both are names from our code, never bytes from a peer."""
-        self.counts[protocol, what] += n
+    def add(self, protocol: str, name: str, n: int = 1) -> None:
+        """Add *n* to a counter; both names come from the code, never from a peer."""
+        self.counts[protocol, name] += n
 
-    def gauge(self, protocol: str, what: str, change: int) -> None:
-        """There is so much more of ``what`` now, or less."""
-        key = (protocol, what)
+    def gauge(self, protocol: str, name: str, change: int) -> None:
+        """Add *change*, which may be negative, to a gauge."""
+        key = (protocol, name)
         self.gauges[key] += change
         if self.gauges[key] > self.peaks[key]:
             self.peaks[key] = self.gauges[key]
 
     def refuse(self, log: Logger, protocol: str, cause: str, peer: str, detail: str = "") -> None:
-        """Count a refusal or a drop, and log at most one line a second for each cause."""
+        """Count a refusal or a drop, and log at most one line per second for each cause."""
         key = (protocol, cause)
         self.counts[key] += 1
         self.refusals.add(key)
         now = self.seconds()
-        last, unsaid = self._logged.get(key, (-1.0, 0))
+        last, skipped = self._logged.get(key, (-1.0, 0))
         if now - last < 1.0:
-            self._logged[key] = (last, unsaid + 1)
+            self._logged[key] = (last, skipped + 1)
             return
         self._logged[key] = (now, 0)
         log.warn(
@@ -55,5 +56,5 @@ class Counters:
             cause=cause,
             peer=peer,
             detail=f": {detail}" if detail else "",
-            more=f" (and {unsaid} more in between)" if unsaid else "",
+            more=f" (and {skipped} more in between)" if skipped else "",
         )

@@ -1,6 +1,7 @@
-"""What there is to say of a listener: where it listens, how it is kept from others, and how many have come in by it.
+"""Describe listeners for operators: endpoint, encryption, access, and connections.
 
-Whoever opens one adds it to the broker's ``listeners``; the page, ``/api/status`` and ``fyrehose stats`` show them.
+The server adds each open listener to the broker's ``listeners``; the page, ``/api/status`` and ``fyrehose stats`` show
+them.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Listener:
-    """One listener.
+    """One open listener.
 
     :ivar name: PROTOCOL or PROTOCOL/LABEL
-    :ivar endpoint: as it was given
-    :ivar encryption: for people, such as ``TLS, client certificates required``; nothing: there is none
-    :ivar who: says who may come in, as things are now
-    :ivar connections: says how many there are; None where that is not known
+    :ivar endpoint: the endpoint string of the configuration
+    :ivar encryption: for people, such as ``TLS, client certificates required``; empty: not encrypted
+    :ivar access: returns which clients have access at present, for people
+    :ivar connections: returns the number of connections; None if it is unknown
     :ivar stream: the stream that its settings bind it to; None: its peers name the streams
     """
 
@@ -27,16 +28,19 @@ class Listener:
     protocol: str
     endpoint: str
     encryption: str = ""
-    who: Callable[[], str]
+    access: Callable[[], str]
     connections: Callable[[], int | None]
     stream: str | None = None
 
 
 def encryption(endpoint: str, settings: Any) -> str:
-    """How what comes to ``endpoint`` is encrypted, by the settings of its protocol."""
+    """Return how connections to *endpoint* are encrypted, for people; empty if they are not.
+
+    :param settings: the settings of the listener
+    """
     if getattr(settings, "tls_certificate", ""):
-        asked = settings.tls_client_auth
-        return "TLS" if asked == "none" else f"TLS, client certificates {asked}"
+        client_auth = settings.tls_client_auth
+        return "TLS" if client_auth == "none" else f"TLS, client certificates {client_auth}"
     if endpoint.startswith(("ssl:", "tls:")):
         return "TLS"
     return "CURVE" if getattr(settings, "server_key", "") else ""

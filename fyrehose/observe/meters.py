@@ -1,6 +1,6 @@
-"""What is measured and not only counted: histograms, and what a journal says of itself.
+"""Histograms, and the measurements and status of a journal.
 
-Observing costs about what adding to a counter does, and is done once a commit or a sync, never once a message.
+An observation costs about as much as a counter, and is made per commit or sync, never per message.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import attrs
 
 #: Upper bounds of commits' sizes, in bytes.
 SIZES = tuple(float(1 << shift) for shift in range(8, 26, 2))
-#: Upper bounds of durations, in seconds: a fast disk syncs in a tenth of a millisecond, a failing one in many seconds.
+#: Upper bounds of durations, in seconds: a fast disk syncs in 0.1 ms, a failing one in many seconds.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 @attrs.define(eq=False)
 class Histogram:
-    """How many observations fell between which bounds.
+    """Counts observations by ranges of their values.
 
-    :ivar bounds: ascending; an observation belongs to the first bound that is not smaller, else to the last place
-    :ivar counts: one for each bound, and one for what is beyond them
+    :ivar bounds: ascending upper bounds; an observation counts for the first bound that is not smaller
+    :ivar counts: one count for each bound, and one for observations beyond the last
     :ivar total: the sum of all observations
     """
 
@@ -33,19 +33,19 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """One more."""
+        """Count one observation of *value*."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Return the number of observations."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float | None:
-        """The bound that ``share`` of all observations (0 to 1) do not exceed; the last one for what is beyond it.
+        """Return the bound that *share* of all observations (0 to 1) do not exceed.
 
-        None before the first observation.
+        :return: the last bound if that share exceeds it; None before the first observation
         """
         wanted, seen = share * self.count, 0
         for bound, count in zip(self.bounds, self.counts, strict=False):
@@ -57,11 +57,11 @@ class Histogram:
 
 @attrs.frozen
 class JournalMeters:
-    """What a journal measures while it works.
+    """The measurements of a journal.
 
     :ivar commit_bytes: the size of each group commit, in bytes
-    :ivar commit_seconds: from when the thread takes a commit until the reactor hears that it is durable, in seconds
-    :ivar sync_seconds: each sync of a segment, in seconds
+    :ivar commit_seconds: from when the writer thread starts a commit until the reactor has processed it, in seconds
+    :ivar sync_seconds: the duration of each sync of a segment, in seconds
     """
 
     commit_bytes: Histogram = attrs.field(factory=lambda: Histogram(SIZES))
@@ -71,16 +71,16 @@ class JournalMeters:
 
 @attrs.frozen(kw_only=True)
 class JournalStatus:
-    """What a journal says of itself.
+    """The status of a journal.
 
-    :ivar durability: its mode, as on the command line
-    :ivar position: where the next batch goes, in bytes of log
-    :ivar durable: everything below this position is on disk
-    :ivar segments: how many files there are
-    :ivar size: what they hold, in bytes
-    :ivar free: what the disk has left, in bytes; None where it cannot be told
-    :ivar waited_for: the named reader that retention waits for, or nothing
-    :ivar overtaken: how often retention went on without one
+    :ivar durability: the durability mode, as on the command line
+    :ivar position: the position of the next batch in the log, in bytes
+    :ivar durable: the position below which everything is on disk, in bytes
+    :ivar segments: the number of segments
+    :ivar size: the size of all segments, in bytes
+    :ivar free: the free space of the disk, in bytes; None if it is unknown
+    :ivar waited_for: the name of the retention hold that keeps segments from being deleted; empty if there is none
+    :ivar overtaken: how often retention deleted segments in spite of a hold
     """
 
     directory: str

@@ -1,1 +1,1 @@
-"""The process: the configuration, the service, the log, signals, and the service manager."""
+"""The server process: configuration, service, log, signals, and service manager."""

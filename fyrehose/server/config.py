@@ -1,4 +1,4 @@
-"""What a server is told to do: the command line and a TOML file come to one :class:`Config`.
+"""The configuration of a server: combine the command line and a TOML file into one :class:`Config`.
 
     data-dir = "/var/lib/fyrehose"
     policy = "/etc/fyrehose/policy.toml"
@@ -44,10 +44,10 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.options import build, count, duration, option, size
 from fyrehose.server.logs import FORMATS
 
-#: What a file has besides tables.
+#: The keys of a configuration file besides its tables.
 _TEXTS = ("data-dir", "policy", "log-format")
 _TEXTS_AND = ", ".join(_TEXTS)
-#: What ``--option`` takes besides plugins.
+#: The scopes of ``--option`` besides protocols.
 SCOPES = ("journal", "server")
 
 Options = dict[str, dict[str, Any]]
@@ -64,35 +64,33 @@ def _streams(text: str) -> int:
 
 @attrs.frozen(kw_only=True)
 class ServerSettings:
-    """What concerns all listeners together."""
+    """The options that concern all listeners together."""
 
-    max_streams: int = option(100_000, _streams, "streams that the server may hold")
+    max_streams: int = option(100_000, _streams, "most streams that the server holds")
     streams_per_address: int = option(
         0,
         count,
-        f"streams that one address, and one identity, may make until the server is restarted; 0: {STREAMS}, or half of "
+        f"most streams that one address, or one identity, creates until a restart; 0: {STREAMS}, or half of "
         "max-streams if that is less",
     )
     new_streams_burst: int = option(
-        _LIMITS.burst, count, "streams that one address, and one identity, may make at once", least=1
+        _LIMITS.burst, count, "most streams that one address, or one identity, creates at once", least=1
     )
-    new_streams_rate: int = option(int(_LIMITS.rate), count, "and each second after that", least=1)
+    new_streams_rate: int = option(int(_LIMITS.rate), count, "further streams per second", least=1)
     subscriptions_per_address: int = option(
-        _LIMITS.subscriptions, count, "subscriptions that one address may have at a time", least=1
+        _LIMITS.subscriptions, count, "most subscriptions of one address at a time", least=1
     )
-    retire_idle: float = option(
-        0.0, duration, "retire a stream that has had no record that is kept for this long; 0: never"
-    )
+    retire_idle: float = option(0.0, duration, "retire a stream after it has been empty for this long; 0: never")
     memory: int = option(
-        512 << 20, size, "what all connections may have sent in that is not durable yet", least=1 << 20
+        512 << 20, size, "memory for received data that is not durable yet, of all connections", least=1 << 20
     )
     memory_per_connection: int = option(
-        8 << 20, size, "the same for one connection, before it is read no further", least=1 << 10
+        8 << 20, size, "the same for one connection, which is then not read further", least=1 << 10
     )
 
     @property
     def peer_limits(self) -> PeerLimits:
-        """Return the limits that hold for each peer."""
+        """Return the limits of a single peer."""
         return PeerLimits(
             streams=self.streams_per_address,
             burst=self.new_streams_burst,
@@ -103,7 +101,7 @@ class ServerSettings:
 
 @attrs.frozen(kw_only=True)
 class ListenerConfig:
-    """One listener: a plugin, where it listens, and with which settings."""
+    """The configuration of one listener: its protocol plugin, endpoint and settings."""
 
     name: str  #: PROTOCOL or PROTOCOL/LABEL
     plugin: IProtocolPlugin
@@ -113,16 +111,16 @@ class ListenerConfig:
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """Everything that a server has to know, checked."""
+    """The checked configuration of a server."""
 
     data_dir: Path
     listeners: tuple[ListenerConfig, ...]
-    #: whether anybody said where to listen; else every plugin listens at its default endpoint
-    chosen: bool
+    #: True with --listen or [listen]; otherwise every protocol listens on its default endpoint
+    explicit: bool
     server: ServerSettings
     journal: JournalSettings
     policy: Policy = LOOPBACK
-    #: where the policy was read from, and is read again
+    #: the file of the policy, which is read again on reload
     policy_file: Path | None = None
     log_format: str = "text"
     #: limits of streams by their names
@@ -131,7 +129,7 @@ class Config:
 
 @attrs.frozen(kw_only=True)
 class FromFile:
-    """What a file of settings says: nothing of it has to be there."""
+    """The contents of a configuration file, in which everything is optional."""
 
     data_dir: str | None = None
     policy: str | None = None
@@ -142,43 +140,48 @@ class FromFile:
 
 
 def parse_listen(text: str) -> tuple[str, str]:
-    """``PROTOCOL=ENDPOINT`` in two.
+    """Split ``PROTOCOL=ENDPOINT``.
 
-    :raises ConfigError: it is something else
+    :return: the protocol (with its label) and the endpoint
+    :raises ConfigError: *text* has another form
     """
     name, equals, endpoint = text.partition("=")
     if not (name and equals and endpoint):
-        raise ConfigError(f"--listen is {text!r}, and should be PROTOCOL=ENDPOINT, such as figg=tcp:8119")
+        raise ConfigError(f"invalid --listen {text!r}: expected PROTOCOL=ENDPOINT, for example figg=tcp:8119")
     return name, endpoint
 
 
 def parse_option(text: str) -> tuple[str, str, str]:
-    """``PROTOCOL.NAME=VALUE`` in three.
+    """Split ``PROTOCOL.NAME=VALUE``.
 
-    :raises ConfigError: it is something else
+    :return: the scope, the name with underscores, and the value
+    :raises ConfigError: *text* has another form
     """
     left, equals, value = text.partition("=")
     scope, dot, name = left.rpartition(".")
     if not (scope and dot and name and equals):
-        raise ConfigError(f"--option is {text!r}, and should be PROTOCOL.NAME=VALUE, such as figg.max-connections=500")
+        raise ConfigError(
+            f"invalid --option {text!r}: expected PROTOCOL.NAME=VALUE, for example figg.max-connections=500"
+        )
     return scope, name.replace("-", "_"), value
 
 
 def read_file(path: Path) -> FromFile:
-    """What the file at ``path`` says.
+    """Read the configuration file at *path*.
 
-    :raises ConfigError: it cannot be read, or has something else in it
+    :raises ConfigError: the file cannot be read, or is invalid
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read --config {path}: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"--config {path} is not TOML: {error}") from error
-    strange = sorted(content.keys() - {*_TEXTS, "listen", "option", "stream"})
-    if strange:
+        raise ConfigError(f"invalid --config {path}: not TOML: {error}") from error
+    unknown = sorted(content.keys() - {*_TEXTS, "listen", "option", "stream"})
+    if unknown:
         raise ConfigError(
-            f"--config {path} has {strange[0]!r}; it may have {_TEXTS_AND}, [listen], [option.PROTOCOL] and [[stream]]"
+            f"invalid --config {path}: unknown key {unknown[0]!r}; expected {_TEXTS_AND}, [listen], [option.PROTOCOL] "
+            "or [[stream]]"
         )
     texts, listen, options = (
         [content.get(name) for name in _TEXTS],
@@ -187,15 +190,15 @@ def read_file(path: Path) -> FromFile:
     )
     for name, text in zip(_TEXTS, texts, strict=True):
         if not isinstance(text, str | None):
-            raise ConfigError(f"--config {path}: {name} should be text in quotes")
+            raise ConfigError(f"invalid --config {path}: {name} must be text in quotes")
     if not isinstance(listen, dict):
-        raise ConfigError(f"--config {path}: [listen] should be a table of PROTOCOL = ENDPOINT")
+        raise ConfigError(f"invalid --config {path}: [listen] must be a table of PROTOCOL = ENDPOINT")
     if not isinstance(options, dict) or not all(isinstance(table, dict) for table in options.values()):
-        raise ConfigError(f"--config {path}: options belong into tables called [option.PROTOCOL]")
+        raise ConfigError(f"invalid --config {path}: options must be in tables named [option.PROTOCOL]")
     try:
         rules = streams.parse(content.get("stream", []))
     except ValueError as error:
-        raise ConfigError(f"--config {path}: {error}") from error
+        raise ConfigError(f"invalid --config {path}: {error}") from error
     return FromFile(
         data_dir=texts[0],
         policy=texts[1],
@@ -207,7 +210,7 @@ def read_file(path: Path) -> FromFile:
 
 
 def merged(under: Options, over: Options) -> Options:
-    """The options of both; ``over`` wins where they differ."""
+    """Return the options of both; those of *over* take precedence."""
     return {scope: {**under.get(scope, {}), **over.get(scope, {})} for scope in [*under, *(over.keys() - under)]}
 
 
@@ -219,33 +222,33 @@ def resolve(
     log_format: str = "text",
     rules: StreamRules = UNLIMITED,
 ) -> Config:
-    """What was said, checked and made into settings.
+    """Check the configuration, and build the settings of every listener.
 
-    :raises ConfigError: says what is wrong, and what would be right
+    :param listen: pairs of a listener's name and its endpoint; empty: every protocol on its default endpoint
+    :param rules: limits of streams by their names
+    :raises ConfigError: a part of the configuration is invalid
     """
     wanted = list(listen)
     names = {name for name, _ in wanted}
     for scope in options:
         if scope not in SCOPES:
             _settings(scope, options)
-        if "/" in scope and scope not in names:  # it would be left out in silence
-            raise ConfigError(
-                f"options are given for {scope}, and no --listen {scope}=ENDPOINT says where that listens"
-            )
-    twice = next((which for which, times in Counter(wanted).items() if times > 1), None)
-    if twice is not None:
+        if "/" in scope and scope not in names:  # such options would be ignored silently
+            raise ConfigError(f"options of {scope!r} without a listener; add --listen {scope}=ENDPOINT")
+    duplicate = next((pair for pair, times in Counter(wanted).items() if times > 1), None)
+    if duplicate is not None:
         raise ConfigError(
-            f"--listen {'='.join(twice)} is said twice; a listener of its own has a name of its own, PROTOCOL/LABEL"
+            f"duplicate --listen {'='.join(duplicate)}; use another endpoint, or name listeners PROTOCOL/LABEL"
         )
     listeners = [_listener(name, endpoint, options) for name, endpoint in wanted]
     if log_format not in FORMATS:
-        raise ConfigError(f"--log-format is {log_format!r}, and should be {' or '.join(FORMATS)}")
+        raise ConfigError(f"invalid --log-format {log_format!r}: expected {' or '.join(FORMATS)}")
     if not wanted:
         listeners = [_listener(name, plugins.load(name).default_endpoint, options) for name in plugins.names()]
     return Config(
         data_dir=Path(data_dir).absolute(),
         listeners=tuple(listeners),
-        chosen=bool(wanted),
+        explicit=bool(wanted),
         server=build(ServerSettings, "server", options.get("server", {})),
         journal=build(JournalSettings, "journal", options.get("journal", {})),
         policy=LOOPBACK if policy_file is None else policy.load(Path(policy_file)),
@@ -261,7 +264,7 @@ def _listener(name: str, endpoint: str, options: Options) -> ListenerConfig:
 
 
 def _settings(name: str, options: Options) -> tuple[IProtocolPlugin, Any]:
-    """The plugin of the listener ``name``, and the listener's settings."""
+    """Return the protocol plugin of the listener *name*, and the settings of the listener."""
     base = name.partition("/")[0]
     plugin = plugins.load(base)
     values = {**options.get(base, {}), **options.get(name, {})}
@@ -276,5 +279,5 @@ def _endpoints(path: Path, listen: Mapping[str, Any]) -> Iterable[tuple[str, str
     for name, endpoints in listen.items():
         for endpoint in endpoints if isinstance(endpoints, list) else [endpoints]:
             if not isinstance(endpoint, str):
-                raise ConfigError(f"--config {path}: {name} in [listen] should be an endpoint, or a list of them")
+                raise ConfigError(f"invalid --config {path}: {name} in [listen] must be an endpoint or a list of them")
             yield name, endpoint

@@ -1,10 +1,10 @@
-"""Streams that retire by themselves, when nothing of them is kept and nothing is published to them.
+"""Retire streams that have been empty for long enough.
 
-    every stream, some each turn -> without records for long enough -> broker.retire
+    every stream, some in each turn -> empty for long enough -> broker.retire
 
-When a stream had its last record is stored nowhere, so time is counted from when this process first sees it without any
-record that is served: retention has to have deleted its last segment, or its records have to be too old.  A restart
-begins to count anew.
+A stream is empty when none of its records is served: retention has deleted its last segment, or its records are too
+old.  The journal does not store since when, so the time counts from when this process first sees the stream empty, and
+a restart begins to count again.
 """
 
 from __future__ import annotations
@@ -26,51 +26,51 @@ from fyrehose.interfaces import JournalState
 
 log = Logger()
 
-#: Streams that are looked at, and retired at the most, in one turn; to look at one may mean to look into an index.
+#: The most streams that are checked, and retired, in one turn; checking one may read an index.
 SLICE = 500
-#: How often there is a turn, in seconds.
+#: Seconds between two turns.
 TURN = 1.0
-#: From the beginning of one look at all streams to that of the next, in seconds.
+#: Seconds from the start of one check of all streams to the next.
 ROUND = 60.0
 
 
 @attrs.define(eq=False)
-class _Seen:
-    """A stream without records: its last number, and since when it is known to have none (monotonic, seconds)."""
+class _Empty:
+    """An empty stream: its last number, and since when it is known to be empty (monotonic clock, seconds)."""
 
     last: int
     since: float
 
 
 class IdleStreams(Service):
-    """Retires the streams of *broker* that have had no records for *after* seconds."""
+    """Retires the streams of *broker* that have been empty for *after* seconds."""
 
     def __init__(self, clock: Any, broker: Broker, after: float) -> None:
         self._clock = clock
         self._broker = broker
         self._after = after
-        self._empty: dict[str, _Seen] = {}
+        self._empty: dict[str, _Empty] = {}
         self._round: Iterator[str] | None = None
         self._next_round = 0.0
-        self._looking = LoopingCall(self._look)
-        self._looking.clock = clock
-        self._looked: Deferred[Any] | None = None
+        self._loop = LoopingCall(self._check)
+        self._loop.clock = clock
+        self._finished: Deferred[Any] | None = None
 
     def startService(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         Service.startService(self)
-        self._looked = self._looking.start(TURN, now=False)
-        self._looked.addErrback(lambda failure: log.failure("idle streams are not retired any more", failure))
+        self._finished = self._loop.start(TURN, now=False)
+        self._finished.addErrback(lambda failure: log.failure("idle streams are no longer retired", failure))
 
     def stopService(self) -> Deferred[Any]:
-        """Look no more."""
+        """Stop checking; fires when a check in progress has ended."""
         Service.stopService(self)
-        if self._looking.running:
-            self._looking.stop()
-        return maybeDeferred(lambda: self._looked)
+        if self._loop.running:
+            self._loop.stop()
+        return maybeDeferred(lambda: self._finished)
 
-    def _look(self) -> None:
-        """Look at some streams, and retire those that have been idle for long enough."""
+    def _check(self) -> None:
+        """Check the next streams, and retire those that have been empty for long enough."""
         now = self._clock.seconds()
         if self._broker.journal.state is not JournalState.WRITABLE:
             return
@@ -99,7 +99,7 @@ class IdleStreams(Service):
         last = self._broker.journal.ends()[stream]
         seen = self._empty.get(stream)
         if seen is None or seen.last != last:
-            self._empty[stream] = _Seen(last, now)
+            self._empty[stream] = _Empty(last, now)
             return False
         return now - seen.since >= self._after
 

@@ -1,12 +1,12 @@
-"""How the log is written: lines for people, or JSON objects, one an event, for programs that collect them.
+"""Write the log as lines of text for people, or as one JSON object per event for log collectors.
 
     {"time": "2026-11-21T23:59:01.123456Z", "level": "warn", "module": "fyrehose.protocols.figg.server",
      "message": "figg: Forbidden from 10.0.0.5: ...", "protocol": "figg", "cause": "Forbidden", "peer": "10.0.0.5"}
 
-Names come from peers, and nothing in them may look like another line, or be obeyed by a terminal: what cannot be
-printed is escaped, in both.
+Events contain names from peers, which must not forge lines or control a terminal, so both formats escape characters
+that cannot be printed.
 
-    in: events of twisted.logger      out: text
+    events of twisted.logger -> text
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any, TextIO
 from twisted.logger import FileLogObserver, LogEvent, LogLevel, formatEvent, formatEventAsClassicLogText
 from twisted.python.failure import Failure
 
-#: The longest value of a field, in characters; a message has all of its own.
+#: The longest value of a field, in characters; longer ones are truncated, but messages never are.
 MAX_FIELD = 2_000
 
-#: What Twisted says of ports: the class that serves one says nothing to an operator.
+#: Twisted's own lines about ports, which name classes and mean nothing to an operator.
 _PORT = re.compile(r".* starting on \S+|\((\S+ )?Port .* Closed\)")
-#: Fields of Twisted's own, and of its older log.
+#: Prefixes of the fields that Twisted itself adds to events.
 _OWN = ("log_", "format", "message", "time", "system", "isError", "failure", "why", "printed", "logLevel")
 
 
 def text_line(event: LogEvent) -> str | None:
-    """A line as twistd writes it; what follows in a traceback is indented."""
+    """Return *event* as a line like those of twistd, with control characters escaped; None for an empty event."""
     line = formatEventAsClassicLogText(event)
     return None if line is None else _printable(line)
 
 
 def json_line(event: LogEvent) -> str:
-    """An object: time, level, module and message, then the event's own fields."""
+    """Return *event* as a JSON object: time, level, module and message, then the fields of the event."""
     level = event.get("log_level", LogLevel.info)
     shown: dict[str, Any] = {
         "time": _time(event.get("log_time", 0.0)),
@@ -52,20 +52,23 @@ def json_line(event: LogEvent) -> str:
     if isinstance(failure, Failure):
         shown["error"] = f"{failure.type.__name__ if failure.type else 'Failure'}: {failure.getErrorMessage()}"
         shown["traceback"] = failure.getTraceback()
-    return json.dumps(shown) + "\n"  # ASCII, so that nothing in it is more than a character
+    return json.dumps(shown) + "\n"  # ASCII, so it contains no control characters
 
 
 FORMATS: Mapping[str, Callable[[LogEvent], str | None]] = {"text": text_line, "json": json_line}
 
 
 def observer(form: str, out: TextIO) -> FileLogObserver:
-    """What writes the log to ``out``, as ``form`` is called; without what is said better elsewhere."""
+    """Return an observer that writes the log to *out*.
+
+    :param form: ``text`` or ``json``
+    """
     line = FORMATS[form]
-    return FileLogObserver(out, lambda event: None if _said_elsewhere(event) else line(event))
+    return FileLogObserver(out, lambda event: None if _is_port_line(event) else line(event))
 
 
-def _said_elsewhere(event: LogEvent) -> bool:
-    """Whether it is a line of Twisted's own about a port, each of which we tell of by its listener's name."""
+def _is_port_line(event: LogEvent) -> bool:
+    """Return whether *event* is Twisted's own line about a port; the server logs each listener by name instead."""
     return event.get("log_namespace") == "log_legacy" and _PORT.fullmatch(formatEvent(event)) is not None
 
 
@@ -82,7 +85,7 @@ def _value(value: object) -> object:
 
 
 def _printable(line: str) -> str:
-    """``line`` without anything that a terminal would obey."""
+    """Return *line* with control characters escaped."""
     if line.isascii() and line.replace("\n", "").replace("\t", "").isprintable():
         return line
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in line)

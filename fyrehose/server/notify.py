@@ -1,8 +1,8 @@
-"""What a service manager is told of us: systemd's protocol, a datagram of NAME=VALUE lines to a Unix socket.
+"""Notify the service manager, in systemd's protocol: a datagram of NAME=VALUE lines to a Unix socket.
 
-    READY=1    RELOADING=1    STOPPING=1    STATUS=words for people    WATCHDOG=1, in time, as long as the reactor turns
+    READY=1    RELOADING=1    STOPPING=1    STATUS=text for people    WATCHDOG=1, regularly, while the reactor runs
 
-Without ``NOTIFY_SOCKET`` in the environment nothing happens.  See sd_notify(3).
+Without ``NOTIFY_SOCKET`` in the environment nothing is sent.  See sd_notify(3).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ log = Logger()
 
 
 @attrs.define(eq=False)
-class Manager:
-    """The service manager, if there is one.
+class ServiceManager:
+    """Sends notifications to the service manager, if there is one.
 
-    :ivar address: its socket; empty: there is none
-    :ivar interval: how often it wants to hear that all is well, in seconds; 0: never
+    :ivar address: the socket of the service manager; empty: there is none
+    :ivar interval: the timeout of its watchdog, in seconds; 0: no watchdog
     """
 
     clock: IReactorTime
     address: str = ""
     interval: float = 0.0
     _watchdog: LoopingCall | None = attrs.field(default=None, init=False)
-    _deaf: bool = attrs.field(default=False, init=False)
+    _failing: bool = attrs.field(default=False, init=False)
 
     @classmethod
-    def found(cls, clock: IReactorTime, environment: Mapping[str, str]) -> Manager:
-        """The one that the environment names."""
+    def from_environment(cls, clock: IReactorTime, environment: Mapping[str, str]) -> ServiceManager:
+        """Return the service manager that *environment* names."""
         for_us = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         interval = environment.get("WATCHDOG_USEC", "") if for_us else ""
         return cls(
@@ -44,35 +44,37 @@ class Manager:
         )
 
     def ready(self, status: str) -> None:
-        """We serve, for the first time or after a reload; from now on we say so in time."""
-        self._tell("READY=1", f"STATUS={status}")
+        """Notify that the server is ready, after its start or a reload, and start the watchdog."""
+        self._notify("READY=1", f"STATUS={status}")
         if self.address and self.interval and self._watchdog is None:
-            self._watchdog = LoopingCall(self._tell, "WATCHDOG=1")
+            self._watchdog = LoopingCall(self._notify, "WATCHDOG=1")
             self._watchdog.clock = self.clock
-            self._watchdog.start(self.interval / 2).addErrback(lambda f: log.failure("the watchdog is not fed", f))
+            self._watchdog.start(self.interval / 2).addErrback(
+                lambda f: log.failure("the watchdog is no longer notified", f)
+            )
 
     def reloading(self) -> None:
-        """Files are read again."""
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        """Notify that the server reads its files again."""
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The end has begun; it may take a while, and nobody need watch any more."""
+        """Stop the watchdog, and notify that the server is stopping, which may take a while."""
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
             watchdog.stop()
-        self._tell("STOPPING=1")
+        self._notify("STOPPING=1")
 
-    def _tell(self, *lines: str) -> None:
+    def _notify(self, *lines: str) -> None:
         if not self.address:
             return
-        # A name that begins with @ is one without a file.
+        # A name that begins with @ is an abstract socket, without a file.
         address = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
                 to.setblocking(False)
                 to.sendto("\n".join(lines).encode(), address)
-            self._deaf = False
+            self._failing = False
         except OSError as error:
-            if not self._deaf:  # once is enough
-                self._deaf = True
-                log.warn("the service manager at {address} is not told: {error}", address=self.address, error=error)
+            if not self._failing:  # log only the first of several failures
+                self._failing = True
+                log.warn("cannot notify the service manager at {address}: {error}", address=self.address, error=error)

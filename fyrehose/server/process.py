@@ -1,7 +1,7 @@
-"""What concerns the whole process and not the server in it: signals, exit status, file descriptors.
+"""Control the process of the server: signals, exit status, file descriptors, garbage collection.
 
-twistd takes no exit status from the services that it runs: it ends with 0 after ``reactor.stop()``, and dies of the
-signal again after SIGTERM.  We promise 0 after SIGTERM and a number of its own for each kind of failure.
+twistd does not take an exit status from its services: it ends with 0 after ``reactor.stop()``, and kills itself with
+the signal after SIGTERM.  The server promises 0 after SIGTERM, and a distinct status for each kind of failure.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from twisted.logger import Logger
 
 log = Logger()
 
-#: File descriptors that connections never get: for segments of the journal, the log, the reactor.
+#: File descriptors that are reserved for segments of the journal, the log and the reactor.
 RESERVED = 64
 
 
 def stop_on_signals(reactor: Any) -> None:
-    """From now on SIGTERM and SIGINT stop the reactor, which stops everything in good order; a second one waits too.
+    """Stop the reactor in good order on SIGTERM and SIGINT; a second signal does not hurry it.
 
-    To be called while the reactor runs, when it has installed the handlers that these replace.
+    Call this while the reactor runs, because it replaces the handlers that the reactor has installed.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
         reactor.callFromThread(stop_reactor, reactor, signal.Signals(number).name)
 
     signal.signal(signal.SIGTERM, stop)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job is not to be interrupted
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job of a shell ignores SIGINT
         signal.signal(signal.SIGINT, stop)
 
 
 def reload_on_hangup(reactor: Any, reload: Callable[[], None]) -> None:
-    """From now on SIGHUP calls ``reload``; where it says that the terminal has gone, the reactor stops."""
+    """Call *reload* on SIGHUP; stop *reactor* instead if the terminal of the process is gone."""
     terminal = os.isatty(0)
 
     def hung_up() -> None:
@@ -55,17 +55,17 @@ def reload_on_hangup(reactor: Any, reload: Callable[[], None]) -> None:
 
 
 def stop_reactor(reactor: Any, why: str) -> None:
-    """Stop ``reactor``, if it does not stop already."""
+    """Stop *reactor*, unless it is stopping already; log *why*."""
     try:
         reactor.stop()
         log.info("stopping: {why}", why=why)
     except ReactorNotRunning:
-        log.info("{why}: still stopping, what was accepted is being finished", why=why)
+        log.info("{why}: still stopping, waiting for accepted messages to be durable", why=why)
 
 
 def exit_with(status: int) -> None:
-    """The process ends with ``status`` when the reactor has stopped and twistd has removed its pid file."""
-    # Nothing but os._exit is left by then: twistd has swallowed every exception, SystemExit too.
+    """Make the process end with *status* after the reactor has stopped and twistd has removed its pid file."""
+    # Only os._exit works at that point, because twistd swallows every exception, including SystemExit.
     atexit.register(_exit, status)
 
 
@@ -78,24 +78,27 @@ def _exit(status: int) -> None:
 
 
 def say(line: str) -> None:
-    """One line on the standard error that the process was started with; twistd has put its log in the place of ours."""
+    """Write *line* to the original standard error of the process, which twistd has replaced by its log."""
     if sys.__stderr__ is not None:
         sys.__stderr__.write(f"{line}\n")
         sys.__stderr__.flush()
 
 
-def collect_seldom() -> None:
-    """From now on look for garbage less often, and never among what is there already.
+def reduce_garbage_collection() -> None:
+    """Collect garbage less often, and exclude all existing objects from it.
 
-    Nearly everything that a message takes is freed when nobody refers to it; but the latest batches, which the journal
-    keeps, are looked at again and again.  With Python's own limits that was a fifth of what a single message cost.
+    Reference counting frees nearly all memory of a message, while each collection scans the latest batches, which the
+    journal keeps.  With Python's default thresholds this took a fifth of the time of a single message.
     """
     gc.freeze()
     gc.set_threshold(10_000, 20, 10)
 
 
 def raise_descriptor_limit() -> int:
-    """Take as many file descriptors as the system allows; how many of them connections may have."""
+    """Raise the limit of file descriptors to the hard limit.
+
+    :return: the number of descriptors that connections may use
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,9 +1,9 @@
-"""The whole server as one service: what starts after what, and what stops before what.
+"""The whole server as one Twisted service, which starts and stops its parts in order.
 
-    start:  journal and numbers, then the children one after the other       (the first that fails stops the rest again)
-    stop:   all children - ports, then peers, each acknowledged - then the journal
+    start:  the journal, then the children one after the other; if one fails, everything is stopped again
+    stop:   all children (ports, then connections once they are acknowledged), then the journal
 
-Twisted's MultiService neither waits for its children nor hears that one has failed, so this one does.
+Twisted's MultiService neither waits for its children nor notices that one has failed; this service does.
 
     fyrehose = Fyrehose(reactor, journal)
     plugin.make_service(reactor, fyrehose.broker, "tcp:8119", settings).setServiceParent(fyrehose)
@@ -37,19 +37,19 @@ log = Logger()
 
 
 class Fyrehose(MultiService):
-    """A journal, a broker, and the services that are the listeners to them.
+    """A journal, a broker, and child services that are the listeners.
 
-    ``startService`` returns a Deferred that fires when every child has started, and fails with what kept the first one
-    from it; by then everything is stopped again.  ``stopService`` returns one that fires when the journal is closed.
-    A child that is added later is started at once.
+    The Deferred of ``startService`` fires when every child has started.  It fails with the error of the first child
+    that could not start, after everything is stopped again.  The Deferred of ``stopService`` fires when the journal is
+    closed.  A child that is added later is started at once.
 
-    :ivar broker: what a plugin's ``make_service`` is given
-    :param limits: what one peer may make the server remember
-    :param rules: limits of streams by their names; their ages are the journal's to keep, which is given them itself
-    :param policy: who may do what; without one, this machine may do everything, and nobody else anything
-    :param on_open: told when the journal is open, before the first child starts
-    :param on_failure: told why, when the server cannot go on: the journal has failed, or a child that was added later
-        could not start.  Without it the server stops and its process goes on.
+    :ivar broker: the broker to pass to ``make_service`` of a protocol plugin
+    :param limits: limits of the state that one peer may create
+    :param rules: limits of streams by their names, except for ages, which the journal must be given itself
+    :param policy: the access policy; without one, only clients on this machine have access
+    :param on_open: called when the journal is open, before the first child starts
+    :param on_failure: called with the reason when the server cannot continue, because the journal has failed or a child
+        that was added later could not start.  Without it the server stops, and its process continues.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Fyrehose(MultiService):
         self._on_open = on_open
         self._open = False
         self._started: list[Any] = []
-        #: fires when the start under way has come to an end, good or bad; None when none is
+        #: fires when the start in progress has succeeded or failed; None if none is in progress
         self._settled: Deferred[None] | None = None
 
     def startService(self) -> Deferred[None]:
@@ -92,7 +92,7 @@ class Fyrehose(MultiService):
         return Deferred.fromCoroutine(self._start())
 
     def stopService(self) -> Deferred[None]:
-        """Stop the children, all at once, then close the journal.  A start under way ends first."""
+        """Stop all children at once, then close the journal.  A start in progress finishes first."""
         if not self.running:
             return succeed(None)
         Service.stopService(self)
@@ -133,10 +133,10 @@ class Fyrehose(MultiService):
     async def _start_child(self, service: Any) -> None:
         try:
             listening = await maybeDeferred(service.startService)
-        except (CannotListenError, OSError, OverflowError) as error:  # a number that no port has
-            raise ConfigError(f"{_name(service)} cannot listen: {_said(error)}") from error
+        except (CannotListenError, OSError, OverflowError) as error:  # OverflowError: an invalid port number
+            raise ConfigError(f"{_name(service)} cannot listen: {_reason(error)}") from error
         self._started.append(service)
-        log.info("{name} {listens}", name=_name(service), listens=_listens(listening))
+        log.info("{name} {state}", name=_name(service), state=_state(listening))
 
     async def _stop(self) -> None:
         if self._settled is not None:
@@ -153,17 +153,17 @@ class Fyrehose(MultiService):
 
     def _journal_changed(self, state: JournalState, reason: str) -> None:
         if state is JournalState.FAILED:
-            log.critical("the journal has failed, and nothing more is accepted: {reason}", reason=reason)
+            log.critical("the journal has failed; publishing stops: {reason}", reason=reason)
             self._on_failure(JournalFailed(reason))
         elif state is JournalState.READ_ONLY:
-            log.warn("the journal takes nothing more in, reading goes on: {reason}", reason=reason)
+            log.warn("the journal is read-only; publishing is refused, reading continues: {reason}", reason=reason)
         elif state is JournalState.WRITABLE and self._open:
-            log.info("the journal takes messages again: {reason}", reason=reason)
+            log.info("the journal is writable again: {reason}", reason=reason)
 
     def _report(self, failure: Failure) -> None:
         if not isinstance(failure.value, Exception):
             failure.raiseException()
-        log.critical("a service that was added could not start: {error}", error=str(failure.value))
+        log.critical("a service that was added later cannot start: {error}", error=str(failure.value))
         self._on_failure(failure.value)
 
     def _give_up(self, reason: Exception) -> None:
@@ -178,8 +178,11 @@ def _name(service: Any) -> str:
     return str(service.name or type(service).__name__)
 
 
-def _listens(listening: Any) -> str:
-    """What a child's start fired with, for people: a port of Twisted's, one with an ``address``, or something else."""
+def _state(listening: Any) -> str:
+    """Return for the log where a child listens.
+
+    :param listening: the result of its ``startService``: a Twisted port, an object with an ``address``, or any other
+    """
     if IListeningPort.providedBy(listening):
         address = listening.getHost()
         host, port = getattr(address, "host", None), getattr(address, "port", None)
@@ -192,7 +195,7 @@ def _listens(listening: Any) -> str:
     return f"listens on [{host}]:{port}" if ":" in host else f"listens on {host}:{port}"
 
 
-def _said(error: CannotListenError | OSError | OverflowError) -> str:
+def _reason(error: CannotListenError | OSError | OverflowError) -> str:
     if isinstance(error, OverflowError):
         return str(error)
     if isinstance(error, OSError):

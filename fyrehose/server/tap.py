@@ -1,6 +1,6 @@
-"""``twistd fyrehose``: its options, and the service that they make.
+"""``twistd fyrehose``: its options, and the service that it runs.
 
-The one module besides the command line that imports the reactor.
+Besides the command line, only this module imports the reactor.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ from fyrehose.server.config import (
     resolve,
 )
 from fyrehose.server.idle import IdleStreams
-from fyrehose.server.notify import Manager
+from fyrehose.server.notify import ServiceManager
 from fyrehose.server.service import Fyrehose
 from fyrehose.web.places import is_local
 
 log = Logger()
 
-#: What each durability mode promises, for the log.
-_MEANS = {
-    "batch": "what is acknowledged is on disk",
-    "interval": "what is acknowledged is in the kernel, and on disk that much later: a power cut may lose it",
-    "never": "what is acknowledged is in the kernel, and on disk when it likes: a power cut may lose it",
+#: The guarantee of each durability mode, for the log.
+_GUARANTEES = {
+    "batch": "acknowledged messages are on disk",
+    "interval": "acknowledged messages are in the kernel, and on disk after that time; a power cut may lose them",
+    "never": "acknowledged messages are in the kernel, and on disk at some later time; a power cut may lose them",
 }
 
 
 class Options(usage.Options):
     """The options of ``twistd fyrehose``.
 
-    After parsing it holds ``data-dir``, ``listen`` as pairs, ``option`` by protocol, and ``config`` as they were given;
-    ``resolved`` is the configuration that results.
+    After parsing, ``data-dir``, ``listen`` (pairs), ``option`` (by scope) and ``config`` hold the options as given, and
+    ``resolved`` holds the resulting configuration.
     """
 
     optParameters = [  # noqa: RUF012 - Twisted's name and type
-        ["data-dir", "d", None, "Where the journal is.  [default: data]"],
+        ["data-dir", "d", None, "Directory of the journal.  [default: data]"],
         [
             "config",
             "c",
             None,
-            "TOML file: these, [listen], [option.PROTOCOL], [[stream]]; the command line overrides it.",
+            "Configuration file (TOML); options on the command line override it.",
         ],
-        ["policy", "p", None, "A TOML file that says who may do what; without one only this machine may anything."],
-        ["log-format", None, None, "How the log is written: text, or json, an object a line.  [default: text]"],
-        ["durability", None, None, "batch, interval:MS or never: when what was written is synced.  [default: batch]"],
-        ["max-streams", None, None, "How many streams there may be.  [default: 100000]"],
+        ["policy", "p", None, "Access policy (TOML); without one, only clients on this machine have access."],
+        ["log-format", None, None, "Format of the log: text, or json with one object per line.  [default: text]"],
+        ["durability", None, None, "When the journal is synced: batch, interval:MS or never.  [default: batch]"],
+        ["max-streams", None, None, "Most streams that the server holds.  [default: 100000]"],
     ]
     optFlags = [  # noqa: RUF012 - Twisted's name and type
-        ["quarantine", None, "Set damaged parts of the journal aside and go on, with a gap that readers are told of."],
+        ["quarantine", None, "Move damaged parts of the journal aside and start; subscribers are told of the gap."],
     ]
 
     resolved: Config
@@ -112,12 +112,10 @@ class Options(usage.Options):
 
     def parseArgs(self, *args: str) -> None:
         if args:
-            raise usage.UsageError(
-                f"{args[0]!r} is one word too many; where to listen is said by --listen PROTOCOL=ENDPOINT"
-            )
+            raise usage.UsageError(f"unexpected argument {args[0]!r}; use --listen PROTOCOL=ENDPOINT")
 
     def opt_version(self) -> NoReturn:
-        """Say which version this is, and exit."""
+        """Print the version and exit."""
         print(f"fyrehose {__version__}")
         sys.exit(0)
 
@@ -145,11 +143,11 @@ class Options(usage.Options):
             resolve, self["data-dir"], self["listen"], self["option"], self["policy"], self["log-format"], rules
         )
         if self.parent is not None and self.parent.get("syslog") and self["log-format"] != "text":
-            raise usage.UsageError("--log-format json goes to a file or standard output, and not with --syslog")
+            raise usage.UsageError("--log-format json cannot be used with --syslog; log to a file or standard output")
 
     @property
     def log_observer(self) -> Callable[[], FileLogObserver] | None:
-        """Makes what writes the log where twistd would, in our way; None where that is not ours to say."""
+        """Return a factory of the log's observer; None if options of twistd choose another one."""
         twistd = self.parent
         if twistd is None or twistd.get("logger") or twistd.get("syslog"):
             return None
@@ -161,7 +159,7 @@ class Options(usage.Options):
         except usage.UsageError as error:
             if self.parent is None:
                 raise
-            # twistd would print three screens of its own help before it, and none of it on standard error.
+            # twistd would print its whole help before the error, and none of it on standard error.
             sys.exit(f"twistd fyrehose: {error}")
 
 
@@ -173,14 +171,14 @@ def _usage(function: Any, *args: Any) -> Any:
 
 
 def _log_observer(form: str, twistd: Any) -> FileLogObserver:
-    """Where twistd would have logged, in our way; a new file is begun by SIGUSR1, as there."""
+    """Return an observer that logs where twistd would, in format *form*; SIGUSR1 rotates the file, as in twistd."""
     from twisted.internet import reactor
 
     name = twistd.get("logfile")
     if name == "-" or (twistd.get("nodaemon") and not name):
         if not twistd.get("nodaemon"):
-            sys.exit("twistd fyrehose: a daemon has no standard output to log to: give it a --logfile, or use -n")
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is no file to begin anew, and it would end us
+            sys.exit("twistd fyrehose: a daemon cannot log to standard output; use --logfile FILE, or -n")
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default handler would end the process
         return logs.observer(form, sys.stdout)
     file = LogFile.fromFullPath(name or "twistd.log")
     signal.signal(signal.SIGUSR1, lambda number, frame: reactor.callFromThread(file.rotate))  # type: ignore[attr-defined]
@@ -188,10 +186,10 @@ def _log_observer(form: str, twistd: Any) -> FileLogObserver:
 
 
 def makeService(options: Options) -> Server:
-    """The server that ``options`` describe.  Makes nothing on the disk and opens no port before it starts."""
+    """Return the server that *options* describe; it creates no file and opens no port before it starts."""
     from twisted.internet import reactor
 
-    # The wall clock may be set; timers must not notice.  Before any timer is made.
+    # Timers must not depend on the wall clock, which may be set; this must precede the first timer.
     reactor.seconds = time.monotonic  # type: ignore[method-assign]
     try:
         return Server(reactor, options.resolved, options.log_observer)
@@ -200,7 +198,7 @@ def makeService(options: Options) -> Server:
 
 
 class Server(Service):
-    """The one thing that the process does: it ends when this cannot go on, and with the status that says why."""
+    """The top-level service of the process, which ends with a distinct exit status when the server cannot continue."""
 
     def __init__(self, reactor: Any, config: Config, log_observer: Callable[[], FileLogObserver] | None = None) -> None:
         self.log_observer = log_observer
@@ -217,14 +215,14 @@ class Server(Service):
             budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),
             policy=config.policy,
             on_open=self._opened,
-            on_failure=self._cannot_go_on,
+            on_failure=self._end_process,
         )
-        self.manager = Manager.found(reactor, os.environ)
-        #: what is not as it was asked for, and what is not as it could be, for the log
-        self.notes: list[str] = []
+        self.manager = ServiceManager.from_environment(reactor, os.environ)
+        #: log lines of the start: deviations from the configuration, and reduced defaults
+        self.warnings: list[str] = []
         self.remarks: list[str] = []
         self._ended = False
-        self._serves = False
+        self._serving = False
         if config.server.retire_idle:
             idle: Any = IdleStreams(reactor, self.fyrehose.broker, config.server.retire_idle)
             idle.setName("idle streams")
@@ -235,7 +233,7 @@ class Server(Service):
     def setServiceParent(self, parent: Any) -> None:
         Service.setServiceParent(self, parent)
         if self.log_observer is not None and isinstance(parent, Componentized):
-            parent.setComponent(ILogObserver, self.log_observer())  # which twistd begins to log to, next
+            parent.setComponent(ILogObserver, self.log_observer())  # twistd begins to log to it next
 
     def startService(self) -> None:
         Service.startService(self)
@@ -243,30 +241,30 @@ class Server(Service):
 
     def stopService(self) -> Deferred[None]:
         Service.stopService(self)
-        self._serves = False
+        self._serving = False
         self.manager.stopping()
         return self.fyrehose.stopService()
 
     def reload(self) -> None:
-        """Read the policy, certificates and keys again.  What cannot be used stays as it was, and the log says why."""
-        if self._serves:  # else it is told when we do
+        """Read the access policy, certificates and keys again; keep, and log, those that are invalid."""
+        if self._serving:  # otherwise the notification follows when the server is ready
             self.manager.reloading()
         counters, failed = self.fyrehose.broker.counters, 0
-        for what, read in self._reloadable():
+        for part, read_again in self._reloadable():
             try:
-                read()
+                read_again()
             except ConfigError as error:
                 failed += 1
                 counters.add("server", "reload-failures")
-                log.error("{what} stays as it was: {error}", what=what, error=str(error))
+                log.error("{part} was not reloaded: {error}", part=part, error=str(error))
         counters.add("server", "reloads")
-        log.info("reloaded" if not failed else "reloaded, but for what is said above")
-        if self._serves:
+        log.info("reloaded" if not failed else "reloaded, except for the errors above")
+        if self._serving:
             self.manager.ready("serving")
 
     def _reloadable(self) -> list[tuple[str, Callable[[], None]]]:
         found = [("the policy", self._reload_policy)] if self.config.policy_file is not None else []
-        # Behind the policy: what has its own connections asks it about them.
+        # After the policy, because some listeners apply it to their connections.
         return found + [
             (str(listener.name), listener.reload) for listener in self.fyrehose if hasattr(listener, "reload")
         ]
@@ -277,11 +275,11 @@ class Server(Service):
         log.info("policy {file}: {ended} subscriptions ended", file=self.config.policy_file, ended=ended)
 
     def _run(self) -> None:
-        process.collect_seldom()
+        process.reduce_garbage_collection()
         process.stop_on_signals(self.reactor)
         process.reload_on_hangup(self.reactor, self.reload)
-        for note in self.notes:
-            log.warn("{note}", note=note)
+        for warning in self.warnings:
+            log.warn("{warning}", warning=warning)
         for remark in self.remarks:
             log.info("{remark}", remark=remark)
         log.info(
@@ -294,33 +292,33 @@ class Server(Service):
         if self.config.policy_file is not None:
             rules = len(self.config.policy.rules)
             log.info("policy {file}: {rules} rules", file=self.config.policy_file, rules=rules)
-        log.info("durability {mode}: {means}", mode=durability, means=_MEANS[durability.mode])
-        self.fyrehose.startService().addCallbacks(self._serving, self._failed)
+        log.info("durability {mode}: {guarantee}", mode=durability, guarantee=_GUARANTEES[durability.mode])
+        self.fyrehose.startService().addCallbacks(self._started, self._failed)
 
     def _opened(self) -> None:
         assert self.journal.report is not None
         for line in self.journal.report.lines():
             log.info("journal: {line}", line=line)
 
-    def _serving(self, _: None) -> None:
+    def _started(self, _: None) -> None:
         if self.fyrehose.running:
             log.info("serving")
-            self._serves = True
+            self._serving = True
             self.manager.ready("serving")
 
     def _failed(self, failure: Failure) -> None:
         error = failure.value
         if not isinstance(error, FyrehoseError):
-            log.failure("this should not have happened", failure)
+            log.failure("unexpected error", failure)
         log.critical("cannot start: {error}", error=error)
-        self._cannot_go_on(error)
+        self._end_process(error)
 
-    def _cannot_go_on(self, error: BaseException | None) -> None:
-        if not self._ended:  # what comes after it comes of it
+    def _end_process(self, error: BaseException | None) -> None:
+        if not self._ended:  # later errors are consequences of the first
             self._ended = True
             process.say(f"twistd fyrehose: {error}")
             process.exit_with(error.exit_status if isinstance(error, FyrehoseError) else 1)
-        process.stop_reactor(self.reactor, "cannot go on")
+        process.stop_reactor(self.reactor, "the server cannot continue")
 
     def _add(self, listener: ListenerConfig) -> None:
         try:
@@ -328,17 +326,17 @@ class Server(Service):
                 self.reactor, self.fyrehose.broker, listener.endpoint, listener.settings
             )
         except MissingExtra as missing:
-            if self.config.chosen:
+            if self.config.explicit:
                 raise
-            self.notes.append(f"{listener.name} is not served: {missing}")
+            self.warnings.append(f"starting without {listener.name}: {missing}")
             return
-        # What systemd listens at it tells too late for this; there, too, each peer is asked for its address.
+        # The address of a systemd socket is known only later; there, too, the policy checks the address of each peer.
         local = is_local(listener.endpoint) or listener.endpoint.startswith("systemd:")
         guarded = self.config.policy_file is not None or getattr(listener.plugin, "guards_itself", False)
         if not local and not guarded:
             raise ConfigError(
-                f"--listen {listener.name}={listener.endpoint} is open to others, and nobody has said who may do what: "
-                "say so with --policy FILE, or listen at interface=127.0.0.1"
+                f"--listen {listener.name}={listener.endpoint}: refusing to listen on a public address without an "
+                "access policy; pass --policy FILE or add interface=127.0.0.1"
             )
         service.setName(f"{listener.name} ({listener.endpoint})")
         service.setServiceParent(IService(self.fyrehose))
@@ -348,23 +346,23 @@ class Server(Service):
                 protocol=listener.plugin.name,
                 endpoint=listener.endpoint,
                 encryption=encryption(listener.endpoint, listener.settings),
-                who=partial(self._who, listener),
+                access=partial(self._access, listener),
                 connections=lambda: getattr(service, "connections", None),
                 stream=getattr(listener.settings, "stream", None),
             )
         )
 
-    def _who(self, listener: ListenerConfig) -> str:
-        """Who may come in by a listener, for people."""
+    def _access(self, listener: ListenerConfig) -> str:
+        """Return which clients have access to a listener, for people."""
         if getattr(listener.plugin, "guards_itself", False):
-            return "whoever has the token" if getattr(listener.settings, "token_file", "") else "this machine"
+            return "clients with the token" if getattr(listener.settings, "token_file", "") else "this machine"
         if self.config.policy_file is None:
             return "this machine"
         rules = len(self.fyrehose.broker.guard.policy.rules)
-        return f"whom the policy allows ({rules} rule{'s' * (rules != 1)})"
+        return f"by policy ({rules} rule{'s' * (rules != 1)})"
 
     def _within_descriptors(self, listeners: tuple[ListenerConfig, ...]) -> list[ListenerConfig]:
-        """The listeners, none of them with more connections than there are file descriptors for."""
+        """Return the listeners, with max_connections reduced to the available file descriptors."""
         limited = [listener for listener in listeners if hasattr(listener.settings, "max_connections")]
         available = process.raise_descriptor_limit()
         share = left = connections.connections_within(available, len(limited))
@@ -372,17 +370,17 @@ class Server(Service):
             share = max(1, left // (len(limited) - n))
             if wanted > share:
                 break
-            left -= wanted  # what it does not want is for the others
+            left -= wanted  # the others share the rest
         cut = [listener for listener in limited if listener.settings.max_connections > share]
         if cut:
-            usual = [type(listener.settings)().max_connections for listener in cut]
-            asked = usual != [listener.settings.max_connections for listener in cut]
+            defaults = [type(listener.settings)().max_connections for listener in cut]
+            configured = defaults != [listener.settings.max_connections for listener in cut]
             wanted = sum(connections.descriptors_for(listener.settings.max_connections) for listener in limited)
             names, each = ", ".join(listener.name for listener in cut), " each" if len(cut) > 1 else ""
-            (self.notes if asked else self.remarks).append(
-                f"{names} may have {share} connections{each}, as the system allows {available + process.RESERVED} file "
-                f"descriptors; for all that the options allow, start it with `ulimit -n {wanted + process.RESERVED}`, "
-                "or LimitNOFILE= in a unit"
+            (self.warnings if configured else self.remarks).append(
+                f"file-descriptor limit {available + process.RESERVED}: max-connections of {names} reduced to {share}"
+                f"{each}; for the configured maximum, use `ulimit -n {wanted + process.RESERVED}`, or LimitNOFILE= in "
+                "a unit"
             )
         return [_with_connections(listener, share) if listener in cut else listener for listener in listeners]
 

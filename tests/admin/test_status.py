@@ -40,7 +40,11 @@ def test_listeners(watched: Any) -> None:
     there = 0
     watched.broker.listeners.append(
         Listener(
-            name="x/y", plugin="x", endpoint="tcp:1", who=lambda: f"{there} friends", connections=lambda: there or None
+            name="x/y",
+            protocol="x",
+            endpoint="tcp:1",
+            access=lambda: f"{there} peers",
+            connections=lambda: there or None,
         )
     )
     said = {
@@ -48,17 +52,17 @@ def test_listeners(watched: Any) -> None:
         "protocol": "x",
         "endpoint": "tcp:1",
         "encryption": "",
-        "who": "0 friends",
+        "access": "0 peers",
         "connections": None,
     }
     assert watched.status.whole()["listeners"] == [said]
     there = 2
-    assert watched.status.whole()["listeners"] == [{**said, "who": "2 friends", "connections": 2}]
+    assert watched.status.whole()["listeners"] == [{**said, "access": "2 peers", "connections": 2}]
 
 
 def test_what_a_protocol_writes_for_itself_is_no_protocol(watched: Any) -> None:
     watched.broker.listeners.append(
-        Listener(name="relink", plugin="relink", endpoint="tcp:1", who=lambda: "", connections=lambda: 0)
+        Listener(name="relink", protocol="relink", endpoint="tcp:1", access=lambda: "", connections=lambda: 0)
     )
     for source in ("relink", "relink-links", "figg"):
         watched.publish(b"x", source=source)

@@ -56,7 +56,7 @@ def status(**changes: Any) -> dict[str, Any]:
                 "protocol": "figg",
                 "endpoint": "tcp:8119",
                 "encryption": "",
-                "who": "this machine",
+                "access": "this machine",
                 "connections": 4,
             }
         ],

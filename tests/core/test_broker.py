@@ -195,7 +195,9 @@ def test_what_was_acknowledged_is_counted_by_its_source_and_what_was_refused_is_
 def test_peers_make_the_stream_that_a_listener_is_bound_to() -> None:
     broker, _, _ = make(rules=StreamRules((StreamRule(names=("*",), new_streams=False),)))
     broker.listeners.append(
-        Listener(name="lumberjack", protocol="lumberjack", endpoint="", who=str, connections=lambda: 0, stream="logs")
+        Listener(
+            name="lumberjack", protocol="lumberjack", endpoint="", access=str, connections=lambda: 0, stream="logs"
+        )
     )
     peer = Identity(host="10.0.0.1")
     assert broker.publish(drafts(b"a", stream="logs"), peer=peer).result == (1,)
@@ -290,7 +292,7 @@ def test_defaults_are_those_of_the_configuration() -> None:
 
 
 def listener(stream: str) -> Listener:
-    return Listener(name="backbone", protocol="backbone", endpoint="", who=str, connections=lambda: 0, stream=stream)
+    return Listener(name="backbone", protocol="backbone", endpoint="", access=str, connections=lambda: 0, stream=stream)
 
 
 class TestRetiring:

@@ -149,7 +149,7 @@ def test_policy_and_certificates_are_read_again(start: Any, connect: Any, author
     # A policy that is none changes nothing.
     tmp_path.joinpath("policy.toml").write_text("[[allow]")
     server.reload()
-    server.wait_for("the policy stays as it was: ")
+    server.wait_for("the policy was not reloaded: ")
     assert following.ask(Ping(number=7)) == Pong(number=7)
 
     # The reader is not in it any more, and the server has a certificate of another authority.

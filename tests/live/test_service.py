@@ -62,7 +62,7 @@ def kept(port: int, count: int) -> list[bytes]:
 def test_a_start_says_what_listens_where_and_a_stop_is_a_success(start: Any) -> None:
     server = start("--listen", LINES, "--listen", "backbone=udp:0:interface=127.0.0.1", "--durability", "interval:50")
     assert "journal in " + str(server.directory / "data") in server.log
-    assert "durability interval:50: what is acknowledged is in the kernel" in server.log
+    assert "durability interval:50: acknowledged messages are in the kernel" in server.log
     assert "journal: new" in server.log
     assert server.port("lines.plugin")
     assert server.port("backbone")
@@ -248,10 +248,10 @@ def test_a_full_disk_is_not(start: Any) -> None:
     with connect(server.port("lines.plugin")) as peer:
         peer.sendall(b"+log lost\n")
         assert receive(peer, 1) == b"", "nothing is acknowledged"
-    server.wait_for("the journal takes nothing more in, reading goes on")
+    server.wait_for("the journal is read-only")
     assert kept(server.port("lines.plugin"), 1) == [b"kept"]
     full.unlink()
-    server.wait_for("the journal takes messages again")
+    server.wait_for("the journal is writable again")
     publish(server.port("lines.plugin"), b"and on")
     assert kept(server.port("lines.plugin"), 2) == [b"kept", b"and on"]
     assert server.stop() == 0

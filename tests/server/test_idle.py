@@ -88,7 +88,7 @@ def test_a_record_that_is_on_its_way_to_the_disk_keeps_its_stream() -> None:
 def test_streams_of_the_server_and_of_listeners_stay() -> None:
     world = World()
     world.broker.listeners.append(
-        Listener(name="backbone", protocol="backbone", endpoint="", who=str, connections=lambda: 0, stream="bound")
+        Listener(name="backbone", protocol="backbone", endpoint="", access=str, connections=lambda: 0, stream="bound")
     )
     world.publish(".own", "bound")
     world.expire(".own", "bound")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.server.notify import Manager
+from fyrehose.server.notify import ServiceManager
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -36,7 +36,7 @@ def heard(manager: socket.socket) -> list[list[str]]:
 def test_a_life(listening: tuple[str, socket.socket]) -> None:
     address, manager = listening
     clock = Clock()
-    told = Manager.found(
+    told = ServiceManager.from_environment(
         clock, {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "10000000", "WATCHDOG_PID": str(os.getpid())}
     )
     told.ready("serving")
@@ -65,7 +65,7 @@ def test_who_is_not_watched_says_nothing_more(environment: dict[str, str], tmp_p
         manager.bind(str(tmp_path / "notify"))
         manager.setblocking(False)
         clock = Clock()
-        told = Manager.found(clock, {"NOTIFY_SOCKET": str(tmp_path / "notify"), **environment})
+        told = ServiceManager.from_environment(clock, {"NOTIFY_SOCKET": str(tmp_path / "notify"), **environment})
         told.ready("serving")
         assert heard(manager) == [["READY=1", "STATUS=serving"]]
         assert not clock.getDelayedCalls()
@@ -73,7 +73,7 @@ def test_who_is_not_watched_says_nothing_more(environment: dict[str, str], tmp_p
 
 def test_without_a_manager_nothing_happens(log_lines: list[str]) -> None:
     clock = Clock()
-    told = Manager.found(clock, {"WATCHDOG_USEC": "1000000"})
+    told = ServiceManager.from_environment(clock, {"WATCHDOG_USEC": "1000000"})
     told.ready("serving")
     told.reloading()
     told.stopping()
@@ -82,8 +82,8 @@ def test_without_a_manager_nothing_happens(log_lines: list[str]) -> None:
 
 
 def test_a_manager_that_is_not_there_is_no_reason_to_stop(tmp_path: Path, log_lines: list[str]) -> None:
-    told = Manager.found(Clock(), {"NOTIFY_SOCKET": str(tmp_path / "nowhere")})
+    told = ServiceManager.from_environment(Clock(), {"NOTIFY_SOCKET": str(tmp_path / "nowhere")})
     told.ready("serving")
     told.stopping()
     assert len(log_lines) == 1
-    assert log_lines[0].startswith(f"the service manager at {tmp_path / 'nowhere'} is not told: ")
+    assert log_lines[0].startswith(f"cannot notify the service manager at {tmp_path / 'nowhere'}: ")

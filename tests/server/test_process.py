@@ -104,7 +104,7 @@ def test_garbage_is_collected_more_seldom_and_not_among_what_was_there() -> None
     limits, frozen = gc.get_threshold(), gc.get_freeze_count()
     there = [[] for _ in range(100)]
     try:
-        process.collect_seldom()
+        process.reduce_garbage_collection()
         assert gc.get_threshold()[0] > limits[0]
         assert gc.get_freeze_count() >= frozen + len(there)
         assert gc.isenabled()

@@ -108,22 +108,22 @@ def test_a_file_under_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--listen", "8119"], "--listen is '8119', and should be PROTOCOL=ENDPOINT"),
-        (["--listen", "figg=tcp:1", "--listen", "figg=tcp:1"], "--listen figg=tcp:1 is said twice"),
-        (["--listen", "figg=tcp:1", "-o", "figg/x.max-payload=1"], "no --listen figg/x=ENDPOINT says where"),
+        (["--listen", "8119"], "invalid --listen '8119': expected PROTOCOL=ENDPOINT"),
+        (["--listen", "figg=tcp:1", "--listen", "figg=tcp:1"], "duplicate --listen figg=tcp:1"),
+        (["--listen", "figg=tcp:1", "-o", "figg/x.max-payload=1"], "add --listen figg/x=ENDPOINT"),
         (["--listen", "fig=tcp:1"], "unknown protocol 'fig'"),
-        (["--option", "x"], "--option is 'x', and should be PROTOCOL.NAME=VALUE"),
+        (["--option", "x"], "invalid --option 'x': expected PROTOCOL.NAME=VALUE"),
         (["--option", "journal.x=1"], "unknown option 'x' of journal; available options: durability, "),
         (
             ["--durability", "sometimes"],
             "invalid value 'sometimes' for option journal.durability: expected batch, never",
         ),
         (["--max-streams", "-1"], "invalid value '-1' for option server.max-streams: expected a whole number"),
-        (["--config", "/nowhere.toml"], "--config /nowhere.toml cannot be read"),
-        (["--policy", "/nowhere.toml"], "--policy /nowhere.toml cannot be read"),
-        (["--log-format", "xml"], "--log-format is 'xml', and should be text or json"),
+        (["--config", "/nowhere.toml"], "cannot read --config /nowhere.toml"),
+        (["--policy", "/nowhere.toml"], "cannot read --policy /nowhere.toml"),
+        (["--log-format", "xml"], "invalid --log-format 'xml': expected text or json"),
         (["--port", "1"], "option --port not recognized"),
-        (["8119"], "'8119' is one word too many"),
+        (["8119"], "unexpected argument '8119'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words: list[str], said: str) -> None:
@@ -136,7 +136,7 @@ def test_what_is_wrong_is_said_in_one_line(words: list[str], said: str) -> None:
 def test_under_twistd_it_is_said_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     options = Options()
     options.parent = object()
-    with pytest.raises(SystemExit, match="twistd fyrehose: --listen is '8119'"):
+    with pytest.raises(SystemExit, match="twistd fyrehose: invalid --listen '8119'"):
         options.parseOptions(["--listen", "8119"])
 
 
@@ -244,7 +244,7 @@ def test_a_plugin_whose_extra_is_missing_is_left_out_unless_asked_for(
     plugin = plugins.load("backbone")
     monkeypatch.setattr(type(plugin), "make_service", make_service)
     server = Server(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
-    assert "backbone is not served: pip install 'fyrehose[eventbus]'" in server.notes
+    assert "starting without backbone: pip install 'fyrehose[eventbus]'" in server.warnings
     with pytest.raises(MissingExtra):
         Server(StoppingReactor(), parsed("--listen", "backbone=udp:0:interface=127.0.0.1").resolved)
 
@@ -264,11 +264,11 @@ def test_connections_are_no_more_than_there_are_descriptors_for(
     assert limits == [807, 5], "what one does not want is for the others"
     assert server.remarks == [
         (
-            "lines.plugin may have 807 connections, as the system allows 1000 file descriptors; "
-            "for all that the options allow, start it with `ulimit -n 10477`, or LimitNOFILE= in a unit"
+            "file-descriptor limit 1000: max-connections of lines.plugin reduced to 807; "
+            "for the configured maximum, use `ulimit -n 10477`, or LimitNOFILE= in a unit"
         )
     ]
-    assert not server.notes, "nobody has asked for that many"
+    assert not server.warnings, "the maximum was not configured"
 
 
 def test_its_listeners_are_told_of(ending: list[Any], tmp_path: Path) -> None:
@@ -281,12 +281,14 @@ def test_its_listeners_are_told_of(ending: list[Any], tmp_path: Path) -> None:
     server = Server(StoppingReactor(), parsed(*words).resolved)
     figg, backbone, admin, other = server.fyrehose.broker.listeners
     assert (figg.name, figg.protocol, figg.endpoint, figg.encryption) == ("figg/a", "figg", local, "")
-    assert [each.who() for each in (figg, backbone, admin, other)] == ["this machine"] * 3 + ["whoever has the token"]
+    assert [each.access() for each in (figg, backbone, admin, other)] == ["this machine"] * 3 + [
+        "clients with the token"
+    ]
     assert [listener.connections() for listener in (figg, backbone, admin)] == [0, 0, 0]
     server = Server(StoppingReactor(), parsed(*words, "--policy", written(tmp_path)).resolved)
-    assert server.fyrehose.broker.listeners[0].who() == "whom the policy allows (1 rule)"
+    assert server.fyrehose.broker.listeners[0].access() == "by policy (1 rule)"
     server.fyrehose.broker.guard.change(policy.parse({"allow": [{"network": "10.0.0.0/8", "publish": "*"}] * 2}))
-    assert server.fyrehose.broker.listeners[0].who() == "whom the policy allows (2 rules)"
+    assert server.fyrehose.broker.listeners[0].access() == "by policy (2 rules)"
 
 
 def test_fewer_connections_than_were_asked_for_is_a_warning_and_one_for_all(
@@ -296,9 +298,9 @@ def test_fewer_connections_than_were_asked_for_is_a_warning_and_one_for_all(
     words = ["--option", "figg.max-connections=20000", "--data-dir", str(tmp_path)]
     words += ["--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "relink=tcp:0:interface=127.0.0.1"]
     server = Server(StoppingReactor(), parsed(*words).resolved)
-    (note,) = server.notes
-    assert note.startswith("figg, relink may have 406 connections each, as the system allows 1000 file descriptors")
-    assert "`ulimit -n 31097`" in note
+    (warning,) = server.warnings
+    assert warning.startswith("file-descriptor limit 1000: max-connections of figg, relink reduced to 406 each")
+    assert "`ulimit -n 31097`" in warning
     assert not server.remarks
 
 
@@ -307,7 +309,7 @@ def test_fewer_connections_than_were_asked_for_is_a_warning_and_one_for_all(
     ["figg=tcp:8119", "figg=tcp:8119:interface=10.0.0.1", "backbone=udp:2323", r"figg=tcp:8119:interface=\:\:"],
 )
 def test_beyond_loopback_somebody_has_to_say_who_may_do_what(listen: str, ending: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is open to others, and nobody has said who may do what: .* --policy FILE"):
+    with pytest.raises(ConfigError, match=r"refusing to listen on a public address .* --policy FILE"):
         Server(StoppingReactor(), parsed("--listen", listen).resolved)
     Server(StoppingReactor(), parsed("--listen", listen, "--policy", written(tmp_path)).resolved)
 
@@ -382,10 +384,10 @@ class TestReload:
         written(tmp_path)
         server.reload()
         assert self.counted(server) == {"reloads": 2, "reload-failures": 2}
-        said = [line for line in log_lines if "stays as it was" in line]
+        said = [line for line in log_lines if "was not reloaded" in line]
         assert len(said) == len(logged_errors.take()) == 2
-        assert said[0].startswith(f"the policy stays as it was: --policy {tmp_path / 'policy.toml'} is not TOML")
-        assert said[1] == "listener stays as it was: the key does not fit"
+        assert said[0].startswith(f"the policy was not reloaded: invalid --policy {tmp_path / 'policy.toml'}: not TOML")
+        assert said[1] == "listener was not reloaded: the key does not fit"
 
     def test_without_a_policy_there_is_none_to_read(self, ending: list[Any], log_lines: list[str]) -> None:
         server = Server(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg").resolved)
@@ -425,13 +427,13 @@ class TestLog:
             signal.signal(signal.SIGUSR1, kept)
 
     def test_a_daemon_has_no_standard_output(self) -> None:
-        with pytest.raises(SystemExit, match="a daemon has no standard output"):
+        with pytest.raises(SystemExit, match="a daemon cannot log to standard output"):
             self.under(logfile="-")()
 
     def test_who_said_more_of_logging_is_heard(self) -> None:
         assert self.under(logger="mine") is None
         assert self.under(syslog=True) is None
-        with pytest.raises(SystemExit, match="not with --syslog"):
+        with pytest.raises(SystemExit, match="cannot be used with --syslog"):
             self.under("--log-format", "json", syslog=True)
         assert parsed().log_observer is None, "nobody asked for a log"
 

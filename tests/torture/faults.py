@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import kill9
 import servers
 
-FULL = "the journal takes nothing more in"
-AGAIN = "the journal takes messages again"
+FULL = "the journal is read-only"
+AGAIN = "the journal is writable again"
 #: _IOR('X', 125, __u32), and its way of losing what the log of the file system has not written.
 EXT4_IOC_SHUTDOWN, NOLOGFLUSH = 0x8004587D, 2
 

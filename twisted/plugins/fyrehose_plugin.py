@@ -1,7 +1,7 @@
-"""Tells twistd of ``twistd fyrehose``; names the module as text, so that looking for plugins imports nothing."""
+"""Register ``twistd fyrehose``; the module is named as text, so that listing plugins imports nothing."""
 
 from twisted.application.service import ServiceMaker
 
 fyrehose = ServiceMaker(
-    "fyrehose", "fyrehose.server.tap", "A messaging server: many listeners, one durable journal.", "fyrehose"
+    "fyrehose", "fyrehose.server.tap", "A durable message server with several protocols and one journal.", "fyrehose"
 )

@@ -232,7 +232,7 @@ function show(status) {
     [count(each.lag), each.lag > 10000 ? "n bad" : "n"], [each.paused ? "waits for its peer" : "", "dim"],
   ]));
   fill("listeners", (status.listeners || []).map((each) => [
-    named(each.name, each.protocol), each.endpoint, [each.encryption || "none", each.encryption ? "" : "dim"], each.who,
+    named(each.name, each.protocol), each.endpoint, [each.encryption || "none", each.encryption ? "" : "dim"], each.access,
     [count(each.connections), "n"],
   ]));
   fill("refusals", status.refusals.map((each) => [each.protocol, each.cause, [count(each.count), "n"]]));

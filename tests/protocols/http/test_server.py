@@ -721,7 +721,7 @@ def test_a_stream_is_retired_when_it_is_durable_and_not_before(make: Make) -> No
 def test_a_stream_that_cannot_be_retired_is_refused(make: Make, line: str, status: int, said: str) -> None:
     server = make()
     server.broker.listeners.append(
-        Listener(name="backbone", plugin="backbone", endpoint="", who=str, connections=lambda: 0, stream="bound")
+        Listener(name="backbone", protocol="backbone", endpoint="", access=str, connections=lambda: 0, stream="bound")
     )
     server.broker.publish([Run.of(stream, [b"x"], source="test") for stream in ("s", ".own", "bound")])
     peer = server.connect()
