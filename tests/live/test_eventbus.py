@@ -580,7 +580,7 @@ class TestKeys:
 def test_open_to_others_without_saying_to_whom(start: Any) -> None:
     server = start("--listen", "eventbus=tcp:0", ready=False)
     assert server.ended() == 1
-    assert "is open to others" in server.errors
+    assert "refusing to listen on a public address" in server.errors
     assert len(server.errors.splitlines()) == 1
 
 

@@ -262,7 +262,7 @@ def test_a_command_whose_tls_is_not_believed_says_so(start: Any, authority: Auth
 def test_an_open_listener_without_a_policy_is_not_opened(start: Any) -> None:
     server = start("--listen", "figg=tcp:0", ready=False)
     assert server.ended() == 1
-    assert server.errors.startswith("twistd fyrehose: --listen figg=tcp:0 is open to others")
+    assert server.errors.startswith("twistd fyrehose: --listen figg=tcp:0: refusing to listen on a public address")
     assert "--policy FILE" in server.errors
 
 

@@ -171,7 +171,7 @@ def test_a_port_that_is_taken(start: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--listen", "lines.plugin=tcp:nonsense"], "--listen lines=tcp:nonsense is not an endpoint"),
+        (["--listen", "lines.plugin=tcp:nonsense"], "invalid --listen lines=tcp:nonsense: not a Twisted endpoint"),
         (["--option", "backbone.stream="], "invalid value '' for option backbone.stream: expected a name"),
         (["--durability", "maybe"], "invalid value 'maybe' for option journal.durability"),
         (["--data-dir", "/proc/nowhere"], "the journal's directory /proc/nowhere cannot be used"),
