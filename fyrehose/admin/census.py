@@ -70,7 +70,7 @@ class Lags:
     def first(self, count: int) -> list[Cursor]:
         """Return *count* subscribers, the furthest first as of now; those that have left do not count."""
         found = [cursor for _, cursor in self.furthest if not cursor.stopped]
-        return sorted(found, key=lambda cursor: (-cursor.lag, cursor.reader, cursor.stream))[:count]
+        return sorted(found, key=lambda cursor: (-cursor.lag, cursor.subscriber, cursor.stream))[:count]
 
 
 @attrs.define(eq=False)

@@ -208,7 +208,7 @@ def journal_status(broker: Broker) -> JournalStatus | None:
 
 
 def _subscriber(cursor: Cursor) -> dict[str, Any]:
-    protocol, peer = cursor.reader
+    protocol, peer = cursor.subscriber
     return {
         "protocol": protocol,
         "peer": peer,

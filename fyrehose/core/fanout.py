@@ -106,9 +106,9 @@ class Cursor:
         return max(0, self.place.last - self.position)
 
     @property
-    def reader(self) -> tuple[str, str]:
-        """Who reads: the protocol's name, and the peer, as far as the sink says it."""
-        return _reader(self.sink)
+    def subscriber(self) -> tuple[str, str]:
+        """Return the name of the protocol, and the peer; empty where the sink has none."""
+        return _subscriber(self.sink)
 
     def pauseProducing(self) -> None:
         self.paused = True
@@ -156,7 +156,7 @@ class Fanout:
         :param position: the number after which the cursor delivers
         :param last: the last durable number of the stream
         """
-        protocol = _reader(sink)[0]
+        protocol = _subscriber(sink)[0]
         tally = self.tallies.get(protocol)
         if tally is None:
             tally = self.tallies[protocol] = Tally(protocol)
@@ -342,6 +342,6 @@ def _totals(runs: tuple[Run, ...]) -> tuple[int, int]:
     return sum(map(len, runs)), sum(len(run.payload) for run in runs)
 
 
-def _reader(sink: ISink) -> tuple[str, str]:
-    reader: tuple[str, str] = getattr(sink, "reader", ("", ""))
-    return reader
+def _subscriber(sink: ISink) -> tuple[str, str]:
+    subscriber: tuple[str, str] = getattr(sink, "subscriber", ("", ""))
+    return subscriber

@@ -127,7 +127,7 @@ class SessionProtocol(TwistedProtocol):
         self._linger_timer: IDelayedCall | None = None
 
     @property
-    def reader(self) -> tuple[str, str]:
+    def subscriber(self) -> tuple[str, str]:
         """Return the protocol and the peer, for sinks of subscriptions."""
         return self.protocol_name, self.address
 

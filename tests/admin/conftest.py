@@ -20,7 +20,7 @@ from fyrehose.testing import MemoryJournal, RecordingSink
 class Reader(RecordingSink):
     """A sink that says who it is."""
 
-    reader = ("figg", "10.0.0.1:5")
+    subscriber = ("figg", "10.0.0.1:5")
 
 
 @attrs.define(eq=False)

@@ -434,7 +434,7 @@ def test_small_deliveries_do_not_pile_up(server: Server) -> None:
 class Named(RecordingSink):
     """A sink that says who it is."""
 
-    reader = ("protocol", "peer")
+    subscriber = ("protocol", "peer")
 
 
 def test_what_was_delivered_is_counted_by_protocol_also_of_those_that_have_left(server: Server) -> None:
@@ -449,7 +449,7 @@ def test_what_was_delivered_is_counted_by_protocol_also_of_those_that_have_left(
         return {plugin: (tally.subscriptions, tally.messages, tally.bytes) for plugin, tally in found.items()}
 
     assert tallies() == {"protocol": (2, 3, 5), "": (1, 2, 4)}
-    assert sorted(cursor.reader for cursor in server.broker.cursors()) == [
+    assert sorted(cursor.subscriber for cursor in server.broker.cursors()) == [
         ("", ""),
         ("protocol", "peer"),
         ("protocol", "peer"),

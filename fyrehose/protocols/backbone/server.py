@@ -169,7 +169,7 @@ class BackboneServer:
     # What the broker calls: durable records of the stream.
 
     @property
-    def reader(self) -> tuple[str, str]:
+    def subscriber(self) -> tuple[str, str]:
         return PROTOCOL, "all subscribers"
 
     def deliver(self, delivery: Delivery) -> None:

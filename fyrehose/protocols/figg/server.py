@@ -54,8 +54,8 @@ class Attachment:
     subscription: ISubscription = attrs.field(init=False)
 
     @property
-    def reader(self) -> tuple[str, str]:
-        return self.connection.reader
+    def subscriber(self) -> tuple[str, str]:
+        return self.connection.subscriber
 
     def deliver(self, delivery: Delivery) -> None:
         self.connection.session.send_data(delivery.encoded(encode_data))

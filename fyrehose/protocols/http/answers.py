@@ -152,8 +152,8 @@ class Listening:
     # What the broker says.
 
     @property
-    def reader(self) -> tuple[str, str]:
-        return self.connection.reader
+    def subscriber(self) -> tuple[str, str]:
+        return self.connection.subscriber
 
     def deliver(self, delivery: Delivery) -> None:
         if len(delivery) <= RECORDS:

@@ -292,8 +292,8 @@ class Subscribing(Endpoint):
     # What the broker says.
 
     @property
-    def reader(self) -> tuple[str, str]:
-        return self.protocol.reader
+    def subscriber(self) -> tuple[str, str]:
+        return self.protocol.subscriber
 
     def deliver(self, delivery: Delivery) -> None:
         seqs = self.place.seqs
