@@ -32,7 +32,7 @@ def there(cls: type[FyrehoseError], depth: int = 0) -> list[tuple[int, str]]:
     return found
 
 
-def test_the_tree_is_as_it_is_drawn() -> None:
+def test_the_documented_tree_matches_the_classes() -> None:
     assert sorted(drawn()) == sorted(there(FyrehoseError))
     assert drawn()[0] == (0, "FyrehoseError")
     parents: dict[int, str] = {}
@@ -42,13 +42,13 @@ def test_the_tree_is_as_it_is_drawn() -> None:
             assert getattr(errors, name).__base__.__name__ == parents[depth - 1]
 
 
-def test_every_status_is_in_the_table_for_operators() -> None:
+def test_every_exit_status_is_documented_for_operators() -> None:
     statuses = {getattr(errors, name).exit_status for _, name in drawn()}
     table = {int(status) for status in re.findall(r"^\| (\d) \| ", OPERATING.read_text(), re.MULTILINE)}
     assert table == statuses | {0}
 
 
-def test_what_a_peer_did_is_a_name_and_a_detail() -> None:
+def test_remote_protocol_error_has_a_cause_and_a_detail() -> None:
     error = RemoteProtocolError("frame-too-large", "4294967295 bytes")
     assert str(error) == "frame-too-large: 4294967295 bytes"
     assert error.cause == "frame-too-large"
@@ -56,7 +56,7 @@ def test_what_a_peer_did_is_a_name_and_a_detail() -> None:
     assert Broken(error=error).error is error
 
 
-def test_a_full_disk_and_a_rate_are_worth_another_try() -> None:
+def test_a_full_disk_and_a_rate_are_retriable() -> None:
     def all_of(cls: type[PublishError]) -> set[type[PublishError]]:
         return {cls}.union(*(all_of(child) for child in cls.__subclasses__() if child.__module__ == errors.__name__))
 

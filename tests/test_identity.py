@@ -29,7 +29,7 @@ def test_an_ipv6_address_counts_with_its_whole_64_bit_network(host: str, network
     assert network_of(host) == network
 
 
-def test_an_identity_says_who_it_is_and_no_secret() -> None:
+def test_the_text_of_an_identity_contains_no_secret() -> None:
     assert str(Identity(host="10.0.0.1")) == "10.0.0.1"
     whole = Identity(host="10.0.0.1", certificates=("a\x1b[2J",), key=KEY, token=digest("secret"))
     assert str(whole) == f"10.0.0.1 (certificate 'a\\x1b[2J', key {KEY}, with a token)"

@@ -109,7 +109,7 @@ def matching(*patterns: str) -> list[str]:
 
 
 @pytest.mark.parametrize("module", matching(*SANS_IO))
-def test_sans_io_is_what_it_says(module: str) -> None:
+def test_sans_io_modules_import_no_io(module: str) -> None:
     # The kernels look into the environment, and the settings at networks; neither is input or output.
     assert outside(reached(module)) == set()
 
@@ -119,7 +119,7 @@ def test_sans_io_modules_are_found() -> None:
     assert "fyrehose.protocols.figg.session" in matching(*SANS_IO)
 
 
-def test_a_session_brings_no_reactor_along() -> None:
+def test_importing_a_session_imports_no_reactor() -> None:
     """The same, said by Python itself."""
     modules = [name for name in matching(*SANS_IO) if not name.endswith("__main__")]
     code = (
@@ -129,7 +129,7 @@ def test_a_session_brings_no_reactor_along() -> None:
     assert said.stdout == "[]\n"
 
 
-def test_spark_knows_no_protocol_and_no_reactor() -> None:
+def test_spark_imports_no_protocol_and_no_reactor() -> None:
     for module in matching("fyrehose.spark", "fyrehose.spark.*"):
         there = reached(module)
         assert "twisted" not in {name.partition(".")[0] for name in there}, module
@@ -137,14 +137,14 @@ def test_spark_knows_no_protocol_and_no_reactor() -> None:
 
 
 @pytest.mark.parametrize("module", matching("fyrehose.protocols.*.*"))
-def test_protocols_do_not_know_each_other(module: str) -> None:
+def test_protocols_do_not_import_each_other(module: str) -> None:
     own = ".".join(module.split(".")[:3])
     others = {name for name in reached(module) if name.startswith("fyrehose.protocols.") and name in MODULES}
     assert {name for name in others if name != own and not name.startswith(f"{own}.")} == set()
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("fyrehose.protocols")])
-def test_nobody_but_the_registry_knows_protocols(module: str) -> None:
+def test_only_the_registry_imports_protocols(module: str) -> None:
     direct = {name for name in imports_of(module) if name.startswith("fyrehose.protocols.")}
     assert direct == set(), "plugins are found by their folder; whoever needs one asks fyrehose.plugins"
 
@@ -183,7 +183,7 @@ def test_modules_import_only_what_is_below_them(module: str) -> None:
     assert {name for name in there if layer(name) > layer(module)} == set()
 
 
-def test_the_journal_and_the_broker_do_not_know_each_other() -> None:
+def test_the_journal_and_the_broker_do_not_import_each_other() -> None:
     for one, other in (("journal", "core"), ("core", "journal")):
         for module in matching(f"fyrehose.{one}.*"):
             if not module.startswith("fyrehose.journal.offline"):
@@ -203,7 +203,7 @@ def imported_by_tests(folder: Path) -> frozenset[str]:
     "module",
     [name for name, path in MODULES.items() if path.name != "__init__.py" and name not in UNTESTED],
 )
-def test_every_module_has_tests_where_they_are_looked_for(module: str) -> None:
+def test_every_module_has_tests_in_its_folder(module: str) -> None:
     """A test file of its own name, or tests of its neighbours that import it; plugins are all tested alike."""
     *folders, name = module.split(".")[1:]
     if name in ("plugin", "__main__") or module.startswith(("fyrehose.testing.", "fyrehose.kernels.")):
@@ -256,7 +256,7 @@ def test_reading_imports(source: str, names: set[str]) -> None:
     assert imported(source, "fyrehose.journal") == names
 
 
-def test_what_is_reached_by_way_of_others_counts() -> None:
+def test_indirect_imports_count() -> None:
     assert "twisted" in outside(reached("fyrehose.core.broker"))
     assert "fyrehose.records" in reached("fyrehose.server.service"), "by way of the broker"
     assert "fyrehose" in reached("fyrehose.records"), "the package comes first"

@@ -15,7 +15,7 @@ from fyrehose.records import Run
 RUN = Run.of("s", [b"one", b"", b"two\nlines", b"\xff\x00"], source="figg").numbered(7, 0)
 
 
-def test_json_says_what_is_known_and_nothing_else() -> None:
+def test_json_omits_fields_without_a_value() -> None:
     found = lines((RUN,)).splitlines()
     assert json.loads(found[0]) == {"stream": "s", "seq": 7, "source": "figg", "payload": "one"}
     assert json.loads(found[3]) == {"stream": "s", "seq": 10, "source": "figg", "payload_base64": "/wA="}
@@ -46,7 +46,7 @@ def test_json_says_what_is_known_and_nothing_else() -> None:
 
 
 @given(st.lists(st.binary(max_size=30), min_size=1))
-def test_every_payload_comes_back_from_json(payloads: list[bytes]) -> None:
+def test_every_payload_survives_json(payloads: list[bytes]) -> None:
     found = lines((Run.of("s", payloads, source="x").numbered(1, 0),)).split(b"\n")
     assert found.pop() == b""
     shown = [json.loads(line) for line in found]
@@ -62,7 +62,7 @@ def test_every_payload_comes_back_from_json(payloads: list[bytes]) -> None:
     st.integers(0, 1 << 48),
     st.integers(0, 1 << 50),
 )
-def test_what_is_put_into_words_once_is_the_same_as_one_by_one(
+def test_runs_and_single_records_have_the_same_json(
     payloads: list[bytes], labels: dict[str, str | None], stream: str, first: int, time: int
 ) -> None:
     run = Run.of(stream, payloads, source="x", **labels).numbered(first, time)

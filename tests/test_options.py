@@ -59,7 +59,7 @@ class Settings:
         (networks, "10.0.0.0/8, ::1", (ip_network("10.0.0.0/8"), ip_network("::1/128"))),
     ],
 )
-def test_what_people_write(convert: Callable[[str], object], text: str, value: object) -> None:
+def test_valid_texts_are_converted(convert: Callable[[str], object], text: str, value: object) -> None:
     assert convert(text) == value
 
 
@@ -83,7 +83,9 @@ def test_what_people_write(convert: Callable[[str], object], text: str, value: o
         (networks, "localhost", "networks, for example"),
     ],
 )
-def test_what_they_are_told(convert: Callable[[str], object], text: str, wanted: str) -> None:
+def test_invalid_texts_are_refused_with_the_expected_form(
+    convert: Callable[[str], object], text: str, wanted: str
+) -> None:
     with pytest.raises(ValueError, match=wanted):
         convert(text)
 
@@ -97,7 +99,7 @@ def test_sizes_are_exact_up_to_the_largest(n: int, unit: str) -> None:
         size(f"{(1 << 60 - shift) + 1}{unit}")
 
 
-def test_text_and_toml_come_to_the_same() -> None:
+def test_text_and_toml_have_the_same_result() -> None:
     from_text = build(
         Settings, "protocol", {"max-payload": "4MiB", "idle": "5m", "allow": "10.0.0.0/8,::1", "tls": "yes"}
     )
@@ -127,19 +129,19 @@ def test_text_and_toml_come_to_the_same() -> None:
         ({"tls": "yes"}, "invalid options of protocol: tls wants to know who is allowed"),
     ],
 )
-def test_what_is_wrong_is_said(values: dict[str, object], said: str) -> None:
+def test_invalid_options_are_refused_with_the_reason(values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         build(Settings, "protocol", values)
     assert str(raised.value) == said
 
 
-def test_the_least_holds_for_who_embeds_it_too() -> None:
+def test_the_least_value_holds_for_direct_construction() -> None:
     assert Settings(guests=1).guests == 1
     with pytest.raises(ValueError, match="guests must be at least 1, not 0"):
         Settings(guests=0)
 
 
-def test_a_class_without_options() -> None:
+def test_a_class_without_options_refuses_any_option() -> None:
     @attrs.frozen
     class Bare: ...
 

@@ -19,14 +19,14 @@ def write(directory: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def test_the_names_are_the_folders_and_nothing_is_imported_for_them() -> None:
+def test_names_are_the_folders_of_protocols_without_importing_them() -> None:
     names = plugins.names()
     assert names == sorted(names)
     folder = Path(plugins.__file__).parent / "protocols"
     assert names == sorted(["admin", *(path.parent.name for path in folder.glob("*/plugin.py"))])
 
 
-def test_one_that_is_not_there() -> None:
+def test_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"unknown protocol 'fig'; expected one of .*figg"):
         plugins.load("fig")
 
@@ -41,7 +41,9 @@ def test_one_that_is_not_there() -> None:
         ("plugin = object()", "does not implement|failed to implement"),
     ],
 )
-def test_one_that_is_broken(text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_plugin_is_reported_with_its_reason(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, monkeypatch, text)
     with pytest.raises(ConfigError, match=said) as raised:
         plugins.load("somebodys_plugin.plugin")
@@ -49,6 +51,6 @@ def test_one_that_is_broken(text: str, said: str, tmp_path: Path, monkeypatch: p
     assert "\n" not in str(raised.value)
 
 
-def test_a_module_that_is_not_there() -> None:
+def test_a_missing_module_is_reported() -> None:
     with pytest.raises(ConfigError, match="No module named 'nothing_of_that_name'"):
         plugins.load("nothing_of_that_name.plugin")

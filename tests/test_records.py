@@ -31,7 +31,7 @@ def runs(draw: st.DrawFn) -> Run:
     return run.numbered(draw(st.integers(1, 1 << 40)), 1_000_000) if draw(st.booleans()) else run
 
 
-def test_a_run_is_its_columns() -> None:
+def test_records_of_a_run_come_from_its_columns() -> None:
     run = Run.of("s", [b"ab", b"", b"cde"], source="figg", producer="p", topic="t", producer_seq=7)
     assert run.lengths == unpack("12s", pack("<3I", 2, 0, 3))[0]
     assert run.payload == b"abcde"
@@ -66,7 +66,7 @@ def test_numbering_shares_the_bytes() -> None:
 
 
 @given(runs(), st.data())
-def test_a_slice_is_those_records(run: Run, data: st.DataObject) -> None:
+def test_a_slice_has_the_records_of_its_range(run: Run, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(run)))
     stop = data.draw(st.integers(start, len(run) + 1))
     assert list(run.slice(start, stop).records()) == list(run.records())[start:stop]
@@ -81,7 +81,7 @@ def test_a_slice_of_a_slice(run: Run, data: st.DataObject) -> None:
 
 
 @given(runs(), st.integers(0, 40))
-def test_what_fits_is_the_most_and_at_least_one(run: Run, max_bytes: int) -> None:
+def test_fitting_is_the_most_records_and_at_least_one(run: Run, max_bytes: int) -> None:
     fitting = run.fitting(max_bytes)
     sizes = list(run.sizes)
     assert 1 <= fitting <= len(run)
@@ -90,7 +90,7 @@ def test_what_fits_is_the_most_and_at_least_one(run: Run, max_bytes: int) -> Non
 
 
 @given(runs())
-def test_the_size_counts_what_is_kept(run: Run) -> None:
+def test_size_counts_all_columns(run: Run) -> None:
     columns = [column for column in (run.producer_seq, run.event_ids, run.event_times) if isinstance(column, bytes)]
     assert run.size == sum(run.sizes) + 4 * len(run) + sum(map(len, columns))
 

@@ -18,7 +18,7 @@ from fyrehose.server.config import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 BOUNDARIES = {
-    "*.frame_timeout": "tests/net/test_tcp.py::test_a_frame_has_to_come_in_whole_in_time",
+    "*.frame_timeout": "tests/net/test_tcp.py::test_a_frame_must_be_complete_in_time",
     "*.handshake_timeout": "tests/protocols/relink/test_limits.py::test_threat_slow_handshake_and_silence",
     "*.idle_timeout": "tests/web/test_server.py::test_a_connection_that_is_idle_is_closed_and_one_that_waits_is_not",
     "*.max_connections": (
@@ -28,8 +28,8 @@ BOUNDARIES = {
         "tests/conformance/test_connection_limits.py::test_as_many_connections_of_one_address_as_the_limit_says_and_no_more"
     ),
     "*.refusal_delay": "tests/net/test_holding.py::test_the_delay_doubles_for_each_refusal_of_an_address",
-    "*.silent_timeout": "tests/net/test_tcp.py::test_a_connection_that_never_said_anything_ends",
-    "*.stall_timeout": "tests/net/test_tcp.py::test_a_reader_that_does_not_read_is_given_up",
+    "*.silent_timeout": "tests/net/test_tcp.py::test_a_silent_connection_is_closed",
+    "*.stall_timeout": "tests/net/test_tcp.py::test_a_peer_that_does_not_read_is_disconnected",
     "backbone.destination_rate": (
         "tests/conformance/test_backbone_limits.py::test_bytes_to_one_host_stop_when_the_rate_is_used_up"
     ),
@@ -86,11 +86,11 @@ BOUNDARIES = {
     "server.memory_per_connection": (
         "tests/conformance/test_memory_limits.py::test_a_connection_may_have_published_as_much_as_the_limit_says"
     ),
-    "server.new_streams_burst": "tests/core/test_quotas.py::test_the_default_burst_exactly_and_one_more",
-    "server.new_streams_rate": "tests/core/test_quotas.py::test_the_default_burst_exactly_and_one_more",
-    "server.streams_per_address": "tests/core/test_quotas.py::test_the_default_number_exactly_and_one_more",
+    "server.new_streams_burst": "tests/core/test_quotas.py::test_one_stream_beyond_the_default_burst_is_refused",
+    "server.new_streams_rate": "tests/core/test_quotas.py::test_one_stream_beyond_the_default_burst_is_refused",
+    "server.streams_per_address": "tests/core/test_quotas.py::test_one_stream_beyond_the_default_number_is_refused",
     "server.subscriptions_per_address": (
-        "tests/core/test_quotas.py::test_subscriptions_of_an_address_at_the_default_exactly_and_one_more"
+        "tests/core/test_quotas.py::test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused"
     ),
 }
 #: Limits whose tests set a smaller value: the default is 1 GiB, 131,072 channels, or 10,000 links of a test's clock.

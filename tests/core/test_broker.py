@@ -53,7 +53,7 @@ def test_nothing_leaves_before_it_is_durable() -> None:
     assert [(r.seq, r.payload) for r in sink.records] == [(1, b"a"), (2, b"b")]
 
 
-def test_numbers_go_on_after_a_failed_append() -> None:
+def test_numbers_continue_after_a_failed_append() -> None:
     broker, journal, _ = make(auto=False)
     first = broker.publish(drafts(b"lost"))
     journal.enter(JournalState.READ_ONLY, "full")
@@ -65,7 +65,7 @@ def test_numbers_go_on_after_a_failed_append() -> None:
 
 
 @pytest.mark.parametrize("stream", ["", "x" * 256, "ä" * 128, "\ud800"])
-def test_names_that_are_none(stream: str) -> None:
+def test_invalid_stream_names_are_refused(stream: str) -> None:
     broker, _, _ = make()
     assert isinstance(refused(broker.publish(drafts(b"a", stream=stream))), InvalidName)
 
@@ -76,7 +76,7 @@ def test_names_have_1_to_255_bytes(stream: str) -> None:
     assert broker.publish(drafts(b"a", stream=stream)).result == (1,)
 
 
-def test_a_restricted_stream_refuses_by_any_listener() -> None:
+def test_restriction_of_a_stream_holds_for_every_listener() -> None:
     broker, journal, _ = make()
     broker.restrict("s", 3)
     failure = []
@@ -86,7 +86,7 @@ def test_a_restricted_stream_refuses_by_any_listener() -> None:
     assert journal.bounds("s") == (1, 2)
 
 
-def test_too_many_streams() -> None:
+def test_streams_beyond_the_limit_are_refused() -> None:
     broker, _, _ = make(max_streams=1)
     failure = []
     broker.publish(drafts(b"a", stream="one"))
@@ -101,7 +101,7 @@ def refused(deferred) -> Exception:  # type: ignore[no-untyped-def]
     return failures[0].value
 
 
-def test_streams_that_were_never_made_are_not_counted() -> None:
+def test_streams_of_failed_publishes_are_not_counted() -> None:
     """Otherwise whoever publishes rubbish, or while the disk is full, would use up all the streams there may be."""
     broker, journal, _ = make(auto=False, max_streams=3)
     mixed = [*drafts(b"a", stream="one"), *drafts(b"b", stream="")]
@@ -118,7 +118,7 @@ def test_streams_that_were_never_made_are_not_counted() -> None:
     assert isinstance(refused(broker.publish(drafts(b"x", stream="six"))), TooManyStreams)
 
 
-def test_a_refused_publish_makes_no_stream() -> None:
+def test_a_refused_publish_creates_no_stream() -> None:
     broker, _, _ = make(max_streams=1)
     mixed = [*drafts(b"a", stream="one"), *drafts(b"b", stream="")]
     assert isinstance(refused(broker.publish(mixed)), InvalidName)
@@ -135,14 +135,14 @@ def test_a_stream_is_still_restricted_after_its_first_publish_failed() -> None:
     assert isinstance(refused(broker.publish(drafts(b"toolong"))), PayloadTooLarge)
 
 
-def test_more_at_once_than_a_batch_can_hold_is_refused_before_it_has_numbers() -> None:
+def test_a_publish_larger_than_a_batch_is_refused_before_it_is_numbered() -> None:
     broker, _, _ = make()
     runs = drafts(b"x" * (16 << 20)) * 4
     assert isinstance(refused(broker.publish(runs)), PayloadTooLarge)
     assert broker.publish(drafts(b"small")).result == (1,)
 
 
-def test_publish_may_be_exactly_as_large_as_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_may_be_exactly_as_large_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, _, _ = make()
     runs = drafts(b"x" * 100)
     monkeypatch.setattr("fyrehose.core.broker.MAX_PUBLISH", runs[0].room)
@@ -150,14 +150,14 @@ def test_publish_may_be_exactly_as_large_as_the_most(monkeypatch: pytest.MonkeyP
     assert isinstance(refused(broker.publish(drafts(b"x" * 108))), PayloadTooLarge)
 
 
-def test_more_streams_than_fit_into_the_beginning_of_a_segment() -> None:
+def test_max_streams_is_limited_by_the_first_batch_of_a_segment() -> None:
     assert make(max_streams=200_000)[0].max_streams == 200_000
     with pytest.raises(ValueError, match="200000"):
         make(max_streams=200_001)
 
 
 @pytest.mark.parametrize("label", ["topic", "content_type"])
-def test_labels_have_255_characters_at_the_most(label: str) -> None:
+def test_labels_longer_than_255_characters_are_refused(label: str) -> None:
     broker, _, _ = make()
     fits, too_long = (Run.of("s", [b"x"], source="test", **{label: "x" * size}) for size in (255, 256))
     assert broker.publish([fits]).result == (1,)
@@ -179,7 +179,7 @@ def test_one_peer_makes_half_of_all_streams_at_the_most(max_streams: int, most: 
     assert isinstance(refused(broker.publish(runs[most:], peer=maker)), TooManyStreams)
 
 
-def test_what_was_acknowledged_is_counted_by_its_source_and_what_was_refused_is_not() -> None:
+def test_acknowledged_publishes_are_counted_by_source_and_refused_ones_are_not() -> None:
     broker, journal, _ = make(auto=False)
     broker.publish(drafts(b"abc", b"d"))
     assert not broker.published, "it is not durable yet"
@@ -192,7 +192,7 @@ def test_what_was_acknowledged_is_counted_by_its_source_and_what_was_refused_is_
     assert list(broker.published) == ["test"]
 
 
-def test_peers_make_the_stream_that_a_listener_is_bound_to() -> None:
+def test_peers_may_create_the_stream_that_a_listener_is_bound_to() -> None:
     broker, _, _ = make(rules=StreamRules((StreamRule(names=("*",), new_streams=False),)))
     broker.listeners.append(
         Listener(
@@ -204,7 +204,7 @@ def test_peers_make_the_stream_that_a_listener_is_bound_to() -> None:
     assert isinstance(refused(broker.publish(drafts(b"a", stream="other"), peer=peer)), NewStreamForbidden)
 
 
-def test_a_stream_takes_no_more_than_its_own_limit_and_that_of_the_configuration() -> None:
+def test_the_smaller_of_restriction_and_configured_limit_holds() -> None:
     rules = StreamRules((StreamRule(names=("small.*",), max_payload=3),))
     broker, _, _ = make(rules=rules)
     broker.restrict("small.er", 2)
@@ -257,7 +257,7 @@ def test_publish_of_a_run_without_records_is_an_error_of_the_caller() -> None:
     assert journal.ends() == {}
 
 
-def test_no_peer_makes_a_stream_that_the_configuration_keeps_for_the_server() -> None:
+def test_peers_cannot_create_streams_that_the_configuration_forbids() -> None:
     rules = StreamRules((StreamRule(names=("open.*",), new_streams=True), StreamRule(names=("*",), new_streams=False)))
     broker, journal, _ = make(rules=rules)
     peer = Identity(host="10.0.0.1")
@@ -296,7 +296,7 @@ def listener(stream: str) -> Listener:
 
 
 class TestRetiring:
-    def test_a_retired_stream_is_gone_and_its_numbers_are_not_used_again(self) -> None:
+    def test_a_retired_stream_does_not_exist_and_its_numbers_are_not_reused(self) -> None:
         broker, journal, clock = make(max_streams=1)
         broker.publish(drafts(b"a", b"b"))
         assert broker.retire(["s"]).result is None
@@ -312,7 +312,7 @@ class TestRetiring:
         assert again.publish(drafts(b"d")).result == (4,)
         assert again.publish(drafts(b"y", stream="other")).result == (2,), "after a restart, too"
 
-    def test_what_was_published_before_comes_first_and_what_comes_after_makes_the_name_anew(self) -> None:
+    def test_a_publish_after_the_retirement_creates_the_stream_again(self) -> None:
         broker, journal, _ = make(auto=False)
         before = broker.publish(drafts(b"a"))
         retired = broker.retire(["s"])
@@ -322,7 +322,7 @@ class TestRetiring:
         assert (before.result, retired.result, after.result) == ((1,), None, (2,))
         assert broker.bounds("s") == (2, 3)
 
-    def test_subscriptions_stay_and_see_what_comes_when_the_name_returns(self) -> None:
+    def test_subscriptions_remain_and_receive_records_when_the_stream_returns(self) -> None:
         broker, _, clock = make()
         behind, live, late = RecordingSink(), RecordingSink(), RecordingSink()
         broker.publish(drafts(b"a", b"b"))

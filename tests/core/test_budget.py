@@ -71,7 +71,7 @@ def reading(found: Iterable[Peer]) -> int:
     return sum(peer.reading for peer in found)
 
 
-def test_a_connection_that_published_more_than_its_share_reads_again_when_half_of_it_is_free() -> None:
+def test_a_connection_beyond_its_limit_reads_again_when_half_of_it_is_free() -> None:
     peer = Peer(Budget(limit=10_000, each=100))
     for _ in range(5):
         peer.account.hold(25)
@@ -83,7 +83,7 @@ def test_a_connection_that_published_more_than_its_share_reads_again_when_half_o
     assert peer.reading
 
 
-def test_memory_that_becomes_free_is_read_into_by_as_many_as_fill_it() -> None:
+def test_free_memory_resumes_as_many_connections_as_fill_it() -> None:
     """All that wait at once would read megabytes more than there is room for."""
     budget = Budget(limit=64 * MIB)
     found = [Peer(budget, None) for _ in range(60)]
@@ -96,7 +96,7 @@ def test_memory_that_becomes_free_is_read_into_by_as_many_as_fill_it() -> None:
     assert reading(waiting) == 3, "47 MiB are held, half a MiB more by each, and 256 KiB are read at once"
 
 
-def test_as_many_of_one_address_read_again_as_leave_room_for_others() -> None:
+def test_resumed_connections_of_one_address_leave_room_for_others() -> None:
     budget = Budget(limit=64 * MIB)
     found = peers(budget, 60)
     for peer in found:
@@ -110,7 +110,7 @@ def test_as_many_of_one_address_read_again_as_leave_room_for_others() -> None:
     assert reading(waiting) == 1
 
 
-def test_as_many_small_ones_read_again_as_fill_what_is_free_of_the_limit() -> None:
+def test_small_connections_resume_until_the_limit_is_full() -> None:
     budget = Budget(limit=64 * MIB)
     assert budget.keep(30 * MIB)
     large = Peer(budget, None)
@@ -123,7 +123,7 @@ def test_as_many_small_ones_read_again_as_fill_what_is_free_of_the_limit() -> No
     assert reading(small) == 136, "34 MiB less the 256 KiB of the small ones are free, for reads of 256 KiB"
 
 
-def test_connection_that_is_closed_waits_no_more() -> None:
+def test_a_closed_connection_does_not_wait() -> None:
     budget = Budget(limit=64 * MIB)
     found = [Peer(budget, None) for _ in range(60)]
     for peer in found:
@@ -183,7 +183,7 @@ def test_announcing_costs_nothing() -> None:
 
 @pytest.mark.parametrize("size", [300_000, MIB])
 @pytest.mark.parametrize("large", [MIB + 1, 3 * MIB // 2, 16 * MIB])
-def test_199_connections_with_large_frames_keep_nobody_at_their_address_from_sending_one(size: int, large: int) -> None:
+def test_199_connections_with_large_frames_do_not_block_another_of_their_address(size: int, large: int) -> None:
     budget = Budget()
     crowd = peers(budget, 199, size=large)
     for peer in crowd:
@@ -208,7 +208,7 @@ def test_one_address_leaves_room_for_frames_of_another() -> None:
     assert large.send(16 * MIB) == 16 * MIB
 
 
-def test_connections_with_small_messages_go_on_when_their_address_has_used_up_its_share() -> None:
+def test_connections_with_small_messages_continue_when_their_address_has_used_up_its_share() -> None:
     budget = Budget()
     crowd = peers(budget, 400, size=16 * MIB)
     while any(peer.send(READ) for peer in crowd if peer.account.arrived < 15 * MIB):
@@ -252,7 +252,7 @@ def test_many_large_frames_finish_one_after_the_other_within_the_limit() -> None
     assert budget.used == 0
 
 
-def test_when_all_of_it_is_used_publishers_stop_and_go_on_later() -> None:
+def test_publishers_pause_when_the_budget_is_used_up_and_resume_later() -> None:
     budget = Budget(limit=1000, each=10_000)
     first, second = peers(budget, 2)
     first.account.hold(600)
@@ -276,7 +276,7 @@ def test_a_closed_account_counts_until_what_it_published_is_released() -> None:
     assert budget.used == 10
 
 
-def test_nothing_is_remembered_of_an_address_that_left() -> None:
+def test_the_share_of_an_address_without_connections_is_forgotten() -> None:
     budget = Budget()
     peer, other = peers(budget, 2)
     peer.account.hold(10)
@@ -299,7 +299,7 @@ def slow_and_waiting() -> tuple[Budget, list[Peer], Peer]:
     return budget, slow, waiting
 
 
-def test_slow_frames_give_way_to_one_that_waits_and_no_more_than_have_to() -> None:
+def test_no_more_slow_frames_are_dropped_than_a_waiting_frame_needs() -> None:
     budget, slow, waiting = slow_and_waiting()
     assert [peer.dropped for peer in slow] == [True, False, False, False]
     assert not waiting.reading, "the memory is not free yet"
@@ -311,7 +311,7 @@ def test_slow_frames_give_way_to_one_that_waits_and_no_more_than_have_to() -> No
     assert budget.granted == 4 * 16 * MIB
 
 
-def test_dropped_connections_that_end_at_once_are_no_more_than_have_to() -> None:
+def test_no_more_connections_are_dropped_than_needed_when_they_end_at_once() -> None:
     budget = Budget()
     slow = peers(budget, 4, size=16 * MIB)
     for peer in slow:
@@ -324,7 +324,7 @@ def test_dropped_connections_that_end_at_once_are_no_more_than_have_to() -> None
 
 
 @pytest.mark.parametrize("more", [1, 2 * MIB])
-def test_frame_that_outgrows_its_grant_ends_no_more_slow_frames_than_have_to(more: int) -> None:
+def test_a_growing_frame_drops_no_more_slow_frames_than_it_needs(more: int) -> None:
     budget = Budget(limit=64 * MIB)
     oldest, growing = Peer(budget, "a", size=4 * MIB), Peer(budget, "b", size=4 * MIB)
     slow = [Peer(budget, name, size=2 * MIB) for name in "cd"]

@@ -59,7 +59,7 @@ def server() -> Server:
     return Server()
 
 
-def test_catching_up_and_live_are_one_thing(server: Server) -> None:
+def test_a_subscriber_catches_up_and_then_receives_live_records(server: Server) -> None:
     server.publish(b"a", b"b")
     server.publish(b"c")
     sink, subscription = server.subscribe(after=1)
@@ -72,7 +72,7 @@ def test_catching_up_and_live_are_one_thing(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("after", "position"), [(None, 5), (0, 2), (1, 2), (2, 2), (4, 4), (5, 5), (1 << 60, 5)])
-def test_where_a_subscription_begins(server: Server, after: int | None, position: int) -> None:
+def test_start_of_a_subscription_is_moved_into_the_kept_range(server: Server, after: int | None, position: int) -> None:
     for payload in (b"1", b"2", b"3", b"4", b"5"):
         server.publish(payload)
     server.journal.forget("s", 3)
@@ -80,7 +80,7 @@ def test_where_a_subscription_begins(server: Server, after: int | None, position
     assert server.broker.subscribe("unknown", after, RecordingSink()).position == 0
 
 
-def test_nothing_is_delivered_before_it_is_resumed(server: Server) -> None:
+def test_nothing_is_delivered_before_the_subscription_is_resumed(server: Server) -> None:
     sink = RecordingSink()
     subscription = server.broker.subscribe("s", 0, sink)
     server.publish(b"a")
@@ -91,7 +91,7 @@ def test_nothing_is_delivered_before_it_is_resumed(server: Server) -> None:
     assert sink.payloads == [b"a"]
 
 
-def test_one_that_is_paused_costs_nothing_and_misses_nothing(server: Server) -> None:
+def test_a_paused_subscriber_costs_no_reads_and_misses_nothing(server: Server) -> None:
     sink, subscription = server.subscribe(0)
     subscription.pauseProducing()
     for n in range(100):
@@ -104,7 +104,7 @@ def test_one_that_is_paused_costs_nothing_and_misses_nothing(server: Server) -> 
     assert sink.payloads == [b"%d" % n for n in range(100)]
 
 
-def test_one_may_pause_itself_while_it_takes(server: Server) -> None:
+def test_a_sink_may_pause_its_subscription_during_delivery(server: Server) -> None:
     class Cautious(RecordingSink):
         subscription: Any = None
 
@@ -123,7 +123,7 @@ def test_one_may_pause_itself_while_it_takes(server: Server) -> None:
 
 
 @pytest.mark.parametrize("when", ["waiting", "queued", "delivering"])
-def test_one_that_leaves_hears_nothing_more_and_disturbs_nobody(server: Server, when: str) -> None:
+def test_a_stopped_subscriber_receives_nothing_and_disturbs_no_other(server: Server, when: str) -> None:
     class Leaving(RecordingSink):
         subscription: Any = None
 
@@ -150,7 +150,7 @@ def test_one_that_leaves_hears_nothing_more_and_disturbs_nobody(server: Server, 
     assert leaving.reason is None
 
 
-def test_one_that_fails_ends_alone(server: Server, logged_errors: Any) -> None:
+def test_a_failing_sink_ends_only_its_own_subscription(server: Server, logged_errors: Any) -> None:
     class Failing(RecordingSink):
         def deliver(self, delivery: Delivery) -> None:
             raise RuntimeError("full")
@@ -168,7 +168,7 @@ def test_one_that_fails_ends_alone(server: Server, logged_errors: Any) -> None:
     assert len(logged_errors.take()) == 1, "it failed once and was not asked again"
 
 
-def test_one_that_fails_as_it_ends_is_only_logged(server: Server, logged_errors: Any) -> None:
+def test_a_sink_that_fails_in_ended_is_logged(server: Server, logged_errors: Any) -> None:
     class Failing(RecordingSink):
         def ended(self, reason: Exception) -> None:
             raise RuntimeError("again")
@@ -181,7 +181,7 @@ def test_one_that_fails_as_it_ends_is_only_logged(server: Server, logged_errors:
     logged_errors.take()
 
 
-def test_what_retention_took_is_said_before_what_follows(server: Server) -> None:
+def test_skipped_is_called_before_the_records_after_a_gap(server: Server) -> None:
     sink, subscription = server.subscribe(0)
     server.publish(b"1")
     server.settle()
@@ -195,7 +195,7 @@ def test_what_retention_took_is_said_before_what_follows(server: Server) -> None
     assert sink.payloads == [b"1", b"4"]
 
 
-def test_damage_ends_who_stands_there_and_nobody_else(logged_errors: Any) -> None:
+def test_damage_ends_only_subscriptions_that_reach_it(logged_errors: Any) -> None:
     clock = Clock()
     whole = Run.of("whole", [b"x"], source="test").numbered(1, 1)
 
@@ -214,7 +214,7 @@ def test_damage_ends_who_stands_there_and_nobody_else(logged_errors: Any) -> Non
     assert len(logged_errors.take()) == 1
 
 
-def test_those_at_the_same_place_share_one_read_and_one_encoding(server: Server) -> None:
+def test_subscribers_at_the_same_position_share_one_read_and_one_encoding(server: Server) -> None:
     read, reads = server.broker._fanout.read, []
 
     def counting(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
@@ -241,7 +241,7 @@ def test_those_at_the_same_place_share_one_read_and_one_encoding(server: Server)
     assert reads.count(1) == 1
 
 
-def test_what_is_shared_is_bounded(server: Server) -> None:
+def test_kept_deliveries_are_bounded(server: Server) -> None:
     for _ in range(2 * SHARED // TURN):
         server.publish(b"x" * TURN)
     server.subscribe(0)
@@ -286,7 +286,7 @@ def test_the_latest_deliveries_are_shared_whatever_was_dropped_or_retired_before
     assert reads_of(0, "t") == [("t", 2)]
 
 
-def test_a_round_is_bounded_and_the_rest_comes_in_the_next(server: Server) -> None:
+def test_a_round_is_bounded_and_the_rest_follows_in_the_next(server: Server) -> None:
     sinks = []
     for n in range(2 * ROUND // TURN):
         server.publish(b"x" * TURN, stream=f"s{n}")
@@ -298,7 +298,7 @@ def test_a_round_is_bounded_and_the_rest_comes_in_the_next(server: Server) -> No
     assert all(len(sink.payloads) == 1 for sink in sinks)
 
 
-def test_those_that_a_round_does_not_reach_have_their_turn_in_the_next(server: Server) -> None:
+def test_cursors_that_a_round_does_not_reach_have_their_turn_in_the_next(server: Server) -> None:
     sinks = [server.subscribe()[0] for _ in range(60)]
     server.settle()
     server.publish(b"x" * (128 << 10))
@@ -307,7 +307,7 @@ def test_those_that_a_round_does_not_reach_have_their_turn_in_the_next(server: S
     assert all(len(sink.payloads) == 1 for sink in sinks)
 
 
-def test_a_long_history_keeps_no_live_one_waiting(server: Server) -> None:
+def test_a_subscriber_that_catches_up_does_not_delay_live_subscribers(server: Server) -> None:
     for _ in range(20):
         server.publish(b"x" * TURN)
     live, _ = server.subscribe()
@@ -336,7 +336,7 @@ def test_a_sink_may_publish(server: Server) -> None:
     assert copy.payloads == [b"a", b"b"] * 3
 
 
-def test_closing_ends_everybody(server: Server) -> None:
+def test_closing_ends_every_subscription(server: Server) -> None:
     waiting, _ = server.subscribe()
     server.settle()
     queued, _ = server.subscribe()
@@ -356,7 +356,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, max_size=40))
-def test_whatever_happens_everybody_gets_everything_once_and_in_order(steps: list[tuple[str, Any]]) -> None:
+def test_every_subscriber_receives_every_record_once_and_in_order(steps: list[tuple[str, Any]]) -> None:
     server = Server()
     readers: list[tuple[int, RecordingSink, Any]] = []
     for what, n in steps:
@@ -410,7 +410,7 @@ class TestTrouble:
         assert logged_errors.take()
 
 
-def test_one_that_was_paused_when_it_closed_is_told_when_it_resumes(server: Server) -> None:
+def test_a_subscription_paused_during_close_ends_when_it_is_resumed(server: Server) -> None:
     sink = RecordingSink()
     subscription = server.broker.subscribe("s", 0, sink)
     server.publish(b"x")
@@ -437,7 +437,7 @@ class Named(RecordingSink):
     subscriber = ("protocol", "peer")
 
 
-def test_what_was_delivered_is_counted_by_protocol_also_of_those_that_have_left(server: Server) -> None:
+def test_deliveries_are_counted_by_protocol_also_after_subscribers_have_left(server: Server) -> None:
     server.publish(b"abc", b"d")
     _, one = server.subscribe(after=0, sink=Named())
     server.subscribe(after=1, sink=Named())
@@ -465,7 +465,7 @@ def test_what_was_delivered_is_counted_by_protocol_also_of_those_that_have_left(
     assert tallies() == {"protocol": (0, 4, 6), "": (0, 3, 5)}
 
 
-def test_subscribers_of_a_stream_are_counted_and_nothing_stays_behind_them(server: Server) -> None:
+def test_subscribers_of_a_stream_are_counted_and_leave_no_state(server: Server) -> None:
     server.publish(b"x")
     subscriptions = [server.subscribe(stream=stream)[1] for stream in ("s", "s", "new")]
     server.settle()
@@ -480,7 +480,7 @@ def test_subscribers_of_a_stream_are_counted_and_nothing_stays_behind_them(serve
     assert sink.payloads == [b"x", b"y"]
 
 
-def test_a_cursor_knows_how_far_it_is_behind(server: Server) -> None:
+def test_lag_of_a_cursor_is_its_distance_from_the_end(server: Server) -> None:
     server.publish(b"1", b"2", b"3")
     _, subscription = server.subscribe(after=1)
     assert subscription.lag == 2
@@ -491,7 +491,7 @@ def test_a_cursor_knows_how_far_it_is_behind(server: Server) -> None:
     assert subscription.lag == 1
 
 
-def test_who_stands_at_the_end_waits_there_without_another_round(server: Server) -> None:
+def test_a_cursor_at_the_end_waits_without_another_round(server: Server) -> None:
     sink, _ = server.subscribe()
     server.settle()
     for n in range(3):

@@ -54,7 +54,7 @@ def failure(published: Any) -> Exception | None:
     return failures[0].value if failures else None
 
 
-def test_it_is_a_broker() -> None:
+def test_guarded_provides_the_broker_interface() -> None:
     world = World()
     assert verifyObject(IBroker, world.peer)
     assert world.peer.counters is world.broker.counters
@@ -63,7 +63,7 @@ def test_it_is_a_broker() -> None:
     assert failure(world.peer.publish([Run.of("in.s", [b"xx"], source="test")])) is not None
 
 
-def test_what_is_allowed_is_done() -> None:
+def test_allowed_actions_reach_the_broker() -> None:
     world = World()
     assert world.peer.publish([draft("in.a"), draft("in.b")]).result == (1, 1)
     world.broker.publish([draft("out")])
@@ -77,7 +77,7 @@ def test_what_is_allowed_is_done() -> None:
     assert world.peer.permits(Action.SUBSCRIBE, "out")
 
 
-def test_what_is_not_is_refused_whole_with_a_line_that_says_who_and_what() -> None:
+def test_forbidden_actions_fail_with_an_error_that_names_peer_and_stream() -> None:
     world = World()
     error = failure(world.peer.publish([draft("in.a"), draft("out")]))
     assert type(error) is Forbidden
@@ -91,7 +91,7 @@ def test_what_is_not_is_refused_whole_with_a_line_that_says_who_and_what() -> No
     assert not world.peer.permits(Action.PUBLISH, "out")
 
 
-def test_without_a_policy_the_line_says_what_to_do() -> None:
+def test_refusal_without_a_policy_advises_the_option() -> None:
     world = World(LOOPBACK)
     assert refused(world.peer.bounds, "s").endswith(
         "stream 's': without --policy FILE only clients on this machine have access"
@@ -99,7 +99,7 @@ def test_without_a_policy_the_line_says_what_to_do() -> None:
     assert world.broker.identified(HERE).publish([draft("s")]).result == (1,)
 
 
-def test_whoever_has_the_broker_itself_may() -> None:
+def test_the_broker_itself_allows_everything() -> None:
     world = World()
     assert world.broker.publish([draft(".own")]).result == (1,)
     assert world.broker.permits(Action.PUBLISH, ".own")
@@ -108,7 +108,7 @@ def test_whoever_has_the_broker_itself_may() -> None:
     assert world.peer.identified(HERE).identity == HERE, "nothing is handed on"
 
 
-def test_peers_of_one_identity_share_it_and_it_goes_with_the_last() -> None:
+def test_peers_of_one_identity_share_a_broker_until_the_last_has_left() -> None:
     world = World()
     assert world.broker.identified(Identity(host=THERE.host, certificates=("writer",))) is world.peer
     for n in range(100):
@@ -130,7 +130,7 @@ def test_retiring_is_a_right_of_its_own() -> None:
     assert isinstance(failure(World(WRITERS).peer.retire(["in.a"])), Forbidden)
 
 
-def test_verdicts_are_kept_and_bounded() -> None:
+def test_verdicts_are_cached_and_bounded() -> None:
     world = World()
     asked: list[str] = []
 
@@ -153,7 +153,7 @@ def test_verdicts_are_kept_and_bounded() -> None:
     assert all(len(verdicts) <= MOST_VERDICTS for verdicts in world.peer._verdicts.values())
 
 
-def test_a_change_holds_at_once_and_ends_what_is_not_allowed_any_more() -> None:
+def test_a_new_policy_holds_at_once_and_ends_forbidden_subscriptions() -> None:
     world = World(OPEN)
     kept, waiting, paused, left = (RecordingSink() for _ in range(4))
     world.peer.subscribe("out", 0, kept).resumeProducing()
@@ -176,7 +176,7 @@ def test_a_change_holds_at_once_and_ends_what_is_not_allowed_any_more() -> None:
     assert world.peer.publish([draft("out")]).result == (2,)
 
 
-def test_a_sink_that_fails_as_it_ends_keeps_nobody_else_from_ending(logged_errors: Any) -> None:
+def test_a_sink_that_fails_in_ended_does_not_keep_others_from_ending(logged_errors: Any) -> None:
     world = World(OPEN)
 
     class Failing(RecordingSink):
@@ -194,7 +194,7 @@ def test_a_sink_that_fails_as_it_ends_keeps_nobody_else_from_ending(logged_error
 class TestLimits:
     """What one peer may make the server remember, at the defaults."""
 
-    def test_one_address_cannot_make_every_stream_and_others_still_can(self) -> None:
+    def test_one_address_cannot_create_all_streams_and_others_still_can(self) -> None:
         assert World(OPEN).broker._new_streams.most == 10_000
         world = World(OPEN, limits=PeerLimits(streams=100))
         made, errors = 0, set()
@@ -207,13 +207,13 @@ class TestLimits:
         assert world.broker.identified(HERE).publish([draft("new")]).result == (1,)
         assert world.broker.publish([draft("the server's own")]).result == (1,)
 
-    def test_one_address_may_make_half_of_all_streams_where_there_may_be_few(self) -> None:
+    def test_one_address_may_create_half_of_all_streams_with_a_small_limit(self) -> None:
         world = World(OPEN, max_streams=7)
         outcomes = [failure(world.peer.publish([draft(f"s{n}")])) for n in range(4)]
         assert [type(outcome).__name__ for outcome in outcomes] == [*["NoneType"] * 3, "TooManyStreamsFromPeer"]
         assert world.broker.identified(HERE).publish([draft("s9")]).result == (1,)
 
-    def test_a_refused_publish_makes_none_of_its_streams(self) -> None:
+    def test_a_refused_publish_creates_none_of_its_streams(self) -> None:
         world = World(OPEN, max_streams=6)
         error = failure(world.peer.publish([draft(f"s{n}") for n in range(4)]))
         assert type(error).__name__ == "TooManyStreamsFromPeer"
@@ -244,7 +244,7 @@ class TestLimits:
         with pytest.raises(TooManySubscriptions):
             world.peer.subscribe("s", 0, RecordingSink())
 
-    def test_every_end_of_a_subscription_gives_its_memory_back(self, logged_errors: Any) -> None:
+    def test_every_end_of_a_subscription_releases_its_memory(self, logged_errors: Any) -> None:
         class Failing(RecordingSink):
             def deliver(self, delivery: Any) -> None:
                 raise RuntimeError("a bug")

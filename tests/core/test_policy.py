@@ -38,7 +38,7 @@ def policy(*rules: dict[str, Any]) -> Policy:
         ("\xff", ["0.0.0.0/0", "::/0"], False),
     ],
 )
-def test_networks(host: str, networks: list[str], lies: bool) -> None:
+def test_an_address_matches_the_networks_that_contain_it(host: str, networks: list[str], lies: bool) -> None:
     assert in_networks(host, tuple(map(ip_network, networks))) == lies
 
 
@@ -68,7 +68,7 @@ def test_networks(host: str, networks: list[str], lies: bool) -> None:
         ({"network": ["10.0.0.0/8", "11.0.0.0/8"]}, Identity(host="11.0.0.1"), True),
     ],
 )
-def test_every_condition_has_to_be_met(rule: dict[str, Any], identity: Identity, meets: bool) -> None:
+def test_a_rule_applies_only_if_every_condition_is_met(rule: dict[str, Any], identity: Identity, meets: bool) -> None:
     assert policy({**rule, "publish": "s"}).allows(identity, PUBLISH, "s") == meets
 
 
@@ -92,12 +92,12 @@ def test_every_condition_has_to_be_met(rule: dict[str, Any], identity: Identity,
         (".*", "relink", False),
     ],
 )
-def test_streams(pattern: str, stream: str, covers: bool) -> None:
+def test_patterns_match_streams(pattern: str, stream: str, covers: bool) -> None:
     assert policy({"network": "0.0.0.0/0", "publish": pattern}).allows(Identity(), PUBLISH, stream) == covers
 
 
 @given(name=TEXT, parts=st.lists(TEXT, min_size=1, max_size=4))
-def test_a_pattern_without_a_star_is_a_name_and_each_star_is_anything(name: str, parts: list[str]) -> None:
+def test_each_star_of_a_pattern_matches_any_text(name: str, parts: list[str]) -> None:
     plain = name.replace("*", "")
     assert Rule(publish=(plain,)).covers(PUBLISH, plain)
     assert not Rule(publish=(plain,)).covers(PUBLISH, plain + "x")
@@ -106,7 +106,7 @@ def test_a_pattern_without_a_star_is_a_name_and_each_star_is_anything(name: str,
     assert Rule(publish=(pattern,)).covers(PUBLISH, whole) or whole.startswith(".") != pattern.startswith(".")
 
 
-def test_to_publish_is_not_to_subscribe_and_rules_add_up() -> None:
+def test_actions_are_allowed_separately_and_rules_add_up() -> None:
     found = policy(
         {"network": "10.0.0.0/8", "publish": "in", "subscribe": ["out", "log.*"]},
         {"certificate": "boss", "subscribe": "*"},
@@ -122,7 +122,7 @@ def test_to_publish_is_not_to_subscribe_and_rules_add_up() -> None:
     assert not found.allows(Identity(host="9.9.9.9", certificates=("boss",)), PUBLISH, "in")
 
 
-def test_without_a_file_this_machine_may_everything_and_nobody_else_anything() -> None:
+def test_without_a_policy_only_this_machine_has_access() -> None:
     for action in Action:
         for host in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"):
             assert LOOPBACK.allows(Identity(host=host), action, "s")
@@ -145,7 +145,7 @@ subscribe = "*"
 """
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_policy_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(EXAMPLE)
     assert load(path) == Policy(
@@ -186,12 +186,12 @@ WHO = {"network": "10.0.0.0/8"}
         ({"allow": [{**WHO, "publish": "*"}] * (MAX_RULES + 1)}, "1001 rules exceed the limit of 1000"),
     ],
 )
-def test_what_is_no_policy(content: dict[str, Any], said: str) -> None:
+def test_invalid_policies_are_refused_with_the_reason(content: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse(content)
 
 
-def test_a_token_that_stands_there_itself_is_not_repeated() -> None:
+def test_the_error_of_an_invalid_token_does_not_quote_it() -> None:
     with pytest.raises(ValueError, match="sha256") as raised:
         policy({"token": "hunter2", "publish": "*"})
     assert "hunter2" not in str(raised.value)
@@ -206,7 +206,7 @@ def test_a_token_that_stands_there_itself_is_not_repeated() -> None:
         (None, "No such file"),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path: Path, text: str | bytes | None, said: str) -> None:
+def test_unusable_files_are_refused_with_their_path(tmp_path: Path, text: str | bytes | None, said: str) -> None:
     path = tmp_path / "policy.toml"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -220,7 +220,7 @@ ANYTHING = st.recursive(
 
 
 @given(content=ANYTHING)
-def test_whatever_a_file_says_it_is_a_policy_or_an_error(content: Any) -> None:
+def test_any_content_is_a_policy_or_a_value_error(content: Any) -> None:
     for said in (content, {"allow": content}, {"allow": [{"network": content, "publish": "*"}]}):
         if isinstance(said, dict):
             with suppress(ValueError):
@@ -249,7 +249,7 @@ def test_a_peer_is_admitted_while_a_rule_may_still_be_met(
     assert policy.admits(Identity(host=host), proofs) is admitted
 
 
-def test_who_may_do_something_with_every_stream() -> None:
+def test_allows_every_requires_a_rule_for_all_streams() -> None:
     policy = parse(
         {
             "allow": [

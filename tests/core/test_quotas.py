@@ -27,7 +27,7 @@ class Streams:
         self.streams.charge(peer, [f"stream {self.names - n}" for n in range(count)])
 
 
-def test_the_default_burst_exactly_and_one_more() -> None:
+def test_one_stream_beyond_the_default_burst_is_refused() -> None:
     world = Streams()
     for _ in range(PeerLimits().burst):
         world.make(1)
@@ -40,7 +40,7 @@ def test_the_default_burst_exactly_and_one_more() -> None:
     world.make(1)
 
 
-def test_an_honest_fleet_of_one_address_makes_thousands_of_streams_in_its_first_minute() -> None:
+def test_a_fleet_of_one_address_creates_thousands_of_streams_in_its_first_minute() -> None:
     world = Streams()
     made = 0
     for second in range(60):
@@ -51,7 +51,7 @@ def test_an_honest_fleet_of_one_address_makes_thousands_of_streams_in_its_first_
     assert made == 7_800
 
 
-def test_the_default_number_exactly_and_one_more() -> None:
+def test_one_stream_beyond_the_default_number_is_refused() -> None:
     world = Streams()
     for second in range(200):
         world.now = float(second)
@@ -67,7 +67,7 @@ def test_the_default_number_exactly_and_one_more() -> None:
     world.make(1, THERE)
 
 
-def test_more_at_once_than_the_burst_passes_where_nothing_was_used_and_is_waited_for_afterwards() -> None:
+def test_an_unused_burst_allows_a_larger_publish_and_then_a_longer_wait() -> None:
     world = Streams(burst=10, rate=1.0)
     world.make(25)
     world.now = 15.0
@@ -86,7 +86,7 @@ def test_streams_come_back_at_the_rate_and_never_more_than_the_burst() -> None:
             world.make(1)
 
 
-def test_a_refused_publish_uses_nothing() -> None:
+def test_a_refused_publish_uses_no_quota() -> None:
     world = Streams(burst=10, rate=1.0)
     world.make(5)
     for _ in range(100):
@@ -98,7 +98,7 @@ def test_a_refused_publish_uses_nothing() -> None:
 @pytest.mark.parametrize(
     "proof", [{"certificates": ("beat", "other")}, {"key": "k" * 40}, {"token": "t" * 64}], ids=str
 )
-def test_an_identity_is_limited_wherever_it_comes_from(proof: dict[str, Any]) -> None:
+def test_an_identity_is_limited_from_every_address(proof: dict[str, Any]) -> None:
     world = Streams(most=3)
     for n in range(3):
         world.make(1, Identity(host=f"10.0.0.{n}", **proof))
@@ -108,7 +108,7 @@ def test_an_identity_is_limited_wherever_it_comes_from(proof: dict[str, Any]) ->
     world.make(1, Identity(host="10.0.0.9"))
 
 
-def test_identities_that_one_address_invents_do_not_help_it() -> None:
+def test_many_identities_do_not_raise_the_limit_of_one_address() -> None:
     world = Streams(most=3)
     for n in range(3):
         world.make(1, Identity(host="10.0.0.1", token=f"{n}" * 64))
@@ -126,7 +126,7 @@ def test_a_whole_ipv6_network_is_one_address() -> None:
         world.make(1, Identity(host="2001:db8::99"))
 
 
-def test_the_peers_that_are_remembered_are_bounded() -> None:
+def test_the_number_of_counted_peers_is_bounded() -> None:
     world = Streams(most=2)
     world.make(2, Identity(host="late"))
     for n in range(MOST_PEERS + 10):
@@ -139,7 +139,7 @@ def test_the_peers_that_are_remembered_are_bounded() -> None:
         world.make(1, Identity(host="host 0"))
 
 
-def test_subscriptions_of_an_address_at_the_default_exactly_and_one_more() -> None:
+def test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused() -> None:
     most = PeerLimits().subscriptions
     subscriptions = Subscriptions(Budget(), most)
     for _ in range(most):
@@ -153,7 +153,7 @@ def test_subscriptions_of_an_address_at_the_default_exactly_and_one_more() -> No
     subscriptions.take("10.0.0.1")
 
 
-def test_one_address_at_its_default_takes_less_than_a_tenth_of_the_default_budget() -> None:
+def test_subscriptions_of_one_address_use_less_than_a_tenth_of_the_budget() -> None:
     assert PeerLimits().subscriptions * SUBSCRIPTION < Budget().limit / 10
 
 

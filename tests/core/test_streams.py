@@ -20,7 +20,7 @@ def test_without_tables_a_stream_has_the_limits_of_the_server() -> None:
     assert parse([]) == UNLIMITED
 
 
-def test_a_table_says_what_holds_for_the_streams_that_match() -> None:
+def test_a_table_limits_the_streams_that_match() -> None:
     rules = parse([{"name": ["debug.*", "trace"], "keep-age": "1d", "max-payload": "64KiB", "new-streams": False}])
     assert rules == StreamRules(
         (StreamRule(names=("debug.*", "trace"), keep_age=86400.0, max_payload=65536, new_streams=False),)
@@ -80,7 +80,7 @@ def test_the_streams_of_the_server_itself_have_no_limits() -> None:
         ([{"name": "a", "keep-age": 1}] * (MAX_RULES + 1), f"exceed the limit of {MAX_RULES}"),
     ],
 )
-def test_what_is_wrong_in_a_table_is_said(tables: Any, said: str) -> None:
+def test_invalid_tables_are_refused_with_the_reason(tables: Any, said: str) -> None:
     with pytest.raises(ValueError) as raised:
         parse(tables)
     assert said in str(raised.value)

@@ -57,7 +57,7 @@ def closed(peers: list[tuple[Any, Any]]) -> list[bool]:
     return [transport.disconnecting for _, transport in peers]
 
 
-def test_the_one_that_has_been_idle_longest_makes_room(log_lines: list[str]) -> None:
+def test_the_longest_idle_connection_makes_room(log_lines: list[str]) -> None:
     server = make(max_connections=3)
     peers = fill(server, "10.0.0.1", "10.0.0.2", "10.0.0.3")
     peers[0][0].dataReceived(b"#0\n")
@@ -69,21 +69,21 @@ def test_the_one_that_has_been_idle_longest_makes_room(log_lines: list[str]) -> 
     assert log_lines == [f"{said} toy.max-connections"]
 
 
-def test_one_of_the_address_with_the_most_connections_goes_first() -> None:
+def test_the_address_with_the_most_connections_makes_room_first() -> None:
     server = make(max_connections=4)
     peers = fill(server, "10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.3")
     server.connect("10.0.0.4")
     assert closed(peers) == [False, True, False, False]
 
 
-def test_of_equals_the_address_that_wants_another_gives_one_up() -> None:
+def test_among_equal_addresses_the_one_that_connects_makes_room() -> None:
     server = make(max_connections=2)
     peers = fill(server, "10.0.0.1", "10.0.0.2")
     server.connect("10.0.0.2")
     assert closed(peers) == [False, True]
 
 
-def test_silent_connections_keep_no_client_out() -> None:
+def test_silent_connections_do_not_block_new_clients() -> None:
     server = make(max_connections=100, max_per_host=100)
     silent = [server.connect("10.0.0.9", port) for port in range(100)]
     honest = [server.connect("10.0.0.1", port) for port in range(10)]
@@ -98,7 +98,7 @@ def test_silent_connections_keep_no_client_out() -> None:
 
 
 @pytest.mark.parametrize("busy", [b"message\n", b"#90\n", b"?\n"], ids=["publishing", "frame", "subscribed"])
-def test_one_that_is_busy_stays_while_another_is_idle(busy: bytes) -> None:
+def test_a_busy_connection_stays_while_another_is_idle(busy: bytes) -> None:
     server = make(auto=False, max_connections=2)
     first, transport = server.connect("10.0.0.1")
     first.dataReceived(busy)
@@ -110,7 +110,7 @@ def test_one_that_is_busy_stays_while_another_is_idle(busy: bytes) -> None:
     assert not transport.disconnecting
 
 
-def test_a_subscription_that_nothing_was_delivered_to_is_idle() -> None:
+def test_a_subscription_without_deliveries_is_idle() -> None:
     server = make(max_connections=1)
     protocol, transport = server.connect("10.0.0.1")
     protocol.dataReceived(b"?\n")
@@ -118,7 +118,7 @@ def test_a_subscription_that_nothing_was_delivered_to_is_idle() -> None:
     assert transport.disconnecting
 
 
-def test_if_all_are_busy_the_longest_silent_of_those_that_do_not_publish_goes() -> None:
+def test_among_busy_connections_the_longest_idle_without_a_publish_makes_room() -> None:
     server = make(auto=False, max_connections=2)
     (publishing, _), (frame, transport) = server.connect("10.0.0.1"), server.connect("10.0.0.2")
     publishing.dataReceived(b"message\n")
@@ -128,7 +128,7 @@ def test_if_all_are_busy_the_longest_silent_of_those_that_do_not_publish_goes() 
     assert publishing in server.factory.connections
 
 
-def test_one_that_does_not_read_is_cut_off_to_make_room() -> None:
+def test_a_connection_that_does_not_read_is_aborted_to_make_room() -> None:
     server = make(max_connections=1)
     protocol, transport = server.connect("10.0.0.1")
     protocol.pauseProducing()
@@ -136,7 +136,7 @@ def test_one_that_does_not_read_is_cut_off_to_make_room() -> None:
     assert transport.aborted
 
 
-def test_refused_connections_take_no_place_that_is_needed() -> None:
+def test_refused_connections_do_not_count_against_the_limits() -> None:
     server = make(max_connections=40, max_per_host=1, refusal_delay=3.2)
     server.connect("10.0.0.1")
     for port in range(100):
@@ -152,7 +152,7 @@ def test_refused_connections_take_no_place_that_is_needed() -> None:
     assert server.count("made-room") == 0
 
 
-def test_descriptors_are_enough_for_every_share() -> None:
+def test_shares_of_connections_fit_the_available_descriptors() -> None:
     for available in (100, 936, 960, 19_936, 100_000):
         for listeners in range(1, 8):
             share = connections_within(available, listeners) // listeners
@@ -166,7 +166,7 @@ class Counted:
     same_network: Any = None
 
 
-def test_the_largest_crowd_is_known_whatever_comes_and_goes() -> None:
+def test_the_network_with_the_most_connections_is_always_known() -> None:
     dice, crowds = random.Random(1), ConnectionsByNetwork()
     there: list[Any] = []
     for _ in range(5000):

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 make = import_module("test_tcp").make  # a server of a toy protocol
 
 
-def test_an_endpoint_that_is_none() -> None:
+def test_invalid_endpoints_are_refused() -> None:
     server = make()
     for endpoint in ("nonsense:1", "tcp", "tcp:http:x=y", "ssl:1"):
         with pytest.raises(ConfigError, match="not a Twisted endpoint"):
             TCPService(server.clock, "toy", endpoint, server.factory)
 
 
-def test_what_listens_in_the_place_of_a_factory_hands_its_connections_on() -> None:
+def test_an_outer_factory_listens_instead_of_the_inner_one() -> None:
     server, reactor = make(), MemoryReactorClock()
     around = WrappingFactory(server.factory)
     service = TCPService(reactor, "toy", "tcp:0:interface=127.0.0.1", server.factory, around)

@@ -38,7 +38,7 @@ class World:
         return {what: n for (_, what), n in self.counters.counts.items() if n}
 
 
-def test_one_that_is_over_in_time_is_nobodys_business() -> None:
+def test_a_handshake_in_time_is_not_counted() -> None:
     world = World()
     world.clock.advance(9)
     assert world.handshake.end()
@@ -48,7 +48,7 @@ def test_one_that_is_over_in_time_is_nobodys_business() -> None:
     assert (world.transport.aborted, world.counted) == (False, {})
 
 
-def test_one_that_takes_too_long_is_the_end_of_the_connection(log_lines: list[str]) -> None:
+def test_a_late_handshake_aborts_the_connection(log_lines: list[str]) -> None:
     world = World()
     world.clock.advance(10)
     world.handshake.lost(Failure(ConnectionDone()))
@@ -64,14 +64,14 @@ def test_one_that_takes_too_long_is_the_end_of_the_connection(log_lines: list[st
         (ValueError("no certificate"), "handshake-failed"),
     ],
 )
-def test_one_that_comes_to_nothing_is_counted(reason: Exception, cause: str) -> None:
+def test_a_failed_handshake_is_counted(reason: Exception, cause: str) -> None:
     world = World()
     world.handshake.lost(Failure(reason))
     assert world.counted == {cause: 1}
     assert not world.clock.getDelayedCalls()
 
 
-def test_without_tls_there_is_none() -> None:
+def test_without_tls_no_handshake_is_awaited() -> None:
     world = World(tls=False)
     assert not world.clock.getDelayedCalls()
     world.handshake.lost(Failure(ValueError("anything")))

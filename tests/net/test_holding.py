@@ -68,7 +68,7 @@ def test_a_connection_is_closed_when_its_time_is_over() -> None:
     assert len(holding) == 0
 
 
-def test_one_that_is_lost_before_is_forgotten() -> None:
+def test_a_lost_connection_is_forgotten() -> None:
     clock = Clock()
     holding = Holding(clock)
     held = hold(holding)
@@ -76,7 +76,7 @@ def test_one_that_is_lost_before_is_forgotten() -> None:
     assert (len(holding), clock.getDelayedCalls()) == (0, [])
 
 
-def test_beyond_the_bound_the_oldest_is_closed() -> None:
+def test_beyond_the_limit_the_oldest_connection_is_closed() -> None:
     holding = Holding(Clock())
     connections = [hold(holding, str(number), most=3) for number in range(4)]
     assert [held.ended for held in connections] == ["aborted", "", "", ""]
@@ -91,7 +91,7 @@ def test_one_network_holds_no_more_than_its_share() -> None:
     assert [held.ended for held in (other, mine[0], mine[1])] == ["", "aborted", ""]
 
 
-def test_when_it_stops_all_are_closed_and_none_is_held() -> None:
+def test_stop_closes_all_connections_and_holds_no_more() -> None:
     clock = Clock()
     holding = Holding(clock)
     before = hold(holding)
@@ -100,7 +100,7 @@ def test_when_it_stops_all_are_closed_and_none_is_held() -> None:
     assert (before.ended, after.ended, clock.getDelayedCalls()) == ("closed", "closed", [])
 
 
-def test_with_no_longest_delay_none_is_held() -> None:
+def test_with_a_delay_of_0_no_connection_is_held() -> None:
     holding = Holding(Clock(), 0.0)
     assert holding.delay("a") == 0.0
     assert hold(holding, seconds=0.0).ended == "closed"

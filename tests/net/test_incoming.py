@@ -88,7 +88,7 @@ def test_a_frame_that_trickles_is_known_to_be_slow_without_looking_twice(world: 
     assert world.watch.slow
 
 
-def test_the_next_frame_begins_anew(world: World) -> None:
+def test_each_frame_is_watched_separately(world: World) -> None:
     world.clock.advance(25)
     world.watch.received(10, True, True)
     assert not world.watch.slow
@@ -103,7 +103,7 @@ def test_between_frames_nothing_is_slow_or_late(world: World) -> None:
     assert world.ended == []
 
 
-def test_time_in_which_it_is_not_read_does_not_count(world: World) -> None:
+def test_paused_time_does_not_count(world: World) -> None:
     world.clock.advance(4)
     world.reading.pauseProducing()
     world.clock.pump([10] * 100)
@@ -117,7 +117,7 @@ def test_time_in_which_it_is_not_read_does_not_count(world: World) -> None:
     assert world.ended == []
 
 
-def test_it_is_late_after_its_time_and_a_second_for_each_64_kib(world: World) -> None:
+def test_a_frame_is_late_after_the_timeout_and_a_second_per_64_kib(world: World) -> None:
     world.watch.received(3 * SLOWEST, True, False)
     world.clock.advance(32.9)
     assert world.ended == []
@@ -125,7 +125,7 @@ def test_it_is_late_after_its_time_and_a_second_for_each_64_kib(world: World) ->
     assert world.ended == ["frame-timeout"]
 
 
-def test_while_it_waits_for_memory_it_looks_again_and_again(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+def test_a_frame_that_waits_for_memory_retries_regularly(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     account = world.watch.account
     assert account is not None
     looks: list[float] = []
@@ -148,12 +148,12 @@ def test_a_watch_that_is_closed_leaves_no_timer(world: World) -> None:
     assert not world.watch.slow
 
 
-def test_a_frame_that_is_slow_is_told_why_its_connection_ends(world: World) -> None:
+def test_a_dropped_slow_frame_reports_the_reason(world: World) -> None:
     world.watch.drop()
     assert world.ended == ["slow-frame"]
 
 
-def test_several_may_pause_a_connection() -> None:
+def test_reading_resumes_when_the_last_pause_is_taken_back() -> None:
     log: list[str] = []
     reading = Reading(lambda: log.append("pause"), lambda: log.append("resume"))
     reading.pauseProducing()

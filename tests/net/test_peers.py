@@ -35,7 +35,7 @@ def transport(address: Any, certificate: str | None = None) -> Any:
     ("address", "host"),
     [(IPv4Address("TCP", "10.0.0.1", 9), "10.0.0.1"), (IPv6Address("TCP", "::1", 9), "::1")],
 )
-def test_an_address(address: Any, host: str) -> None:
+def test_the_host_of_an_address_is_named(address: Any, host: str) -> None:
     assert identify(StringTransport(peerAddress=address)) == identify(transport(address)) == Identity(host=host)
     assert host_of(address) == host
 
@@ -46,7 +46,7 @@ def test_a_peer_on_a_unix_socket_is_on_this_machine() -> None:
     assert host_of(None) == "NoneType"
 
 
-def test_the_names_in_a_certificate(tmp_path: Path) -> None:
+def test_names_of_a_certificate_are_read(tmp_path: Path) -> None:
     issued = Authority(tmp_path).issue("beats-7", "beat.example", "10.0.0.9", "beats-7")
     names = ("beats-7", "beat.example", "10.0.0.9")
     assert identify(transport(IPv4Address("TCP", "10.0.0.1", 9), issued.certificate)) == Identity(
@@ -60,14 +60,14 @@ def test_a_certificate_without_names_proves_nothing(tmp_path: Path) -> None:
     assert certificate_names(transport(UNIXAddress(None), issued.certificate)) == ()
 
 
-def test_names_are_neither_cut_off_nor_without_number(tmp_path: Path) -> None:
+def test_long_names_are_skipped_and_their_number_is_bounded(tmp_path: Path) -> None:
     long, many = "x" * 60 + ".", [f"host{n}.example" for n in range(2 * MOST_NAMES)]
     issued = Authority(tmp_path).issue("short", long * 5 + "example", *many)
     names = certificate_names(transport(UNIXAddress(None), issued.certificate))
     assert names == ("short", *many[: MOST_NAMES - 1])
 
 
-def test_what_an_address_alone_says_of_a_peer() -> None:
+def test_identity_by_address_alone() -> None:
     assert identity_at(IPv4Address("TCP", "10.0.0.1", 5)) == Identity(host="10.0.0.1")
     for nothing in (UNIXAddress("/run/figg"), None):
         assert identity_at(nothing) == Identity(), "it is on this machine"

@@ -90,7 +90,7 @@ def pair() -> Iterator[Pair]:
     theirs.close()
 
 
-def test_what_the_kernel_takes_is_written_at_once(pair: Pair) -> None:
+def test_data_that_the_kernel_accepts_is_written_at_once(pair: Pair) -> None:
     pair.transport.write(b"one ")
     pair.transport.writeSequence([b"two ", b"", b"three"])
     assert pair.peer.recv(100) == b"one two three"
@@ -98,13 +98,13 @@ def test_what_the_kernel_takes_is_written_at_once(pair: Pair) -> None:
     assert pair.producer.said == []
 
 
-def test_nothing_is_nothing(pair: Pair) -> None:
+def test_empty_writes_do_nothing(pair: Pair) -> None:
     pair.transport.write(b"")
     pair.transport.writeSequence([])
     assert pair.transport not in pair.reactor.writers
 
 
-def test_what_it_does_not_take_waits_and_so_does_the_producer(pair: Pair) -> None:
+def test_unsent_data_waits_and_pauses_the_producer(pair: Pair) -> None:
     much = bytes(range(256)) * (MUCH // 256)
     pair.transport.write(much)
     assert pair.transport in pair.reactor.writers
@@ -113,7 +113,7 @@ def test_what_it_does_not_take_waits_and_so_does_the_producer(pair: Pair) -> Non
     assert pair.producer.said == ["pause", "resume"]
 
 
-def test_what_comes_later_stays_behind_what_waits(pair: Pair) -> None:
+def test_later_data_follows_unsent_data(pair: Pair) -> None:
     pair.transport.write(b"a" * MUCH)
     pair.transport.writeSequence([b"b" * 10, b"c" * 10])
     pair.transport.write(b"d")
@@ -122,20 +122,20 @@ def test_what_comes_later_stays_behind_what_waits(pair: Pair) -> None:
     assert pair.peer.recv(10) == b"e"
 
 
-def test_without_a_producer_it_waits_all_the_same(pair: Pair) -> None:
+def test_unsent_data_waits_without_a_producer(pair: Pair) -> None:
     pair.transport.unregisterProducer()
     pair.transport.write(b"a" * MUCH)
     assert pair.read() == b"a" * MUCH
 
 
-def test_a_peer_that_is_gone_is_found_out_by_the_reactor(pair: Pair) -> None:
+def test_a_lost_connection_is_reported_by_the_reactor(pair: Pair) -> None:
     pair.peer.close()
     pair.transport.write(b"to nobody")
     assert pair.transport in pair.reactor.writers
     assert isinstance(pair.transport.doWrite(), ConnectionLost)
 
 
-def test_a_connection_that_closes_is_closed_behind_what_was_written(pair: Pair) -> None:
+def test_a_connection_closes_after_written_data_is_sent(pair: Pair) -> None:
     pair.transport.unregisterProducer()
     pair.transport.write(b"first ")
     pair.transport.loseConnection()
@@ -144,7 +144,7 @@ def test_a_connection_that_closes_is_closed_behind_what_was_written(pair: Pair) 
     assert pair.peer.recv(100) == b"first last"
 
 
-def test_who_has_turned_to_tls_gets_nothing_in_the_clear(pair: Pair) -> None:
+def test_no_plain_text_is_sent_after_start_tls(pair: Pair) -> None:
     class Encrypting(Protocol):
         def __init__(self) -> None:
             self.sealed: list[bytes] = []
@@ -160,7 +160,7 @@ def test_who_has_turned_to_tls_gets_nothing_in_the_clear(pair: Pair) -> None:
         pair.peer.recv(10)
 
 
-def test_it_reads_a_lot_at_once(pair: Pair) -> None:
+def test_large_amounts_are_read_at_once(pair: Pair) -> None:
     got: list[int] = []
     pair.transport.protocol.dataReceived = lambda data: got.append(len(data))
     pair.peer.setblocking(True)
@@ -170,7 +170,7 @@ def test_it_reads_a_lot_at_once(pair: Pair) -> None:
     assert got == [sent]
 
 
-def test_a_tcp_port_makes_such_connections_and_another_is_left_alone() -> None:
+def test_only_tcp_ports_are_tuned() -> None:
     port = Port(0, Factory(), reactor=Reactor())
     assert tune_port(port) is port
     assert port.transport is PromptServer
@@ -184,7 +184,7 @@ def test_a_tcp_port_makes_such_connections_and_another_is_left_alone() -> None:
     assert tune_port("something else") == "something else"
 
 
-def test_a_unix_socket_that_nobody_listens_at_is_taken_away(tmp_path: Path) -> None:
+def test_a_stale_unix_socket_is_removed(tmp_path: Path) -> None:
     path, lock = tmp_path / "figg", tmp_path / "figg.lock"
     lock.symlink_to(str(os.getpid()))  # in a container whoever was killed had our number
     remove_stale_socket(str(path))
@@ -200,7 +200,7 @@ def test_a_unix_socket_that_nobody_listens_at_is_taken_away(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_unix_socket_stays(tmp_path: Path) -> None:
+def test_other_files_than_unix_sockets_are_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("x")
     remove_stale_socket(str(path))
@@ -208,7 +208,7 @@ def test_what_is_no_unix_socket_stays(tmp_path: Path) -> None:
     assert path.read_text() == "x"
 
 
-def test_a_descriptor_that_was_handed_over_is_what_it_is_said_to_be(tmp_path: Path) -> None:
+def test_inherited_descriptors_are_checked(tmp_path: Path) -> None:
     inet, unix = socket.AF_INET, socket.AF_UNIX
     with socket.create_server(("127.0.0.1", 0)) as good, socket.socket() as idle, (tmp_path / "f").open("w") as file:
         check_adopted(good.fileno(), inet)

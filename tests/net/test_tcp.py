@@ -171,7 +171,7 @@ def _only_warnings(logged_errors: Any) -> None:
     """Nothing here logs errors; the fixture of all tests sees to it."""
 
 
-def test_what_is_published_is_acknowledged_when_it_is_durable() -> None:
+def test_a_publish_is_acknowledged_when_it_is_durable() -> None:
     server = make(auto=False)
     protocol, transport = server.connect()
     protocol.dataReceived(b"one\ntwo\n")
@@ -182,13 +182,13 @@ def test_what_is_published_is_acknowledged_when_it_is_durable() -> None:
     assert run.producer == "10.0.0.1:5000"
 
 
-def test_it_is_half_closeable() -> None:
+def test_the_protocol_supports_half_close() -> None:
     server = make()
     protocol, _ = server.connect()
     assert verifyObject(IHalfCloseableProtocol, protocol)
 
 
-def test_a_peer_that_has_finished_sending_gets_its_acknowledgement_before_we_close() -> None:
+def test_a_half_closed_peer_gets_its_acknowledgements() -> None:
     server = make(auto=False)
     protocol, transport = server.connect()
     protocol.dataReceived(b"last words\n")
@@ -200,7 +200,7 @@ def test_a_peer_that_has_finished_sending_gets_its_acknowledgement_before_we_clo
     protocol.writeConnectionLost()
 
 
-def test_an_offence_costs_its_sender_the_connection_and_nobody_else_anything() -> None:
+def test_a_violation_closes_only_the_connection_of_its_sender() -> None:
     server = make(auto=False)
     rude, rude_transport = server.connect()
     kind, kind_transport = server.connect(port=5001)
@@ -219,7 +219,7 @@ def test_an_offence_costs_its_sender_the_connection_and_nobody_else_anything() -
 
 
 class TestLimits:
-    def test_connections(self) -> None:
+    def test_connections_beyond_the_limit_are_refused(self) -> None:
         server = make(auto=False, max_connections=2)
         first, _ = server.connect("10.0.0.1")
         second, _ = server.connect("10.0.0.2")
@@ -231,7 +231,7 @@ class TestLimits:
         server.lose(first)
         server.connect("10.0.0.3")
 
-    def test_connections_from_one_host(self) -> None:
+    def test_connections_beyond_the_limit_of_an_address_are_refused(self) -> None:
         server = make(max_per_host=2)
         first, _ = server.connect()
         server.connect()
@@ -251,7 +251,7 @@ class TestLimits:
         server.lose(first)
         server.connect("2001:db8::3")
 
-    def test_a_frame_has_to_come_in_whole_in_time(self) -> None:
+    def test_a_frame_must_be_complete_in_time(self) -> None:
         server = make(frame_timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"tric")
@@ -263,7 +263,7 @@ class TestLimits:
         assert transport.disconnecting
         assert server.count("frame-timeout") == 1
 
-    def test_a_frame_that_makes_progress_is_no_old_one(self) -> None:
+    def test_each_frame_has_its_own_deadline(self) -> None:
         server = make(frame_timeout=30.0)
         protocol, transport = server.connect()
         for _ in range(20):
@@ -274,7 +274,7 @@ class TestLimits:
         server.clock.advance(1000)
         assert not transport.disconnecting, "between frames there is no deadline"
 
-    def test_a_large_frame_has_more_time_for_what_came_in(self) -> None:
+    def test_a_large_frame_has_more_time_as_it_arrives(self) -> None:
         server = make(frame_timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"#6553600\n")
@@ -292,7 +292,7 @@ class TestLimits:
         assert transport.disconnecting
         assert server.count("frame-timeout") == 1
 
-    def test_while_we_do_not_read_the_deadline_waits(self) -> None:
+    def test_the_deadline_waits_while_reading_is_paused(self) -> None:
         server = make(budget=Budget(limit=1000), frame_timeout=30.0)
         large = server.broker.budget.account(Reading(lambda: None, lambda: None))
         large.expect(250, 200)
@@ -310,7 +310,7 @@ class TestLimits:
 
 
 class TestSlowReaders:
-    def test_a_reader_that_does_not_read_is_given_up(self) -> None:
+    def test_a_peer_that_does_not_read_is_disconnected(self) -> None:
         server = make(stall_timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"?\n")
@@ -321,7 +321,7 @@ class TestSlowReaders:
         assert transport.aborted
         assert server.count("stalled-peer") == 1
 
-    def test_what_it_read_long_ago_gives_no_patience(self) -> None:
+    def test_data_that_was_read_long_ago_does_not_extend_the_deadline(self) -> None:
         server = make(stall_timeout=30.0)
         protocol, transport = server.connect()
         for _ in range(100):
@@ -330,7 +330,7 @@ class TestSlowReaders:
         server.clock.advance(32)
         assert transport.aborted
 
-    def test_a_reader_that_reads_in_time_stays(self) -> None:
+    def test_a_peer_that_reads_in_time_stays_connected(self) -> None:
         server = make(stall_timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"?\n")
@@ -341,7 +341,7 @@ class TestSlowReaders:
         server.clock.advance(100)
         assert not transport.disconnecting
 
-    def test_nothing_is_delivered_while_it_does_not_read(self) -> None:
+    def test_nothing_is_delivered_to_a_peer_that_does_not_read(self) -> None:
         server = make()
         protocol, transport = server.connect()
         protocol.dataReceived(b"?\n")
@@ -356,7 +356,7 @@ class TestSlowReaders:
         server.clock.advance(0)
         assert transport.value() == b"".join(b"%d\n" % i for i in range(100))
 
-    def test_a_peer_that_asks_and_does_not_read_is_not_answered_for_ever(self) -> None:
+    def test_a_peer_that_leaves_replies_unread_is_dropped(self) -> None:
         server = make()
         protocol, transport = server.connect()
         protocol.pauseProducing()
@@ -387,7 +387,7 @@ class TestBudget:
         server.lose(protocol)
         assert server.broker.budget.used == 0
 
-    def test_a_slow_frame_with_a_grant_gives_way_to_another_that_waits(self) -> None:
+    def test_a_slow_frame_with_a_grant_gives_way_to_a_waiting_frame(self) -> None:
         server = make(budget=Budget(limit=1 << 20))
         slow, slow_transport = server.connect()
         slow.dataReceived(b"#250000\n" + bytes(10_000))
@@ -403,7 +403,7 @@ class TestBudget:
         waiting.dataReceived(bytes(195_000))
         assert transport.value() == b"ok 200000 bytes\n"
 
-    def test_a_frame_that_becomes_slow_gives_way_to_one_that_waits_already(self) -> None:
+    def test_a_frame_that_becomes_slow_gives_way_to_a_waiting_frame(self) -> None:
         server = make(budget=Budget(limit=1 << 20))
         slow, slow_transport = server.connect()
         slow.dataReceived(b"#250000\n" + bytes(10_000))
@@ -415,7 +415,7 @@ class TestBudget:
         server.clock.pump([1] * 4)
         assert slow_transport.aborted
 
-    def test_a_frame_that_gives_way_leaves_what_was_published_before_to_be_acknowledged(self) -> None:
+    def test_publishes_before_a_dropped_slow_frame_are_acknowledged(self) -> None:
         server = make(auto=False, budget=Budget(limit=1 << 20))
         slow, slow_transport = server.connect()
         slow.dataReceived(b"before\n#250000\n" + bytes(10_000))
@@ -451,7 +451,7 @@ class TestClosing:
         server.journal.enter(JournalState.READ_ONLY, "full")
         assert transport.producerState == "paused"
 
-    def test_our_own_failure_is_logged_and_acknowledges_nothing(self, logged_errors: Any) -> None:
+    def test_an_unexpected_error_is_logged_and_nothing_is_acknowledged(self, logged_errors: Any) -> None:
         server = make(auto=False)
         protocol, transport = server.connect()
         protocol.dataReceived(b"message\n")
@@ -461,7 +461,7 @@ class TestClosing:
         assert len(logged_errors.take()) == 1
         assert server.broker.budget.used == 0
 
-    def test_stopping_does_not_wait_for_that(self) -> None:
+    def test_stopping_does_not_wait_for_publishers_on_a_full_disk(self) -> None:
         server = make()
         protocol, transport = server.connect()
         server.journal.enter(JournalState.READ_ONLY, "full")
@@ -471,7 +471,7 @@ class TestClosing:
         server.lose(protocol)
         assert drained.called
 
-    def test_a_refusal_closes_and_nothing_after_it_is_taken(self) -> None:
+    def test_a_refused_publish_closes_and_later_input_is_ignored(self) -> None:
         server = make()
         server.broker.restrict("s", 3)
         protocol, transport = server.connect()
@@ -497,7 +497,7 @@ class TestClosing:
         server.lose(busy)
         assert drained.called
 
-    def test_who_does_not_let_go_is_cut_off(self) -> None:
+    def test_a_peer_that_does_not_close_is_aborted(self) -> None:
         server = make()
         _, transport = server.connect()
         server.factory.drain()
@@ -511,7 +511,7 @@ class TestClosing:
         protocol.finish()
         assert transport.producer is None, "else loseConnection would wait for it for ever"
 
-    def test_nothing_is_left_when_the_connection_is_lost(self) -> None:
+    def test_a_lost_connection_leaves_no_state(self) -> None:
         server = make(auto=False)
         protocol, transport = server.connect()
         protocol.dataReceived(b"?\nmessage\npartial")
@@ -524,7 +524,7 @@ class TestClosing:
         assert server.broker.budget.used == 0
 
 
-def test_it_reads_when_nobody_wants_it_paused() -> None:
+def test_reading_resumes_when_no_pause_is_left() -> None:
     server = make(budget=Budget(each=4))
     protocol, transport = server.connect()
     protocol.reading.pauseProducing()
@@ -540,7 +540,7 @@ def test_it_reads_when_nobody_wants_it_paused() -> None:
     assert transport.producerState == "producing"
 
 
-def test_a_protocol_hears_when_what_it_published_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settled_is_called_after_each_publish(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
     monkeypatch.setattr(Toy, "settled", lambda self: heard.append(self.broker.budget.used))
     server = make(auto=False)
@@ -555,7 +555,7 @@ def test_a_protocol_hears_when_what_it_published_is_settled(monkeypatch: pytest.
     server.lose(protocol)
 
 
-def test_what_a_session_had_kept_is_dealt_with_like_what_came_in() -> None:
+def test_buffered_events_are_handled_like_new_ones() -> None:
     server = make()
     protocol, transport = server.connect()
     protocol.received(["kept"])
@@ -568,7 +568,7 @@ class TestPolicy:
     def rules(self, **rule: str) -> Any:
         return parse({"allow": [rule]})
 
-    def test_a_publish_that_is_forbidden_is_not_acknowledged_and_closes(self, log_lines: list[str]) -> None:
+    def test_a_forbidden_publish_closes_without_acknowledgement(self, log_lines: list[str]) -> None:
         server = make()
         rules = [{"network": "10.0.0.2", "publish": "*"}, {"network": "10.0.0.1", "subscribe": "s"}]
         server.broker.guard.change(parse({"allow": rules}))
@@ -581,7 +581,7 @@ class TestPolicy:
         friend.dataReceived(b"one\n")
         assert transport.value() == b"ok one\n"
 
-    def test_a_subscription_that_is_forbidden_closes_and_what_was_published_before_is_acknowledged(self) -> None:
+    def test_a_forbidden_subscription_closes_after_earlier_acknowledgements(self) -> None:
         server = make(auto=False)
         server.broker.guard.change(self.rules(network="10.0.0.0/8", publish="s"))
         peer, transport = server.connect()
@@ -591,7 +591,7 @@ class TestPolicy:
         assert (transport.value(), transport.disconnecting) == (b"ok one\n", True)
         assert server.count("Forbidden") == 1
 
-    def test_a_change_ends_subscriptions_and_the_next_publish(self) -> None:
+    def test_a_new_policy_ends_subscriptions_and_refuses_the_next_publish(self) -> None:
         server = make()
         server.broker.guard.change(self.rules(network="10.0.0.0/8", publish="s", subscribe="s"))
         (reader, reading), (writer, writing) = server.connect(), server.connect()
@@ -604,7 +604,7 @@ class TestPolicy:
         writer.dataReceived(b"two\n")
         assert (writing.value(), writing.disconnecting) == (b"ok one\n", True)
 
-    def test_by_tls_it_is_known_who_the_peer_is_when_the_handshake_is_over(self, tmp_path: Path) -> None:
+    def test_a_tls_peer_is_identified_after_the_handshake(self, tmp_path: Path) -> None:
         server = make()
         server.broker.guard.change(self.rules(certificate="writer", publish="s"))
         issued = Authority(tmp_path).issue("writer")
@@ -625,7 +625,7 @@ class TestPolicy:
         server.clock.advance(peer.settings.handshake_timeout)
         assert not transport.aborted
 
-    def test_an_address_that_no_rule_allows_anything_is_refused_when_it_is_accepted(self, log_lines: list[str]) -> None:
+    def test_an_address_without_any_access_is_refused_when_it_connects(self, log_lines: list[str]) -> None:
         server = make(refusal_delay=1.0)
         server.broker.guard.change(self.rules(network="10.0.0.2", publish="*"))
         refused = server.factory.buildProtocol(IPv4Address("TCP", "10.0.0.1", 5000))
@@ -638,7 +638,7 @@ class TestPolicy:
         assert log_lines == [said]
         server.connect("10.0.0.2")
 
-    def test_where_a_certificate_could_help_the_address_is_accepted_and_the_connection_ends_without_one(self) -> None:
+    def test_without_the_required_certificate_the_connection_ends_after_the_handshake(self) -> None:
         server = make(refusal_delay=1.0)
         server.broker.guard.change(self.rules(certificate="writer", publish="s"))
         peer, transport = server.connect()
@@ -647,7 +647,7 @@ class TestPolicy:
         assert transport.disconnecting
         assert peer not in server.factory.connections
 
-    def test_a_token_may_come_later_where_the_protocol_takes_tokens(self) -> None:
+    def test_a_protocol_with_tokens_admits_peers_that_may_send_one(self) -> None:
         server = make()
         server.factory.proofs = PROOFS | {"token"}
         server.broker.guard.change(self.rules(token=f"sha256:{'0' * 64}", publish="s"))
@@ -656,7 +656,7 @@ class TestPolicy:
 
 
 class TestSilence:
-    def test_a_connection_that_never_said_anything_ends(self, log_lines: list[str]) -> None:
+    def test_a_silent_connection_is_closed(self, log_lines: list[str]) -> None:
         server = make(silent_timeout=30.0)
         _, transport = server.connect()
         server.clock.advance(29)
@@ -667,7 +667,7 @@ class TestSilence:
         said = "toy: silent from 10.0.0.1: nothing was received for 30 s; raise toy.silent-timeout to allow more"
         assert log_lines == [said]
 
-    def test_one_byte_is_enough(self) -> None:
+    def test_one_byte_ends_the_silent_timeout(self) -> None:
         server = make(silent_timeout=30.0)
         protocol, transport = server.connect()
         server.clock.advance(29)
@@ -675,7 +675,7 @@ class TestSilence:
         server.clock.advance(1000)
         assert not transport.disconnecting
 
-    def test_it_can_be_turned_off(self) -> None:
+    def test_the_silent_timeout_can_be_disabled(self) -> None:
         server = make(silent_timeout=0.0)
         _, transport = server.connect()
         server.clock.advance(100_000)
@@ -685,7 +685,7 @@ class TestSilence:
 class TestRefusals:
     """A refused connection is closed late; what it is owed comes at once."""
 
-    def test_it_is_held_longer_each_time(self) -> None:
+    def test_each_refusal_of_an_address_holds_longer(self) -> None:
         server = make(refusal_delay=3.2)
         for seconds in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 3.2):
             protocol, transport = server.connect()
@@ -697,7 +697,7 @@ class TestRefusals:
             server.lose(protocol)
 
     @pytest.mark.parametrize("refused", [b"!", b"?", b"too large"])
-    def test_what_was_published_before_is_acknowledged_at_once(self, refused: bytes) -> None:
+    def test_publishes_before_a_refusal_are_acknowledged_at_once(self, refused: bytes) -> None:
         server = make(auto=False, refusal_delay=3.2)
         server.broker.restrict("s", 4)
         server.broker.guard.change(parse({"allow": [{"network": "10.0.0.1", "publish": "s"}]}))
@@ -708,7 +708,7 @@ class TestRefusals:
         assert transport.value() == b"ok good\n"
         assert not transport.disconnecting
 
-    def test_nothing_is_read_or_kept_and_its_place_is_free(self) -> None:
+    def test_a_held_connection_keeps_only_its_socket(self) -> None:
         server = make(max_connections=1, refusal_delay=3.2)
         protocol, transport = server.connect()
         protocol.dataReceived(b"#90\n" + b"x" * 80)
@@ -724,7 +724,7 @@ class TestRefusals:
         server.lose(other)
         assert server.broker.counters.gauges["toy", "connections"] == 0
 
-    def test_stopping_does_not_wait(self) -> None:
+    def test_stopping_does_not_wait_for_held_connections(self) -> None:
         server = make(refusal_delay=3.2)
         protocol, transport = server.connect()
         protocol.dataReceived(b"!\n")
@@ -733,7 +733,7 @@ class TestRefusals:
         server.lose(protocol)
         assert drained.called
 
-    def test_a_peer_that_does_not_read_has_its_time_to_read(self) -> None:
+    def test_a_refused_peer_with_unread_data_has_time_to_read(self) -> None:
         server = make(refusal_delay=3.2)
         protocol, transport = server.connect()
         protocol.dataReceived(b"echo" + b"x" * 1000 + b"\n")

@@ -95,7 +95,7 @@ def client(authority: Authority, name: str | None = None, *others: str) -> ssl.S
     return context
 
 
-def test_without_a_certificate_it_is_no_tls() -> None:
+def test_without_a_certificate_tls_is_off() -> None:
     assert TLSSettings().tls("toy") is None
 
 
@@ -113,7 +113,9 @@ def test_a_client_that_trusts_the_authority_is_answered(authority: Authority) ->
         ("required", True, True),
     ],
 )
-def test_client_certificates(authority: Authority, auth: str, certificate: bool, welcome: bool) -> None:
+def test_client_certificates_are_checked_as_configured(
+    authority: Authority, auth: str, certificate: bool, welcome: bool
+) -> None:
     settings = options(authority, tls_client_auth=auth, tls_authorities=authority.certificate)
     met = meet(settings, client(authority, "writer-7" if certificate else None))
     assert (met.answer == b"hello") == welcome
@@ -122,7 +124,7 @@ def test_client_certificates(authority: Authority, auth: str, certificate: bool,
 
 
 @pytest.mark.parametrize("auth", ["optional", "required"])
-def test_a_certificate_of_a_stranger_is_refused(authority: Authority, tmp_path: Path, auth: str) -> None:
+def test_a_certificate_of_an_unknown_authority_is_refused(authority: Authority, tmp_path: Path, auth: str) -> None:
     settings = options(authority, tls_client_auth=auth, tls_authorities=authority.certificate)
     stranger = Authority(tmp_path, "stranger").issue("writer-7")
     context = client(authority)
@@ -132,7 +134,7 @@ def test_a_certificate_of_a_stranger_is_refused(authority: Authority, tmp_path: 
     assert met.error is not None
 
 
-def test_several_authorities_in_one_file(authority: Authority, tmp_path: Path) -> None:
+def test_several_authorities_may_be_in_one_file(authority: Authority, tmp_path: Path) -> None:
     other = Authority(tmp_path, "other")
     both = tmp_path / "both.pem"
     both.write_bytes(Path(other.certificate).read_bytes() + Path(authority.certificate).read_bytes())
@@ -144,13 +146,13 @@ def test_several_authorities_in_one_file(authority: Authority, tmp_path: Path) -
         assert meet(settings, context).inside.who == "writer-1"
 
 
-def test_a_chain_of_its_own(authority: Authority, tmp_path: Path) -> None:
+def test_the_server_sends_its_chain(authority: Authority, tmp_path: Path) -> None:
     between = Authority(tmp_path, "between", authority)
     own = between.issue("server", "localhost", chain=True)
     assert meet(TLSSettings(tls_certificate=own.certificate, tls_key=own.key), client(authority)).answer == b"hello"
 
 
-def test_a_key_with_a_passphrase(authority: Authority, tmp_path: Path) -> None:
+def test_an_encrypted_key_is_read_with_its_passphrase(authority: Authority, tmp_path: Path) -> None:
     own = authority.issue("server", "localhost", passphrase="open sesame")
     file = tmp_path / "passphrase"
     file.write_text("open sesame\nnot this\n")
@@ -176,7 +178,7 @@ def test_the_lowest_version(authority: Authority) -> None:
     assert meet(options(authority, tls_minimum="1.3"), client(authority)).answer == b"hello"
 
 
-def test_ciphers(authority: Authority) -> None:
+def test_only_configured_ciphers_are_accepted(authority: Authority) -> None:
     old = client(authority)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     old.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
@@ -184,13 +186,13 @@ def test_ciphers(authority: Authority) -> None:
     assert meet(options(authority, tls_ciphers="ECDHE-ECDSA-AES256-GCM-SHA384"), old).error is not None
 
 
-def test_a_name_of_another_kind_is_an_identity_too(authority: Authority) -> None:
+def test_alternative_names_are_identities(authority: Authority) -> None:
     settings = options(authority, tls_client_auth="required", tls_authorities=authority.certificate)
     assert meet(settings, client(authority, None, "beat.example", "10.0.0.9")).inside.who == "beat.example"
     assert meet(settings, client(authority, "x" * 64)).inside.who == "x" * 64
 
 
-def test_certificates_are_read_again_for_the_connections_that_come_then(authority: Authority, tmp_path: Path) -> None:
+def test_reloaded_certificates_apply_to_new_connections(authority: Authority, tmp_path: Path) -> None:
     path = tmp_path / "server.pem"
 
     def use(own: Any) -> None:
@@ -219,27 +221,27 @@ def test_certificates_are_read_again_for_the_connections_that_come_then(authorit
     assert listening.tls.context is good
 
 
-def test_tls_is_put_around_what_has_none(authority: Authority) -> None:
+def test_tls_is_added_only_to_plain_endpoints(authority: Authority) -> None:
     assert add_tls("toy", "tcp:1", Factory(), TLSSettings(), Clock()) is None
     for endpoint in ("ssl:1:privateKey=x", "tls:1"):
         with pytest.raises(ConfigError, match=r"uses TLS already; use toy\.tls-certificate with tcp:"):
             add_tls("toy", endpoint, Factory(), options(authority), Clock())
 
 
-def test_a_factory_that_refuses_a_connection_is_understood(authority: Authority) -> None:
+def test_a_factory_may_refuse_a_connection(authority: Authority) -> None:
     factory = Factory()
     factory.buildProtocol = lambda addr: None  # type: ignore[method-assign]
     assert TLSFactory(options(authority).tls("toy"), factory, Clock()).buildProtocol(None) is None  # type: ignore[arg-type]
 
 
-def test_no_handshake_is_begun_with_a_connection_that_was_refused(authority: Authority) -> None:
+def test_a_refused_connection_gets_no_handshake(authority: Authority) -> None:
     clock, factory = Clock(), Factory()
     refused = RefusedConnection(Holding(clock), "10.0.0.1", 1.0, 10)
     factory.buildProtocol = lambda addr: refused  # type: ignore[method-assign,assignment]
     assert TLSFactory(options(authority).tls("toy"), factory, clock).buildProtocol(None) is refused  # type: ignore[arg-type]
 
 
-def test_options_that_do_not_go_together(authority: Authority) -> None:
+def test_contradicting_options_are_refused(authority: Authority) -> None:
     for wrong in (
         TLSSettings(tls_key="key"),
         TLSSettings(tls_client_auth="required", tls_authorities="x"),
@@ -256,14 +258,14 @@ def test_options_that_do_not_go_together(authority: Authority) -> None:
             wrong.tls("toy")
 
 
-def test_options_from_text() -> None:
+def test_options_are_converted_from_text() -> None:
     assert build(TLSSettings, "toy", {"tls-minimum": "1.3"}).tls_minimum == "1.3"
     for wrong in ({"tls-minimum": "1.1"}, {"tls-client-auth": "perhaps"}):
         with pytest.raises(ConfigError, match="one of"):
             build(TLSSettings, "toy", wrong)
 
 
-def test_an_error_without_words_is_said_in_words(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_openssl_error_without_text_is_reported(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any) -> None:
         raise SSL.Error
 

@@ -10,7 +10,7 @@ from fyrehose.observe.counters import Counters
 log = Logger()
 
 
-def test_counting() -> None:
+def test_counters_add_up() -> None:
     counters = Counters()
     counters.add("figg", "connections")
     counters.add("figg", "messages", 500)
@@ -18,7 +18,7 @@ def test_counting() -> None:
     assert counters.counts == {("figg", "connections"): 1, ("figg", "messages"): 520}
 
 
-def test_what_there_is_and_the_most_there_was() -> None:
+def test_gauges_have_a_current_value_and_a_peak() -> None:
     counters = Counters()
     for change in (1, 1, 1, -1, -2, 1):
         counters.gauge("figg", "connections", change)
@@ -26,14 +26,14 @@ def test_what_there_is_and_the_most_there_was() -> None:
     assert counters.peaks["figg", "connections"] == 3
 
 
-def test_refusals_are_told_from_what_is_only_counted() -> None:
+def test_refusals_are_distinguished_from_other_counters() -> None:
     counters = Counters(Clock().seconds)
     counters.add("figg", "connections")
     counters.refuse(log, "figg", "frame-too-large", "x")
     assert counters.refusals == {("figg", "frame-too-large")}
 
 
-def test_every_refusal_counts_and_one_a_second_is_logged(log_lines: list[str]) -> None:
+def test_every_refusal_is_counted_and_one_per_second_is_logged(log_lines: list[str]) -> None:
     clock = Clock()
     counters = Counters(clock.seconds)
     for _ in range(1000):
@@ -46,7 +46,7 @@ def test_every_refusal_counts_and_one_a_second_is_logged(log_lines: list[str]) -
     assert log_lines[1:] == ["figg: frame-too-large from 10.0.0.2 (and 999 more in between)"]
 
 
-def test_each_cause_and_plugin_has_lines_of_its_own(log_lines: list[str]) -> None:
+def test_each_cause_and_protocol_is_logged_separately(log_lines: list[str]) -> None:
     counters = Counters(Clock().seconds)
     counters.refuse(log, "figg", "a", "x")
     counters.refuse(log, "figg", "b", "x")
@@ -55,7 +55,7 @@ def test_each_cause_and_plugin_has_lines_of_its_own(log_lines: list[str]) -> Non
     assert log_lines == ["figg: a from x", "figg: b from x", "relink: a from x"]
 
 
-def test_a_quiet_second_begins_anew(log_lines: list[str]) -> None:
+def test_a_refusal_after_a_second_is_logged_again(log_lines: list[str]) -> None:
     clock = Clock()
     counters = Counters(clock.seconds)
     for _ in range(3):
@@ -64,6 +64,6 @@ def test_a_quiet_second_begins_anew(log_lines: list[str]) -> None:
     assert log_lines == ["figg: a from x"] * 3
 
 
-def test_what_a_peer_sent_is_not_a_format(log_lines: list[str]) -> None:
+def test_text_from_a_peer_is_not_interpreted_as_a_format(log_lines: list[str]) -> None:
     Counters().refuse(log, "figg", "a", "{peer}", "{0} {log_source} %s")
     assert log_lines == ["figg: a from {peer}: {0} {log_source} %s"]

@@ -27,5 +27,7 @@ from fyrehose.observe.listeners import encryption
         ("backbone", "udp:1", {}, ""),
     ],
 )
-def test_encryption(protocol: str, endpoint: str, options: dict[str, Any], expected: str) -> None:
+def test_encryption_is_described_for_each_protocol(
+    protocol: str, endpoint: str, options: dict[str, Any], expected: str
+) -> None:
     assert encryption(endpoint, plugins.load(protocol).settings(**options)) == expected

@@ -21,26 +21,26 @@ def test_an_observation_belongs_to_the_first_bound_that_is_not_smaller() -> None
 @pytest.mark.parametrize(
     ("share", "bound"), [(0.0, 1.0), (0.5, 1.0), (0.51, 2.0), (0.75, 2.0), (0.76, 4.0), (1.0, 4.0)]
 )
-def test_quantiles(share: float, bound: float) -> None:
+def test_quantile_is_the_bound_that_the_share_does_not_exceed(share: float, bound: float) -> None:
     histogram = Histogram((1.0, 2.0, 4.0))
     for value in (0.1, 0.9, 1.5, 9.0):
         histogram.observe(value)
     assert histogram.quantile(share) == bound
 
 
-def test_nothing_was_observed() -> None:
+def test_an_empty_histogram_has_no_quantile() -> None:
     assert Histogram((1.0,)).quantile(0.5) is None
     assert Histogram((1.0,)).count == 0
 
 
-def test_a_quantile_begins_where_something_was_observed() -> None:
+def test_quantile_0_is_the_first_bound_with_an_observation() -> None:
     histogram = Histogram((1.0, 2.0))
     histogram.observe(1.5)
     assert histogram.quantile(0.0) == 2.0
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1))
-def test_every_observation_is_in_one_place(values: list[float]) -> None:
+def test_every_observation_is_counted_once(values: list[float]) -> None:
     for bounds in (SIZES, SECONDS):
         histogram = Histogram(bounds)
         for value in values:

@@ -27,12 +27,12 @@ def settings_of(config: Config, name: str) -> Any:
         ("lines.plugin=unix:/run/lines", ("lines.plugin", "unix:/run/lines")),
     ],
 )
-def test_a_listener(text: str, pair: tuple[str, str]) -> None:
+def test_a_listener_is_parsed(text: str, pair: tuple[str, str]) -> None:
     assert parse_listen(text) == pair
 
 
 @pytest.mark.parametrize("text", ["", "figg", "figg=", "=tcp:1", "tcp:8119"])
-def test_what_is_no_listener(text: str) -> None:
+def test_invalid_listeners_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected PROTOCOL=ENDPOINT, for example figg=tcp:8119"):
         parse_listen(text)
 
@@ -47,17 +47,17 @@ def test_what_is_no_listener(text: str) -> None:
         ("backbone.allow=", ("backbone", "allow", "")),
     ],
 )
-def test_an_option(text: str, triple: tuple[str, str, str]) -> None:
+def test_an_option_is_parsed(text: str, triple: tuple[str, str, str]) -> None:
     assert parse_option(text) == triple
 
 
 @pytest.mark.parametrize("text", ["", "figg", "figg=1", "figg.x", ".x=1", "figg.=1"])
-def test_what_is_no_option(text: str) -> None:
+def test_invalid_options_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"expected PROTOCOL\.NAME=VALUE, for example figg.max-connections=500"):
         parse_option(text)
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_configuration_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "fyrehose.toml"
     path.write_text(
         """
@@ -87,7 +87,7 @@ def test_a_file(tmp_path: Path) -> None:
     )
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
     path = tmp_path / "fyrehose.toml"
     path.write_text("")
     assert read_file(path) == FromFile()
@@ -112,7 +112,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
         ("[option]\nfigg = 1", "options must be in tables named [option.PROTOCOL]"),
     ],
 )
-def test_what_is_wrong_in_a_file(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_files_are_refused_with_the_reason(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "fyrehose.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as raised:
@@ -121,7 +121,7 @@ def test_what_is_wrong_in_a_file(text: str, said: str, tmp_path: Path) -> None:
     assert str(path) in str(raised.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read --config .*: No such file or directory"):
         read_file(tmp_path / "none.toml")
 
@@ -132,7 +132,7 @@ def test_limits_of_streams_reach_the_configuration() -> None:
     assert resolve("data", [], {}).streams == UNLIMITED
 
 
-def test_what_is_said_later_wins() -> None:
+def test_later_options_take_precedence() -> None:
     under = {"figg": {"a": 1, "b": 1}, "journal": {"c": 1}}
     assert merged(under, {"figg": {"b": 2}, "relink": {"d": 2}}) == {
         "figg": {"a": 1, "b": 2},
@@ -142,7 +142,7 @@ def test_what_is_said_later_wins() -> None:
     assert under["figg"] == {"a": 1, "b": 1}
 
 
-def test_without_a_word_every_plugin_listens_on_loopback(tmp_path: Path) -> None:
+def test_by_default_every_protocol_listens_on_loopback(tmp_path: Path) -> None:
     config = resolve("data", [], {})
     assert [listener.name for listener in config.listeners] == plugins.names()
     assert all("127.0.0.1" in listener.endpoint for listener in config.listeners)
@@ -152,7 +152,7 @@ def test_without_a_word_every_plugin_listens_on_loopback(tmp_path: Path) -> None
     assert config.journal.durability == Durability("batch")
 
 
-def test_settings_come_to_where_they_belong() -> None:
+def test_options_reach_their_listeners() -> None:
     listen = [("backbone", "udp:1"), ("backbone/office", "udp:2")]
     options: dict[str, Any] = {
         "backbone": {"push_rate": "7", "stream": "main"},
@@ -170,7 +170,7 @@ def test_settings_come_to_where_they_belong() -> None:
     assert config.server.memory == 1 << 30
 
 
-def test_a_policy_is_read_and_it_is_remembered_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_is_read_and_its_path_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.toml").write_text('[[allow]]\nnetwork = "10.0.0.0/8"\npublish = "*"\n')
     config = resolve("data", [], {}, "policy.toml", "json")
@@ -201,7 +201,7 @@ def test_a_policy_is_read_and_it_is_remembered_where(tmp_path: Path, monkeypatch
         ([], {"server": {"memory": "much"}}, "invalid value 'much' for option server.memory: expected a size"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_starts(listen: Any, options: Any, said: str) -> None:
+def test_invalid_configurations_are_refused_before_the_start(listen: Any, options: Any, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         resolve("data", listen, options)
     assert said in str(raised.value)

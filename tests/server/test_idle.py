@@ -48,7 +48,7 @@ class World:
         return set(self.journal.ends())
 
 
-def test_a_stream_without_records_retires_after_its_time_and_others_stay() -> None:
+def test_a_stream_is_retired_after_it_was_empty_for_long_enough() -> None:
     world = World()
     world.publish("idle", "kept")
     world.expire("idle")
@@ -60,7 +60,7 @@ def test_a_stream_without_records_retires_after_its_time_and_others_stay() -> No
     assert world.broker.bounds("idle") == (2, 2)
 
 
-def test_a_record_in_between_begins_the_time_anew() -> None:
+def test_a_record_restarts_the_time() -> None:
     world = World()
     world.publish("s")
     world.expire("s")
@@ -73,7 +73,7 @@ def test_a_record_in_between_begins_the_time_anew() -> None:
     assert world.streams == set()
 
 
-def test_a_record_that_is_on_its_way_to_the_disk_keeps_its_stream() -> None:
+def test_a_record_that_is_being_written_keeps_its_stream() -> None:
     world = World(auto=False)
     world.publish("s")
     world.expire("s")
@@ -96,7 +96,7 @@ def test_streams_of_the_server_and_of_listeners_stay() -> None:
     assert world.streams == {".own", "bound"}
 
 
-def test_only_so_many_retire_at_once_and_each_time_is_one_line(log_lines: list[str]) -> None:
+def test_a_bounded_number_of_streams_is_retired_at_once_with_one_log_line(log_lines: list[str]) -> None:
     world = World()
     names = [f"s{n}" for n in range(2 * SLICE + 1)]
     world.publish(*names)
@@ -144,7 +144,7 @@ def test_a_stream_that_cannot_be_read_stays_and_the_others_retire(
     assert any("idle-stream-unreadable from bad: its index is damaged" in line for line in log_lines)
 
 
-def test_a_service_that_has_stopped_looks_no_more() -> None:
+def test_a_stopped_service_retires_nothing() -> None:
     world = World()
     world.publish("s")
     world.expire("s")

@@ -25,7 +25,7 @@ def logged(form: str, *calls: Any) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_an_object_a_line() -> None:
+def test_json_has_one_object_per_line() -> None:
     (line,) = logged("json", lambda log: log.warn("{protocol}: {n} of {peer}", protocol="figg", n=3, peer="10.0.0.1"))
     found = json.loads(line)
     time = found.pop("time")
@@ -66,7 +66,7 @@ NASTY = "a\x1b[2J\n2026-01-01 [x] forged\u202e\u2028\r\x00\ud800"
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_names_of_peers_are_never_lines_of_their_own_or_obeyed(form: str) -> None:
+def test_names_from_peers_cannot_forge_lines_or_control_a_terminal(form: str) -> None:
     lines = logged(form, lambda log: log.info("stream {name}", name=NASTY))
     for line in lines:
         assert line.replace("\t", "").isprintable()
@@ -77,13 +77,13 @@ def test_names_of_peers_are_never_lines_of_their_own_or_obeyed(form: str) -> Non
         assert [line[:1] for line in lines[1:]] == ["\t"] * (len(lines) - 1), "what follows is indented"
 
 
-def test_a_line_for_people_is_as_twistd_writes_it() -> None:
+def test_text_lines_look_like_those_of_twistd() -> None:
     (line,) = logged("text", lambda log: log.info("hällo"))
     assert line.endswith(" [fyrehose.test#info] hällo")
     assert text_line({"log_time": 0.0}) is None, "there is nothing to say"
 
 
-def test_fields_are_what_they_are_and_not_without_end() -> None:
+def test_fields_keep_their_types_and_long_ones_are_truncated() -> None:
     fields = {
         "yes": True,
         "none": None,
@@ -99,13 +99,13 @@ def test_fields_are_what_they_are_and_not_without_end() -> None:
     assert (found["nan"], found["any"], len(found["long"])) == ("nan", "{1}", MAX_FIELD + 3)
 
 
-def test_an_event_of_the_older_log() -> None:
+def test_events_of_the_legacy_log_are_written() -> None:
     found = json.loads(json_line({"log_text": "old", "log_format": "{log_text}", "isError": 0, "system": "-"}))
     assert (found["message"], found["level"], found["module"]) == ("old", "info", "-")
     assert "isError" not in found
 
 
-def test_ports_are_told_of_once() -> None:
+def test_lines_of_twisted_about_ports_are_left_out() -> None:
     def said(text: str) -> dict[str, Any]:
         return {"log_namespace": "log_legacy", "log_format": "{log_text}", "log_text": text, "log_time": 0.0}
 
@@ -128,6 +128,6 @@ def test_every_event_is_one_object(fields: dict[str, Any]) -> None:
     assert isinstance(json.loads(line), dict)
 
 
-def test_a_failure_without_a_type() -> None:
+def test_a_failure_without_a_type_is_written() -> None:
     found = json.loads(json_line({"log_format": "x", "log_failure": Failure(ValueError("v"))}))
     assert found["error"] == "ValueError: v"

@@ -33,7 +33,7 @@ def heard(manager: socket.socket) -> list[list[str]]:
             return found
 
 
-def test_a_life(listening: tuple[str, socket.socket]) -> None:
+def test_notifications_from_start_to_stop(listening: tuple[str, socket.socket]) -> None:
     address, manager = listening
     clock = Clock()
     told = ServiceManager.from_environment(
@@ -60,7 +60,7 @@ def test_a_life(listening: tuple[str, socket.socket]) -> None:
     "environment",
     [{}, {"WATCHDOG_USEC": "nonsense"}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}],
 )
-def test_who_is_not_watched_says_nothing_more(environment: dict[str, str], tmp_path: Path) -> None:
+def test_without_a_watchdog_nothing_is_sent_regularly(environment: dict[str, str], tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.setblocking(False)
@@ -81,7 +81,7 @@ def test_without_a_manager_nothing_happens(log_lines: list[str]) -> None:
     assert log_lines == []
 
 
-def test_a_manager_that_is_not_there_is_no_reason_to_stop(tmp_path: Path, log_lines: list[str]) -> None:
+def test_a_missing_service_manager_is_logged_once(tmp_path: Path, log_lines: list[str]) -> None:
     told = ServiceManager.from_environment(Clock(), {"NOTIFY_SOCKET": str(tmp_path / "nowhere")})
     told.ready("serving")
     told.stopping()

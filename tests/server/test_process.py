@@ -40,7 +40,7 @@ def own_signals() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_reactor_and_a_second_one_changes_nothing(
+def test_a_signal_stops_the_reactor_and_a_second_one_has_no_effect(
     number: signal.Signals, log_lines: list[str]
 ) -> None:
     reactor = FakeReactor()
@@ -52,7 +52,7 @@ def test_a_signal_stops_the_reactor_and_a_second_one_changes_nothing(
     assert "still stopping" in log_lines[1]
 
 
-def test_a_job_in_the_background_stays_deaf_to_interrupts() -> None:
+def test_a_background_job_still_ignores_sigint() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.stop_on_signals(FakeReactor())
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -67,7 +67,7 @@ def test_a_hangup_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert reactor.told == ["called from a thread", "reloaded"]
 
 
-def test_a_terminal_that_has_gone_is_the_end(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
+def test_the_loss_of_the_terminal_stops_the_reactor(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
     reactor = FakeReactor()
     monkeypatch.setattr(os, "isatty", lambda fd: True)
     process.reload_on_hangup(reactor, lambda: reactor.told.append("reloaded"))
@@ -77,7 +77,7 @@ def test_a_terminal_that_has_gone_is_the_end(monkeypatch: pytest.MonkeyPatch, lo
     assert log_lines == ["stopping: the terminal is gone"]
 
 
-def test_the_status_stands_whatever_else_the_program_says() -> None:
+def test_exit_with_overrides_any_later_exit_status() -> None:
     code = (
         "import atexit, sys; from fyrehose.server import process\n"
         "atexit.register(print, 'those before are not called')\n"
@@ -89,7 +89,7 @@ def test_the_status_stands_whatever_else_the_program_says() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (4, "out\nthose after are\n", "why\n")
 
 
-def test_descriptors_are_what_the_system_allows_less_a_reserve() -> None:
+def test_available_descriptors_are_the_hard_limit_minus_a_reserve() -> None:
     code = (
         "import resource; from fyrehose.server import process\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 500))\n"
@@ -100,7 +100,7 @@ def test_descriptors_are_what_the_system_allows_less_a_reserve() -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 500
 
 
-def test_garbage_is_collected_more_seldom_and_not_among_what_was_there() -> None:
+def test_garbage_collection_is_less_frequent_and_skips_existing_objects() -> None:
     limits, frozen = gc.get_threshold(), gc.get_freeze_count()
     there = [[] for _ in range(100)]
     try:

@@ -155,7 +155,7 @@ def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> No
         (OSError(88, "Socket operation on non-socket"), "Socket operation on non-socket"),
     ],
 )
-def test_what_kept_a_child_from_listening_is_said_in_a_line(error: Exception, said: str) -> None:
+def test_the_error_of_a_child_that_cannot_listen_is_one_line(error: Exception, said: str) -> None:
     server = Server("a")
     server.children[0].starting = fail(error)
     server.journal.opening.callback(None)
@@ -189,7 +189,7 @@ def test_stopping_while_a_child_starts(server: Server) -> None:
     assert stopped.called
 
 
-def test_a_child_that_does_not_stop_well_keeps_nobody_from_it(server: Server, logged_errors: Any) -> None:
+def test_a_child_that_fails_to_stop_does_not_block_the_others(server: Server, logged_errors: Any) -> None:
     server.start()
     server.since()
     stopped = server.service.stopService()
@@ -213,7 +213,7 @@ def test_a_child_added_later_starts_at_once_and_stops_with_the_others() -> None:
     assert server.since() == ["late stops"]
 
 
-def test_a_child_added_while_the_others_start_waits_for_its_turn(server: Server) -> None:
+def test_a_child_added_during_the_start_is_started_last(server: Server) -> None:
     server.service.startService()
     late = Child("late", server.told)
     late.setServiceParent(server.service)
@@ -243,7 +243,7 @@ def test_a_child_that_was_removed_is_not_stopped_again(server: Server) -> None:
     assert server.since() == ["b stops"]
 
 
-def test_a_failed_journal_is_the_end(server: Server, logged_errors: Any) -> None:
+def test_a_failed_journal_is_reported(server: Server, logged_errors: Any) -> None:
     server.start()
     server.journal.enter(JournalState.FAILED, "fdatasync: Input/output error")
     assert [type(error) for error in server.failures] == [JournalFailed]
@@ -252,7 +252,7 @@ def test_a_failed_journal_is_the_end(server: Server, logged_errors: Any) -> None
     logged_errors.take()
 
 
-def test_a_failed_journal_stops_a_server_that_nobody_watches(logged_errors: Any) -> None:
+def test_a_failed_journal_stops_the_server_without_on_failure(logged_errors: Any) -> None:
     journal = MemoryJournal()
     service = Fyrehose(Clock(), journal)
     service.startService()
@@ -262,7 +262,7 @@ def test_a_failed_journal_stops_a_server_that_nobody_watches(logged_errors: Any)
     logged_errors.take()
 
 
-def test_a_full_disk_is_not_the_end(server: Server) -> None:
+def test_the_server_continues_with_a_full_disk(server: Server) -> None:
     server.start()
     server.journal.enter(JournalState.READ_ONLY, "no room")
     server.journal.enter(JournalState.WRITABLE, "room")
@@ -270,7 +270,7 @@ def test_a_full_disk_is_not_the_end(server: Server) -> None:
     assert server.service.running
 
 
-def test_it_can_be_started_again() -> None:
+def test_a_stopped_server_can_be_started_again() -> None:
     journal = MemoryJournal()
     service = Fyrehose(Clock(), journal)
     for first in (1, 2):
@@ -301,7 +301,7 @@ def test_the_log_says_where_a_child_listens(address: Any, said: str, log_lines: 
     assert f"figg listens on {said}" in log_lines
 
 
-def test_the_log_says_so_of_a_child_that_is_no_port_of_twisteds(log_lines: list[str]) -> None:
+def test_the_log_says_where_a_child_with_its_own_port_listens(log_lines: list[str]) -> None:
     class Port:
         address = ("127.0.0.1", 2323)
 
@@ -313,7 +313,7 @@ def test_the_log_says_so_of_a_child_that_is_no_port_of_twisteds(log_lines: list[
     assert log_lines == ["backbone listens on 127.0.0.1:2323", "other has started"]
 
 
-def test_a_start_that_fails_leaves_no_failure_behind() -> None:
+def test_a_failed_start_leaves_no_unhandled_failure() -> None:
     server = Server("a")
     server.children[0].starting = fail(ConfigError("no"))
     server.journal.opening.callback(None)

@@ -36,7 +36,7 @@ def parsed(*words: str) -> Options:
     return options
 
 
-def test_no_options() -> None:
+def test_defaults_without_options() -> None:
     assert parsed() == {
         "data-dir": "data",
         "config": None,
@@ -50,7 +50,7 @@ def test_no_options() -> None:
     }
 
 
-def test_all_options() -> None:
+def test_all_options_are_parsed() -> None:
     options = parsed(
         *("--data-dir", "/srv/data", "--durability", "interval:100", "--quarantine", "--max-streams", "7"),
         *("--listen", "backbone=udp:0:interface=127.0.0.1", "--listen", "backbone/b=udp:0:interface=127.0.0.1"),
@@ -77,7 +77,7 @@ def test_all_options() -> None:
     assert options.resolved.server.max_streams == 7
 
 
-def test_a_file_under_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     path = tmp_path / "fyrehose.toml"
     path.write_text(
         'data-dir = "/srv/data"\n[listen]\nbackbone = "udp:1"\n'
@@ -126,21 +126,21 @@ def test_a_file_under_the_command_line(tmp_path: Path) -> None:
         (["8119"], "unexpected argument '8119'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(words: list[str], said: str) -> None:
+def test_invalid_options_are_reported_in_one_line(words: list[str], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         parsed(*words)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_under_twistd_it_is_said_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_under_twistd_errors_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     options = Options()
     options.parent = object()
     with pytest.raises(SystemExit, match="twistd fyrehose: invalid --listen '8119'"):
         options.parseOptions(["--listen", "8119"])
 
 
-def test_help_names_every_plugin_and_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_protocol_and_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in " ".join(str(Options()).split()) for name in plugins.names())
     with pytest.raises(SystemExit):
         parsed("--version")
@@ -160,7 +160,7 @@ def test_the_plugin_is_one_expression_and_imports_nothing(monkeypatch: pytest.Mo
     assert not list(ROOT.joinpath("twisted").rglob("__init__.py")), "it would hide Twisted's own, or its plugins"
 
 
-def test_making_the_service_makes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_making_the_service_creates_no_files_or_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reactor, "seconds", reactor.seconds)
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 20_000)
     service = tap.makeService(parsed("--data-dir", str(tmp_path / "data")))
@@ -170,7 +170,7 @@ def test_making_the_service_makes_nothing_else(tmp_path: Path, monkeypatch: pyte
     assert names == plugins.names()
 
 
-def test_an_endpoint_that_is_none_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_endpoint_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reactor, "seconds", reactor.seconds)
     with pytest.raises(SystemExit, match=r"twistd fyrehose: .*backbone=tcp:8119"):
         tap.makeService(parsed("--listen", "backbone=tcp:8119"))
@@ -210,7 +210,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (RuntimeError("a bug"), 1),
     ],
 )
-def test_what_keeps_it_from_starting_ends_the_process(
+def test_a_failed_start_ends_the_process_with_its_status(
     error: Exception,
     status: int,
     ending: list[Any],
@@ -228,14 +228,14 @@ def test_what_keeps_it_from_starting_ends_the_process(
     assert any(f"cannot start: {error}" == str(e["log_format"]).format(**e) for e in critical)
 
 
-def test_the_first_reason_is_the_one_that_is_said(ending: list[Any], tmp_path: Path, logged_errors: Any) -> None:
+def test_only_the_first_error_is_reported(ending: list[Any], tmp_path: Path, logged_errors: Any) -> None:
     server = Server(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
     server.fyrehose._on_failure(JournalFailed("first"))
     server.fyrehose._on_failure(FyrehoseError("second"))
     assert ending == ["twistd fyrehose: first", 4]
 
 
-def test_a_plugin_whose_extra_is_missing_is_left_out_unless_asked_for(
+def test_a_protocol_without_its_extra_is_left_out_unless_configured(
     ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make_service(self: Any, reactor: Any, broker: Any, endpoint: Any, settings: Any) -> Any:
@@ -249,7 +249,7 @@ def test_a_plugin_whose_extra_is_missing_is_left_out_unless_asked_for(
         Server(StoppingReactor(), parsed("--listen", "backbone=udp:0:interface=127.0.0.1").resolved)
 
 
-def test_connections_are_no_more_than_there_are_descriptors_for(
+def test_max_connections_is_reduced_to_the_available_descriptors(
     ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
@@ -271,7 +271,7 @@ def test_connections_are_no_more_than_there_are_descriptors_for(
     assert not server.warnings, "the maximum was not configured"
 
 
-def test_its_listeners_are_told_of(ending: list[Any], tmp_path: Path) -> None:
+def test_listeners_are_described_for_operators(ending: list[Any], tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")
     local = "tcp:0:interface=127.0.0.1"
@@ -291,7 +291,7 @@ def test_its_listeners_are_told_of(ending: list[Any], tmp_path: Path) -> None:
     assert server.fyrehose.broker.listeners[0].access() == "by policy (2 rules)"
 
 
-def test_fewer_connections_than_were_asked_for_is_a_warning_and_one_for_all(
+def test_reducing_a_configured_maximum_logs_one_warning(
     ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 936)
@@ -308,7 +308,7 @@ def test_fewer_connections_than_were_asked_for_is_a_warning_and_one_for_all(
     "listen",
     ["figg=tcp:8119", "figg=tcp:8119:interface=10.0.0.1", "backbone=udp:2323", r"figg=tcp:8119:interface=\:\:"],
 )
-def test_beyond_loopback_somebody_has_to_say_who_may_do_what(listen: str, ending: list[Any], tmp_path: Path) -> None:
+def test_a_public_address_requires_an_access_policy(listen: str, ending: list[Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"refusing to listen on a public address .* --policy FILE"):
         Server(StoppingReactor(), parsed("--listen", listen).resolved)
     Server(StoppingReactor(), parsed("--listen", listen, "--policy", written(tmp_path)).resolved)
@@ -318,7 +318,7 @@ def test_beyond_loopback_somebody_has_to_say_who_may_do_what(listen: str, ending
     "listen",
     ["figg=tcp:8119:interface=localhost", r"figg=tcp:8119:interface=\:\:1", "figg=unix:/run/figg"],
 )
-def test_on_this_machine_nobody_has_to(listen: str, ending: list[Any]) -> None:
+def test_a_local_address_needs_no_access_policy(listen: str, ending: list[Any]) -> None:
     server = Server(StoppingReactor(), parsed("--listen", listen).resolved)
     assert server.fyrehose.broker.guard.policy is LOOPBACK
 
@@ -355,7 +355,7 @@ class TestReload:
         counts = server.fyrehose.broker.counters.counts
         return {what: n for (plugin, what), n in counts.items() if plugin == "server"}
 
-    def test_the_policy_and_every_listener_are_read_again(
+    def test_reload_reads_the_policy_and_every_listener_again(
         self, server: Server, tmp_path: Path, log_lines: list[str]
     ) -> None:
         listener = Listener()
@@ -370,7 +370,7 @@ class TestReload:
         assert self.counted(server) == {"reloads": 1}
         assert log_lines == [f"policy {tmp_path / 'policy.toml'}: 0 subscriptions ended", "reloaded"]
 
-    def test_what_cannot_be_used_stays_as_it_was_and_the_rest_is_read(
+    def test_reload_keeps_invalid_parts_and_reads_the_rest(
         self, server: Server, tmp_path: Path, log_lines: list[str], logged_errors: Any
     ) -> None:
         listener = Listener()
@@ -389,7 +389,7 @@ class TestReload:
         assert said[0].startswith(f"the policy was not reloaded: invalid --policy {tmp_path / 'policy.toml'}: not TOML")
         assert said[1] == "listener was not reloaded: the key does not fit"
 
-    def test_without_a_policy_there_is_none_to_read(self, ending: list[Any], log_lines: list[str]) -> None:
+    def test_reload_without_a_policy_file_reads_none(self, ending: list[Any], log_lines: list[str]) -> None:
         server = Server(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg").resolved)
         server.reload()
         assert server.fyrehose.broker.guard.policy is LOOPBACK
@@ -405,7 +405,7 @@ class TestLog:
         options.parseOptions(list(words))
         return options.log_observer
 
-    def test_to_standard_output(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_log_to_standard_output(self, capsys: pytest.CaptureFixture[str]) -> None:
         kept = signal.getsignal(signal.SIGUSR1)
         try:
             make = self.under("--log-format", "json", nodaemon=True, logfile=None)
@@ -415,7 +415,7 @@ class TestLog:
         finally:
             signal.signal(signal.SIGUSR1, kept)
 
-    def test_into_a_file_that_is_begun_again_when_asked(self, tmp_path: Path) -> None:
+    def test_log_to_a_file_that_sigusr1_rotates(self, tmp_path: Path) -> None:
         kept = signal.getsignal(signal.SIGUSR1)
         try:
             observer = self.under(logfile=str(tmp_path / "log"))()
@@ -426,18 +426,20 @@ class TestLog:
         finally:
             signal.signal(signal.SIGUSR1, kept)
 
-    def test_a_daemon_has_no_standard_output(self) -> None:
+    def test_a_daemon_cannot_log_to_standard_output(self) -> None:
         with pytest.raises(SystemExit, match="a daemon cannot log to standard output"):
             self.under(logfile="-")()
 
-    def test_who_said_more_of_logging_is_heard(self) -> None:
+    def test_log_options_of_twistd_take_precedence(self) -> None:
         assert self.under(logger="mine") is None
         assert self.under(syslog=True) is None
         with pytest.raises(SystemExit, match="cannot be used with --syslog"):
             self.under("--log-format", "json", syslog=True)
         assert parsed().log_observer is None, "nobody asked for a log"
 
-    def test_twistd_is_told_by_its_application(self, ending: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    def test_twistd_gets_the_observer_from_its_application(
+        self, ending: list[Any], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         application = Application("fyrehose")
         made = self.under("--log-format", "json", nodaemon=True, logfile=None)
         config = parsed("--listen", "figg=unix:/run/figg").resolved
@@ -447,7 +449,7 @@ class TestLog:
         Server(StoppingReactor(), config).setServiceParent(MultiService())
 
 
-def test_the_service_manager_is_told(ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_manager_is_notified(ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(10)
