@@ -1,4 +1,4 @@
-"""The page for operators says what is so: its files are read, its tables are whole.
+"""The page for operators agrees with the code: its files can be read, and its tables are complete.
 
 Its commands are run by tests/live/test_policy.py.
 """
@@ -44,13 +44,13 @@ def test_every_option_of_tls_is_in_the_table() -> None:
     assert {name for name in names if f"`{name}`" not in rows} == set()
 
 
-def test_every_listener_is_in_the_table_of_refusals() -> None:
-    table = PAGE.partition("| listener | not allowed to publish |")[2].partition("\n\n")[0]
-    listeners = set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE))
-    assert listeners == set(plugins.names()) - {"admin"}, "that one has a token of its own"
+def test_every_protocol_is_in_the_table_of_refusals() -> None:
+    table = PAGE.partition("| protocol | not allowed to publish |")[2].partition("\n\n")[0]
+    protocols = set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE))
+    assert protocols == set(plugins.names()) - {"admin"}, "the admin listener has a token of its own"
 
 
-def test_the_policy_that_is_shown(tmp_path: Path) -> None:
+def test_the_policy_on_the_page_can_be_loaded(tmp_path: Path) -> None:
     (shown,) = re.findall(r"```toml\n(\[\[allow\]\].*?)```", PAGE, re.DOTALL)
     path = tmp_path / "policy.toml"
     path.write_text(shown)
@@ -61,8 +61,8 @@ def test_the_policy_that_is_shown(tmp_path: Path) -> None:
     assert not policy.allows(beat, Action.SUBSCRIBE, "logs.web")
 
 
-def test_the_settings_that_are_shown(tmp_path: Path) -> None:
-    shown = PAGE.partition("As a file:\n")[2].partition("\nIf anything")[0]
+def test_the_configuration_on_the_page_can_be_read(tmp_path: Path) -> None:
+    shown = PAGE.partition("in a file:\n")[2].partition("\nIf the command line")[0]
     path = tmp_path / "fyrehose.toml"
     path.write_text("\n".join(line.removeprefix("    ") for line in shown.splitlines()))
     found = read_file(path)
@@ -78,7 +78,7 @@ def test_the_settings_that_are_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["deploy", "docker"])
-def test_the_files_that_are_deployed(name: str) -> None:
+def test_the_deployed_configuration_and_policy_work_together(name: str) -> None:
     folder = ROOT / "deploy" if name == "deploy" else ROOT / "deploy" / "docker"
     found = read_file(folder / "fyrehose.toml")
     config = resolve("data", found.listen, found.options, str(ROOT / "deploy" / "policy.toml"))
