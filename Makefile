@@ -1,46 +1,47 @@
-# Everything starts from here: `make run` serves, `make test` proves.
-# Each target sets up what it needs; nothing but Python, a shell and make has to be there.
+# `make run` starts a server, `make test` runs every check; `make help` lists all targets.
+# Each target sets up what it needs; Python, a shell and make are the only prerequisites.
 PYTHON ?= python3
 BIN = .venv/bin
 PACKAGING = setup.cfg setup.py pyproject.toml
 KERNELS = $(wildcard fyrehose/kernels/native/*.pyx fyrehose/kernels/native/*.pxd)
-# What may behave differently with the kernels in Python.
+# Tests that are run again with the pure-Python kernels.
 PURE_TESTS = tests/kernels tests/protocols
-# Tests that run side by side: most of them wait more than they compute.
+# Number of tests that run in parallel; most of them wait more than they compute.
 JOBS ?= 2
-# Executions of each fuzzed decoder; connections to a whole server that make no sense.
+# Executions of each fuzzed decoder; invalid connections to a whole server.
 FUZZ_RUNS ?= 20000
 STRANGERS ?= 2000
-# Kills of the server; flipped bits and cuts of each shape (0: all); failed syncs, and power cuts.
+# Kills of the server; flipped bits and cuts of each shape (0: all); failed syncs and power cuts of a whole server.
 KILLS ?= 100
 FLIPS ?= 2000
 FAULTS ?= 5
-# Power cuts of the journal alone; histories of which every state is recovered; faults of a server's calls (0: all of them).
+# Power cuts of the journal alone; histories of which every state is recovered; failing system calls of a server (0: all).
 CUTS ?= 500
 HISTORIES ?= 5
 SWEEP ?= 200
-# Connections of the crowd, and how long each kind of abuse goes on, in seconds; minutes of the soak.
+# Connections of the abuse test, and duration of each kind of abuse in seconds.
 CROWD ?= 1000
 ABUSE ?= 10
-# Clients of each protocol that come back together after a restart, and how long each attack of a hostile host lasts.
+# Clients of each protocol that reconnect together after a restart; duration of each attack of a hostile host, in seconds.
 HERD ?= 200
 HOSTILE ?= 15
+# Duration of the soak test.
 MINUTES ?= 10
-# Random schedules of two Relink sessions; messages of its transfers, which are cut 500 times, and kills in one of them.
+# Random schedules of two Relink sessions; messages of each Relink transfer, which is cut 500 times; kills in one of them.
 SCHEDULES ?= 100000
 MESSAGES ?= 100000
 TRANSFER_KILLS ?= 50
-# Simulations of servers, clients and bad networks, of each kind.
+# Simulations of servers, clients and bad networks, per protocol.
 SIMULATIONS ?= 20000
 # Simulations of herds, of HERD clients each.
 HERDS ?= 20
-# Generated bugs that the tests have to notice (0: all that can be made).
+# Generated bugs that the tests have to find (0: all of them).
 MUTANTS ?= 1000
-# Kills of an archive; records that a cluster of Spark's reads, and events of its tour.
+# Kills of an archive; records that a Spark cluster reads; events of the Spark tour.
 ARCHIVE_KILLS ?= 30
 RECORDS ?= 200000
 EVENTS ?= 1000000
-# What is measured (patterns of `python -m benchmarks --list`; empty: all of it), and how often.
+# Benchmark cases (patterns of `python -m benchmarks --list`; empty: all of them), and rounds of each.
 BENCH ?=
 ROUNDS ?= 5
 
@@ -48,26 +49,26 @@ ROUNDS ?= 5
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run       serve every protocol on loopback, the journal in ./data"
-	@echo "make test      set up, then check style, types and behaviour: what CI does"
-	@echo "make coverage  run the tests and say what they never reached"
-	@echo "make fuzz      random bytes for every decoder: FUZZ_RUNS=1000000 for a million each"
-	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it: KILLS=1000 FLIPS=0 (all) CUTS=10000 MUTANTS=0 (all)"
-	@echo "make soak      mixed load and strangers: MINUTES=1440 for a day"
-	@echo "make bench     how fast it is, beside Redis and NATS, which it installs: BENCH='figg*' ROUNDS=9"
-	@echo "make docs      these pages as HTML, in build/docs"
-	@echo "make clean     remove what the other targets made (not ./data)"
+	@echo "make run       serve every protocol on loopback, with the journal in ./data"
+	@echo "make test      check style, types, behaviour and documentation, like CI"
+	@echo "make coverage  run the tests and list the lines that they never reached"
+	@echo "make fuzz      feed random bytes to every decoder; FUZZ_RUNS=1000000 for a million each"
+	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it; KILLS=1000 FLIPS=0 (all) CUTS=10000 MUTANTS=0 (all)"
+	@echo "make soak      run mixed load and invalid connections; MINUTES=1440 for a day"
+	@echo "make bench     measure speed beside Redis and NATS, which it installs; BENCH='figg*' ROUNDS=9"
+	@echo "make docs      build the documentation as HTML in build/docs"
+	@echo "make clean     remove everything that the other targets made, except ./data"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("fyrehose needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-# A kernel that does not compile any more must not be served by its last build.
+# Remove old builds first: a kernel that no longer compiles must not be used in its previous build.
 .venv/run.stamp: $(BIN)/python $(PACKAGING) $(KERNELS)
 	@rm -f fyrehose/kernels/native/*.so
-	@# The event bus needs pyzmq, and the page prometheus-client; where they are not to be had, everything else is served.
-	@echo "setting up .venv: packages, and the native kernels where there is a C compiler; a minute or two, once"
+	@# The event bus needs pyzmq, and the page prometheus-client. If they cannot be installed, serve everything else.
+	@echo "setting up .venv: packages, and native kernels if there is a C compiler; this takes a minute or two, once"
 	@$(BIN)/python -m pip install --quiet --editable '.[admin,eventbus]' || $(BIN)/python -m pip install --quiet --editable '.[admin]' || $(BIN)/python -m pip install --quiet --editable .
 	@$(BIN)/python -m fyrehose.kernels
 	@touch $@
@@ -77,12 +78,12 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
-# The page is looked at in a real browser.
+# The tests open the page in a real browser.
 .venv/browser.stamp: .venv/test.stamp
 	@sh tests/live/browser.sh
 	@touch $@
 
-# With the test tools the kernels are built without the network.
+# The extra `test` includes Cython, so the kernels can be built without network access.
 .venv/native.stamp: .venv/test.stamp $(KERNELS)
 	@rm -f fyrehose/kernels/native/*.so
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -112,9 +113,9 @@ trial: .venv/native.stamp
 
 news: .venv/test.stamp
 	@$(BIN)/towncrier build --draft --version next > /dev/null
-	@echo "news fragments: fine"
+	@echo "news fragments: OK"
 
-# A warning is an error: a link that leads nowhere, a page that nobody finds.
+# A warning is an error: a broken link, or a page that no other page lists.
 docs: .venv/test.stamp
 	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going docs build/docs
 	@echo "documentation: build/docs/index.html"
@@ -123,7 +124,7 @@ coverage: .venv/native.stamp
 	$(BIN)/coverage run -m pytest -m 'not live'
 	$(BIN)/coverage report
 
-# Each takes a number of executions, and ends with a status that says what became of them.
+# Each fuzzer takes a number of executions, and exits with a status other than 0 if one of them failed.
 fuzz: .venv/native.stamp
 	@set -e; for each in $(filter-out %/fuzz_listeners.py,$(wildcard tests/fuzz/fuzz_*.py)); do \
 		echo "$$each"; $(BIN)/python "$$each" $(FUZZ_RUNS); done
@@ -159,7 +160,7 @@ torture: .venv/test.stamp
 	$(BIN)/python tests/torture/spark_cluster.py --records $(RECORDS)
 	$(BIN)/python tests/torture/spark_tour.py --events $(EVENTS)
 
-# As long as you like: its memory has a slope worth knowing after an hour.
+# Run it for an hour or more to see whether memory grows.
 soak: .venv/test.stamp
 	$(BIN)/python tests/torture/soak.py --minutes $(MINUTES)
 
@@ -167,7 +168,7 @@ soak: .venv/test.stamp
 	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack]'
 	@touch $@
 
-# The patterns are for names of cases, not of files.
+# `set -f` keeps the shell from expanding the patterns: they match names of cases, not of files.
 bench: .venv/bench.stamp
 	set -f; $(BIN)/python -m benchmarks --install-peers --rounds $(ROUNDS) --json bench.json --plot bench.svg $(BENCH)
 

@@ -1,6 +1,6 @@
-"""The native kernels: what setup.cfg cannot say.
+"""Build the native kernels, which setup.cfg cannot declare.
 
-Each is optional: where no compiler is, the build warns and the pure-Python twins serve.
+Each kernel is optional: without a C compiler the build warns, and the pure-Python kernels are used.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The documentation, built by ``make docs``: Markdown by MyST, the reference from docstrings; a warning is an error."""
+"""Configure Sphinx for ``make docs``: Markdown with MyST, the reference from docstrings; a warning is an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ myst_links_external_new_tab = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_default_options = {"members": True, "undoc-members": False, "exclude-members": "log"}
-#: Ours are plain words between single backquotes or in Twisted's notation; none of them is a link.
+#: Docstrings use single backquotes for code, not for links.
 default_role = "code"
 nitpick_ignore_regex = [("py:.*", ".*")]
 
@@ -36,5 +36,5 @@ html_show_sphinx = False
 
 
 def setup(app: Sphinx) -> None:
-    """Drawings that GitHub draws stand here as their text."""
+    """Show Mermaid drawings as text, because only GitHub renders them."""
     app.add_lexer("mermaid", TextLexer)

@@ -1,9 +1,9 @@
-"""Depth three, the whole pipeline in a program of your own: a shop that counts what it sells.
+"""Embed the whole pipeline in a program: a shop that adds up its orders.
 
     twistd -ny docs/examples/application.py
 
-Tills publish orders by Figg into the stream ``orders``.  The shop itself reads that stream, keeps a sum, and publishes
-it into ``totals``, which displays follow by any listener.  After a restart it goes on where the journal says it was.
+Tills publish orders with Figg to the stream ``orders``.  The shop subscribes to that stream, keeps a sum, and publishes
+it to ``totals``, which displays follow with any protocol.  After a restart it continues after the last counted order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = Logger()
 @implementer(ISink)
 @attrs.define(eq=False)
 class Shop(Service):
-    """Adds up orders.  Each total says up to which order it goes, so that no order counts twice."""
+    """Add up orders.  Each total says up to which order it goes, so that no order is counted twice."""
 
     broker: IBroker
     name: str = "shop"
@@ -39,13 +39,13 @@ class Shop(Service):
     _subscription: ISubscription | None = None
 
     def startService(self) -> None:
-        """Go on behind the last order that is in a total."""
+        """Subscribe to the orders after the last one that is included in a total."""
         counted = 0
         last = self.broker.bounds("totals")[1]
         if last:
             (run,) = self.broker.read("totals", last, 1)
-            said = json.loads(bytes(run.payload))
-            self.total, counted = said["total"], said["orders"]
+            last_total = json.loads(bytes(run.payload))
+            self.total, counted = last_total["total"], last_total["orders"]
         self._subscription = self.broker.subscribe("orders", counted, self)
         self._subscription.resumeProducing()
 
@@ -53,29 +53,29 @@ class Shop(Service):
         if self._subscription is not None:
             self._subscription.stopProducing()
 
-    # What the broker calls.
+    # Methods of ISink, which the broker calls.
 
     def deliver(self, delivery: Delivery) -> None:
-        """Orders: amounts in cents.  What is none is left out, and said."""
+        """Add the orders, amounts in cents, and publish the new total; log and skip payloads that are not numbers."""
         for run in delivery.runs:
             for payload in run.payloads():
                 try:
                     self.total += int(bytes(payload))
                 except ValueError:
-                    log.warn("no order: {payload}", payload=bytes(payload[:80]))
-        said = json.dumps({"total": self.total, "orders": delivery.last_seq}).encode()
-        published: Deferred[Any] = self.broker.publish([Run.of("totals", [said], source="shop")])
-        published.addErrback(lambda failure: log.error("not published: {why}", why=failure.getErrorMessage()))
+                    log.warn("skipped an order that is not a number: {payload!r}", payload=bytes(payload[:80]))
+        total = json.dumps({"total": self.total, "orders": delivery.last_seq}).encode()
+        published: Deferred[Any] = self.broker.publish([Run.of("totals", [total], source="shop")])
+        published.addErrback(lambda failure: log.error("total not published: {why}", why=failure.getErrorMessage()))
 
     def skipped(self, first: int, last: int) -> None:
-        log.warn("orders {first} to {last} are not kept any more", first=first, last=last)
+        log.warn("orders {first} to {last} are no longer in the journal", first=first, last=last)
 
     def ended(self, reason: Exception) -> None:
-        log.error("no more orders: {why}", why=reason)
+        log.error("the subscription to orders ended: {why}", why=reason)
 
 
 def make_service(reactor: Any, journal: IJournal, endpoint: str) -> Fyrehose:
-    """The pipeline, the shop in it, and a listener for tills and displays, which opens last."""
+    """Return the pipeline with the shop, and a listener for tills and displays, which opens last."""
     fyrehose = Fyrehose(reactor, journal)
     Shop(fyrehose.broker).setServiceParent(fyrehose)
     figg = plugins.load("figg")

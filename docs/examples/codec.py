@@ -1,4 +1,4 @@
-"""Depth one, the codec alone: what a capture of Figg traffic has in it.  No reactor, no server.
+"""Use a codec alone: print the messages in a capture of Figg traffic, without a reactor or a server.
 
 python docs/examples/codec.py < capture.bin
 """
@@ -14,9 +14,9 @@ from fyrehose.protocols.figg.session import FiggServerSession
 
 
 def published(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Topic and message of each PUBLISH that a client sent in ``chunks``, however they are cut.
+    """Yield topic and message of each PUBLISH in the bytes of a client, wherever they are cut into *chunks*.
 
-    :raises ValueError: the client broke the protocol; what it sent before has been handed out
+    :raises ValueError: the client broke the protocol; the messages before that have been yielded
     """
     session = FiggServerSession()
     for chunk in chunks:

@@ -1,8 +1,9 @@
-"""Depth two, our shell and your broker: Figg clients talk to a program that keeps messages its own way.
+"""Use a protocol with a broker of your own: Figg clients talk to a program that stores messages in its own way.
 
     twistd -ny docs/examples/own_broker.py
 
-This one keeps the last messages of each stream in memory, and nothing on disk: ``publish`` promises no more than that.
+This broker keeps the last messages of each stream in memory and writes nothing to disk, so an acknowledgement promises
+no more than that.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from fyrehose.records import Run
 @implementer(IBroker)
 @attrs.define(eq=False)
 class LastMessages:
-    """The last ``keep`` runs of each stream.
+    """A broker that keeps the last ``keep`` runs of each stream.
 
-    :ivar clock: gives the reactor its turn while much is delivered
+    :ivar clock: the reactor; deliveries are scheduled on it, and it stamps the records
     """
 
     clock: Any
@@ -46,17 +47,17 @@ class LastMessages:
         self._fanout = Fanout(self.clock, self.read)
 
     def identified(self, identity: Identity) -> LastMessages:
-        """Whoever can connect may do everything."""
+        """Return this broker: every peer that can connect may do everything."""
         return self
 
     def admit(self, proofs: Collection[str]) -> None:
-        """Nobody is refused."""
+        """Admit every peer."""
 
     def permits(self, action: Action, stream: str) -> bool:
         return True
 
     def check(self, action: Action, stream: str) -> None:
-        """Nothing is forbidden."""
+        """Allow every action."""
 
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
         firsts = []
@@ -88,14 +89,14 @@ class LastMessages:
         return ()
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
-        raise NotImplementedError("no plugin that this program uses asks for it")
+        raise NotImplementedError("Figg does not use this method")
 
     def restrict(self, stream: str, max_payload: int) -> None:
-        raise NotImplementedError("no plugin that this program uses asks for it")
+        raise NotImplementedError("Figg does not use this method")
 
 
 def make_service(reactor: Any, endpoint: str) -> TCPService:
-    """Figg at ``endpoint``."""
+    """Return a service that listens for Figg clients at *endpoint*."""
     factory = make_factory(LastMessages(reactor), reactor, Settings(max_connections=100))
     return TCPService(reactor, "figg", endpoint, factory)
 

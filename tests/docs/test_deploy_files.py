@@ -1,4 +1,4 @@
-"""The unit and the image: what they name is there, and systemd understands them where it is at hand."""
+"""The systemd units and the Dockerfile name existing files and commands, and systemd accepts the units."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 def unit(name: str) -> ConfigParser:
+    """Parse the unit *name* of deploy/systemd."""
     found = ConfigParser(strict=False, interpolation=None, delimiters=("=",))
     found.optionxform = str  # type: ignore[assignment,method-assign]
     found.read(DEPLOY / "systemd" / name)
     return found
 
 
-def test_the_service_tells_when_it_is_ready_and_keeps_to_what_is_promised() -> None:
+def test_the_unit_notifies_systemd_and_is_hardened() -> None:
     service = unit("fyrehose.service")["Service"]
     assert (service["Type"], service["ExecReload"]) == ("notify", "/bin/kill -HUP $MAINPID")
     assert service["ExecStart"].split()[1:4] == ["-n", "--pidfile=", "fyrehose"]
@@ -29,18 +30,18 @@ def test_the_service_tells_when_it_is_ready_and_keeps_to_what_is_promised() -> N
     assert float(service["WatchdogSec"]) > 0
     assert {service[name] for name in ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "ProtectHome")} == {"yes"}
     assert service["ProtectSystem"] == "strict"
-    # ZeroMQ ends the process where it may not set the scheduling of its threads.
+    # ZeroMQ aborts the process if it may not set the scheduling of its threads.
     assert "@resources" not in (DEPLOY / "systemd" / "fyrehose.service").read_text().partition("~@privileged")[2]
 
 
-def test_the_socket_has_the_name_that_the_listener_is_called_by() -> None:
+def test_the_socket_unit_names_the_endpoint_of_its_listener() -> None:
     socket = unit("fyrehose.socket")["Socket"]
     text = (DEPLOY / "systemd" / "fyrehose.socket").read_text()
     assert f"systemd:domain=INET:name={socket['FileDescriptorName']}" in text
     assert socket["ListenStream"].startswith("0.0.0.0:"), "the domain is INET"
 
 
-def test_the_backup_is_a_command_that_is_understood_and_may_write_where_it_goes() -> None:
+def test_the_backup_unit_runs_a_valid_command_that_may_write_its_target() -> None:
     service = unit("fyrehose-backup.service")
     program, *words = service["Service"]["ExecStart"].split()
     assert (program, words[:2]) == ("/opt/fyrehose/bin/fyrehose", ["journal", "backup"])
@@ -55,19 +56,19 @@ def test_the_backup_is_a_command_that_is_understood_and_may_write_where_it_goes(
     assert timer["Install"]["WantedBy"] == "timers.target"
 
 
-def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
-    """Where there is no systemd, the other tests here have to do."""
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    """On a machine without systemd-analyze, only the other tests check the units."""
     analyze = shutil.which("systemd-analyze")
     programs = str(Path(sys.executable).parent)
     for path in (DEPLOY / "systemd").iterdir():
         (tmp_path / path.name).write_text(path.read_text().replace("/opt/fyrehose/bin", programs))
     if analyze is not None:
         words = [analyze, "verify", *map(str, sorted(tmp_path.iterdir()))]
-        said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+        result = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_the_image_copies_what_is_there_and_runs_as_nobody_in_particular() -> None:
+def test_the_image_copies_existing_files_and_runs_as_its_own_user() -> None:
     text = (DEPLOY / "docker" / "Dockerfile").read_text()
     last = text.rpartition("\nFROM ")[2]
     assert re.search(r"^USER fyrehose$", last, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The programs of docs/embedding.md do what the page says."""
+"""The example programs of docs/embedding.md work as the page says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Imports an example by its name."""
+    """Return a function that imports an example by its name."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     imported: list[str] = []
 
@@ -44,28 +44,29 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[name]
 
 
-def figg(*messages: bytes, topic: str = "t") -> bytes:
+def publish_frames(*messages: bytes, topic: str = "t") -> bytes:
+    """Return the bytes that a Figg client sends to publish *messages*."""
     session = FiggClientSession()
     run = Run.of(topic, messages, source="test")
     session.send_publish(PublishRun(topic=topic, first=1, lengths=run.lengths, payload=run.payload))
     return b"".join(session.data_to_send())
 
 
-def test_a_codec_alone(example: Any) -> None:
+def test_the_codec_finds_every_message_however_the_bytes_are_cut(example: Any) -> None:
     codec = example("codec")
-    data = figg(b"one", b"", b"two") + figg(b"three", topic="u")
+    data = publish_frames(b"one", b"", b"two") + publish_frames(b"three", topic="u")
     for chunks in every_chunking(data, sizes=(1, 7, 64)):
         assert list(codec.published(chunks)) == [("t", b"one"), ("t", b""), ("t", b"two"), ("u", b"three")]
 
 
-def test_a_codec_and_a_peer_that_breaks_the_protocol(example: Any) -> None:
-    published = example("codec").published([figg(b"one") + b"\xff" * 20])
+def test_the_codec_raises_after_the_messages_before_a_violation(example: Any) -> None:
+    published = example("codec").published([publish_frames(b"one") + b"\xff" * 20])
     assert next(published) == ("t", b"one")
     with pytest.raises(ValueError, match="-"):
         next(published)
 
 
-def test_a_broker_of_ones_own(example: Any) -> None:
+def test_the_own_broker_keeps_and_delivers_the_last_messages(example: Any) -> None:
     broker = example("own_broker").LastMessages(Clock(), keep=2)
     assert verifyObject(IBroker, broker)
     for n in range(4):
@@ -80,7 +81,7 @@ def test_a_broker_of_ones_own(example: Any) -> None:
 
 @pytest.mark.live
 @pytest_twisted.ensureDeferred
-async def test_a_broker_of_ones_own_behind_figg(example: Any) -> None:
+async def test_a_figg_client_publishes_and_subscribes_with_the_own_broker(example: Any) -> None:
     service = example("own_broker").make_service(reactor, "tcp:0:interface=127.0.0.1")
     port = await service.startService()
     client = FiggClient(reactor, TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port))
@@ -94,7 +95,7 @@ async def test_a_broker_of_ones_own_behind_figg(example: Any) -> None:
 
 
 class Shop:
-    """The shop of the example, over a journal in memory."""
+    """Run the example shop over a journal in memory."""
 
     def __init__(self, module: Any, journal: MemoryJournal) -> None:
         self.journal, self.reactor = journal, MemoryReactorClock()
@@ -102,30 +103,31 @@ class Shop:
         self.fyrehose.startService()
         self.reactor.advance(0)
 
-    def sells(self, *orders: bytes) -> None:
+    def sell(self, *orders: bytes) -> None:
         self.fyrehose.broker.publish([Run.of("orders", orders, source="test")])
         self.journal.commit()
         self.reactor.advance(0)
         self.journal.commit()
         self.reactor.advance(0)
 
-    def says(self) -> dict[str, int]:
+    def total(self) -> dict[str, int]:
+        """Return the last published total."""
         run = self.fyrehose.broker.read("totals", self.fyrehose.broker.bounds("totals")[1], 1)[0]
-        said: dict[str, int] = json.loads(bytes(run.payload))
-        return said
+        total: dict[str, int] = json.loads(bytes(run.payload))
+        return total
 
 
-def test_the_whole_pipeline(example: Any, log_lines: list[str]) -> None:
+def test_the_shop_adds_up_orders_and_continues_after_a_restart(example: Any, log_lines: list[str]) -> None:
     module = example("application")
     shop = Shop(module, MemoryJournal(auto=False))
     assert verifyObject(ISink, module.Shop(shop.fyrehose.broker))
     assert shop.reactor.tcpServers[0][0] == 8119
-    shop.sells(b"250", b"199")
-    shop.sells(b"free", b"1")
-    assert shop.says() == {"total": 450, "orders": 4}
-    assert "no order: b'free'" in log_lines
+    shop.sell(b"250", b"199")
+    shop.sell(b"free", b"1")
+    assert shop.total() == {"total": 450, "orders": 4}
+    assert "skipped an order that is not a number: b'free'" in log_lines
     assert shop.fyrehose.stopService().called
     again = Shop(module, shop.journal)
-    again.sells(b"50")
-    assert again.says() == {"total": 500, "orders": 5}
+    again.sell(b"50")
+    assert again.total() == {"total": 500, "orders": 5}
     assert again.fyrehose.stopService().called

@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The folder of examples is where Python looks for modules, as it would be for somebody's own."""
+    """Put the folder of examples on sys.path, as the author of a protocol would."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "lines"]:
@@ -33,7 +33,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Transport(StringTransport):
-    """What the shell asks for besides."""
+    """A transport with the socket options that the shell sets."""
 
     def setTcpNoDelay(self, enabled: bool) -> None: ...
 
@@ -41,7 +41,7 @@ class Transport(StringTransport):
 
 
 class Peer:
-    """A connection to a server that holds its commits back."""
+    """A connection to a server whose commits the test controls."""
 
     def __init__(self) -> None:
         from fyrehose.net.tcp import TCPSettings
@@ -55,8 +55,8 @@ class Peer:
         self.protocol: Any = self.factory.buildProtocol(self.transport.getPeer())
         self.protocol.makeConnection(self.transport)
 
-    def says(self, data: bytes) -> bytes:
-        """What the server answers to ``data`` when everything is on disk."""
+    def send(self, data: bytes) -> bytes:
+        """Send *data*, commit everything, and return the answer of the server."""
         self.transport.clear()
         self.protocol.dataReceived(data)
         self.journal.commit()
@@ -64,30 +64,30 @@ class Peer:
         answer: bytes = self.transport.value()
         return answer
 
-    def leaves(self) -> None:
+    def disconnect(self) -> None:
         self.protocol.connectionLost()
 
 
-def test_its_plugin_is_found_by_the_name_of_its_module() -> None:
+def test_the_plugin_is_found_by_the_name_of_its_module() -> None:
     plugin = plugins.load("lines.plugin")
     assert verifyObject(IProtocolPlugin, plugin)
     assert plugin.name == "lines"
 
 
-def test_a_line_is_answered_when_it_is_durable() -> None:
+def test_a_line_is_acknowledged_when_it_is_durable() -> None:
     peer = Peer()
     peer.protocol.dataReceived(b"+log one line\n")
     assert peer.transport.value() == b""
-    assert peer.says(b"+log another\n") == b"ok 1\nok 2\n"
-    peer.leaves()
+    assert peer.send(b"+log another\n") == b"ok 1\nok 2\n"
+    peer.disconnect()
 
 
-def test_a_subscriber_gets_what_any_listener_took_in() -> None:
+def test_a_subscriber_receives_records_of_every_publisher() -> None:
     peer = Peer()
     peer.broker.publish([Run.of("log", [b"two\nlines", b"\xff"], source="test")])
-    assert peer.says(b"?log 0\n") == b"1 9\ntwo\nlines\n2 1\n\xff\n"
-    assert peer.says(b"+log live\n") in (b"ok 3\n3 4\nlive\n", b"3 4\nlive\nok 3\n")
-    peer.leaves()
+    assert peer.send(b"?log 0\n") == b"1 9\ntwo\nlines\n2 1\n\xff\n"
+    assert peer.send(b"+log live\n") in (b"ok 3\n3 4\nlive\n", b"3 4\nlive\nok 3\n")
+    peer.disconnect()
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,15 @@ def test_a_subscriber_gets_what_any_listener_took_in() -> None:
         (b"x" * (64 << 10) + b"x", "line-too-long"),
     ],
 )
-def test_a_mistake_costs_the_connection(data: bytes, cause: str) -> None:
+def test_an_invalid_line_closes_the_connection(data: bytes, cause: str) -> None:
     peer = Peer()
-    peer.says(data)
+    peer.send(data)
     assert peer.broker.counters.counts["lines", cause] == 1
     assert peer.transport.disconnecting
-    peer.leaves()
+    peer.disconnect()
 
 
-def test_chunking_changes_nothing() -> None:
+def test_events_do_not_depend_on_chunking() -> None:
     from lines.session import LineSession
 
     data = b"+log a\n+other b c\n?log 7\n+ d\nnonsense\n+log never\n"
@@ -125,8 +125,8 @@ def test_chunking_changes_nothing() -> None:
         assert made[-1].error.cause == "line-unknown"
 
 
-def test_a_name_that_no_stream_may_have_costs_the_connection() -> None:
+def test_an_invalid_stream_name_closes_the_connection() -> None:
     peer = Peer()
-    peer.says(b"+ a payload\n")
+    peer.send(b"+ a payload\n")
     assert peer.transport.disconnecting
-    peer.leaves()
+    peer.disconnect()

@@ -1,4 +1,4 @@
-"""The page of lumberjack says what is so: every option with its default, and an example that runs."""
+"""The page on lumberjack lists every option, and its example runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_every_option_is_in_the_table() -> None:
     assert {field.name for field in attrs.fields(Settings)} <= named
 
 
-def test_the_codec_works_as_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_codec_example_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "session.more_work" in block)
     exec(compile(code, "lumberjack.md", "exec"), {})
     assert capsys.readouterr().out == "None 1 b'{}'\n[b'2A\\x00\\x00\\x00\\x01']\n"

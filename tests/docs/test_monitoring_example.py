@@ -1,4 +1,4 @@
-"""The example for Prometheus and Grafana: it can be read, and every metric that it names is exported."""
+"""The example for Prometheus and Grafana is valid, and the server exports every metric in it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fyrehose.records import Run
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = DOCS / "examples" / "monitoring"
 FILES = ["prometheus.yml", "alerts.yml", "dashboard.json"]
-#: How a metric of ours, or of the process, looks in an expression.
+#: Matches the name of a metric in an expression.
 NAME = re.compile(r"\b(?:fyrehose|process|python)_[a-z_]+\b")
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The name of every sample of a server that has done a little, and of what a histogram is called."""
+    """Return the names of all metric families and samples that a server exports after a little work."""
     clock = Clock()
     broker = Broker(clock, FileJournal(clock, tmp_path_factory.mktemp("j"), worker=InlineWorker()), Sequencer())
     broker.open()
@@ -45,21 +45,21 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_every_metric_that_it_names_is_there(file: str, exported: set[str]) -> None:
+def test_every_metric_in_the_example_is_exported(file: str, exported: set[str]) -> None:
     named = set(NAME.findall((EXAMPLE / file).read_text()))
     assert named <= exported, named - exported
     assert named or file == "prometheus.yml"
 
 
-def test_what_the_page_on_metrics_says_of_ours_is_all_there_is(exported: set[str]) -> None:
+def test_the_page_lists_every_exported_metric(exported: set[str]) -> None:
     text = (DOCS / "page.md").read_text()
-    said: set[str] = set()
+    listed: set[str] = set()
     for line in text.splitlines():
         names = re.findall(r"`((?:fyrehose)?_[a-z_]+)`", line.partition("|")[2].partition("|")[0])
         for name in names:
-            # ``_bytes_total`` behind ``fyrehose_published_messages_total`` stands for what takes its end's place.
-            said.add(name) if name.startswith("fyrehose") else said.update(_ends(names[0], name, exported))
-    assert said <= exported, said - exported
+            # ``_bytes_total`` after ``fyrehose_x_messages_total`` abbreviates ``fyrehose_x_bytes_total``.
+            listed.add(name) if name.startswith("fyrehose") else listed.update(_expand(names[0], name, exported))
+    assert listed <= exported, listed - exported
     ours = {name for name in exported if name.startswith("fyrehose_")}
     endings = ("_bucket", "_sum", "_count", "_created", "_total", "_info")
     missing = {
@@ -67,22 +67,22 @@ def test_what_the_page_on_metrics_says_of_ours_is_all_there_is(exported: set[str
         for name in ours
         if not any(
             name == each or name.removesuffix(e) in (each, each.removesuffix("_total"))
-            for each in said
+            for each in listed
             for e in endings
         )
     }
     assert missing <= {"fyrehose_build", "fyrehose_build_info"}, missing
 
 
-def _ends(first: str, end: str, exported: set[str]) -> set[str]:
-    """The longest beginning of ``first`` that makes a metric with ``end``; else both, which fails."""
+def _expand(first: str, end: str, exported: set[str]) -> set[str]:
+    """Expand the abbreviation *end*: join it to the longest beginning of *first* that makes an exported name."""
     for cut in range(len(first), 0, -1):
         if first[:cut] + end in exported:
             return {first[:cut] + end}
     return {first + end}
 
 
-def test_the_dashboard_is_one() -> None:
+def test_the_dashboard_has_unique_panels_within_its_grid() -> None:
     board: dict[str, Any] = json.loads((EXAMPLE / "dashboard.json").read_text())
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 10

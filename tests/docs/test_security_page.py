@@ -19,7 +19,7 @@ def test_every_test_that_the_page_names_exists() -> None:
     assert not missing
 
 
-def test_every_row_names_one() -> None:
+def test_every_row_names_a_test() -> None:
     rows = [line for line in (ROOT / "docs" / "security.md").read_text().splitlines() if line.startswith("| ")]
     bare = [row for row in rows if "::test_" not in row and not row.startswith("| threat |")]
     assert not bare

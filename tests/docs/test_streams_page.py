@@ -1,4 +1,4 @@
-"""The page about streams says what is so."""
+"""The page about streams agrees with the code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "streams.md").read_text()
 
 
-def test_the_limits_that_are_shown_mean_what_the_page_says() -> None:
+def test_the_example_limits_mean_what_the_page_says() -> None:
     (shown,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     rules = streams.parse(tomllib.loads(shown)["stream"])
     assert (rules.keep_age("debug.orders"), rules.max_payload("debug.orders")) == (7 * 86400, 64 << 10)
@@ -24,7 +24,7 @@ def test_the_limits_that_are_shown_mean_what_the_page_says() -> None:
     assert not rules.new_streams("debug.orders")
 
 
-def test_the_commented_example_that_is_deployed_can_be_used() -> None:
+def test_the_commented_limits_in_the_deployed_configuration_are_valid() -> None:
     text = (ROOT / "deploy" / "fyrehose.toml").read_text().partition("# [[stream]]")
     example = "\n".join(line.removeprefix("# ") for line in (text[1] + text[2]).splitlines())
     assert streams.parse(tomllib.loads(example)["stream"]).max_payload("debug.a") == 64 << 10
@@ -35,7 +35,7 @@ def test_every_setting_of_a_table_is_explained() -> None:
     assert rows == {"name", "keep-age", "max-payload", "new-streams"}
 
 
-def test_numbers_on_the_page_are_those_of_the_code() -> None:
+def test_numbers_on_the_page_agree_with_the_code() -> None:
     assert f"{MAX_PAYLOAD >> 20} MiB at the most, {MAX_DATA:,} bytes" in PAGE
     assert f"at most {idle.SLICE} streams retire in a second" in PAGE.lower()
     assert set(main.commands["streams"].commands) == {"list", "retire"}  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Every command of the README and of the tour, run as it stands there, and what it says compared."""
+"""Run every command of the README and of the tour, and compare its output with the page."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import attrs
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: What a checkout has that the commands need.
+#: The files of a checkout that the commands need.
 NEEDED = ("Makefile", "setup.cfg", "setup.py", "pyproject.toml", "README.md", "fyrehose", "twisted", "docs")
-#: A command that is not run: what runs this.
+#: Not run: `make test` runs this test.
 NOT_RUN = {"make test"}
 
 
 @attrs.frozen
 class Step:
-    """A command of a page, and what the page says that it says; a program in Python has no command."""
+    """A command of a page, and the lines of output that the page shows."""
 
     command: str
     expected: list[str]
 
 
 def steps(page: str) -> Iterator[Step]:
-    """The commands of a page in their order: what follows a ``$`` in its blocks, and its programs."""
+    """Yield the commands of a page in order: lines after ``$`` in its code blocks, and its Python programs."""
     for block in re.finditer(r"^```(\w+)\n(.*?)^```$|((?:^    [^\n]*\n|^\n)+)", page, re.MULTILINE | re.DOTALL):
         kind, fenced, indented = block.groups()
         if kind == "python":
@@ -55,14 +55,14 @@ def _commands(lines: list[str]) -> Iterator[Step]:
 
 
 def plain(line: str) -> str:
-    """A line without what differs from run to run: numbers with their units, and how wide a column is."""
-    line = re.sub(r"\S*\d\S*( [kMG]?B\b| bytes\b)?|…", "#", line)
+    """Return a line without values that differ from run to run: numbers with their units, and widths of columns."""
+    line = re.sub(r"\S*\d\S*( ([kMG]|[KMG]i)?B\b| bytes\b)?|…", "#", line)
     return " ".join(word.rstrip(",") for word in line.split() if word not in ("...", "#"))
 
 
 @attrs.define
 class Shell:
-    """One shell in which all commands are run, with a network of its own if that can be had."""
+    """One shell that runs all commands, in a network namespace of its own if the system allows it."""
 
     process: subprocess.Popen[bytes]
     lines: list[str] = attrs.field(factory=list)
@@ -87,9 +87,9 @@ class Shell:
         )
         shell.reading = threading.Thread(target=shell._read, daemon=True)
         shell.reading.start()
-        shell.say("export COLUMNS=110 PATH=$PWD/.venv/bin:$PATH; unset CI PYTEST_CURRENT_TEST; set +m")
-        # What is set up is set up, for another folder.
-        shell.say('make() { command make -o .venv/run.stamp "$@"; }')
+        shell.write("export COLUMNS=110 PATH=$PWD/.venv/bin:$PATH; unset CI PYTEST_CURRENT_TEST; set +m")
+        # The environment exists already, in another folder, so `make` must not set it up again.
+        shell.write('make() { command make -o .venv/run.stamp "$@"; }')
         return shell
 
     def _read(self) -> None:
@@ -97,42 +97,42 @@ class Shell:
         for line in self.process.stdout:
             self.lines.append(line.decode(errors="replace").rstrip("\n"))
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(text.encode() + b"\n")
         self.process.stdin.flush()
 
     def run(self, step: Step) -> None:
-        """Run it, and wait for its end and for what it should say."""
+        """Run *step*, and wait until it has ended and its expected output has appeared."""
         begin = len(self.lines)
         if step.command == "make run":
-            self.say("make run 2>&1 &")
-            self.until(begin, lambda said: any(line.endswith("serving") for line in said), step)
+            self.write("make run 2>&1 &")
+            self.until(begin, lambda output: any(line.endswith("serving") for line in output), step)
         else:
-            self.say(f"{step.command}\necho status=$?")
-            self.until(begin, lambda said: any(line.startswith("status=") for line in said), step)
+            self.write(f"{step.command}\necho status=$?")
+            self.until(begin, lambda output: any(line.startswith("status=") for line in output), step)
             status = next(line for line in self.lines[begin:] if line.startswith("status="))
             assert status == "status=0", f"{step.command}: {self.lines[begin:]}"
-        if step.command.endswith("&"):  # a person would look whether it is there
-            self.say(
+        if step.command.endswith("&"):  # wait until the subscriber is connected, as a person would
+            self.write(
                 'until curl -s http://127.0.0.1:8118/api/status | grep -q \'"protocol": "figg"\'; '
                 "do sleep 0.2; done; echo there"
             )
-            self.until(begin, lambda said: "there" in said, step)
-        self.until(begin, lambda said: _said(step.expected, said), step)
+            self.until(begin, lambda output: "there" in output, step)
+        self.until(begin, lambda output: _contains(step.expected, output), step)
 
     def until(self, begin: int, done: object, step: Step) -> None:
         limit = time.monotonic() + 180
         while not done(self.lines[begin:]):  # type: ignore[operator]
             if time.monotonic() > limit or self.process.poll() is not None:
-                pytest.fail(f"{step.command}\nshould say {step.expected}\nand said {self.lines[begin:]}")
+                pytest.fail(f"{step.command}\nexpected {step.expected}\nbut the output is {self.lines[begin:]}")
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End it, and all that it has started."""
+        """Stop the server and the shell."""
         with self.process:  # which closes its pipes
             if self.process.poll() is None:
-                self.say("kill -TERM $(cat twistd.pid); kill $(jobs -p); wait; exit")
+                self.write("kill -TERM $(cat twistd.pid); kill $(jobs -p); wait; exit")
             try:
                 self.process.wait(30)
             except subprocess.TimeoutExpired:
@@ -140,9 +140,9 @@ class Shell:
             self.reading.join()
 
 
-def _said(expected: list[str], said: list[str]) -> bool:
-    """Whether each of the lines comes, in their order; a line of the log has its time in front."""
-    left = iter([plain(line) for line in said])
+def _contains(expected: list[str], output: list[str]) -> bool:
+    """Return whether the expected lines appear in order; lines of the log begin with their time."""
+    left = iter([plain(line) for line in output])
     return all(any(line.endswith(plain(wanted)) for line in left) for wanted in expected)
 
 
@@ -169,5 +169,5 @@ def test_commands_are_found_and_compared() -> None:
         Step("c", []),
         Step("python - <<'END'\nprint()\nEND", []),
     ]
-    assert _said(["a 12", "x 1.5 kB ... y"], ["n", "2026-01-01 a 13", "m", "x 7 B z"]) is False
-    assert _said(["a 12", "x 1.5 kB ... y"], ["n", "2026-01-01 a 13", "m", "x 7 B y"]) is True
+    assert _contains(["a 12", "x 1.5 kB ... y"], ["n", "2026-01-01 a 13", "m", "x 7 B z"]) is False
+    assert _contains(["a 12", "x 1.5 kB ... y"], ["n", "2026-01-01 a 13", "m", "x 7 B y"]) is True

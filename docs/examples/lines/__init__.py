@@ -1,1 +1,1 @@
-"""A protocol of lines, as an example of how to add one: docs/adding-a-protocol.md walks through this folder."""
+"""An example protocol: lines of text over TCP.  docs/adding-a-protocol.md walks through this folder."""

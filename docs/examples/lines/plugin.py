@@ -1,4 +1,4 @@
-"""What the framework finds in a protocol's folder: ``twistd fyrehose --listen lines.plugin=tcp:7000``."""
+"""The plugin of the lines protocol, found by its module's name: ``twistd fyrehose --listen lines.plugin=tcp:7000``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lines.server import make_factory
 @implementer(IProtocolPlugin)
 @attrs.frozen
 class LinesPlugin:
-    """The lines protocol."""
+    """Make services of the lines protocol."""
 
     name: str = "lines"
     description: str = "an example: lines of text over TCP"

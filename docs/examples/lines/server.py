@@ -1,4 +1,4 @@
-"""The lines protocol on a socket: each event to the broker, each answer back through the session."""
+"""The server of the lines protocol: pass each event to the broker, and each answer back through the session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lines.session import LineSession, Published, Subscribed, encode
 
 @implementer(ISink)
 class LineProtocol(SessionProtocol):
-    """One connection; the shell around it does limits, deadlines, slow readers and closing."""
+    """One connection; its base class handles limits, deadlines, slow subscribers and closing."""
 
     protocol_name: ClassVar[str] = "lines"
     log: ClassVar[Logger] = Logger()
@@ -27,7 +27,7 @@ class LineProtocol(SessionProtocol):
     session: LineSession
 
     def published(self, event: Published) -> None:
-        """Publish, and say ok when it is durable: there and nowhere else."""
+        """Publish the line; `_durable` acknowledges it when it is on disk."""
         run = Run.of(event.stream, [event.payload], source=self.protocol_name, producer=self.peer)
         self.publish([run], self._durable)
 
@@ -36,24 +36,24 @@ class LineProtocol(SessionProtocol):
         self.flush()
 
     def subscribed(self, event: Subscribed) -> None:
-        """Deliver what follows, as fast as the peer reads."""
+        """Subscribe, and deliver records as fast as the peer reads."""
         self.attach(self.broker.subscribe(event.stream, event.after, self))
 
-    # What the broker calls for the subscription.
+    # Methods of ISink, which the broker calls for the subscription.
 
     def deliver(self, delivery: Delivery) -> None:
         self.session.send_records(delivery.encoded(encode))
         self.flush()
 
     def skipped(self, first: int, last: int) -> None:
-        """Nothing to say: the number of the next record says it."""
+        """Do nothing: the number of the next record shows the gap."""
 
     def ended(self, reason: Exception) -> None:
         self.finish()
 
 
 def make_factory(broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> SessionFactory:
-    """What listens."""
+    """Build the factory of connections for a listener."""
     make: Any = partial(LineProtocol, broker=broker, clock=clock, settings=settings)
     return SessionFactory(
         lambda: make(LineSession()), LineProtocol.protocol_name, LineProtocol.log, broker, clock, settings

@@ -1,13 +1,13 @@
-"""The lines protocol, from bytes to events and back.
+"""The session of the lines protocol: bytes to events, and calls to bytes.
 
     client -> server   "+STREAM PAYLOAD\n"     publish one line
                        "?STREAM AFTER\n"       subscribe, once: send what follows number AFTER
-    server -> client   "ok SEQ\n"              the line that was published is on disk, under this number
+    server -> client   "ok SEQ\n"              the published line is on disk, with this number
                        "SEQ SIZE\nPAYLOAD\n"   a record of the stream
 
     in: bytes that the reactor read      out: events for the server, bytes for the peer
 
-A peer's mistake never raises: the last event is Broken, and what came before it counts.
+The session never raises for a mistake of the peer: the last event is Broken, and the events before it are valid.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import attrs
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.records import Run
 
-#: The longest line, in bytes: judged while it comes in, so nobody can make us keep more.
+#: The longest line, in bytes; checked while it arrives, so that a peer cannot make the session keep more.
 MAX_LINE = 64 << 10
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Published:
-    """A line for a stream."""
+    """The peer publishes a line to a stream."""
 
     stream: str
     payload: bytes
@@ -33,7 +33,7 @@ class Published:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Subscribed:
-    """The peer wants what follows number ``after`` in ``stream``."""
+    """The peer subscribes to the records after number ``after`` of ``stream``."""
 
     stream: str
     after: int
@@ -44,7 +44,7 @@ Event = Published | Subscribed | Broken
 
 @attrs.define
 class LineSession:
-    """The server's side of one connection."""
+    """The server's session of one connection."""
 
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _to_send: list[bytes] = attrs.field(factory=list, init=False)
@@ -55,16 +55,16 @@ class LineSession:
 
     @property
     def expected(self) -> int:
-        """What the line that is coming in may come to, in bytes; 0 between lines."""
+        """Return the largest size of the line that is arriving, in bytes; 0 between lines."""
         return MAX_LINE if self._buffer else 0
 
     @property
     def buffered(self) -> int:
-        """How much of that line is in memory, in bytes."""
+        """Return how much of that line is in memory, in bytes."""
         return len(self._buffer)
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """The events that ``data`` completes."""
+        """Return the events that *data* completes."""
         if self._broken:
             return []
         self._buffer += data
@@ -80,19 +80,19 @@ class LineSession:
         return events
 
     def receive_eof(self) -> list[Event]:
-        """The peer has finished sending."""
+        """Return Broken if the peer finished sending in the middle of a line."""
         return [self._break("line-incomplete")] if self._buffer and not self._broken else []
 
     def send_ok(self, seq: int) -> None:
-        """The oldest line that was not answered yet is on disk, under number ``seq``."""
+        """Acknowledge the oldest line that is not acknowledged yet: it is on disk, with number *seq*."""
         self._to_send.append(b"ok %d\n" % seq)
 
     def send_records(self, lines: list[bytes]) -> None:
-        """What :func:`encode` made."""
+        """Send records that :func:`encode` has serialized."""
         self._to_send.extend(lines)
 
     def data_to_send(self) -> list[bytes]:
-        """The bytes for the peer; each is handed out once."""
+        """Return the bytes to send, and forget them."""
         data, self._to_send = self._to_send, []
         return data
 
@@ -127,7 +127,7 @@ class LineSession:
 
 
 def encode(runs: tuple[Run, ...]) -> list[bytes]:
-    """Records as the peer gets them.  Done once for all who stand at the same place (see Delivery.encoded)."""
+    """Serialize records; called once for all subscribers at the same position (see Delivery.encoded)."""
     return [
         b"%d %d\n%b\n" % (seq, len(payload), bytes(payload))
         for run in runs
