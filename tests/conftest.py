@@ -1,4 +1,4 @@
-"""Fixtures that every test has: failures that nobody waited for, and timers that nobody cancelled, fail the test."""
+"""Fixtures of all tests: unhandled failures, logged errors, and timers that are left fail the test."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hypothesis import settings
 from twisted.internet import reactor
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 
-# How long an example takes says more about the machine than about us.
+# The duration of an example depends mainly on the machine.
 settings.register_profile("fyrehose", deadline=None)
 settings.load_profile("fyrehose")
 
 
 def pytest_collection_finish() -> None:
-    # What was imported stays: the collection after each test need not look at it again.
+    # Imported modules stay alive, so the collection after each test can skip them.
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, those of a file stay together, and so do all that need the one Spark session."""
+    """Keep the tests of a file in one worker, and all tests of the Spark session in one, too."""
     for item in items:
         name = "spark" if "spark" in getattr(item, "fixturenames", ()) else str(item.path)
         item.add_marker(pytest.mark.xdist_group(name))
 
 
 class LoggedErrors(list[LogEvent]):
-    """The errors that were logged; a test that expects some takes them out with :meth:`take`."""
+    """Collects logged errors; a test that expects some removes them with :meth:`take`."""
 
     def __call__(self, event: LogEvent) -> None:
         if event.get("log_level") in (LogLevel.error, LogLevel.critical) or event.get("log_failure") is not None:
@@ -47,7 +47,7 @@ class LoggedErrors(list[LogEvent]):
 
 @pytest.fixture(autouse=True)
 def logged_errors() -> Iterator[LoggedErrors]:
-    """Fails the test if an error was logged, or a failed Deferred was dropped, unless it took them out."""
+    """Fail the test if it leaves logged errors, or drops a failed Deferred."""
     errors = LoggedErrors()
     globalLogPublisher.addObserver(errors)
     yield errors
@@ -59,7 +59,7 @@ def logged_errors() -> Iterator[LoggedErrors]:
 
 @pytest.fixture(autouse=True)
 def clean_reactor() -> Iterator[None]:
-    """Fails the test if it leaves a timer or a port in the real reactor."""
+    """Fail the test if it leaves a timer or a port in the real reactor."""
     before = set(reactor.getReaders()) | set(reactor.getWriters())  # type: ignore[attr-defined]
     yield
     left = [str(call) for call in reactor.getDelayedCalls() if call.active()]  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def clean_reactor() -> Iterator[None]:
 
 @pytest.fixture
 def log_lines() -> Iterator[list[str]]:
-    """What is logged while the test runs, as the lines that people read."""
+    """Collect the log lines of the test, as people read them."""
     lines: list[str] = []
 
     def observe(event: LogEvent) -> None:
@@ -84,12 +84,12 @@ def log_lines() -> Iterator[list[str]]:
     globalLogPublisher.removeObserver(observe)
 
 
-#: Reasons for which a test may be skipped where CI runs; any other is a hole that nobody would notice.
+#: The only valid reasons to skip a test in CI; any other would hide a missing test.
 MAY_BE_SKIPPED: tuple[str, ...] = ("a server of others is not installed",)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Where CI runs, a test that was skipped for a reason nobody thought of fails the run."""
+    """Fail the run in CI if a test was skipped for any other reason than MAY_BE_SKIPPED."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") != "true" or reporter is None:
         return
@@ -102,7 +102,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """Starts ``fyrehose journal serve`` in a process of its own; its address."""
+    """Return a function that starts ``fyrehose journal serve`` as a process, and returns its address."""
     started: list[subprocess.Popen[str]] = []
 
     def start(directory: Path, *options: str) -> str:

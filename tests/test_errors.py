@@ -1,4 +1,4 @@
-"""The tree of errors is as it is drawn, and operators are told what each status means."""
+"""The tree of errors matches its documentation, and operators find every exit status."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_broken_session_keeps_nothing_of_the_peer_alive() -> None:
             return Broken(error=error)
 
     class Buffer(bytearray):
-        """One that can be looked after."""
+        """A bytearray that supports weak references."""
 
     kept: list[ref[Buffer]] = []
     gc.disable()  # it has to go without being looked for

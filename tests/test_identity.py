@@ -1,4 +1,4 @@
-"""Who a peer is."""
+"""Identities of peers, and the networks under which they count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The direction of imports, and the mirror of tests: what ARCHITECTURE calls the law is checked here.
+"""The direction of imports between modules, and the folders of their tests.
 
 Imports are read, not run: those of the module, of the packages that it lies in, and of everything of Fyrehose that it
 imports in turn.  What stands under TYPE_CHECKING does not count.
@@ -40,7 +40,7 @@ UNTESTED = {"fyrehose.interfaces", "fyrehose.core.sequencer"}
 
 
 def module_name(path: Path) -> str:
-    """The dotted name of the module at ``path``."""
+    """Return the dotted name of the module at *path*."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -49,7 +49,7 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imported(source: str, package: str) -> set[str]:
-    """The dotted names that ``source`` imports at run time, attributes included as if they were modules."""
+    """Return the dotted names that *source* imports at run time, attributes included as if they were modules."""
     found: set[str] = set()
     stack: list[ast.AST] = [ast.parse(source)]
     while stack:
@@ -71,7 +71,7 @@ def imported(source: str, package: str) -> set[str]:
 
 @cache
 def imports_of(module: str) -> frozenset[str]:
-    """What ``module`` imports: modules of Fyrehose by their names, of others as they are written."""
+    """Return the imports of *module*: modules of Fyrehose by their names, others as they are written."""
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     names = imported(path.read_text(encoding="utf-8"), package)
@@ -79,7 +79,7 @@ def imports_of(module: str) -> frozenset[str]:
 
 
 def ancestors(module: str) -> Iterator[str]:
-    """The packages that are imported before ``module`` can be."""
+    """Return the packages that are imported before *module*."""
     while "." in module:
         module = module.rpartition(".")[0]
         yield module
@@ -120,7 +120,7 @@ def test_sans_io_modules_are_found() -> None:
 
 
 def test_importing_a_session_imports_no_reactor() -> None:
-    """The same, said by Python itself."""
+    """Check the loaded modules of a real interpreter."""
     modules = [name for name in matching(*SANS_IO) if not name.endswith("__main__")]
     code = (
         f"import sys\nfor name in {modules!r}: __import__(name)\nprint(sorted({{'twisted', 'zmq'}} & set(sys.modules)))"
@@ -151,7 +151,7 @@ def test_only_the_registry_imports_protocols(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_programs_import_the_reactor(module: str) -> None:
-    """The server, and the command line."""
+    """Only the server and the command line import the reactor."""
     if "twisted.internet.reactor" in imports_of(module):
         assert module == "fyrehose.server.tap" or module.startswith("fyrehose.cli")
 
@@ -171,7 +171,7 @@ LAYERS = (
 
 
 def layer(module: str) -> int:
-    """The place of ``module`` in LAYERS, or one beyond."""
+    """Return the index of *module* in LAYERS, or one beyond the last."""
     name = module.removeprefix("fyrehose.")
     found = [at for at, names in enumerate(LAYERS) for each in names if name == each or name.startswith(f"{each}.")]
     return max(found, default=len(LAYERS))
@@ -192,7 +192,7 @@ def test_the_journal_and_the_broker_do_not_import_each_other() -> None:
 
 @cache
 def imported_by_tests(folder: Path) -> frozenset[str]:
-    """What the tests right in ``folder`` import."""
+    """Return the imports of all tests directly in *folder*."""
     found: set[str] = set()
     for path in folder.glob("test_*.py"):
         found |= imported(path.read_text(encoding="utf-8"), "")
@@ -223,7 +223,7 @@ def test_every_test_has_a_module() -> None:
         "tests/trial/*",
         "tests/simulation/*",
         "tests/torture/*",
-        # What all the modules of the journal have to do together.
+        # Tests of several modules of the journal together.
         "tests/journal/test_large_batches.py",
         "tests/journal/test_syncs.py",
         "tests/journal/test_formats.py",

@@ -1,4 +1,4 @@
-"""Records as JSON: everything that is known, and every payload comes back."""
+"""Records as JSON: every field with a value, and every payload unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: what people write, and what they are told when it is wrong."""
+"""Options: texts are converted, and invalid ones refused with the expected form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding plugins: one that is broken is seen, one that is not there is named."""
+"""Protocol plugins are found by name; broken and unknown ones are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs: columns that are cut and read without being copied, and always agree with the records one by one."""
+"""Runs: their columns are sliced and read without copying, and always agree with single records."""
 
 from __future__ import annotations
 

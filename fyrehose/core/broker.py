@@ -139,7 +139,7 @@ class Broker:
     def publish(
         self, runs: Sequence[Run], own: Sequence[Run] = (), peer: Identity | None = None
     ) -> Deferred[tuple[int, ...]]:
-        """Publish as :meth:`IBroker.publish` describes.
+        """Publish *runs* for *peer*; see :meth:`IBroker.publish`.
 
         :param peer: the peer whose limits new streams of *runs* count against; None: the server, which has none
         """

@@ -72,13 +72,13 @@ class ConnectionsByNetwork:
         return self._networks.get(network) or OrderedDict()
 
     def add(self, protocol: SessionProtocol) -> None:
-        """Add a connection."""
+        """Add *protocol*, which is now the last active connection of its network."""
         peers = protocol.same_network = self._networks.setdefault(protocol.network, OrderedDict())
         peers[protocol] = None
         self._resize(protocol.network, len(peers) - 1, len(peers))
 
     def remove(self, protocol: SessionProtocol) -> None:
-        """Remove a connection."""
+        """Remove *protocol*, which is disconnected or held."""
         peers = self._networks[protocol.network]
         del peers[protocol]
         self._resize(protocol.network, len(peers) + 1, len(peers))

@@ -57,7 +57,7 @@ class IdleStreams(Service):
         self._finished: Deferred[Any] | None = None
 
     def startService(self) -> None:
-        """Start checking."""
+        """Start checking streams, a few in each turn."""
         Service.startService(self)
         self._finished = self._loop.start(TURN, now=False)
         self._finished.addErrback(lambda failure: log.failure("idle streams are no longer retired", failure))

@@ -1,4 +1,4 @@
-"""The broker: numbering, refusing, and letting go only what is durable."""
+"""The broker numbers, refuses and retires, and nothing leaves it before it is durable."""
 
 from __future__ import annotations
 

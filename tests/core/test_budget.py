@@ -1,4 +1,4 @@
-"""The budget: it is bounded, nobody waits for ever, and one address leaves room for others."""
+"""The memory budget is bounded, shared between addresses, and free of deadlock and starvation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Peer:
         return sent - before
 
     def finish(self) -> None:
-        """The frame is whole, and published."""
+        """Complete the frame, and publish it."""
         assert self.account.arrived == self.size
         size, self.size = self.size, 0
         self.account.complete()

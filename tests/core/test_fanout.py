@@ -1,4 +1,4 @@
-"""Fan-out: cursors over the journal, none of which can do anything to another."""
+"""The fan-out delivers the journal to subscribers, which cannot affect each other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Server:
         return sink, subscription
 
     def turn(self) -> None:
-        """One round, as the reactor gives it."""
+        """Run one round, as the reactor does."""
         self.clock.advance(1)
 
     def settle(self) -> None:

@@ -1,4 +1,4 @@
-"""The broker as a peer may use it, and what a change of the policy ends."""
+"""The access policy applies to the broker of each peer, and a new policy ends subscriptions."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_sink_that_fails_in_ended_does_not_keep_others_from_ending(logged_erro
 
 
 class TestLimits:
-    """What one peer may make the server remember, at the defaults."""
+    """Limits of the state of one peer, at their defaults."""
 
     def test_one_address_cannot_create_all_streams_and_others_still_can(self) -> None:
         assert World(OPEN).broker._new_streams.most == 10_000

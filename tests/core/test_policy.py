@@ -1,4 +1,4 @@
-"""Who may do what: rules, how they are written, and what is said about those that are none."""
+"""Rules of access policies: how they match, how they are written, and which are refused."""
 
 from __future__ import annotations
 

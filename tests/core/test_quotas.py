@@ -1,4 +1,4 @@
-"""Quotas of peers: the streams that one peer makes, and the subscriptions that one address has."""
+"""Quotas of peers: the streams that one peer creates, and the subscriptions that one address has."""
 
 from __future__ import annotations
 

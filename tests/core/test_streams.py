@@ -1,4 +1,4 @@
-"""Limits of streams by the pattern of their names."""
+"""Limits of streams by patterns of their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a listener is full the connection that has been idle longest makes room, and descriptors never run out."""
+"""A full listener closes the longest idle connection for a new one, and descriptors never run out."""
 
 from __future__ import annotations
 

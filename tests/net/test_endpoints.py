@@ -1,4 +1,4 @@
-"""A service listens at an endpoint, with what was put around its factory."""
+"""A service listens on an endpoint, with a TLS factory around its factory if there is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TLS handshake has its time; tests/protocols/lumberjack and tests/live have it in whole servers."""
+"""TLS handshakes have a deadline; tests/protocols/lumberjack and tests/live test it in whole servers."""
 
 from __future__ import annotations
 

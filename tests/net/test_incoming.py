@@ -1,4 +1,4 @@
-"""The frame that is coming in: its deadline, and whether it is slow."""
+"""The watch over incomplete frames: their deadline, and when they count as slow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fyrehose.net.incoming import CERTAINTY, PATIENCE, RETRY, SLOWEST, FrameWatc
 
 
 class World:
-    """One connection, with a clock."""
+    """A connection with a clock and a frame watch."""
 
     def __init__(self, timeout: float = 30.0) -> None:
         self.clock = Clock()
@@ -24,7 +24,7 @@ class World:
         self.ended.append(error.cause)
 
     def is_slow(self) -> bool:
-        """Whether it is slow for somebody who looks twice."""
+        """Return whether the frame is slow when it is checked twice."""
         slow = self.watch.slow
         assert not slow, "it is certain too soon"
         self.clock.advance(CERTAINTY)

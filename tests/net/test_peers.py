@@ -1,4 +1,4 @@
-"""Who is at the other end."""
+"""Peers are identified by their address and certificate."""
 
 from __future__ import annotations
 

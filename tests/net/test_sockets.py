@@ -1,4 +1,4 @@
-"""The sockets of the TCP protocols: at once while the kernel takes it, in order and with a pause when it does not."""
+"""The TCP transport writes at once while the kernel accepts data, and otherwise in order and with a pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell of the TCP protocols: limits, deadlines, slow readers, and closing in good order.
+"""The base of the TCP protocols: limits, deadlines, slow peers, and closing in good order.
 
 With a toy protocol: a line is a message for the stream "s", "?" subscribes, "!" is against the rules, "#N" announces
 a frame of N bytes.

@@ -1,4 +1,4 @@
-"""TLS by settings: who is let in, with what, and what is said about files that cannot be used."""
+"""TLS by options: which clients are accepted, and which files are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Echo(Protocol):
 
 @attrs.define
 class Met:
-    """What became of a connection: the protocol inside, the answer, the error of the client."""
+    """The result of a connection: the inner protocol, the answer, and the error of the client."""
 
     inside: Echo
     answer: bytes = b""

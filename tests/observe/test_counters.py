@@ -1,4 +1,4 @@
-"""Counters, and log lines that a flood cannot turn into a flood of their own."""
+"""Counters, and log lines of refusals at a limited rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histograms: where observations belong, and what is read from them."""
+"""Histograms count observations by bounds, and estimate quantiles."""
 
 from __future__ import annotations
 

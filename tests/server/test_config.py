@@ -1,4 +1,4 @@
-"""What a server is told to do: a file and words, checked and merged."""
+"""The configuration of a server: the command line and a file are checked and merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that retire by themselves."""
+"""Streams that have been empty for long enough are retired."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the log is written."""
+"""The log is written as text or JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fyrehose.server.logs import MAX_FIELD, json_line, observer, text_line
 
 
 def logged(form: str, *calls: Any) -> list[str]:
-    """The lines that ``calls`` of a logger leave."""
+    """Return the lines that *calls* of a logger write."""
     out = io.StringIO()
     log = Logger(namespace="fyrehose.test", observer=LogPublisher(observer(form, out)))
     for call in calls:

@@ -1,4 +1,4 @@
-"""What a service manager is told, read from the socket as it would."""
+"""Notifications reach the socket of the service manager."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fyrehose.server.notify import ServiceManager
 
 @pytest.fixture(params=["path", "abstract"])
 def listening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, socket.socket]]:
-    """The address that the environment names, and the manager's end."""
+    """Return the address for the environment, and the socket of the service manager."""
     address = str(tmp_path / "notify") if request.param == "path" else f"@fyrehose-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(address.replace("@", "\0", 1))
@@ -24,7 +24,7 @@ def listening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
 
 
 def heard(manager: socket.socket) -> list[list[str]]:
-    """What has come since the last time."""
+    """Return the notifications since the last call."""
     found = []
     while True:
         try:

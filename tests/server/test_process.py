@@ -1,4 +1,4 @@
-"""The process: its signals, its status, its file descriptors.  tests/live/test_service.py has them for real."""
+"""Signals, exit status and file descriptors of the process; tests/live/test_service.py tests a real one."""
 
 from __future__ import annotations
 

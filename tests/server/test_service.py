@@ -1,4 +1,4 @@
-"""The service: what starts after what, what stops before what, and what happens when something does not."""
+"""The service starts and stops its parts in order, also when one of them fails."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Server:
             child.setServiceParent(self.service)
 
     def since(self) -> Told:
-        """What happened since the last time."""
+        """Return the events since the last call."""
         told = list(self.told)
         self.told.clear()
         return told

@@ -1,4 +1,4 @@
-"""``twistd fyrehose``: the options as a whole, and the service that is made of them."""
+"""``twistd fyrehose``: its options as a whole, and the service that it runs."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class StoppingReactor(MemoryReactorClock):
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What would end the process: statuses, and lines on standard error."""
+    """Record exit statuses and lines on standard error instead of ending the process."""
     said: list[Any] = []
     monkeypatch.setattr(process, "exit_with", said.append)
     monkeypatch.setattr(process, "say", said.append)
@@ -324,7 +324,7 @@ def test_a_local_address_needs_no_access_policy(listen: str, ending: list[Any]) 
 
 
 def written(tmp_path: Path, publish: str = "*") -> str:
-    """The name of a policy's file."""
+    """Write a policy file, and return its name."""
     path = tmp_path / "policy.toml"
     path.write_text(f'[[allow]]\nnetwork = "10.0.0.0/8"\npublish = "{publish}"\nsubscribe = "*"\n')
     return str(path)
@@ -344,7 +344,7 @@ class Listener(Service):
 
 
 class TestReload:
-    """What SIGHUP does."""
+    """Reloading on SIGHUP."""
 
     @pytest.fixture
     def server(self, ending: list[Any], tmp_path: Path) -> Server:

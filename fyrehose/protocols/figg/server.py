@@ -214,7 +214,7 @@ class FiggProtocol(SessionProtocol):
         self._release_behind()
         for event in waiting:
             self._handle(event)
-        self._answer()
+        self._flush_replies()
         if not self._behind and self._eof:
             super().readConnectionLost()
 
