@@ -1,4 +1,4 @@
-"""Random messages for the event bus: decoders, labels, sessions of both sides, its listener.
+"""Random messages for the event bus: decoders, labels, sessions of both sides, its ZAP handler.
 
     python tests/fuzz/fuzz_eventbus.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
@@ -35,10 +35,10 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
         SyncStart,
         parse_sequence,
     )
-    from fyrehose.protocols.eventbus.labels import Written, read_labels
+    from fyrehose.protocols.eventbus.labels import WireLabels, read_labels
     from fyrehose.protocols.eventbus.session import Refused, ServerSession
     from fyrehose.protocols.eventbus.settings import Settings, Syntax
-    from fyrehose.protocols.eventbus.zap import Listener
+    from fyrehose.protocols.eventbus.zap import Authenticator
     from fyrehose.records import MAX_NAME, Run
 
 Message = list[bytes]
@@ -152,7 +152,7 @@ class Fuzzer:
             event_ids=labels.event_id,
             event_times=None if labels.event_time is None else struct.pack("<q", labels.event_time),
         )
-        written = Written(run, PROTOCOL)
+        written = WireLabels(run, PROTOCOL)
         assert (written.producer, written.timestamp(0), written.uuid(0)) == sent, sent
 
     def server(self) -> None:
@@ -199,9 +199,9 @@ class Fuzzer:
             session.data_to_send()
             assert session._held_bytes <= 16 << 20
 
-    def listeners(self) -> None:
-        """Whatever is asked, there is an answer."""
-        assert len(Listener(curve=True, clients=frozenset()).answer(self.message()).frames) == 6
+    def zap(self) -> None:
+        """Any ZAP request gets an answer."""
+        assert len(Authenticator(curve=True, clients=frozenset()).answer(self.message()).frames) == 6
 
 
 def limits(data: bytes) -> None:
@@ -250,7 +250,7 @@ DECODERS = {
     "server": lambda data: Fuzzer(data).server(),
     "client": lambda data: Fuzzer(data).client(),
     "limits": limits,
-    "listeners": lambda data: Fuzzer(data).listeners(),
+    "zap": lambda data: Fuzzer(data).zap(),
 }
 
 if __name__ == "__main__":

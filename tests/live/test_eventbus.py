@@ -553,7 +553,7 @@ class TestKeys:
         assert subscriber.recv_multipart()[4] == event(1)[4]
         policy_file(tmp_path, 'network = "10.99.0.0/16"')
         running.reload()
-        running.wait_for("connections are ended, to be judged again")
+        running.wait_for("connections, which have to be admitted again")
         running.wait_for("Forbidden from")
         policy_file(tmp_path, 'network = "127.0.0.1"')
         running.reload()

@@ -158,14 +158,14 @@ def _skips_the_first(self: Snapshot) -> None:
 
 
 def _asks_by_the_same_connection(self: ClientSession, now: float) -> None:
-    self._ask(now)
+    self._request_sync(now)
 
 
 def _asks_only_once(self: ClientSession, now: float) -> None:
     if self.position is None or not self._highest:
         _connected(self, now)
     else:
-        self._asking = False
+        self._syncing = False
 
 
 def _settles_at_once(self: RelinkProtocol, runs: Any, staged: Any, refused: Any = None) -> None:

@@ -115,12 +115,12 @@ class Port:
 
     def start(self) -> None:
         self.reading = True
-        self.poke()
+        self.schedule_turn()
 
     def pause(self) -> None:
         self.reading = False
 
-    def poke(self) -> None:
+    def schedule_turn(self) -> None:
         if self.reading and not self.turning:
             self.turning = True
             self.later(0, self._turn)
@@ -155,7 +155,7 @@ class ServerPort(Port):
 
     # What the server calls.
 
-    def take_in(self) -> None:
+    def process_commands(self) -> None:
         """A PUB hears who subscribed."""
         while self.receive is None and self.heard:
             identity, (prefix,) = self.heard.popleft()
@@ -179,7 +179,7 @@ class ServerPort(Port):
         if lent is not None and large:
             lent.add(parcel, size)
         elif lent is not None:
-            lent.free -= (size + OVERHEAD) * lent.toll
+            lent.free -= (size + OVERHEAD) * lent.factor
 
     def _route(self, parcel: Parcel) -> None:
         identity, *frames = parcel.frames
@@ -198,7 +198,7 @@ class ServerPort(Port):
     def _publish(self, parcel: Parcel) -> None:
         self.wrote(parcel.frames)
         if self.host.world.random.random() < 0.5:
-            self.take_in()  # a call on the socket may do that, and need not
+            self.process_commands()  # a call on the socket may do that, and need not
         parcel.done = True
         for identity, prefixes in self.subscribed.items():
             channel = self.peers[identity]
@@ -212,7 +212,7 @@ class ServerPort(Port):
         if not self.reading:
             return
         if self.receive is None:
-            self.take_in()
+            self.process_commands()
         else:
             for _ in range(self.host.world.random.choice((1, len(self.heard)))):
                 if self.heard and self.reading:
@@ -222,7 +222,7 @@ class ServerPort(Port):
                     self.receive([identity, *frames], 1 + len(frames))
         self.turn_over()
         if self.heard:
-            self.poke()
+            self.schedule_turn()
 
     # What the network calls.
 
@@ -235,7 +235,7 @@ class ServerPort(Port):
 
     def arrived(self, channel: Channel, frames: Message) -> None:
         self.heard.append((channel.identity, frames))
-        self.poke()
+        self.schedule_turn()
 
     def left(self, channel: Channel) -> None:
         self.peers.pop(channel.identity, None)
@@ -301,7 +301,7 @@ class ClientPort(Port):
     def arrived(self, channel: Channel, frames: Message) -> None:
         if not self.closed:
             self.unread.append(frames)
-            self.poke()
+            self.schedule_turn()
 
     def lost(self, channel: Channel) -> None:
         if self.channel is not channel or self.closed:
@@ -349,4 +349,4 @@ class ClientPort(Port):
             self.channel.go_on()
         self.turn_over()
         if self.unread:
-            self.poke()
+            self.schedule_turn()

@@ -1,8 +1,8 @@
-"""The event bus for ``fyrehose publish`` and ``fyrehose tail``.
+"""Connect ``fyrehose publish`` and ``fyrehose tail`` to an event bus.
 
-A bus has one stream, so what the commands call a stream is a topic here: ``notes`` is the topic ``/notes/``, and to
-follow it is to follow everything below it, too.  The bus carries msgpack, so each message is packed as bytes, and
-unpacked again where it is exactly that.
+An event bus has one stream, so the option ``--stream`` names a topic here: ``notes`` is the topic ``/notes/``, and
+``fyrehose tail`` follows it with all topics below it.  Event data is msgpack: the publisher packs each message as one
+msgpack byte string, and the tailer unpacks data that is exactly one byte string.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zope.interface import implementer, moduleProvides
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClients, IPublisher, ITailer
 from fyrehose.protocols.eventbus.client_session import Options
-from fyrehose.protocols.eventbus.encoding import PROTOCOL, msgpack_bytes, unpacked
+from fyrehose.protocols.eventbus.encoding import PROTOCOL, msgpack_bytes, unpack_msgpack_bytes
 from fyrehose.protocols.eventbus.frames import Broadcast
 from fyrehose.protocols.eventbus.labels import read_labels
 from fyrehose.protocols.eventbus.plugin import require_zmq
@@ -32,12 +32,12 @@ moduleProvides(IClients)
 
 default_port = 5556
 
-#: What is published to when nobody says.
+#: The topic to publish to without ``--stream``.
 DEFAULT_TOPIC = "/"
 
 
 def publisher(reactor: Any, host: str, port: int, stream: str | None, window: int) -> EventBusPublisher:
-    """A client that publishes to one topic, and knows what has come back."""
+    """Return a publisher to the topic *stream*."""
     topic = DEFAULT_TOPIC if stream is None else _topic(stream)
     client = _client(reactor, host, port, options=Options(subscribe=False, window=window), topics=(topic,))
     return EventBusPublisher(client, topic)
@@ -52,7 +52,7 @@ def tailer(
     take: Callable[[Run], object],
     lost: Callable[[int, int], object],
 ) -> EventBusTailer:
-    """A client that follows some topics (separated by ``;``), or all."""
+    """Return a tailer of all topics, or of those in *stream*, separated by ``;``."""
     subtrees = () if stream is None else tuple(_topic(part) for part in stream.split(";"))
 
     def take_events(events: tuple[Broadcast, ...]) -> None:
@@ -66,7 +66,7 @@ def tailer(
 @implementer(IPublisher)
 @attrs.frozen
 class EventBusPublisher:
-    """Publishes messages as msgpack's bytes to one topic."""
+    """Publish each message as one msgpack byte string to one topic."""
 
     client: EventBusClient
     topic: str
@@ -87,7 +87,7 @@ class EventBusPublisher:
 @implementer(ITailer)
 @attrs.frozen
 class EventBusTailer:
-    """Follows topics."""
+    """Follow the topics that the client subscribes to."""
 
     client: EventBusClient
 
@@ -101,16 +101,19 @@ class EventBusTailer:
         self.client.resume()
 
     def shortfall(self, complete: bool) -> str:
-        return ""  # records come in order over one connection
+        return ""  # events come in order over one connection, so none before the last one is missing
 
     def close(self) -> Deferred[None]:
         return self.client.close()
 
 
 def runs_of(events: tuple[Broadcast, ...]) -> Iterator[Run]:
-    """Events as runs; their time is their producer's, because the bus does not say when it accepted them."""
+    """Yield consecutive events with the same topic and producer as runs.
+
+    The time of a run is the producer's timestamp, because the protocol does not send the time of acceptance.
+    """
     numbered = ((event, at) for at, event in enumerate(events))
-    # Consecutive numbers keep their distance from their place in the row.
+    # Consecutive sequences differ from their index by the same amount.
     for _, group in groupby(numbered, lambda item: (item[0].topic, item[0].producer, item[0].sequence - item[1])):
         row = [event for event, _ in group]
         labels = [read_labels(event.producer, event.timestamp, event.uuid) for event in row]
@@ -118,7 +121,7 @@ def runs_of(events: tuple[Broadcast, ...]) -> Iterator[Run]:
         times = [label.event_time for label in labels]
         yield Run.of(
             PROTOCOL,
-            [unpacked(bytes(event.data)) for event in row],
+            [unpack_msgpack_bytes(bytes(event.data)) for event in row],
             source=PROTOCOL,
             producer=labels[0].producer,
             topic=row[0].topic,
@@ -140,5 +143,5 @@ def _topic(stream: str) -> str:
     topic = stream if stream.startswith("/") else f"/{stream}"
     topic = topic if topic.endswith("/") else f"{topic}/"
     if len(topic.encode()) > MAX_NAME:
-        raise ConfigError(f"a topic has {MAX_NAME} bytes at the most, its slashes included")
+        raise ConfigError(f"the topic {topic!r} exceeds {MAX_NAME} bytes, slashes included; use a shorter --stream")
     return topic

@@ -1,11 +1,11 @@
-"""The event bus's client for programs: subscribe without a gap, publish and know.
+"""A client of the event bus for programs: subscribe without gaps, publish with confirmation.
 
     client = EventBusClient(reactor, "127.0.0.1", 5556, options=Options(subtrees=("/a/",), after=0), on_events=print)
     await client.connect()
     seq = await client.publish("/a/b/", msgpack.packb({"n": 1}))
     await client.close()
 
-The session does the thinking; here are the sockets, the timer and the Deferreds.
+This module owns the sockets, the timer and the Deferreds; :mod:`~.client_session` implements the protocol without I/O.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fyrehose.protocols.eventbus.client_session import (
     Restarted,
     Silent,
     Synchronised,
-    To,
+    Target,
 )
 from fyrehose.protocols.eventbus.confirmations import Confirmed, Unconfirmed
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
@@ -47,25 +47,25 @@ from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
 
 log = Logger()
 
-#: What may wait in a socket, to be read and to be sent, in messages.
-WAITING = 1_000
-#: How long what is being sent has to leave at the end, in milliseconds.  Not 0: where a connection breaks in the middle
-#: of a message whose socket was closed at once, libzmq (4.3.5, its issue 3442) aborts the process.
+#: Messages that may wait in a socket to be sent.
+HIGH_WATER_MARK = 1_000
+#: How long a closed socket keeps sending what is queued, in milliseconds.  It must not be 0: if the connection breaks
+#: in the middle of a message of a socket that was closed with 0, libzmq (4.3.5, its issue 3442) aborts the process.
 LINGER = 200
-#: A publisher of more topics than these hears everything, and looks for its own.
+#: A client that publishes to more topics than this subscribes to everything, instead of to each topic.
 MOST_TOPICS = 1_000
-#: The connections that events come by.
+#: The connections that a subscriber needs.
 NEEDED = {"publisher", "snapshot"}
 
 
 class Unconfirmable(PublishError):
-    """An event did not come back in time: it may be published, or not."""
+    """The BROADCAST of an event did not arrive in time, so the event may or may not be published."""
 
     retriable = True
 
 
 def _ignore(*_: object) -> None:
-    """Nobody wants to know."""
+    """Ignore the call; the default of every callback."""
 
 
 def _microseconds() -> int:
@@ -76,18 +76,19 @@ def _microseconds() -> int:
 class EventBusClient:
     """A client of one event bus.
 
-    :ivar reactor: timers, readers, and threads for the end
-    :ivar port: of SNAPSHOT; PUBLISHER and COLLECTOR are the two behind it
-    :ivar on_events: is called with a tuple of :class:`~.frames.Broadcast`, their sequences strictly increasing
-    :ivar on_late: the same for events that greater sequences came before, none twice; by default ``on_events`` has them
-    :ivar on_lost: is called with the first and the last number of a range that the server does not have any more
-    :ivar on_restart: is called when the server turns out to have another journal; everything in it follows
-    :ivar on_alive: is called with True when the server answers (again), with False when it does not
-    :ivar topics: what will be published to, so that confirmations come from the first on
-    :ivar producer: what the client calls itself in its events
-    :ivar server_key: the server's public key (Z85), where it uses CURVE
-    :ivar keys: the client's key pair; None: one that is made up
-    :ivar now: the wall clock, in microseconds since 1970 UTC
+    :ivar reactor: provides timers, readers, and the thread in which the sockets are closed
+    :ivar port: the port of SNAPSHOT; PUBLISHER and COLLECTOR are the next two
+    :ivar on_events: called with a tuple of :class:`~.frames.Broadcast` whose sequences strictly increase
+    :ivar on_late: called with events that arrive after greater sequences, each once; default: ``on_events``
+    :ivar on_lost: called with the first and last sequence of a range that the server no longer keeps
+    :ivar on_restart: called when the server has another journal; all events of that journal follow
+    :ivar on_alive: called with True when the server answers (again), with False when it stops answering
+    :ivar topics: topics that the program will publish to; subscribed at once, so that no confirmation is missed
+    :ivar producer: the producer unique id of published events
+    :ivar server_key: the server's public key (Z85), if the server uses CURVE
+    :ivar keys: the client's key pair; None: a new pair for this client
+    :ivar ignored: number of messages that were ignored, by cause
+    :ivar now: returns the wall-clock time, in microseconds since 1970 UTC
     """
 
     reactor: Any
@@ -116,7 +117,7 @@ class EventBusClient:
     _received: dict[str, list[list[bytes]]] = attrs.field(factory=dict, init=False)
     _request: list[Buffer] | None = attrs.field(default=None, init=False)
     _unsent: deque[list[Buffer]] = attrs.field(factory=deque, init=False)
-    _own: set[str] = attrs.field(factory=set, init=False)
+    _own_topics: set[str] = attrs.field(factory=set, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
     _ready: list[Deferred[None]] = attrs.field(factory=list, init=False)
@@ -126,13 +127,14 @@ class EventBusClient:
     # For programs.
 
     def connect(self) -> Deferred[None]:
-        """Fires when the server has answered, and what it had has been handed out.
+        """Connect to the server.
 
-        :raises LocalProtocolError: ``options.subtrees`` is not what a server takes, ``host`` is none, or it was called
-            before, or after :meth:`close`
+        :return: fires when the first state synchronization has ended and its events were passed to ``on_events``
+        :raises LocalProtocolError: ``options.subtrees`` or ``host`` is invalid, or the client was connected or closed
+            before
         """
         if self._context is not None or self._closed:
-            raise LocalProtocolError("a client connects once")
+            raise LocalProtocolError("connect() was called before, or after close(); create a new client")
         now = self.reactor.seconds()
         self._session = ClientSession(self.options, self.random, now)
         self._context = zmq.Context()
@@ -142,9 +144,9 @@ class EventBusClient:
         connected = self._connected = Deferred()
         if self.options.subscribe:
             for prefix in self.options.subtrees or ("",):
-                self._listen_to(prefix)
+                self._subscribe(prefix)
         for topic in self.topics:
-            self._confirm_in(topic)
+            self._subscribe_own(topic)
         self._arm()
         return connected
 
@@ -157,19 +159,21 @@ class EventBusClient:
         timestamp: str | None = None,
         uuid: UUID | None = None,
     ) -> Deferred[int]:
-        """Fires with the sequence of the event when it has come back: then it is durable at the server.
+        """Publish an event.
 
-        Fails with :class:`Unconfirmable` when it has not come back in time, ``options.retries`` included, and when the
-        client is closed.
-
-        :param data: msgpack; it is not looked at
-        :param timestamp: by default the time now
-        :param uuid: by default a new one
-        :raises LocalProtocolError: a label or the data is too long, not connected, or far too much waits
+        :param data: event data in msgpack; it is not checked
+        :param producer: producer unique id; default: the client's
+        :param timestamp: ISO 8601 text; default: the current time
+        :param uuid: default: a new UUID of version 4
+        :return: fires with the sequence of the event when its BROADCAST or SYNC arrives, so that it is durable on the
+            server; fails with :class:`Unconfirmable` if none arrives after ``options.retries``, or if the client is
+            closed
+        :raises LocalProtocolError: a label or the data is too long, the client is not connected, or more than twice
+            ``options.window`` events are unconfirmed
         """
         session = self._running()
         if session.pending >= 2 * self.options.window:
-            raise LocalProtocolError(f"{session.pending} events are under way: wait for ready()")
+            raise LocalProtocolError(f"{session.pending} events are unconfirmed; wait for ready() before publishing")
         now = write_time(self.now(), USUAL_TIME) if timestamp is None else timestamp.encode()
         event = Pub(
             topic=topic,
@@ -181,14 +185,14 @@ class EventBusClient:
             data=data,
         )
         _check(event)
-        self._confirm_in(topic)
+        self._subscribe_own(topic)
         published: Deferred[int] = Deferred()
         session.publish(event, published, self.reactor.seconds())
         self._flush()
         return published
 
     def ready(self) -> Deferred[None]:
-        """Fires when the window has room for another publish."""
+        """Return a Deferred that fires when the window has room for another publish."""
         if self._running().pending < self.options.window:
             return succeed(None)
         waiting: Deferred[None] = Deferred()
@@ -196,14 +200,14 @@ class EventBusClient:
         return waiting
 
     def pause(self) -> None:
-        """Hand out nothing more, and read nothing; the server does not wait for us."""
+        """Stop reading; the server does not wait, and may drop broadcasts, which :meth:`resume` requests again."""
         self._paused = True
         for name in ("publisher", "snapshot"):
             if name in self._ports:
                 self._ports[name].pause()
 
     def resume(self) -> None:
-        """Go on behind the last event that was handed out; what was missed is asked for."""
+        """Read again, and request everything after the last event that was passed to the program."""
         if self._paused and not self._closed:
             self._paused = False
             for name in ("publisher", "snapshot"):
@@ -213,11 +217,14 @@ class EventBusClient:
 
     @property
     def position(self) -> int | None:
-        """The number up to which all was handed out: where to go on after a restart (``options.after``)."""
+        """The sequence up to which every event was passed to the program; pass it as ``Options.after`` to resume."""
         return None if self._session is None else self._session.position
 
     def close(self) -> Deferred[None]:
-        """Stop at once; what is not confirmed fails with :class:`Unconfirmable`.  Fires when the sockets are gone."""
+        """Close the client; unconfirmed events fail with :class:`Unconfirmable`.
+
+        :return: fires when all sockets are closed
+        """
         if self._closed or self._context is None:
             self._closed = True
             return succeed(None)
@@ -238,12 +245,12 @@ class EventBusClient:
             self._connected.errback(closed)
         return deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._context.term)
 
-    # Inside: sockets.
+    # Sockets.
 
     def _open(self, name: str, kind: int, offset: int) -> None:
         context = self._context
         assert context is not None
-        opened = client_socket(context, kind, self.server_key, self.keys, sent=WAITING)
+        opened = client_socket(context, kind, self.server_key, self.keys, sent=HIGH_WATER_MARK)
         if ":" in self.host:
             opened.setsockopt(zmq.IPV6, 1)
         self._received[name] = []
@@ -263,30 +270,30 @@ class EventBusClient:
         try:
             opened.connect(address(self.host, self.port + offset))
         except zmq.ZMQError as error:
-            raise LocalProtocolError(f"{self.host!r} and port {self.port} are no address: {error}") from error
+            raise LocalProtocolError(f"cannot connect to {self.host!r}, port {self.port + offset}: {error}") from error
 
     def _renew(self) -> None:
-        """A new connection to SNAPSHOT, and nothing of what the old one still has."""
+        """Replace the connection to SNAPSHOT, so that no answer to an earlier request arrives."""
         self._monitors.pop("snapshot").close()
         self._ports.pop("snapshot").close()
         self._up.discard("snapshot")
         self._renewing = True
         self._open("snapshot", zmq.DEALER, 0)
 
-    def _listen_to(self, prefix: str) -> None:
+    def _subscribe(self, prefix: str) -> None:
         self._ports["publisher"].socket.setsockopt(zmq.SUBSCRIBE, prefix.encode())
-        self._ports["publisher"].poke()
+        self._ports["publisher"].schedule_turn()
 
-    def _confirm_in(self, topic: str) -> None:
-        """Make sure that what is published to ``topic`` is heard when it comes back."""
+    def _subscribe_own(self, topic: str) -> None:
+        """Subscribe to *topic*, unless a subscription covers it, so that published events are confirmed."""
         everything = self.options.subscribe and not self.options.subtrees
-        if everything or topic in self._own or len(self._own) > MOST_TOPICS:
+        if everything or topic in self._own_topics or len(self._own_topics) > MOST_TOPICS:
             return
-        self._own.add(topic)
-        self._listen_to(topic if len(self._own) <= MOST_TOPICS else "")
+        self._own_topics.add(topic)
+        self._subscribe(topic if len(self._own_topics) <= MOST_TOPICS else "")
 
     def _connection(self, name: str, up: bool) -> None:
-        """SNAPSHOT and PUBLISHER have to be there, both; what is missed while one is not is asked for after that."""
+        """Tell the session when SNAPSHOT and PUBLISHER are both connected, and when one of them is lost."""
         if self._closed:
             return
         if name in NEEDED:
@@ -297,16 +304,16 @@ class EventBusClient:
                 session.disconnected(now)
                 self._set_alive(False)
             elif renewed:
-                self._renewing = False  # the session wanted it, and has asked already
+                self._renewing = False  # the session requested the new connection and has queued its SYNCSTART
             elif self._up >= NEEDED:
                 session.connected(now)
         self._flush()
 
-    # Inside: what comes and goes.
+    # Messages and timers.
 
     def _running(self) -> ClientSession:
         if self._session is None or self._closed:
-            raise LocalProtocolError("the client is not connected")
+            raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session
 
     def _turn_over(self) -> None:
@@ -315,7 +322,7 @@ class EventBusClient:
             messages, self._received[name] = self._received[name], []
             if messages and not self._closed:
                 self._handle(receive(messages, now))
-        self._received["collector"].clear()  # nothing ever comes from there
+        self._received["collector"].clear()  # COLLECTOR never answers
         if not self._closed:
             self._flush()
 
@@ -328,14 +335,14 @@ class EventBusClient:
             self._flush()
 
     def _flush(self) -> None:
-        """Send what waits, as far as there is somebody to send it to."""
+        """Send what waits, as far as the sockets accept it."""
         waiting = {id(frames) for frames in self._unsent}
         for to, frames in self._running().data_to_send():
-            if to is To.COLLECTOR:
+            if to is Target.COLLECTOR:
                 if id(frames) not in waiting:
                     self._unsent.append(frames)
                 continue
-            if to is To.ANEW:
+            if to is Target.NEW_SNAPSHOT:
                 self._renew()
             self._request = frames
         try:
@@ -343,13 +350,13 @@ class EventBusClient:
                 self._ports["snapshot"].send(self._request)
                 self._request = None
         except Full:
-            pass  # sent when there is a connection
+            pass  # sent again when the socket is connected
         try:
             while self._unsent:
                 self._ports["collector"].send(self._unsent[0])
                 self._unsent.popleft()
         except Full:
-            pass  # sent when there is room, or a connection
+            pass  # sent again when the socket has room or is connected
         self._wake()
         self._arm()
 
@@ -370,17 +377,17 @@ class EventBusClient:
     def _handle(self, events: list[Event]) -> None:
         for event in events:
             try:
-                self._take(event)
+                self._dispatch(event)
             except Exception:
-                log.failure("what an event bus client was told made the program fail")
+                log.failure("a callback of an event bus client raised an exception")
 
-    def _take(self, event: Event) -> None:
+    def _dispatch(self, event: Event) -> None:
         if isinstance(event, Events):
             (self.on_late or self.on_events if event.late else self.on_events)(event.events)
         elif isinstance(event, Confirmed):
             event.handle.callback(event.sequence)
         elif isinstance(event, Unconfirmed):
-            event.handle.errback(Unconfirmable("the event did not come back: it may be published, or not"))
+            event.handle.errback(Unconfirmable("no BROADCAST of the event arrived: it may or may not be published"))
         elif isinstance(event, Lost):
             self.on_lost(event.first, event.last)
         elif isinstance(event, Synchronised):
@@ -401,11 +408,14 @@ class EventBusClient:
 
 
 def _check(event: Pub) -> None:
-    """:raises LocalProtocolError: a server would refuse ``event``"""
+    """Check the limits of the server.
+
+    :raises LocalProtocolError: a server would refuse *event*
+    """
     labels = event.producer, event.timestamp, event.uuid
     if len(event.topic.encode()) > MAX_NAME:
-        raise LocalProtocolError(f"a topic has {MAX_NAME} bytes at the most")
+        raise LocalProtocolError(f"the topic has {len(event.topic.encode())} bytes; at most {MAX_NAME} are allowed")
     if max(map(len, labels)) > MAX_LABEL:
-        raise LocalProtocolError(f"a label has {MAX_LABEL} bytes at the most")
+        raise LocalProtocolError(f"producer, timestamp and UUID may have at most {MAX_LABEL} bytes each")
     if len(event.data) > MAX_PAYLOAD:
-        raise LocalProtocolError(f"an event has {MAX_PAYLOAD} bytes at the most")
+        raise LocalProtocolError(f"the event data has {len(event.data)} bytes; at most {MAX_PAYLOAD} are allowed")

@@ -1,21 +1,21 @@
-"""A client of the event bus without a socket: what was missed is asked for, what came twice is handed out once.
+"""The client's side of the event bus, without I/O: request missed events, deliver each event once.
 
-    subscribe first; then SYNCSTART -> SYNC ... SYNCEND, while broadcasts are held back; then broadcasts as they come
+    subscribe -> SYNCSTART -> SYNC ... SYNCEND, while broadcasts are held back -> broadcasts as they arrive
 
-(The text has it the other way round, and loses what is broadcast between SYNCEND and the subscription.)
+(The specification, "State Synchronization", subscribes after SYNCEND, and loses events that are broadcast in between.)
 
-``position`` is the number up to which everything that was asked for has been handed out, or is gone.  Broadcasts carry
-it on as long as they follow on; where the client wants everything a number that is missing shows at once, and the
-part behind it is held back until a SYNCSTART from ``position`` has mended it.  Where it wants some subtrees, gaps are
-normal, so it asks now and then for what it has seen since, and whatever that brings which no broadcast brought is
-handed out late.  It asks, too, after silence, after a new connection, and when it could not hold any more.
+``position`` is the sequence up to which every event that the client wants was delivered or is lost.  Consecutive
+broadcasts advance it.  A client without subtrees notices a gap at once: it holds the events after the gap back until a
+SYNCSTART from ``position`` has filled it.  With subtrees gaps are normal, so the client repeats its SYNCSTART every
+``Options.recheck`` seconds; events that no broadcast brought are delivered late.  The client also sends a SYNCSTART
+after silence, after a new connection, and after it had to drop held broadcasts.
 
-A number that is not greater than that of the broadcast before it comes of another server, or of one that has lost its
-journal: then everything is asked for again.
+A broadcast whose sequence is not greater than the last one comes from another server, or from one that has lost its
+journal.  Then the client requests everything again.
 
-Specification: event-bus.md.  Times are monotonic, in seconds, and arguments.
+Specification: event-bus.md.  Times are monotonic, in seconds, and passed as arguments.
 
-in: messages, the time      out: events; data_to_send() -> messages, each with the port that it goes to
+in: messages, the time      out: events; data_to_send() -> (target, message) pairs
 """
 
 from __future__ import annotations
@@ -41,36 +41,37 @@ from fyrehose.protocols.eventbus.frames import (
 )
 from fyrehose.records import LAST_SEQ, Buffer
 
-#: What may be held back while the past comes, in events and bytes; what is more is asked for again.
+#: Broadcasts that may be held back during a synchronization, in events and bytes; more are dropped and requested again.
 MOST_HELD = 10_000
 MOST_HELD_BYTES = 16 << 20
-#: How many numbers are remembered that came before it was sure that nothing is missing between them.
+#: Sequences beyond ``position`` that are remembered as delivered; with more of them the client synchronizes.
 MOST_AHEAD = 100_000
 
 M = TypeVar("M")
 
 
-class To(Enum):
-    """Where a message goes."""
+class Target(Enum):
+    """The port that a message is sent to."""
 
     SNAPSHOT = "snapshot"
-    ANEW = "anew"  #: to SNAPSHOT, by a new connection: what comes by the old one is not wanted any more
+    NEW_SNAPSHOT = "new-snapshot"  #: SNAPSHOT by a new connection: answers on the old one must not arrive
     COLLECTOR = "collector"
 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """What a client wants.
+    """Options of a client.
 
-    :ivar subtrees: such as ``("/a/", "/b/c/")``; empty: everything
-    :ivar subscribe: whether events are wanted at all; without it the client publishes only
-    :ivar after: begin with what follows this number (0: with the oldest); None: with what is published from now on
-    :ivar dialect: how it writes sequences, and has SYNC written
-    :ivar window: events under way to the server
-    :ivar confirm: how long one may take to come back before it is sent again, in seconds, and how often it is
-    :ivar quiet: after so long without a word it asks whether it has missed some, in seconds
-    :ivar recheck: with ``subtrees``, so often it asks for what it has seen, in seconds; 0: never
-    :ivar answer: how long an answer may take to go on, in seconds
+    :ivar subtrees: topics to subscribe to, such as ``("/a/", "/b/c/")``; empty: all
+    :ivar subscribe: deliver events; without it the client only publishes
+    :ivar after: start after this sequence (0: with the oldest event); None: with events published from now on
+    :ivar dialect: encoding of the sequence in SYNCSTART, which the server uses for SYNC and SYNCEND, too
+    :ivar window: events that may be unconfirmed at a time
+    :ivar confirm: seconds until an unconfirmed event is sent again
+    :ivar retries: how often an unconfirmed event is sent again before it fails
+    :ivar quiet: seconds without a broadcast after which the client asks for missed events
+    :ivar recheck: with ``subtrees``, seconds between requests for missed events; 0: never
+    :ivar answer: seconds without a message after which an answer to SYNCSTART has failed
     """
 
     subtrees: tuple[str, ...] = ()
@@ -87,7 +88,7 @@ class Options:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Events:
-    """Events that are wanted, in order, none twice; ``late`` when greater numbers were handed out before."""
+    """Events to deliver, in order, each once; ``late`` if events with greater sequences were delivered before."""
 
     events: tuple[Broadcast, ...]
     late: bool = False
@@ -95,7 +96,7 @@ class Events:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Lost:
-    """The numbers ``first`` to ``last`` are not in the journal any more; only seen where everything is wanted."""
+    """The server no longer keeps the events ``first`` to ``last``; only noticed by a client without subtrees."""
 
     first: int
     last: int
@@ -103,24 +104,24 @@ class Lost:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Synchronised:
-    """Everything up to ``position`` has been handed out."""
+    """A synchronization has ended: every event up to ``position`` was delivered."""
 
     position: int | None
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Restarted:
-    """The server's numbers went back: it has another journal.  Everything in it comes, from the start."""
+    """The server has another journal, because its sequences went back; its events follow from the first."""
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Silent:
-    """The server has not answered in time; it is asked again."""
+    """The server has not answered a SYNCSTART in time; the client repeats it."""
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Ignored:
-    """A message was none that a server sends."""
+    """A message is invalid; ``cause`` is that of the RemoteProtocolError."""
 
     cause: str
 
@@ -129,10 +130,10 @@ Event = Events | Lost | Synchronised | Restarted | Silent | Ignored | Confirmed 
 
 
 class ClientSession:
-    """All state of a client.
+    """The protocol state of a client.
 
-    :param random: keeps clients from asking all at once
-    :raises LocalProtocolError: ``options.subtrees`` is not what a server takes
+    :param random: spreads the requests of many clients over time
+    :raises LocalProtocolError: a server would refuse ``options.subtrees``
     """
 
     def __init__(self, options: Options, random: Random, now: float) -> None:
@@ -146,55 +147,55 @@ class ClientSession:
         self._held: list[Broadcast] = []
         self._held_bytes = 0
         self._overflowed = False
-        self._heard: int | None = None
-        # Nothing is handed out before the past is, so broadcasts are held back until it has been asked for.
-        self._asking = True
+        self._last_broadcast: int | None = None
+        # Broadcasts are held back from the beginning, because the events before them have to be delivered first.
+        self._syncing = True
         self._unanswered = False
-        self._since = 0
+        self._requested = 0
         self._covered = 0
-        self._moved = self._checked = now
+        self._progressed = self._checked = now
         self._spread = self._jitter()
         self._out: list[Broadcast] = []
-        self._to_send: list[tuple[To, list[Buffer]]] = []
+        self._to_send: list[tuple[Target, list[Buffer]]] = []
 
-    # What the owner calls.
+    # Called by the owner of the sockets.
 
     def connected(self, now: float) -> None:
         """Both SNAPSHOT and PUBLISHER are connected, for the first time or again."""
-        # If only PUBLISHER was away, an answer may still be on its way, and nobody could tell it from the next one.
-        self._ask(now, To.ANEW if self._unanswered else To.SNAPSHOT)
+        # If only PUBLISHER was disconnected, an answer may still arrive that looks like the answer to this request.
+        self._request_sync(now, Target.NEW_SNAPSHOT if self._unanswered else Target.SNAPSHOT)
 
     def disconnected(self, now: float) -> None:
-        """One of them is not; what comes by the other is held back until both are."""
-        self._asking = True
-        self._moved = now
+        """SNAPSHOT or PUBLISHER is disconnected: hold broadcasts back until both are connected."""
+        self._syncing = True
+        self._progressed = now
 
     def resumed(self, now: float) -> None:
-        """Nothing was read for a while."""
-        self._ask(now, To.ANEW)
+        """The owner reads again after a pause, in which broadcasts may have been dropped."""
+        self._request_sync(now, Target.NEW_SNAPSHOT)
 
     def publish(self, event: Pub, handle: Any, now: float) -> None:
-        """Send ``event``; Confirmed or Unconfirmed will come for ``handle``."""
+        """Send *event*; a later Confirmed or Unconfirmed has *handle*."""
         frames = event.serialize()
         self._pubs.add(event.uuid, frames, handle, now)
-        self._to_send.append((To.COLLECTOR, frames))
+        self._to_send.append((Target.COLLECTOR, frames))
 
     def abandon(self) -> list[Event]:
-        """Nobody waits for anything any more."""
+        """Return an Unconfirmed for every event that is not confirmed, and forget them."""
         return list(self._pubs.abandon())
 
-    def data_to_send(self) -> list[tuple[To, list[Buffer]]]:
-        """Messages and where they go, each once."""
+    def data_to_send(self) -> list[tuple[Target, list[Buffer]]]:
+        """Return the messages to send, each once, in order."""
         to_send, self._to_send = self._to_send, []
         return to_send
 
     @property
     def pending(self) -> int:
-        """Events under way to the server."""
+        """Number of published events that are not confirmed."""
         return len(self._pubs)
 
     def receive_broadcasts(self, messages: Iterable[Sequence[bytes]], now: float) -> list[Event]:
-        """What came from PUBLISHER."""
+        """Process messages from PUBLISHER."""
         events: list[Event] = []
         for frames in messages:
             broadcast = _parsed(Broadcast.parse, frames, events)
@@ -204,7 +205,7 @@ class ClientSession:
         return events
 
     def receive_syncs(self, messages: Iterable[Sequence[bytes]], now: float) -> list[Event]:
-        """What came from SNAPSHOT."""
+        """Process messages from SNAPSHOT."""
         events: list[Event] = []
         for frames in messages:
             if frames and frames[0] == SYNCEND:
@@ -219,47 +220,48 @@ class ClientSession:
         return events
 
     def tick(self, now: float) -> list[Event]:
-        """The time is ``now``."""
+        """Run everything that is due at *now*."""
         events: list[Event] = []
-        if self._asking:
-            if now - self._moved >= self.options.answer:
+        if self._syncing:
+            if now - self._progressed >= self.options.answer:
                 events.append(Silent())
-                self._ask(now, To.ANEW)
+                self._request_sync(now, Target.NEW_SNAPSHOT)
         elif now >= self._due():
-            self._ask(now)
-        if self._pubs.next_due() <= now and not self._asking:
+            self._request_sync(now)
+        if self._pubs.next_due() <= now and not self._syncing:
             if self.position is None:
                 self._resend(events, now)
             else:
-                self._ask(now)  # they may be published all the same: the past says, and _end sends the rest again
+                # They may be published: the synchronization confirms those, and _end sends the others again.
+                self._request_sync(now)
         return events
 
     def next_due(self) -> float:
-        """When :meth:`tick` has something to do, at the latest."""
-        due = self._moved + self.options.answer if self._asking else self._due()
-        return due if self._asking else min(due, self._pubs.next_due())
+        """Return the time at which :meth:`tick` has to be called."""
+        due = self._progressed + self.options.answer if self._syncing else self._due()
+        return due if self._syncing else min(due, self._pubs.next_due())
 
-    # Inside: what comes.
+    # Received messages.
 
     def _broadcast(self, broadcast: Broadcast, events: list[Event], now: float) -> None:
         self._confirm(broadcast, events)
         seq = broadcast.sequence
-        if not self._asking:
-            self._moved = now
-        heard, self._heard = self._heard, seq
+        if not self._syncing:
+            self._progressed = now
+        heard, self._last_broadcast = self._last_broadcast, seq
         if not self.options.subscribe or not self._subtrees.match(broadcast.topic):
             return
         if heard is not None and seq <= heard:
             self._restart(events, now)
         if self.position is None:
             self.position = seq - 1
-        if self._asking:
+        if self._syncing:
             self._hold(broadcast)
         else:
             self._take(broadcast, now)
 
     def _take(self, broadcast: Broadcast, now: float) -> None:
-        """A broadcast that need not wait."""
+        """Deliver a broadcast, or request the events that are missing before it."""
         assert self.position is not None
         seq = broadcast.sequence
         if seq <= self.position:
@@ -271,21 +273,21 @@ class ClientSession:
             self._ahead.add(seq)
             self._out.append(broadcast)
             if len(self._ahead) >= MOST_AHEAD:
-                self._ask(now)
+                self._request_sync(now)
         else:
             self._hold(broadcast)
-            self._ask(now)
+            self._request_sync(now)
 
     def _sync(self, sync: Sync, events: list[Event], now: float) -> None:
         self._confirm(sync, events)
-        if not self._asking or self.position is None:
+        if not self._syncing or self.position is None:
             return
-        self._moved = now
+        self._progressed = now
         seq = sync.sequence
         if seq <= self.position:
             return
         if seq > self.position + 1 and not self.options.subtrees:
-            self._lose(self.position + 1, seq - 1, events)
+            self._report_lost(self.position + 1, seq - 1, events)
         self.position = seq
         if seq in self._ahead:
             return  # it was handed out when it was broadcast
@@ -296,42 +298,42 @@ class ClientSession:
             self._out.append(sync)
 
     def _end(self, end: SyncEnd, events: list[Event], now: float) -> None:
-        """Everything up to ``end`` has come; now what was held back, as far as it follows on."""
-        if not self._asking:
+        """End a synchronization: deliver the broadcasts that were held back, up to the next gap."""
+        if not self._syncing:
             return
-        self._asking = self._unanswered = False
-        since = self._since  # what is held back may make us ask again
+        self._syncing = self._unanswered = False
+        since = self._requested  # saved, because releasing broadcasts may start another request
         if end.sequence < since != LAST_SEQ:
-            # The stream ends before the number that we have: it is another journal, or an older copy of it.
+            # The stream ends before the client's position: it is another journal, or an older copy of it.
             self._restart(events, now)
             return
-        self._moved = self._checked = now
+        self._progressed = self._checked = now
         self._spread = self._jitter()
         self._resend(events, now)
         held, self._held, self._held_bytes = self._held, [], 0
         overflowed, self._overflowed = self._overflowed, False
         for broadcast in held:
             self._release(broadcast, events, now)
-        if self.position is not None and since != LAST_SEQ:  # who knows no position asks for nothing; see _ask
+        if self.position is not None and since != LAST_SEQ:  # LAST_SEQ: the request was without a position
             self.position = max(self.position, end.sequence)
             self._ahead = {seq for seq in self._ahead if seq > self.position}
-            if self._heard is None:
-                self._heard = since
+            if self._last_broadcast is None:
+                self._last_broadcast = since
         self._flush(events)
         events.append(Synchronised(position=self.position))
-        if overflowed and not self._asking:
-            self._ask(now)
+        if overflowed and not self._syncing:
+            self._request_sync(now)
 
     def _release(self, broadcast: Broadcast, events: list[Event], now: float) -> None:
         assert self.position is not None
         seq = broadcast.sequence
-        if self._asking:
+        if self._syncing:
             self._hold(broadcast)
             return
         missing = seq > self.position + 1 and not self.options.subtrees
         if missing and seq <= self._covered:
-            # It came before the question, and the answer did not have what is missing: nobody has.
-            self._lose(self.position + 1, seq - 1, events)
+            # The broadcast arrived before the request, so the answer would have had the missing events.
+            self._report_lost(self.position + 1, seq - 1, events)
             self.position = seq - 1
         self._take(broadcast, now)
 
@@ -341,7 +343,7 @@ class ClientSession:
         self.position = self._highest = 0
         self._ahead.clear()
         self._held, self._held_bytes = [], 0
-        self._ask(now, To.ANEW)
+        self._request_sync(now, Target.NEW_SNAPSHOT)
 
     def _hold(self, broadcast: Broadcast) -> None:
         size = len(broadcast.data)
@@ -352,11 +354,11 @@ class ClientSession:
         self._held_bytes += size
 
     def _confirm(self, broadcast: Broadcast, events: list[Event]) -> None:
-        confirmed = self._pubs.came_back(broadcast.uuid, broadcast.sequence)
+        confirmed = self._pubs.received(broadcast.uuid, broadcast.sequence)
         if confirmed is not None:
             events.append(confirmed)
 
-    def _lose(self, first: int, last: int, events: list[Event]) -> None:
+    def _report_lost(self, first: int, last: int, events: list[Event]) -> None:
         self._flush(events)
         events.append(Lost(first=first, last=last))
 
@@ -366,24 +368,28 @@ class ClientSession:
             self._highest = max(self._highest, self._out[-1].sequence)
             self._out = []
 
-    # Inside: what is asked.
+    # Requests.
 
-    def _ask(self, now: float, to: To = To.SNAPSHOT) -> None:
-        """Ask for what follows ``position``.  One who has none asks for what cannot be: the answer says who lives."""
-        self._asking = self._unanswered = True
-        self._moved = now
-        self._covered = self._heard or 0
-        self._since = LAST_SEQ if self.position is None else self.position
-        request = SyncStart(subtrees=self._subtrees, sequence=self._since, dialect=self.options.dialect)
+    def _request_sync(self, now: float, to: Target = Target.SNAPSHOT) -> None:
+        """Send a SYNCSTART for everything after ``position``.
+
+        A client without a position sends the largest possible sequence: the answer has no events, and only shows that
+        the server is alive.
+        """
+        self._syncing = self._unanswered = True
+        self._progressed = now
+        self._covered = self._last_broadcast or 0
+        self._requested = LAST_SEQ if self.position is None else self.position
+        request = SyncStart(subtrees=self._subtrees, sequence=self._requested, dialect=self.options.dialect)
         self._to_send.append((to, [*request.serialize()]))
 
     def _resend(self, events: list[Event], now: float) -> None:
         for frames in self._pubs.resend(now):
-            self._to_send.append((To.COLLECTOR, frames))
+            self._to_send.append((Target.COLLECTOR, frames))
         events += self._pubs.given_up()
 
     def _due(self) -> float:
-        due = self._moved + self.options.quiet * self._spread
+        due = self._progressed + self.options.quiet * self._spread
         if self._ahead and self.options.recheck:
             due = min(due, self._checked + self.options.recheck * self._spread)
         return due

@@ -1,6 +1,6 @@
-"""Events under way to the server: each until it comes back under its UUID, is sent again, or is given up.
+"""Track published events until a BROADCAST or SYNC with the same UUID confirms them, and resend them after a timeout.
 
-in: what is sent, what comes back, the time      out: what to send again; Confirmed and Unconfirmed
+in: published events, UUIDs of received events, the time      out: events to resend; Confirmed and Unconfirmed
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fyrehose.records import Buffer
 
 @attrs.frozen(slots=True, kw_only=True)
 class Confirmed:
-    """An event has come back, so it is durable, under ``sequence``."""
+    """A published event was received, so it is durable on the server, with this ``sequence``."""
 
     handle: Any
     sequence: int
@@ -26,7 +26,7 @@ class Confirmed:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Unconfirmed:
-    """An event did not come back: it may be published, or not."""
+    """A published event was not received in time; it may or may not be published."""
 
     handle: Any
 
@@ -41,13 +41,13 @@ class _Pending:
 
 @attrs.define(eq=False)
 class Confirmations:
-    """What was sent and has not come back.
+    """Published events that are not confirmed.
 
-    :ivar patience: how long it may take, in seconds
-    :ivar retries: how often it is sent again
+    :ivar timeout: seconds to wait for a confirmation before an event is sent again
+    :ivar retries: how often an event is sent again before it fails
     """
 
-    patience: float
+    timeout: float
     retries: int
     #: in the order in which they were sent
     _pending: OrderedDict[bytes, _Pending] = attrs.field(factory=OrderedDict, init=False)
@@ -57,22 +57,22 @@ class Confirmations:
         return len(self._pending)
 
     def add(self, uuid: bytes, frames: list[Buffer], handle: Any, now: float) -> None:
-        """``frames`` are sent.
+        """Track an event whose *frames* are sent now.
 
-        :raises LocalProtocolError: an event with this UUID is under way
+        :raises LocalProtocolError: an event with this UUID is not confirmed yet
         """
         if uuid in self._pending:
-            raise LocalProtocolError("an event with this UUID is under way")
+            raise LocalProtocolError(f"an event with the UUID {uuid.decode()!r} is not confirmed yet; use another UUID")
         self._pending[uuid] = _Pending(frames, handle, now)
 
-    def came_back(self, uuid: bytes, sequence: int) -> Confirmed | None:
-        """The server has an event with ``uuid``."""
+    def received(self, uuid: bytes, sequence: int) -> Confirmed | None:
+        """Return the confirmation of the event with *uuid*; None if no such event is tracked."""
         pending = self._pending.pop(uuid, None)
         return None if pending is None else Confirmed(handle=pending.handle, sequence=sequence)
 
     def resend(self, now: float) -> list[list[Buffer]]:
-        """The frames of those that should have come back, to be sent again; or they are given up."""
-        late = list(takewhile(lambda uuid: now - self._pending[uuid].sent >= self.patience, self._pending))
+        """Return the frames of events to send again; give events up that were sent again often enough."""
+        late = list(takewhile(lambda uuid: now - self._pending[uuid].sent >= self.timeout, self._pending))
         frames = []
         for uuid in late:
             pending = self._pending[uuid]
@@ -87,16 +87,16 @@ class Confirmations:
         return frames
 
     def given_up(self) -> list[Unconfirmed]:
-        """Those that were given up since the last call."""
+        """Return the events that :meth:`resend` has given up since the last call."""
         given_up, self._given_up = self._given_up, []
         return given_up
 
     def abandon(self) -> list[Unconfirmed]:
-        """Give everything up."""
+        """Stop tracking all events, and return them as Unconfirmed."""
         pending, self._pending = self._pending, OrderedDict()
         return [Unconfirmed(handle=each.handle) for each in pending.values()]
 
     def next_due(self) -> float:
-        """When the next one should have come back."""
+        """Return the time at which :meth:`resend` has to be called next; infinity if no event is tracked."""
         first = next(iter(self._pending.values()), None)
-        return inf if first is None else first.sent + self.patience
+        return inf if first is None else first.sent + self.timeout

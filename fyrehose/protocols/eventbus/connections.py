@@ -1,12 +1,12 @@
-"""The connections of an event bus: how many there may be, and how to end those that may not be any more.
+"""Limit the number of connections to an event bus, and close connections that lose their permission.
 
-ZeroMQ accepts every connection, asks once whether it may be (ZAP), and has no call to end one.  But it says which file
-descriptor each connection has, and shutting that socket down is a lost connection to ZeroMQ and to the peer, which
-connects again by itself.
+ZeroMQ accepts every connection, asks the ZAP handler once whether to allow it, and has no call to close one.  Its
+monitors report the file descriptor of each connection.  This module shuts that socket down: to ZeroMQ and to the peer
+it looks like a lost connection, and the peer reconnects.
 
     accepted(port, descriptor) -> admitted, or refused: in both cases open until disconnected(port, descriptor)
 
-in: what monitors and the ZAP handler say      out: which connections to refuse and to end
+in: monitor events, ZAP decisions      out: the connections to refuse and to close
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import attrs
 
 from fyrehose.identity import Action, Identity, network_of
 
-#: Peers that are remembered; the oldest give way, and are parted with when the policy changes.
+#: Admitted identities that are remembered.  Connections of forgotten ones are closed at any change of the policy.
 REMEMBERED = 10_000
-#: Connections that are refused and kept open for a while, at the most.
+#: Upper bound of refused connections that are kept open for a while.
 REFUSED = 256
-#: The address of a connection that ended before anybody looked.
+#: The address of a connection that was closed before its address was read.
 UNKNOWN = "an unknown address"
 
-_Wanted = tuple[Identity, Action]
+_Admission = tuple[Identity, Action]
 
-
-#: A connection: the port that accepted it, and its file descriptor, whose number another port may use again already.
+#: A connection: the port that accepted it, and its file descriptor.  A descriptor alone is ambiguous, because another
+#: port may have reused the number before the monitor reports the end of the first connection.
 Key = tuple[int, int]
 
 
@@ -40,23 +40,23 @@ Key = tuple[int, int]
 class Connections:
     """The connections of a server.
 
-    Of ``most`` connections a part is kept for those that are refused, because a client that is refused at once comes
-    back at once.  When all places are taken, the network with the most of them gives one to a newcomer of a network
-    that has less than half as many.
+    A part of ``most`` is reserved for refused connections, which stay open for a while, because a client that is
+    refused at once reconnects at once.  When the server is full, the network with the most connections loses one to a
+    new connection from a network that has less than half as many.
 
-    :ivar most: the largest number of open connections, with those that are refused
+    :ivar most: the largest number of open connections, refused ones included
     """
 
     most: int = sys.maxsize
     _hosts: dict[Key, str] = attrs.field(factory=dict, init=False)
     _networks: dict[str, dict[Key, None]] = attrs.field(factory=dict, init=False)
-    _taken: int = attrs.field(default=0, init=False)
-    #: refused connections, and of those the ones about which ZeroMQ has not asked yet
+    _occupied: int = attrs.field(default=0, init=False)
+    #: refused connections, and those of them, by host, that the ZAP handler has not answered yet
     _refused: set[Key] = attrs.field(factory=set, init=False)
-    _unasked: dict[str, dict[Key, None]] = attrs.field(factory=dict, init=False)
-    _admitted: OrderedDict[_Wanted, None] = attrs.field(factory=OrderedDict, init=False)
-    #: the hosts of those that were too many to be remembered
-    _others: set[str] = attrs.field(factory=set, init=False)
+    _awaiting_zap: dict[str, dict[Key, None]] = attrs.field(factory=dict, init=False)
+    _admitted: OrderedDict[_Admission, None] = attrs.field(factory=OrderedDict, init=False)
+    #: hosts of admitted identities that are not remembered any more
+    _forgotten_hosts: set[str] = attrs.field(factory=set, init=False)
 
     @property
     def count(self) -> int:
@@ -64,8 +64,8 @@ class Connections:
         return len(self._hosts)
 
     @property
-    def held(self) -> int:
-        """The number of refused connections that may be kept open for a while."""
+    def refused_limit(self) -> int:
+        """The number of refused connections that may stay open."""
         return min(REFUSED, self.most // 16)
 
     def host(self, port: int, descriptor: int) -> str:
@@ -77,18 +77,21 @@ class Connections:
         return [(host, descriptor) for (accepted, descriptor), host in self._hosts.items() if accepted == port]
 
     def accepted(self, port: int, descriptor: int) -> Key | None:
-        """Add a connection; return the one that is refused for it: this one, another that makes room, or None."""
+        """Add a connection.
+
+        :return: the connection to refuse: this one, another one that makes room for it, or None
+        """
         key, host = (port, descriptor), _peer(port, descriptor)
         self._hosts[key] = host
         victim = None
-        if self._taken >= self.most - self.held:
+        if self._occupied >= self.most - self.refused_limit:
             victim = self._make_room(host)
             if victim is None:
                 self._refused.add(key)
-                self._unasked.setdefault(host, {})[key] = None
+                self._awaiting_zap.setdefault(host, {})[key] = None
                 return key
         self._networks.setdefault(network_of(host), {})[key] = None
-        self._taken += 1
+        self._occupied += 1
         return victim
 
     def disconnected(self, port: int, descriptor: int) -> str:
@@ -96,71 +99,75 @@ class Connections:
         key = (port, descriptor)
         host = self._hosts.pop(key, UNKNOWN)
         self._refused.discard(key)
-        _remove(self._unasked, host, key)
-        self._give_back(host, key)
+        _remove(self._awaiting_zap, host, key)
+        self._release(host, key)
         return host
 
     def refuse(self, host: str) -> bool:
-        """Return whether the answer to a question about a connection from *host* is that it is refused.
+        """Return whether the ZAP handler has to refuse a connection from *host*.
 
-        A question names an address and no descriptor.  Of several connections of one address that are asked about at
-        the same time, the wrong ones may be refused; they come back.
+        A ZAP request has the address of the peer and no descriptor.  If several connections from one address are
+        waiting, another one than intended may be refused; its client reconnects.
         """
         host = _plain(host)
-        waiting = self._unasked.get(host)
+        waiting = self._awaiting_zap.get(host)
         if not waiting:
             return False
-        _remove(self._unasked, host, next(iter(waiting)))
+        _remove(self._awaiting_zap, host, next(iter(waiting)))
         return True
 
     def was_refused(self, port: int, descriptor: int) -> bool:
-        """Return whether an open connection is one that was refused."""
+        """Return whether an open connection was refused."""
         return (port, descriptor) in self._refused
 
-    def crowded(self) -> bool:
-        """Return whether more refused connections are open than may be kept open."""
-        return len(self._refused) > self.held
+    def too_many_refused(self) -> bool:
+        """Return whether more refused connections are open than :attr:`refused_limit`."""
+        return len(self._refused) > self.refused_limit
 
     def end(self, port: int, descriptor: int) -> None:
-        """End a connection that was refused, if it is still open."""
+        """Close a refused connection, if it is still open."""
         key = (port, descriptor)
         if key in self._refused:
             _shut_down(descriptor, [self._hosts[key]], [port])
 
     def admit(self, identity: Identity, action: Action) -> None:
-        """Remember *identity*, to which the ZAP handler has said yes."""
+        """Remember that the ZAP handler has admitted *identity* for *action*."""
         self._admitted[identity, action] = None
         self._admitted.move_to_end((identity, action))
         if len(self._admitted) > REMEMBERED:
             (gone, _), _ = self._admitted.popitem(last=False)
-            self._others.add(gone.host)
+            self._forgotten_hosts.add(gone.host)
 
-    def part(self, may: Callable[[Identity, Action], bool], ports: Collection[int]) -> int:
-        """End the connections of peers that have lost their permission, and all others of the same hosts.
+    def end_forbidden(self, may: Callable[[Identity, Action], bool], ports: Collection[int]) -> int:
+        """Close the connections of hosts whose permission was withdrawn.
 
-        :param ports: ours: a descriptor may have become another's meanwhile
-        :return: how many were ended
+        The descriptor of an identity is not known, so this closes all connections of its host; clients that are still
+        permitted reconnect.
+
+        :param may: returns whether an identity still has permission
+        :param ports: the ports of the server; other sockets that reuse a descriptor are left alone
+        :return: the number of closed connections
         """
         refused = [wanted for wanted in self._admitted if not may(*wanted)]
-        hosts = {_plain(identity.host) for identity, _ in refused} | {_plain(host) for host in self._others}
+        hosts = {_plain(identity.host) for identity, _ in refused} | {_plain(host) for host in self._forgotten_hosts}
         for wanted in refused:
             del self._admitted[wanted]
-        self._others.clear()
+        self._forgotten_hosts.clear()
         return sum(_shut_down(descriptor, hosts, ports) for _, descriptor in list(self._hosts)) if hosts else 0
 
     def _make_room(self, host: str) -> Key | None:
-        """Return the newest connection of the network with the most, if a newcomer from *host* is to have its place."""
+        """Return the newest connection of the largest network, if a new one from *host* is to replace it."""
         most = max(self._networks.values(), key=len, default={})
         if 2 * len(self._networks.get(network_of(host), ())) + 1 >= len(most):
             return None
         key = next(reversed(most))
-        self._give_back(self._hosts[key], key)
+        self._release(self._hosts[key], key)
         self._refused.add(key)
         return key
 
-    def _give_back(self, host: str, key: Key) -> None:
+    def _release(self, host: str, key: Key) -> None:
         if _remove(self._networks, network_of(host), key):
-            self._taken -= 1
+            self._occupied -= 1
 
 
 def _remove(groups: dict[str, dict[Key, None]], name: str, key: Key) -> bool:
@@ -180,7 +187,7 @@ def _peer(port: int, descriptor: int) -> str:
         with socket.socket(fileno=os.dup(descriptor)) as found:
             return _plain(found.getpeername()[0]) if found.getsockname()[1] == port else UNKNOWN
     except (OSError, IndexError, TypeError):
-        return UNKNOWN  # it has gone already
+        return UNKNOWN  # the connection is closed already
 
 
 def shut_down(host: str, descriptor: int, port: int) -> bool:
@@ -189,11 +196,11 @@ def shut_down(host: str, descriptor: int, port: int) -> bool:
 
 
 def _shut_down(descriptor: int, hosts: Collection[str], ports: Collection[int]) -> bool:
-    """Shut the connection down if it is one of ours, with one of ``hosts``."""
+    """Shut *descriptor* down if it is a connection from one of *hosts* to one of *ports*; return whether it was."""
     try:
-        held = os.dup(descriptor)  # what is held is looked at, and nothing that takes its number
+        held = os.dup(descriptor)  # so that the socket that is checked is the one that is shut down
     except OSError:
-        return False  # it has gone
+        return False  # the connection is closed already
     try:
         with socket.socket(fileno=held) as found:
             held = -1
@@ -201,7 +208,7 @@ def _shut_down(descriptor: int, hosts: Collection[str], ports: Collection[int]) 
                 return False
             found.shutdown(socket.SHUT_RDWR)
     except (OSError, IndexError, TypeError):
-        return False  # it has gone, and the number is of something else
+        return False  # the connection is closed already, or the descriptor is another file now
     finally:
         if held >= 0:
             os.close(held)
@@ -209,7 +216,7 @@ def _shut_down(descriptor: int, hosts: Collection[str], ports: Collection[int]) 
 
 
 def _plain(host: str) -> str:
-    """An address in the one way to write it."""
+    """Return the canonical form of an IP address; an IPv4-mapped IPv6 address becomes IPv4."""
     try:
         address = ip_address(host)
     except ValueError:

@@ -1,6 +1,6 @@
-"""UUIDs that were seen lately, for publishers that send an event again when they do not know whether it arrived.
+"""Remember recent UUIDs, to drop events that a publisher sends again because no BROADCAST confirmed them.
 
-in: UUIDs as they were sent, and the time      out: whether one was seen before
+in: UUIDs as they were sent, and the time      out: whether a UUID was seen before
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from collections import OrderedDict
 
 import attrs
 
-#: How many are remembered, and for how long, in seconds.
+#: Number of UUIDs that are remembered, and for how long, in seconds.
 MOST = 100_000
 AGE = 600.0
 
 
 @attrs.define(eq=False)
 class Seen:
-    """The latest UUIDs; the oldest go first."""
+    """The most recently seen UUIDs.
+
+    :ivar most: number of UUIDs that are remembered
+    :ivar age: how long they are remembered, in seconds
+    """
 
     most: int = MOST
     age: float = AGE
@@ -26,7 +30,7 @@ class Seen:
         return len(self._seen)
 
     def add(self, uuid: bytes, now: float) -> bool:
-        """Remember ``uuid``; False when it was remembered already, and that counts as being seen again."""
+        """Remember *uuid* from *now* on; return False if it was remembered already."""
         while self._seen and now - next(iter(self._seen.values())) > self.age:
             self._seen.popitem(last=False)
         known = uuid in self._seen
@@ -37,5 +41,5 @@ class Seen:
         return not known
 
     def forget(self, uuid: bytes) -> None:
-        """It was not published after all."""
+        """Forget *uuid*, because its event was not published."""
         self._seen.pop(uuid, None)

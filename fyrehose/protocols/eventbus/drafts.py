@@ -1,8 +1,8 @@
-"""From the PUBs of one turn to runs: as few as can be, and every client's events in the order in which it sent them.
+"""Group the PUBs of one turn into few runs, and keep the order of each client's events.
 
-A PUB joins an earlier run of its kind - same topic, producer and form of labels - unless the same client has an event
-in a run behind that one.  Events of different clients have no order before they are numbered, so a thousand producers
-whose events come mixed make a thousand runs and not one an event.
+A PUB joins an earlier run with the same topic, producer and form of labels, unless the same client already has an event
+in a later run.  The order between clients is not defined before events have sequences, so a thousand producers whose
+PUBs arrive interleaved make a thousand runs, and not one run per event.
 
 in: add(routing id, frames)      out: build() -> runs
 """
@@ -19,7 +19,7 @@ from fyrehose.protocols.eventbus.frames import MAX_LABEL, check_event
 from fyrehose.protocols.eventbus.labels import CONTENT_TYPE, read_labels
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
 
-#: What a run costs besides its columns, and an event besides its data, in bytes: a guess on the safe side.
+#: Memory of a run besides its columns, and of an event besides its data, in bytes; generous estimates.
 RUN_OVERHEAD = 1 << 10
 EVENT_OVERHEAD = 64
 
@@ -28,7 +28,7 @@ _Kind = tuple[str, str, str, bool, bool]
 
 @attrs.define(eq=False)
 class _Columns:
-    """A run that grows."""
+    """The columns of a run under construction."""
 
     kind: _Kind
     data: list[bytes] = attrs.field(factory=list, init=False)
@@ -51,9 +51,10 @@ class _Columns:
 
 @attrs.define(eq=False)
 class Drafts:
-    """The events of one turn.
+    """The events of one turn of COLLECTOR.
 
-    :ivar size: what they take, in bytes
+    :ivar size: their memory, in bytes
+    :ivar count: number of events
     """
 
     stream: str
@@ -65,9 +66,11 @@ class Drafts:
     _reached: dict[bytes, int] = attrs.field(factory=dict, init=False)
 
     def add(self, identity: bytes, frames: Sequence[bytes]) -> None:
-        """The PUB ``frames`` of the client ``identity``.
+        """Add a PUB.
 
-        :raises RemoteProtocolError: they are no event
+        :param identity: the routing id of the client
+        :param frames: the six frames of the PUB
+        :raises RemoteProtocolError: the frames are not an event
         """
         event_id: bytes | None
         event_time: int | None
@@ -97,7 +100,7 @@ class Drafts:
         self.count += 1
 
     def build(self) -> list[Run]:
-        """Everything that was added, as runs; empty again after that."""
+        """Return everything that was added as runs, and start with the next turn."""
         runs = [columns.run(self.stream, self.source) for columns in self._columns]
         self._columns, self._latest, self._reached = [], {}, {}
         self.size = self.count = 0

@@ -1,4 +1,4 @@
-"""From runs to the frames that clients get.
+"""Serialize runs of records as the frames of events.
 
 in: runs of records      out: the six frames of each event
 """
@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from struct import pack
 
 from fyrehose.protocols.eventbus.frames import Dialect
-from fyrehose.protocols.eventbus.labels import Written
+from fyrehose.protocols.eventbus.labels import WireLabels
 from fyrehose.records import Buffer, Run
 
-#: What the bus calls itself: its protocol, and the source of what came by it.
+#: Name of the protocol, and source of the records that it publishes.
 PROTOCOL = "eventbus"
 
-#: Labels of so many records are written at a time.
+#: Number of records whose labels are serialized at a time.
 ROWS = 512
 
 Frames = tuple[Buffer, ...]
 
 
 def event_frames(run: Run, dialect: Dialect) -> Iterator[Frames]:
-    """Topic, sequence, producer, timestamp, UUID and data of each record of ``run``.
+    """Yield topic, sequence, producer, timestamp, UUID and data of each record of *run*.
 
-    What came by another listener is no msgpack, so its payload goes out as one object of msgpack: bytes.
+    Records that were published by another protocol are not msgpack, so their data is sent as one msgpack byte string.
     """
-    written = Written(run, PROTOCOL)
+    written = WireLabels(run, PROTOCOL)
     topic, producer = (run.topic or "").encode(), written.producer
     payloads = run.payloads()
     for start in range(0, len(run), ROWS):
@@ -37,7 +37,7 @@ def event_frames(run: Run, dialect: Dialect) -> Iterator[Frames]:
 
 
 def msgpack_bytes(payload: Buffer) -> bytes:
-    """``payload`` as msgpack's type bin (8, 16 or 32)."""
+    """Return *payload* as a msgpack byte string (bin 8, bin 16 or bin 32)."""
     size = len(payload)
     if size < 1 << 8:
         head = pack(">BB", 0xC4, size)
@@ -48,8 +48,8 @@ def msgpack_bytes(payload: Buffer) -> bytes:
     return head + payload
 
 
-def unpacked(data: bytes) -> bytes:
-    """What :func:`msgpack_bytes` packed; ``data`` as it is where it is anything else."""
+def unpack_msgpack_bytes(data: bytes) -> bytes:
+    """Return the content of a msgpack byte string; *data* unchanged if it is anything else."""
     size = {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(data[0] if data else 0, 0)
     if size and int.from_bytes(data[1:size], "big") == len(data) - size and len(data) >= size:
         return data[size:]

@@ -1,4 +1,4 @@
-"""The messages of the event bus: each is a number of ZeroMQ frames.
+"""Parse and serialize the messages of the event bus, which consist of ZeroMQ frames.
 
     SNAPSHOT    client -> server   "SYNCSTART"  subtrees  sequence
                 server -> client   "SYNC"  topic  sequence  producer  timestamp  uuid  data
@@ -6,11 +6,12 @@
     PUBLISHER   server -> client   topic  sequence  producer  timestamp  uuid  data         (BROADCAST)
     COLLECTOR   client -> server   topic  sequence  producer  timestamp  uuid  data         (PUB)
 
-A sequence is 8 bytes in network order, as the text says, or ASCII decimal, as the reference program writes it; a
-publisher that has none says "null".  No stream has 2^48 records, so a sequence of 8 bytes begins with two zero bytes
-and is never taken for digits, nor digits for it.
+A sequence is 8 bytes in network order, as the specification says, or ASCII decimal, as the reference program writes it;
+a publisher without a sequence sends "null".  Sequences are below 2^48, so a sequence of 8 bytes begins with two zero
+bytes and cannot be confused with digits.
 
-Specification: event-bus.md; what it leaves open is decided in docs/protocols/eventbus.md.
+Specification: event-bus.md, "State Synchronization", "Server-to-Client Updates" and "Client-to-Server Updates";
+docs/protocols/eventbus.md documents the decisions that it leaves open.
 
 in: frames without routing id and delimiter      out: messages; errors are RemoteProtocolError
 """
@@ -26,12 +27,12 @@ import attrs
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.records import LAST_SEQ, MAX_NAME, MAX_PAYLOAD, Buffer
 
-#: The longest of the labels that are kept as they were sent - producer, timestamp, UUID, a sequence - in bytes.
+#: Maximum length of producer, timestamp, UUID and sequence, in bytes.
 MAX_LABEL = 64
-#: Subtrees in one request, and the longest, in bytes.
+#: Maximum number of subtrees in one SYNCSTART, and maximum length of each, in bytes.
 MAX_SUBTREES = 64
 MAX_SUBTREE = 255
-#: How many frames PUB and BROADCAST have; SYNC has one more in front.
+#: Number of frames of PUB and BROADCAST; SYNC has one more in front.
 EVENT_FRAMES = 6
 
 SYNCSTART = b"SYNCSTART"
@@ -42,21 +43,22 @@ _BINARY = Struct(">Q")  # sequence => u64, network order
 
 
 class Dialect(StrEnum):
-    """How a sequence is written."""
+    """The encoding of a sequence."""
 
-    BINARY = "binary"  #: 8 bytes, as the text says
-    DECIMAL = "decimal"  #: ASCII digits, as the reference program does
+    BINARY = "binary"  #: 8 bytes in network order, as specified
+    DECIMAL = "decimal"  #: ASCII digits, as the reference program writes it
 
 
 def pack_sequence(sequence: int, dialect: Dialect) -> bytes:
-    """``sequence`` as a frame."""
+    """Return the frame for *sequence*."""
     return _BINARY.pack(sequence) if dialect is Dialect.BINARY else b"%d" % sequence
 
 
 def parse_sequence(frame: bytes) -> tuple[int, Dialect | None]:
-    """The sequence that ``frame`` holds, and how it is written; 0 and None where it says nothing.
+    """Parse a sequence.
 
-    :raises RemoteProtocolError: it is none, or beyond the last that a stream can have
+    :return: the sequence and its encoding; 0 and None if the frame is empty or "null"
+    :raises RemoteProtocolError: the frame is not a sequence, or the sequence is not below 2^48
     """
     if not frame or frame == b"null":
         return 0, None
@@ -64,14 +66,15 @@ def parse_sequence(frame: bytes) -> tuple[int, Dialect | None]:
         return _BINARY.unpack(frame)[0], Dialect.BINARY
     if frame.isdigit() and len(frame) <= MAX_LABEL and int(frame) <= LAST_SEQ:
         return int(frame), Dialect.DECIMAL
-    raise RemoteProtocolError("bad-sequence", f"{len(frame)} bytes that are no number below 2^48")
+    raise RemoteProtocolError("bad-sequence", f"{len(frame)} bytes that are not a number below 2^48")
 
 
 @attrs.frozen(slots=True)
 class Subtrees:
-    """Which topics are wanted: those that begin with one of ``prefixes``; without any, all.
+    """The subtrees of a SYNCSTART.
 
-    :ivar spec: the frame that said so; SYNCEND has it again
+    :ivar spec: the frame with the subtree specification, which SYNCEND repeats
+    :ivar prefixes: a topic matches if it begins with one of these; empty: every topic matches
     """
 
     spec: bytes
@@ -79,77 +82,77 @@ class Subtrees:
 
     @classmethod
     def parse(cls, spec: bytes, *, lenient: bool = False) -> Subtrees:
-        """Subtrees such as ``/a/;/b/c/``.
+        """Parse a subtree specification such as ``/a/;/b/c/``.
 
-        :param lenient: as the reference program has them: separated by commas, too, and any prefix of a topic
-        :raises RemoteProtocolError: too many, too long, or not ``/.../``
+        :param lenient: accept the syntax of the reference program: commas as separators, too, and any prefix of a topic
+        :raises RemoteProtocolError: there are too many subtrees, one is too long, or one is not ``/.../``
         """
         if not spec:
             return cls(b"", ())
         if len(spec) > MAX_SUBTREES * (MAX_SUBTREE + 1):
-            raise RemoteProtocolError("too-many-subtrees", f"{len(spec)} bytes of them")
+            raise RemoteProtocolError("too-many-subtrees", f"the subtree specification has {len(spec)} bytes")
         parts = (spec.replace(b",", b";") if lenient else spec).split(b";")
         if len(parts) > MAX_SUBTREES:
-            raise RemoteProtocolError("too-many-subtrees", f"{len(parts)}, {MAX_SUBTREES} are the most")
+            raise RemoteProtocolError("too-many-subtrees", f"{len(parts)}, at most {MAX_SUBTREES} are allowed")
         return cls(spec, tuple(_subtree(part, lenient) for part in parts))
 
     @classmethod
     def of(cls, prefixes: Sequence[str]) -> Subtrees:
-        """The request for ``prefixes``.
+        """Return the subtrees with these *prefixes*.
 
-        :raises LocalProtocolError: a server would refuse it
+        :raises LocalProtocolError: a server would refuse them
         """
         try:
             return cls.parse(";".join(prefixes).encode())
         except (RemoteProtocolError, UnicodeEncodeError) as error:
-            raise LocalProtocolError(f"subtrees look like /a/ or /a/b/: {error}") from error
+            raise LocalProtocolError(f"invalid subtrees {prefixes!r}, expected for example '/a/': {error}") from error
 
     def match(self, topic: str | None) -> bool:
-        """Whether events of ``topic`` are wanted."""
+        """Return whether events of *topic* belong to the subtrees."""
         return not self.prefixes or (topic or "").startswith(self.prefixes)
 
 
 def _subtree(part: bytes, lenient: bool) -> str:
     if len(part) > MAX_SUBTREE:
-        raise RemoteProtocolError("subtree-too-long", f"{len(part)} bytes, {MAX_SUBTREE} are the most")
+        raise RemoteProtocolError("subtree-too-long", f"{len(part)} bytes, at most {MAX_SUBTREE} are allowed")
     if not lenient and not (part.startswith(b"/") and part.endswith(b"/")):
-        raise RemoteProtocolError("bad-subtree", "one does not begin and end with a slash")
+        raise RemoteProtocolError("bad-subtree", "a subtree does not begin and end with a slash")
     try:
         return part.decode()
     except UnicodeDecodeError:
-        raise RemoteProtocolError("bad-subtree", "one is not UTF-8") from None
+        raise RemoteProtocolError("bad-subtree", "a subtree is not UTF-8") from None
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class SyncStart:
-    """A client wants what follows ``sequence`` in ``subtrees``."""
+    """SYNCSTART: a client requests the events of ``subtrees`` after ``sequence``."""
 
     subtrees: Subtrees
     sequence: int
-    dialect: Dialect | None  #: None: the request does not show it
+    dialect: Dialect | None  #: None: the request has no sequence
 
     @classmethod
     def parse(cls, frames: Sequence[bytes], *, lenient: bool = False) -> SyncStart:
-        """Three frames; two where there is no sequence, which says 0.
+        """Parse a SYNCSTART of three frames, or of two without a sequence, which stands for 0.
 
-        :raises RemoteProtocolError: they are something else
+        :raises RemoteProtocolError: the frames are not a SYNCSTART
         """
         if not 2 <= len(frames) <= 3:
-            raise RemoteProtocolError("wrong-frame-count", f"{len(frames)} where SYNCSTART has 3")
+            raise RemoteProtocolError("wrong-frame-count", f"{len(frames)}, expected 3 for SYNCSTART")
         if frames[0] != SYNCSTART:
             raise RemoteProtocolError("unknown-command")
         sequence, dialect = parse_sequence(frames[2] if len(frames) == 3 else b"")
         return cls(subtrees=Subtrees.parse(frames[1], lenient=lenient), sequence=sequence, dialect=dialect)
 
     def serialize(self) -> list[bytes]:
-        """As it goes to a server."""
+        """Return the three frames of SYNCSTART."""
         sequence = b"" if self.dialect is None else pack_sequence(self.sequence, self.dialect)
         return [SYNCSTART, self.subtrees.spec, sequence]
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class SyncEnd:
-    """A client has everything of ``subtrees`` (the frame of its request) up to ``sequence``."""
+    """SYNCEND: a client has everything of ``subtrees`` (the frame of its SYNCSTART) up to ``sequence``."""
 
     subtrees: bytes
     sequence: int
@@ -157,58 +160,67 @@ class SyncEnd:
 
     @classmethod
     def parse(cls, frames: Sequence[bytes]) -> SyncEnd:
-        """:raises RemoteProtocolError: they are something else"""
+        """Parse a SYNCEND.
+
+        :raises RemoteProtocolError: the frames are not a SYNCEND
+        """
         if len(frames) != 3:
-            raise RemoteProtocolError("wrong-frame-count", f"{len(frames)} where SYNCEND has 3")
+            raise RemoteProtocolError("wrong-frame-count", f"{len(frames)}, expected 3 for SYNCEND")
         if frames[0] != SYNCEND:
             raise RemoteProtocolError("unknown-command")
         sequence, dialect = parse_sequence(frames[2])
         return cls(subtrees=frames[1], sequence=sequence, dialect=dialect or Dialect.BINARY)
 
     def serialize(self) -> list[bytes]:
-        """As it goes to a client."""
+        """Return the three frames of SYNCEND."""
         return [SYNCEND, self.subtrees, pack_sequence(self.sequence, self.dialect)]
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Event:
-    """One event with its labels as they travel: what PUB, BROADCAST and SYNC have in common."""
+    """One event with its labels as they are sent; the fields that PUB, BROADCAST and SYNC share."""
 
     topic: str
     sequence: int
-    dialect: Dialect | None  #: None: "null" on the way to a server
+    dialect: Dialect | None  #: None: the sequence is sent as "null"
     producer: bytes
     timestamp: bytes
     uuid: bytes
     data: Buffer
 
     def serialize(self) -> list[Buffer]:
-        """The six frames of PUB and BROADCAST."""
+        """Return the six frames of PUB and BROADCAST."""
         sequence = b"null" if self.dialect is None else pack_sequence(self.sequence, self.dialect)
         return [self.topic.encode(), sequence, self.producer, self.timestamp, self.uuid, self.data]
 
 
 class Pub(Event):
-    """A client has an event.  What it says of a sequence means nothing, and is not looked at."""
+    """PUB: a client publishes an event; the server ignores its sequence."""
 
     @classmethod
     def parse(cls, frames: Sequence[bytes]) -> Pub:
-        """:raises RemoteProtocolError: they are no event"""
+        """Parse a PUB.
+
+        :raises RemoteProtocolError: the frames are not an event
+        """
         topic = check_event(frames)
         producer, timestamp, uuid, data = frames[2:]
         return cls(topic=topic, sequence=0, dialect=None, producer=producer, timestamp=timestamp, uuid=uuid, data=data)
 
 
 class Broadcast(Event):
-    """The server has an event, and it is durable."""
+    """BROADCAST: the server sends a durable event to all subscribers."""
 
     @classmethod
     def parse(cls, frames: Sequence[bytes]) -> Broadcast:
-        """:raises RemoteProtocolError: they are no event"""
+        """Parse a BROADCAST.
+
+        :raises RemoteProtocolError: the frames are not an event with a sequence
+        """
         topic = check_event(frames)
         sequence, dialect = parse_sequence(frames[1])
         if dialect is None or not sequence:
-            raise RemoteProtocolError("bad-sequence", "an event of the server's without one")
+            raise RemoteProtocolError("bad-sequence", "an event from the server has no sequence")
         producer, timestamp, uuid, data = frames[2:]
         return cls(
             topic=topic,
@@ -222,45 +234,49 @@ class Broadcast(Event):
 
 
 class Sync(Broadcast):
-    """The server had an event before the client asked."""
+    """SYNC: the server sends one event of a snapshot."""
 
     @classmethod
     def parse(cls, frames: Sequence[bytes]) -> Sync:
-        """:raises RemoteProtocolError: they are no event behind "SYNC" """
+        """Parse a SYNC.
+
+        :raises RemoteProtocolError: the frames are not "SYNC" and an event
+        """
         if not frames or frames[0] != SYNC:
             raise RemoteProtocolError("unknown-command")
         broadcast = Broadcast.parse(frames[1:])
         return cls(**attrs.asdict(broadcast, recurse=False))
 
     def serialize(self) -> list[Buffer]:
-        """The seven frames of SYNC."""
+        """Return the seven frames of SYNC."""
         return [SYNC, *Event.serialize(self)]
 
 
 def check_event(frames: Sequence[Buffer]) -> str:
-    """The topic of the six frames of an event, all of which are judged.
+    """Check the six frames of an event, and return its topic.
 
-    :raises RemoteProtocolError: there are more or fewer, a label is too long, or the topic is not UTF-8
+    :raises RemoteProtocolError: the number of frames is wrong, a frame is too long, or the topic is not UTF-8
     """
     if len(frames) != EVENT_FRAMES:
-        raise RemoteProtocolError("wrong-frame-count", f"{len(frames)} where an event has {EVENT_FRAMES}")
+        raise RemoteProtocolError("wrong-frame-count", f"{len(frames)}, expected {EVENT_FRAMES} for an event")
     topic, sequence, producer, timestamp, uuid, data = frames
     if len(topic) > MAX_NAME:
-        raise RemoteProtocolError("topic-too-long", f"{len(topic)} bytes, {MAX_NAME} are the most")
-    if max(len(sequence), len(producer), len(timestamp), len(uuid)) > MAX_LABEL:
-        raise RemoteProtocolError("label-too-long", f"{MAX_LABEL} bytes are the most")
+        raise RemoteProtocolError("topic-too-long", f"{len(topic)} bytes, at most {MAX_NAME} are allowed")
+    if (longest := max(len(sequence), len(producer), len(timestamp), len(uuid))) > MAX_LABEL:
+        raise RemoteProtocolError("label-too-long", f"{longest} bytes, at most {MAX_LABEL} are allowed")
     if len(data) > MAX_PAYLOAD:
-        raise RemoteProtocolError("data-too-large", f"{len(data)} bytes, {MAX_PAYLOAD} are the most")
+        raise RemoteProtocolError("data-too-large", f"{len(data)} bytes, at most {MAX_PAYLOAD} are allowed")
     try:
         return str(topic, "utf-8")
     except UnicodeDecodeError:
-        raise RemoteProtocolError("bad-topic", "it is not UTF-8") from None
+        raise RemoteProtocolError("bad-topic", "the topic is not UTF-8") from None
 
 
 def without_delimiter(frames: Sequence[bytes], *, counts: tuple[int, ...]) -> tuple[Sequence[bytes], bool]:
-    """The frames of a message without the empty one that a REQ socket puts in front, and whether there was one.
+    """Remove the empty delimiter frame that a REQ socket sends in front of a message.
 
-    :param counts: how many frames the message itself may have, so that an empty topic is not taken for it
+    :param counts: the numbers of frames that the message itself may have; tells the delimiter from an empty topic
+    :return: the frames of the message, and whether it had a delimiter
     """
     if len(frames) not in counts and len(frames) - 1 in counts and not frames[0]:
         return frames[1:], True

@@ -1,12 +1,13 @@
-"""Find out which connections of a port never became ones of ZeroMQ: port scans, browsers, other protocols, garbage.
+"""Find connections that never completed the ZeroMQ handshake: port scans, browsers, other protocols, garbage.
 
     accepted(descriptor) -> succeeded() or failed(cause) -> ended(descriptor)
 
-A monitor says which descriptor was accepted and which has ended, and of a handshake only that one succeeded or failed.
-A connection that fails ends at once, so the next end is its own; some fail without a word.  While several handshakes
-are under way it is not known which of them has succeeded; then an end without a word counts as that of a good one.
+A monitor reports the descriptor of accepted and ended connections, but reports the outcome of a handshake without its
+descriptor, and some failures not at all.  A connection whose handshake fails ends at once, so a failure belongs to the
+next connection that ends.  While several handshakes are in progress, it is unknown which of them has succeeded; then
+the end of a connection without a reported failure counts as the end of a successful one.
 
-in: what one monitor says, in its order      out: why a connection that ended was none of ZeroMQ's
+in: the events of one monitor, in order      out: the cause of a failed handshake
 """
 
 from __future__ import annotations
@@ -15,39 +16,39 @@ import errno
 
 import attrs
 
-#: The peer has ended the connection before it said anything that is wrong.
+#: The peer closed the connection before it sent anything invalid.
 LEFT = "handshake-left"
-#: The peer has taken too long.
+#: The peer did not complete the handshake in time.
 TIMEOUT = "handshake-timeout"
-#: What the peer has sent is no handshake of ZeroMQ's.
+#: The peer sent something other than a ZeroMQ handshake.
 BAD = "bad-handshake"
 
 
 @attrs.define(eq=False)
 class Handshakes:
-    """The handshakes of one port."""
+    """The handshakes in progress at one port."""
 
     _pending: set[int] = attrs.field(factory=set, init=False)
     _succeeded: int = attrs.field(default=0, init=False)
     _failure: str | None = attrs.field(default=None, init=False)
 
     def accepted(self, descriptor: int) -> None:
-        """A handshake begins."""
+        """Record an accepted connection, whose handshake begins."""
         self._pending.add(descriptor)
 
     def succeeded(self) -> None:
-        """Note that one handshake has succeeded."""
+        """Record that one of the handshakes in progress has succeeded."""
         self._succeeded += 1
         if self._succeeded >= len(self._pending):
             self._pending.clear()
             self._succeeded = 0
 
     def failed(self, number: int, *, protocol: bool = False, refused: bool = False) -> None:
-        """Note that a handshake has failed: that of the connection that ends next.
+        """Record that the handshake of the next connection that ends has failed.
 
-        :param number: the number of the system's error
-        :param protocol: the peer has broken the protocol, and *number* says how
-        :param refused: the peer was refused, which was counted where that was decided
+        :param number: errno, or the number of the protocol error
+        :param protocol: the peer violated the protocol
+        :param refused: the ZAP handler refused the peer and has counted that already
         """
         if refused:
             self._failure = ""
@@ -57,7 +58,7 @@ class Handshakes:
             self._failure = TIMEOUT if number == errno.EAGAIN else LEFT
 
     def ended(self, descriptor: int) -> str | None:
-        """Return why the handshake of a connection that has ended had failed; None if it had not."""
+        """Record that a connection has ended; return the cause if its handshake failed, or None."""
         failure, self._failure = self._failure, None
         pending = descriptor in self._pending
         self._pending.discard(descriptor)

@@ -1,21 +1,21 @@
-"""The labels of an event - producer, timestamp, UUID - between what travels and the columns of a run.
+"""Convert the labels of an event (producer, timestamp, UUID) to the columns of a run, and back byte for byte.
 
-Columns are numbers, and what travels is text, so a number must say all that the text said.  The usual forms do:
+Labels are sent as text, and a run stores timestamps and UUIDs as numbers.  The usual forms convert without loss:
 
     timestamp   2024-05-01T10:20:30.123Z              event_times    microseconds; the usual form has 3 digits and Z
     uuid        7d444840-9dc0-11d1-b245-5ffdce74fad2  event_ids      16 bytes; the usual form is lower case
     producer    UTF-8                                 producer
 
-and such a run's content type is ``application/msgpack``.  Where a label was written in another way, a parameter of the
-content type says in which, so that it goes out again byte for byte as it came in:
+The content type of a run with the usual forms is ``application/msgpack``.  A parameter of the content type describes
+any other form, so that the label is sent exactly as it was received:
 
-    ; time=6+02:00          6 digits and this offset; events of one form share a run
+    ; time=6+02:00          6 digits and this offset; events with the same form share a run
     ; uuid-case=upper       upper case
-    ; timestamp="..."       neither number nor form would give it back: the label itself, as it is ...
-    ; timestamp-base64=...  ... or, where it has other than printable ASCII, in base64 (the same for uuid)
-    ; producer=percent      it is not UTF-8: the column has it with %XX for each byte that is not plain ASCII
+    ; timestamp="..."       the label itself, if no number and form restore it (also uuid="...")
+    ; timestamp-base64=...  the same in base64, if it is not printable ASCII (also uuid-base64=...)
+    ; producer=percent      not UTF-8: the column has %XX for each byte that is not plain ASCII
 
-in: labels as bytes, 64 at the most      out: what a run holds; and the way back
+in: labels of at most 64 bytes      out: columns and constants of a run; and the other way round
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fyrehose.records import Run
 
 CONTENT_TYPE = "application/msgpack"
 
-#: A form of timestamps: how many digits behind the second, and what follows them.
+#: A form of timestamps: the number of digits after the second, followed by the UTC offset as it is written.
 Form = str
 USUAL_TIME: Form = "3Z"
 
@@ -46,13 +46,13 @@ _TIMESTAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.(\d{1,6}))?(Z|[+-]
 _PARAMETER = re.compile(r'; ([a-z0-9-]+)=(?:"([^"]*)"|([^;"]*))')
 _PRINTABLE = re.compile(rb"[ !#-\[\]-~]*")
 
-#: From a row of a run to a label.
+#: A function that returns the label of a row of a run.
 Label = Callable[[int], bytes]
 
 
 @attrs.frozen(slots=True)
 class Labels:
-    """What a run holds of an event's labels."""
+    """The labels of one event as a run stores them."""
 
     producer: str
     content_type: str
@@ -61,7 +61,7 @@ class Labels:
 
 
 def read_labels(producer: bytes, timestamp: bytes, uuid: bytes) -> Labels:
-    """Labels of up to 64 bytes each as columns and constants; :class:`Written` has them back as they were."""
+    """Convert labels of up to 64 bytes each to columns and constants; :class:`WireLabels` restores them."""
     time, time_note = _read_time(timestamp)
     event_id, uuid_note = _read_uuid(uuid)
     name, name_note = _read_producer(producer)
@@ -69,13 +69,13 @@ def read_labels(producer: bytes, timestamp: bytes, uuid: bytes) -> Labels:
     return Labels(name, CONTENT_TYPE + notes if notes else CONTENT_TYPE, event_id, time)
 
 
-class Written:
-    """The labels of a run's events as they travel.
+class WireLabels:
+    """The labels of a run's events as they are sent.
 
-    An event that was published by another protocol has the name of that protocol as its producer, the time when it was
-    accepted, and a UUID that is made of its stream and number, the same for ever.
+    A record that was published by another protocol has the name of that protocol as its producer, the time at which it
+    was accepted as its timestamp, and a UUID that is derived from its stream and sequence.
 
-    :param own: what the event bus calls itself as a source
+    :param own: the source of records that the event bus has published
     """
 
     def __init__(self, run: Run, own: str) -> None:
@@ -95,7 +95,7 @@ class Written:
         self.uuid = _verbatim(notes, "uuid") or _uuids(run, notes.get("uuid-case") == "upper")
 
     def rows(self, start: int, stop: int, dialect: Dialect) -> list[tuple[bytes, bytes, bytes]]:
-        """Sequence, timestamp and UUID of rows ``start`` to ``stop``."""
+        """Return sequence, timestamp and UUID of rows *start* to *stop* (exclusive)."""
         run = self._run
         if self._usual and run.event_times is not None and run.event_ids is not None:
             decimal = dialect is Dialect.DECIMAL
@@ -107,13 +107,13 @@ class Written:
 
 
 def derived_uuid(stream: str, seq: int) -> bytes:
-    """The UUID of a record that came without one."""
+    """Return the UUID of a record that was published without one; always the same for the same record."""
     digest = sha256(f"{stream}\0{seq}".encode()).digest()
     return str(UUID(bytes=digest[:16], version=4)).encode()
 
 
 def write_time(micros: int, form: Form) -> bytes:
-    """The timestamp of ``micros`` since 1970 UTC, in ``form``; digits that the form lacks are cut off."""
+    """Return the timestamp of *micros* (microseconds since 1970 UTC) in *form*, which may truncate digits."""
     digits, zone = int(form[0]), form[1:]
     second, fraction = divmod(micros, 1_000_000)
     text = _second(second, zone)
@@ -172,7 +172,7 @@ def _read_uuid(uuid: bytes) -> tuple[bytes | None, str]:
 
 
 def write_uuid(event_id: bytes) -> bytes:
-    """16 bytes as the text of a UUID."""
+    """Return the text of a UUID of 16 bytes."""
     text = event_id.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}".encode()
 

@@ -1,12 +1,12 @@
-"""Find the subscribers that keep everybody else from getting large events, by the send queues of their connections.
+"""Find the slow subscribers that delay large events for all others, by the send queues of their connections.
 
-ZeroMQ keeps one copy of an event until every subscriber has it or was disconnected, and does not say who is missing.
-The kernel does: while nothing more is broadcast the queue of a subscriber that reads becomes empty, and that of one
-that does not read stays.
+ZeroMQ keeps one copy of an event until every subscriber has received it or is disconnected, and does not report which
+subscribers are missing.  The kernel does: while nothing is broadcast, the send queue of a subscriber that reads
+becomes empty, and the send queue of one that does not read stays full.
 
-    begin(now), look() ... look() -> slow(now)
+    begin(now), update() ... update() -> slow(now)
 
-in: the connections of PUBLISHER      out: those to end
+in: the connections of PUBLISHER      out: the connections to close
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from termios import TIOCOUTQ
 
 import attrs
 
-#: A subscriber that others wait for has to take so much in a second, or it is slow at once, in bytes.
+#: While others wait, a subscriber that acknowledges less than this is slow, in bytes per second.
 LEAST_RATE = 4 << 20
-#: A subscriber that takes less than the fastest of those that are behind, divided by this, is slow at once.
+#: A subscriber is slow if it acknowledges less than the fastest subscriber that is behind, divided by this.
 FACTOR = 4
-#: How long others wait for subscribers that are behind and not slow, in seconds.
+#: How long others wait for subscribers that are behind but not slow, in seconds.
 LONGEST = 4.0
 
 #: The address of a subscriber, and the descriptor of its connection.
@@ -33,35 +33,35 @@ Subscriber = tuple[str, int]
 
 @attrs.define(eq=False)
 class Laggards:
-    """Subscribers that have been behind all the time since :meth:`begin`.
+    """Subscribers whose send queue has not been empty since :meth:`begin`.
 
-    :ivar connected: returns all that are connected
+    :ivar connected: returns all connected subscribers
     """
 
     connected: Callable[[], Collection[Subscriber]]
     _since: float = attrs.field(default=0.0, init=False)
-    #: those that were behind at every look, and how many bytes they had taken at the first
+    #: subscribers that were behind at every update, and the bytes that each had acknowledged at the beginning
     _behind: dict[Subscriber, int] = attrs.field(factory=dict, init=False)
 
     def begin(self, now: float) -> None:
-        """Start to look."""
+        """Start with all subscribers whose send queue is not empty at *now*."""
         self._since = now
-        self._behind = {each: _taken(each[1]) for each in self.connected() if _unsent(each[1])}
+        self._behind = {each: _acknowledged(each[1]) for each in self.connected() if _queued(each[1])}
 
-    def look(self) -> None:
-        """Leave out those that have taken everything."""
-        for each in [each for each in self._behind if not _unsent(each[1])]:
+    def update(self) -> None:
+        """Remove the subscribers whose send queue is empty."""
+        for each in [each for each in self._behind if not _queued(each[1])]:
             del self._behind[each]
 
     @property
-    def waits(self) -> bool:
+    def any_behind(self) -> bool:
         """Whether any subscriber is known to be behind."""
         return bool(self._behind)
 
     def slow(self, now: float) -> list[Subscriber]:
-        """Return those that are to be ended, so that the others go on."""
+        """Return the subscribers to disconnect, so that the others can continue."""
         elapsed = now - self._since
-        taken = {each: _taken(each[1]) - before for each, before in self._behind.items()}
+        taken = {each: _acknowledged(each[1]) - before for each, before in self._behind.items()}
         best = max(taken.values(), default=0)
         others_wait = len(taken) < len(self.connected())
         least = max(best // FACTOR, int(LEAST_RATE * elapsed) if others_wait else 1)
@@ -69,8 +69,8 @@ class Laggards:
         return list(taken) if not slow and others_wait and elapsed >= LONGEST else slow
 
 
-def _unsent(descriptor: int) -> int:
-    """Return how much waits in the kernel for the peer, in bytes; 0 where it is not known."""
+def _queued(descriptor: int) -> int:
+    """Return the size of the send queue in the kernel, in bytes; 0 if it is unknown."""
     try:
         (size,) = unpack_from("i", ioctl(descriptor, TIOCOUTQ, b"\0" * 4))
     except OSError:
@@ -78,8 +78,8 @@ def _unsent(descriptor: int) -> int:
     return int(size)
 
 
-def _taken(descriptor: int) -> int:
-    """Return how many bytes the peer has acknowledged; 0 where it is not known."""
+def _acknowledged(descriptor: int) -> int:
+    """Return the number of bytes that the peer has acknowledged; 0 if it is unknown."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as found:
             info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)

@@ -1,10 +1,10 @@
-"""Account for the memory that ZeroMQ holds: it counts the messages that wait for a peer, and not their bytes.
+"""Account for the memory of messages that ZeroMQ queues, because its own limits count messages and not bytes.
 
-:class:`Lent` bounds the large events of a socket that all peers share.  :class:`Pool` bounds what waits for the clients
-of a ROUTER, all of it, and shares that between them: the more is held, the less each client may have, so that clients
-which do not read leave something to the others, and one network never has more than half.
+:class:`Lent` bounds the large events of PUBLISHER, which all subscribers share.  :class:`Pool` bounds the messages that
+SNAPSHOT queues for its clients: the more memory is in use, the less one client may have, so that clients that do not
+read leave memory for the others; one network never has more than half.
 
-in: what is sent, with something that says when the socket has done with it      out: whether more may be sent
+in: sent messages with their trackers      out: whether another message may be sent
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Protocol
 
 import attrs
 
-#: Data from this size on is lent to the socket; what is smaller is copied, and its number is bound enough, in bytes.
+#: Data of this size or more is lent to the socket without a copy, in bytes; smaller data is copied, and the high-water
+#: mark of the socket bounds it.
 LEAST = 8 << 10
-#: Which part of the room in a pool one client may take.
+#: One client may take the free memory of a pool divided by this.
 PART = 32
-#: What a message takes besides its data: its other frames, and what the socket keeps of each, in bytes.
+#: Memory of a message besides its data, for its other frames and the bookkeeping of the socket, in bytes.
 OVERHEAD = 512
-#: The socket says that it has done with a message after so many bytes; more often would cost more than it tells.
+#: A message is tracked after so many bytes of untracked messages, because tracking every message costs too much.
 TRACKED = 16 << 10
 
 
 class Tracker(Protocol):
-    """Knows when the socket has done with a message."""
+    """Reports whether the socket has released a message; pyzmq's MessageTracker."""
 
     @property
     def done(self) -> bool: ...
@@ -33,27 +34,28 @@ class Tracker(Protocol):
 
 @attrs.define(eq=False)
 class Lent:
-    """Memory that is lent and not given back.
+    """Messages that were lent to a socket and are not released yet.
 
-    :ivar limit: how much may be, in bytes; a message of any size may be the first
-    :ivar free: smaller messages are copied, and not accounted for, in bytes
-    :ivar toll: how often a smaller one is taken off ``free``
+    :ivar limit: upper bound of their memory, in bytes; a single message may exceed it
+    :ivar size: their memory, in bytes
+    :ivar free: messages with less data than this are copied and not accounted for, in bytes
+    :ivar factor: 0, because messages that are not accounted for leave ``free`` as it is; see :class:`Account`
     """
 
     limit: int
     free: int = attrs.field(default=LEAST, init=False)
-    toll: int = attrs.field(default=0, init=False)
+    factor: int = attrs.field(default=0, init=False)
     size: int = attrs.field(default=0, init=False)
     _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
 
     def add(self, tracker: Tracker, size: int) -> None:
-        """Account for a message of *size* bytes until *tracker* says that the socket has done with it."""
+        """Account for a message of *size* bytes until *tracker* reports that the socket has released it."""
         self._trackers.append((tracker, size))
         self.size += size
 
     def fits(self, size: int) -> bool:
-        """Whether a message of ``size`` bytes may be lent, too."""
-        # Peers take messages in order, so what is given back is at the front.
+        """Return whether another message of *size* bytes may be lent."""
+        # Messages are sent in order, so released ones are at the front.
         while self._trackers and self._trackers[0][0].done:
             self.size -= self._trackers.popleft()[1]
         return not self.size or self.size + size <= self.limit
@@ -61,14 +63,14 @@ class Lent:
 
 @attrs.define(eq=False)
 class Account:
-    """Messages that the socket holds for one client.
+    """Messages that a ROUTER socket holds for one client.
 
-    Only some messages are tracked: a client takes its messages in order, so one that is done tells of all before it.
-    Those before a tracked one are only taken off ``free``, which costs next to nothing, and accounted for with it.
+    Only some messages are tracked: messages are sent in order, so a released message implies the release of all before
+    it.  An untracked message only reduces ``free``; the next tracked message accounts for its size.
 
-    :ivar size: how much that is, in bytes
-    :ivar free: how much may be sent before the next message that is tracked
-    :ivar toll: how often a message that is not tracked is taken off ``free``
+    :ivar size: memory of the messages, in bytes
+    :ivar free: bytes that may be sent untracked before the next message is tracked
+    :ivar factor: 1, because untracked messages reduce ``free``
     """
 
     pool: Pool
@@ -76,26 +78,26 @@ class Account:
     network: str
     size: int = attrs.field(default=0, init=False)
     free: int = attrs.field(default=TRACKED, init=False)
-    toll: int = attrs.field(default=1, init=False)
+    factor: int = attrs.field(default=1, init=False)
     _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
 
     def fits(self, size: int) -> bool:
-        """Return whether a message of *size* bytes may be sent, too; a client that holds nothing may have any."""
+        """Return whether another message of *size* bytes may be sent."""
         self.settle()
         size += OVERHEAD + TRACKED - self.free
         room = self.pool.room(self.network)
-        # What it holds already was room, too.
+        # The share is computed from the free memory as it was before this client took some.
         return self.size + size <= (self.size + room) // PART or (not self.size and size <= room)
 
     def add(self, tracker: Tracker, size: int) -> None:
-        """Account for a message of *size* bytes, and for those before it, until *tracker* says that it is done."""
+        """Account for a message of *size* bytes, and the untracked ones before it, until *tracker* is done."""
         size += OVERHEAD + TRACKED - self.free
         self.free = TRACKED
         self._trackers.append((tracker, size))
         self._change(size)
 
     def settle(self) -> None:
-        """Take off what the socket has done with."""
+        """Subtract the messages that the socket has released."""
         while self._trackers and self._trackers[0][0].done:
             self._change(-self._trackers.popleft()[1])
 
@@ -106,10 +108,11 @@ class Account:
 
 @attrs.define(eq=False)
 class Pool:
-    """Messages that a ROUTER holds for all clients.
+    """Messages that a ROUTER socket holds for all clients.
 
-    :ivar limit: the most, in bytes; one network has half of it at the most
-    :ivar size: how much it is, in bytes
+    :ivar limit: upper bound of their memory, in bytes; one network may have half of it
+    :ivar size: their memory, in bytes
+    :ivar networks: memory of each network, in bytes
     """
 
     limit: int
@@ -118,20 +121,20 @@ class Pool:
     _holding: dict[tuple[str, bytes], Account] = attrs.field(factory=dict, init=False)
 
     def account(self, identity: bytes, network: str) -> Account:
-        """Return the account of the client *identity*: a new one, unless something is still held for it."""
+        """Return the account of a client; a new one, unless the socket still holds messages for the client."""
         return self._holding.get((network, identity)) or Account(self, identity, network)
 
     def settle(self) -> None:
-        """Take off what the socket has done with."""
+        """Subtract the messages that the socket has released."""
         for account in list(self._holding.values()):
             account.settle()
 
     def room(self, network: str) -> int:
-        """Return how much more may be held for *network*, in bytes."""
+        """Return the memory that is free for *network*, in bytes."""
         return min(self.limit - self.size, self.limit // 2 - self.networks[network])
 
     def change(self, account: Account, size: int) -> None:
-        """Count *size* bytes more, or less, for *account*, which has counted them."""
+        """Add *size* bytes, which may be negative, after *account* has added them to its own size."""
         network = account.network
         if account.size:
             self._holding[network, account.identity] = account

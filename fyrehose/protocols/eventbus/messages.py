@@ -1,9 +1,9 @@
-"""Messages out of ZeroMQ's sockets and into them.
+"""Read and write whole messages of a ZeroMQ socket.
 
-:class:`Messages` does it by pyzmq's calls, a frame at a time, and is the specification of ``kernels.native.zeromq``,
-which calls the library under pyzmq.  It is not among the pure kernels, because they know nothing of sockets.
+:class:`Messages` uses pyzmq, one call per frame, and is the reference for ``kernels.native.zeromq``, which calls libzmq
+directly.  It is not one of the pure kernels, because those do not use sockets.
 
-in: a socket      out: lists of frames; nothing waits here
+in: a socket      out: lists of frames; nothing is queued here
 """
 
 from __future__ import annotations
@@ -17,42 +17,44 @@ from zmq.backend import Socket as Backend
 from fyrehose import kernels
 from fyrehose.records import Buffer
 
-#: The address that a message came from, and the file descriptor of its connection.
+#: The address of the peer that sent a message, and the file descriptor of its connection.
 Origin = tuple[str, int]
-#: The frames of one, how many it had, and where it came from.
+#: A message: the frames that were kept, the number of frames that it had, and its origin.
 Message = tuple[list[bytes], int, Origin]
 
-#: Where a message came from that came by no connection: within the process.
+#: The origin of a message from within the process (inproc).
 NOWHERE: Origin = ("", -1)
 
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-# The library's own calls: what pyzmq puts around them costs as much again.
+# The calls of the backend: the wrappers that pyzmq puts around them double the cost.
 _recv: Any = Backend.recv
 _send: Any = Backend.send
 
 
 class Messages:
-    """The messages of one socket, by pyzmq; only one thread may call.
+    """Read and write the messages of one socket with pyzmq; not thread-safe.
 
-    :param kept: so many frames of a message are kept; of those behind them only the number
+    :param kept: number of frames of a message that are kept; further frames are only counted
     """
 
     def __init__(self, socket: zmq.Socket[bytes], kept: int) -> None:
         self._socket = socket
-        self._kept = kept
+        self._unwritten = kept
         self._frames: list[bytes] = []
         self._count = 0
         self._origin = NOWHERE
 
     def receive(self, frames: int, size: int) -> tuple[list[Message], int, int]:
-        """What has come, until that was so many frames or so many bytes that are kept.
+        """Read messages until the socket is empty or a limit is reached.
 
-        A message that is not read to its end by then is gone on with by the next call.
+        If the limit is reached within a message, the next call continues with it.
 
-        :return: messages, and how many frames and bytes are left, 0 or less where it ended by that; without messages
-            and with both left, the socket is empty
-        :raises zmq.ZMQError: the socket cannot be read; not before what was read is handed out
+        :param frames: maximum number of frames to read
+        :param size: maximum number of bytes to keep; the last frame may exceed it
+        :return: messages, remaining frames and remaining bytes; one of these is 0 or less if it ended the call.
+            The socket is empty if there are no messages and neither limit is reached
+        :raises zmq.ZMQError: the socket cannot be read, and no message was read before
         """
         messages: list[Message] = []
         while frames > 0 and size > 0:
@@ -61,12 +63,12 @@ class Messages:
             except zmq.Again:
                 break
             except zmq.ZMQError:
-                if messages:  # a REP is read again when it has answered; all else is said again by the next call
+                if messages:  # the next call raises it again; a REP socket can be read again after its answer
                     break
                 raise
             if not self._count:
                 self._origin = _origin(frame)
-            if self._count < self._kept:
+            if self._count < self._unwritten:
                 self._frames.append(frame.bytes)
                 size -= len(self._frames[-1])
             self._count += 1
@@ -77,10 +79,11 @@ class Messages:
         return messages, frames, size
 
     def send(self, frames: Sequence[Buffer], more: bool = False) -> None:
-        """Send ``frames``, which are copied: a message, or with ``more`` what is in front of its last frame.
+        """Send a copy of *frames*.
 
-        :raises zmq.Again: there is no room; if it is the beginning of a message, nothing of it was taken
-        :raises zmq.ZMQError: the socket does not take it
+        :param more: *frames* lack the last frame of the message, which the caller sends
+        :raises zmq.Again: the socket is full; if *frames* begin a message, none of it was sent
+        :raises zmq.ZMQError: the socket refuses the message
         """
         last = len(frames) - 1
         for at, frame in enumerate(frames):
@@ -105,5 +108,5 @@ def _fastest() -> type[Messages]:
     return Messages
 
 
-#: What serves.
+#: The implementation that is used: native if the native kernels are, otherwise :class:`Messages`.
 Fastest = _fastest()

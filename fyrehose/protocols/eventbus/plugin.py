@@ -1,4 +1,4 @@
-"""What the framework finds: the event bus plugin.
+"""The protocol plugin of the event bus.
 
 in: an endpoint string ``tcp:PORT[:interface=IP]`` and settings      out: a service
 """
@@ -22,38 +22,46 @@ if TYPE_CHECKING:
 
 
 def require_zmq() -> None:
-    """:raises MissingExtra: pyzmq is not installed"""
+    """Check that pyzmq is installed.
+
+    :raises MissingExtra: it is not
+    """
     if find_spec("zmq") is None:
         raise MissingExtra(f"{PROTOCOL} needs pyzmq: pip install fyrehose[eventbus]")
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
-    """The host and first port of ``tcp:PORT[:interface=IP]``; without an interface it is all of them.
+    """Parse ``tcp:PORT[:interface=IP]``.
 
-    The two ports behind it are used, too.  Port 0 is any three in a row that are free.
+    PORT is the port of SNAPSHOT; PUBLISHER and COLLECTOR use the next two.  Port 0 stands for any three consecutive
+    free ports.  Without an interface the server listens on all of them.
 
-    :raises ConfigError: it is something else
+    :return: host and first port
+    :raises ConfigError: the endpoint is invalid
     """
-    right = f"--listen {PROTOCOL}={endpoint} should be tcp:PORT or tcp:PORT:interface=IP, and uses PORT to PORT + 2"
+    message = (
+        f"invalid --listen '{PROTOCOL}={endpoint}': expected tcp:PORT or tcp:PORT:interface=IP with PORT up to 65533 "
+        "(PORT to PORT + 2 are used)"
+    )
     kind, _, rest = endpoint.partition(":")
     number, found, option = rest.partition(":")
     if kind != "tcp" or not (number.isascii() and number.isdecimal()) or int(number) > 65_533:
-        raise ConfigError(right)
+        raise ConfigError(message)
     if not found:
         return "0.0.0.0", int(number)
     key, _, host = option.partition("=")
     if key != "interface":
-        raise ConfigError(right)
+        raise ConfigError(message)
     try:
         return str(ip_address(host.replace("\\:", ":"))), int(number)
     except ValueError:
-        raise ConfigError(right) from None
+        raise ConfigError(message) from None
 
 
 @implementer(IProtocolPlugin)
 @attrs.frozen
 class EventBusPlugin:
-    """The event bus."""
+    """The protocol plugin of the event bus; importing it does not import pyzmq."""
 
     name: str = PROTOCOL
     description: str = "event bus over ZeroMQ: publish, subscribe by topic, catch up from any sequence"

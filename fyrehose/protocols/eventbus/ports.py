@@ -1,7 +1,4 @@
-"""The interfaces between the server and its sockets.
-
-in: nothing      out: what :class:`fyrehose.protocols.eventbus.server.EventBusServer` calls
-"""
+"""The interfaces through which :class:`fyrehose.protocols.eventbus.server.EventBusServer` uses its sockets."""
 
 from __future__ import annotations
 
@@ -18,18 +15,18 @@ from fyrehose.records import Buffer
 class Port(Protocol):
     """The part of :class:`fyrehose.protocols.eventbus.zmqport.ZMQPort` that the server uses."""
 
-    #: what log lines call it
+    #: name of the port in log lines
     name: str
-    #: the address and the file descriptor that the message came from which is being handed out
+    #: address and file descriptor of the connection that sent the message being processed
     origin: tuple[str, int]
 
     def start(self) -> None: ...
 
     def pause(self) -> None: ...
 
-    def poke(self) -> None: ...
+    def schedule_turn(self) -> None: ...
 
-    def take_in(self) -> None: ...
+    def process_commands(self) -> None: ...
 
     def drained(self) -> bool: ...
 
@@ -37,16 +34,16 @@ class Port(Protocol):
 
 
 def _nobody(host: str, descriptor: int) -> None:
-    """End no connection."""
+    """Close no connection; the default of :class:`Peers`."""
 
 
 @attrs.frozen
 class Peers:
-    """Lookups of connections that the server needs, by address and file descriptor.
+    """Functions to list and close connections, which are named by address and file descriptor.
 
     :ivar subscribers: returns the connections of PUBLISHER
-    :ivar end_subscriber: ends one of them
-    :ivar end_snapshot: ends one of SNAPSHOT
+    :ivar end_subscriber: closes a connection of PUBLISHER
+    :ivar end_snapshot: closes a connection of SNAPSHOT
     """
 
     subscribers: Callable[[], Collection[Subscriber]] = tuple

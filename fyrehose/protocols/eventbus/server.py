@@ -1,11 +1,11 @@
-"""The server of the event bus: three ports outside, a session inside, the broker behind it.
+"""The server of the event bus: connects the three ports and the session to the broker.
 
     COLLECTOR  -> session -> drafts of a turn -> broker.publish
     SNAPSHOT   -> session -> snapshots -> broker.read, a piece at a time -> SYNC ... SYNCEND -> SNAPSHOT
-    broker.subscribe -> deliver -> BROADCAST -> PUBLISHER, whose subscribers are ZeroMQ's business
+    broker.subscribe -> deliver -> BROADCAST -> PUBLISHER; ZeroMQ filters by subscription
 
-A PUB is never answered: its BROADCAST is the acknowledgement, and that comes from the subscription alone, so it is of
-a durable record.
+The server does not answer a PUB.  Its BROADCAST is the acknowledgement; it is sent only when the broker delivers the
+record, so the record is durable.
 """
 
 from __future__ import annotations
@@ -35,35 +35,40 @@ from fyrehose.records import Delivery
 
 log = Logger()
 
-#: Drops that are everyday life: counted, not worth a line.
+#: Causes that are counted and not logged, because they are normal.
 QUIET = frozenset({"duplicate", "snapshot-left"})
-#: What goes out in one turn, of broadcasts and of snapshots each: events, and bytes of data.
+#: Upper bounds of one turn, for broadcasts and for snapshots each: events, and bytes of data.
 EVENTS_TURN = 500
 BYTES_TURN = 256 << 10
-#: What a snapshot may send before it gives its place to one that waits, in bytes.
+#: Bytes that an active snapshot may send before a waiting one takes its place.
 SNAPSHOT_SHARE = 1 << 20
-#: What is read of the journal for a snapshot at a time, in bytes.
+#: Bytes that are read from the journal for a snapshot at a time.
 PIECE = 64 << 10
-#: A piece that has nothing for its client counts as so many events of a turn.
+#: A piece without an event for the client counts as this many events of a turn.
 PIECE_COST = 50
-#: How long snapshots wait that all have to wait, when nothing else wakes them, in seconds.
+#: Delay before the next turn if no snapshot can be sent, in seconds.
 SNAPSHOT_WAIT = 0.05
-#: What large events may take that wait for subscribers, all together, in bytes.
+#: Upper bound of the memory of large events that wait for subscribers, in bytes.
 BROADCAST_MEMORY = 256 << 20
-#: How often subscribers are looked at when that is used up, and how long the others wait for slow ones, in seconds.
+#: While that memory is used up: how often the send queues are checked, and how long slow subscribers may delay the
+#: others, in seconds.
 BROADCAST_LOOK = 0.02
 BROADCAST_WAIT = 1.0
-#: How long nothing is read after the disk was found to be full, in seconds.
+#: Delay before events are published again that a full disk refused, in seconds.
 FULL_WAIT = 5.0
-#: How long stopping goes on reading what clients have sent, in seconds.
-LAST_CALL = 1.0
-#: How long stopping waits for what was accepted to be durable and broadcast, in seconds.
-PATIENCE = 10.0
+#: How long a stopping server continues to read events that clients have sent, in seconds.
+READ_TIMEOUT = 1.0
+#: How long a stopping server waits until accepted events are durable and broadcast, in seconds.
+STOP_TIMEOUT = 10.0
 
 
 @implementer(ISink)
 class EventBusServer:
-    """Owner of the ports, sink of the stream."""
+    """Publishes PUBs, broadcasts the records of the stream, and answers SYNCSTARTs.
+
+    :param clock: schedules calls; the reactor
+    :param peers: lists and closes connections; default: there are none
+    """
 
     def __init__(
         self,
@@ -77,30 +82,30 @@ class EventBusServer:
         self._settings = settings
         self._peers = peers or Peers()
         self._laggards = Laggards(self._peers.subscribers)
-        #: since when large events wait for subscribers, and when those were judged last
+        #: when BROADCAST_MEMORY was used up, and when slow subscribers were last looked for
         self._full_since: float | None = None
-        self._judged = 0.0
+        self._laggards_checked = 0.0
         self._session = ServerSession(settings)
         self._account = broker.budget.account(self)
         self._crowded = False
         self._in_flight = 0
         self._published = 0
-        self._kept: list[Batch] = []
+        self._unwritten: list[Batch] = []
         self._retrying: IDelayedCall | None = None
         self._subscription: ISubscription | None = None
         self._outgoing: Iterator[Frames] | None = None
         self._lent = Lent(BROADCAST_MEMORY)
         self._pumping: IDelayedCall | None = None
         self._serving: IDelayedCall | None = None
-        self._looked = 0.0
-        self._said = False
+        self._parked_checked = 0.0
+        self._dialect_warned = False
         self._stopping = False
         self._stopped: Deferred[None] | None = None
-        self._heard_all = False
+        self._reading_ended = False
         self._deadlines: list[IDelayedCall] = []
 
     def start(self, snapshot: Port, publisher: Port, collector: Port) -> None:
-        """Serve at these ports, which are bound."""
+        """Start to serve at these ports, which are bound."""
         self._snapshot, self._publisher, self._collector = snapshot, publisher, collector
         self._subscription = self._broker.subscribe(self._settings.stream, None, self)
         self._subscription.resumeProducing()
@@ -108,43 +113,45 @@ class EventBusServer:
             port.start()
 
     def stop(self) -> Deferred[None]:
-        """Take nothing more in than has come already; fires when that is durable and was broadcast, or took too long.
+        """Stop serving.
 
-        The past is not finished: clients ask again.
+        The server still publishes events that have arrived, and cancels snapshots, which clients request again.
+
+        :return: fires when all accepted events are durable and broadcast, or after STOP_TIMEOUT
         """
         self._stopping = True
         stopped: Deferred[None] = Deferred()
         self._stopped = stopped
         self._session.snapshots.clear()
         self._deadlines = [
-            self._clock.callLater(LAST_CALL, self._heard_enough),
-            self._clock.callLater(PATIENCE, self._stop_now),
+            self._clock.callLater(READ_TIMEOUT, self._stop_reading),
+            self._clock.callLater(STOP_TIMEOUT, self._stop_now),
         ]
         self._snapshot.pause()
-        self._collector.poke()
+        self._collector.schedule_turn()
         self._collector_idle()
         return stopped
 
-    # What the budget calls: the reading half of COLLECTOR.
+    # Called by the budget, to pause and resume the reading of COLLECTOR.
 
     def pauseProducing(self) -> None:
         self._crowded = True
-        self._switch()
+        self._update_reading()
 
     def resumeProducing(self) -> None:
         self._crowded = False
-        self._switch()
+        self._update_reading()
 
-    # What the ports call.
+    # Called by the ports.
 
     def pub_received(self, message: list[bytes], count: int) -> None:
-        """A message that came to COLLECTOR."""
+        """Process a message of COLLECTOR; see :meth:`ServerSession.receive_pub`."""
         refused = self._session.receive_pub(message, count, self._clock.seconds())
         if refused is not None:
             self._drop(refused, self._collector)
 
     def pubs_over(self) -> None:
-        """COLLECTOR's turn is over: all that came in it is published at once."""
+        """Publish all events of this turn of COLLECTOR in one batch."""
         batch = self._session.take()
         if batch is not None:
             counters = self._broker.counters
@@ -155,40 +162,41 @@ class EventBusServer:
         self._collector_idle()
 
     def request_received(self, message: list[bytes], count: int) -> None:
-        """A message that came to SNAPSHOT."""
+        """Process a message of SNAPSHOT; see :meth:`ServerSession.receive_request`."""
         host, descriptor = self._snapshot.origin
         answer = self._session.receive_request(message, count, host, network_of(host), descriptor)
         if isinstance(answer, Refused):
             self._drop(answer, self._snapshot)
             return
         self._broker.counters.add(PROTOCOL, "snapshots")
-        if answer.again:
+        if answer.replaced:
             self._broker.counters.add(PROTOCOL, "snapshot-replaced")
-        if answer.deaf:
-            self._say_how_to_hear(host)
-        # A client subscribes before it asks; that it did must be known before the end of its snapshot is.
-        self._publisher.take_in()
+        if answer.wrong_dialect:
+            self._warn_of_dialect(host)
+        # A client subscribes before it sends SYNCSTART.  The socket has to process that subscription before the end of
+        # the snapshot is determined, or the client would miss events between the two.
+        self._publisher.process_commands()
 
-    def _say_how_to_hear(self, host: str) -> None:
+    def _warn_of_dialect(self, host: str) -> None:
         counters = self._broker.counters
         counters.add(PROTOCOL, "decimal-requests")
-        if not self._said:
-            self._said = True
+        if not self._dialect_warned:
+            self._dialect_warned = True
             log.warn(
-                "{protocol}: {host} at {port} asks with a sequence in decimal text, and broadcasts have it binary: a "
-                "client of the reference program (Node) drops every one of them; for those use "
-                "--option eventbus.sequence=decimal, in a listener of their own if there are others (said once)",
+                "{protocol}: {host} at {port} sends sequences as decimal text, but this listener broadcasts them in "
+                "binary: clients of the reference program (Node) drop every broadcast; pass "
+                "--option eventbus.sequence=decimal, or open a second listener for them (logged once)",
                 protocol=PROTOCOL,
                 host=host,
                 port=self._snapshot.name,
             )
 
     def requests_over(self) -> None:
-        """SNAPSHOT's turn is over; it may also take more than before."""
+        """Send snapshots: a turn of SNAPSHOT is over, or its socket has room again."""
         if len(self._session.snapshots):
             self._serve_soon(0)
 
-    # What the broker calls: durable records of the stream.
+    # Called by the broker, with durable records of the stream.
 
     @property
     def subscriber(self) -> tuple[str, str]:
@@ -202,12 +210,12 @@ class EventBusServer:
         self._pump()
 
     def skipped(self, first: int, last: int) -> None:
-        """They are gone; sequences need not follow on."""
+        """Count records that retention removed before they were broadcast; sequences may have gaps."""
         self._broker.counters.add(PROTOCOL, "skipped", last - first + 1)
 
     def ended(self, reason: Exception) -> None:
         self._subscription = None
-        log.error("{protocol}: nothing more is broadcast: {reason}", protocol=PROTOCOL, reason=str(reason))
+        log.error("{protocol}: broadcasting has ended: {reason}", protocol=PROTOCOL, reason=str(reason))
         self._check_stopped()
 
     # Publishing.
@@ -232,15 +240,15 @@ class EventBusServer:
 
     def _refused(self, batch: Batch, error: FyrehoseError) -> None:
         if isinstance(error, ReadOnly) and not self._stopping:
-            # Nobody sends it again: keep it, read no further, and try until there is room.
+            # Plain clients do not resend: keep the batch, pause COLLECTOR, and retry until the disk has room.
             self._in_flight -= 1
             self._broker.counters.refuse(log, PROTOCOL, "ReadOnly", f"{batch.count} events", str(error))
-            self._kept.append(batch)
+            self._unwritten.append(batch)
             if self._retrying is None:
                 self._retrying = self._clock.callLater(FULL_WAIT, self._retry)
-            self._switch()
+            self._update_reading()
         elif isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:
-            # One that cannot be taken must not take others with it.
+            # One event that is refused must not affect the others: publish them separately.
             self._in_flight -= 1
             self._account.release(batch.size)
             for part in _parts(batch):
@@ -253,13 +261,13 @@ class EventBusServer:
 
     def _retry(self) -> None:
         self._retrying = None
-        kept, self._kept = self._kept, []
+        kept, self._unwritten = self._unwritten, []
         for batch in kept:
             self._publish(batch)
-        self._switch()
+        self._update_reading()
 
-    def _switch(self) -> None:
-        if self._crowded or self._kept or self._heard_all:
+    def _update_reading(self) -> None:
+        if self._crowded or self._unwritten or self._reading_ended:
             self._collector.pause()
         else:
             self._collector.start()
@@ -267,13 +275,13 @@ class EventBusServer:
     # Broadcasting.
 
     def _pump(self) -> None:
-        """Some of what was delivered; the rest when others have had their turn."""
+        """Broadcast one turn's worth of the delivered records, and schedule the next turn."""
         self._pumping = None
         if self._lent.size <= self._lent.limit // 2:
             self._full_since = None
         outgoing, publisher = self._outgoing, self._publisher
         assert outgoing is not None
-        publisher.take_in()
+        publisher.process_commands()
         sent = size = 0
         for frames in outgoing:
             try:
@@ -283,8 +291,8 @@ class EventBusServer:
                     self._outgoing = chain((frames,), outgoing)
                     self._pumping = self._clock.callLater(BROADCAST_LOOK, self._pump)
                     break
-                # Nobody is found whose fault it is.  All have to ask for this one.
-                detail = f"an event of {len(frames[-1])} bytes is not broadcast"
+                # No slow subscriber can be found, so the event is dropped for all; they request it again.
+                detail = f"an event of {len(frames[-1])} bytes is not broadcast; subscribers have to request it"
                 self._broker.counters.refuse(log, PROTOCOL, "broadcast-memory-full", "subscribers", detail)
             sent += 1
             size += len(frames[-1])
@@ -299,26 +307,26 @@ class EventBusServer:
             self._check_stopped()
 
     def _wait_for_subscribers(self) -> bool:
-        """End the connections of slow subscribers when others have waited; return whether to go on waiting."""
+        """Close the connections of slow subscribers after BROADCAST_WAIT; return whether to continue to wait."""
         now = self._clock.seconds()
         if self._full_since is None:
-            self._full_since = self._judged = now
+            self._full_since = self._laggards_checked = now
             self._laggards.begin(now)
-        self._laggards.look()
-        if now - self._judged < BROADCAST_WAIT:
+        self._laggards.update()
+        if now - self._laggards_checked < BROADCAST_WAIT:
             return True
-        self._judged = now
+        self._laggards_checked = now
         slow = self._laggards.slow(now)
         for host, descriptor in slow:
-            detail = "others wait for it to take large events; its connection is ended, and it asks for what it missed"
+            detail = "it delays large events for other subscribers: connection closed, it can request missed events"
             where = f"{host} at {self._publisher.name}"
             self._broker.counters.refuse(log, PROTOCOL, "subscriber-too-slow", where, detail)
             self._peers.end_subscriber(host, descriptor)
         if slow:
             self._full_since = None
-        return bool(slow) or self._laggards.waits
+        return bool(slow) or self._laggards.any_behind
 
-    # The past.
+    # Snapshots.
 
     def _serve_soon(self, delay: float) -> None:
         serving = self._serving
@@ -328,11 +336,11 @@ class EventBusServer:
             serving.reset(delay)
 
     def _serve(self) -> None:
-        """Each snapshot in its turn, until the turn is over."""
+        """Send some messages of each active snapshot in turn, up to EVENTS_TURN in all."""
         self._serving = None
         snapshots = self._session.snapshots
         now, end = self._clock.seconds(), self._broker.bounds(self._settings.stream)[1]
-        self._look_aside(now)
+        self._check_parked(now)
         left = EVENTS_TURN
         served: set[bytes] = set()
         while left > 0:
@@ -348,27 +356,27 @@ class EventBusServer:
         if len(snapshots):
             self._serve_soon(0 if left < EVENTS_TURN else SNAPSHOT_WAIT)
 
-    def _look_aside(self, now: float) -> None:
-        """Have those wait for a place again whose clients have read something; cancel those that read nothing."""
-        if now - self._looked < SNAPSHOT_WAIT:
+    def _check_parked(self, now: float) -> None:
+        """Queue parked snapshots whose clients have read something; cancel those that have stalled."""
+        if now - self._parked_checked < SNAPSHOT_WAIT:
             return
-        self._looked = now
+        self._parked_checked = now
         self._session.pool.settle()
         tries = self._settings.snapshots
-        for snapshot in list(self._session.snapshots.aside.values()):
+        for snapshot in list(self._session.snapshots.parked.values()):
             held, snapshot.held = snapshot.held, snapshot.account.size
             if snapshot.held < held:
                 self._session.snapshots.wait(snapshot)
-                snapshot.moved = now
+                snapshot.progressed = now
                 continue
             self._check_stalled(snapshot, now)
             if not snapshot.held and tries > 0:
-                # Nothing tells whether it can be sent: some are tried each time, and the others in their turn.
+                # The socket holds nothing for this client, so no release will show that it reads: try to send again.
                 tries -= 1
                 self._session.snapshots.retry(snapshot)
 
     def _send_some(self, snapshot: Snapshot, left: int, now: float) -> int:
-        """Messages of ``snapshot``, ``left`` at the most; how many are left then."""
+        """Send at most *left* messages of *snapshot*; return the number that remains of *left*."""
         sent = size = 0
         envelope: Frames = (snapshot.identity, b"") if snapshot.delimiter else (snapshot.identity,)
         try:
@@ -386,42 +394,42 @@ class EventBusServer:
                 left -= 1
         except Full as full:
             snapshot.starved = isinstance(full, Crowded) and not snapshot.account.size
-            self._step_aside(snapshot, now)
+            self._park(snapshot, now)
         except Gone:
             self._cancel(snapshot, "snapshot-left")
         except JournalCorrupt as damage:
             self._cancel(snapshot, "journal-corrupt", str(damage))
         self._broker.counters.add(PROTOCOL, "syncs", sent - snapshot.ended)
-        snapshot.given += size
+        snapshot.turn_bytes += size
         if snapshot.ended:
             self._session.snapshots.forget(snapshot)
-        elif snapshot.given >= SNAPSHOT_SHARE and self._session.snapshots.waiting:
+        elif snapshot.turn_bytes >= SNAPSHOT_SHARE and self._session.snapshots.waiting:
             self._session.snapshots.wait(snapshot)
         return left
 
-    def _step_aside(self, snapshot: Snapshot, now: float) -> None:
-        """Give the place of a snapshot that cannot be sent to one that waits; alone it keeps what it has read."""
+    def _park(self, snapshot: Snapshot, now: float) -> None:
+        """Park a snapshot that cannot be sent if another one waits for its place."""
         if self._session.snapshots.waiting:
             snapshot.held = snapshot.account.size
-            self._session.snapshots.step_aside(snapshot)
+            self._session.snapshots.park(snapshot)
         else:
             self._check_stalled(snapshot, now)
 
     def _check_stalled(self, snapshot: Snapshot, now: float) -> None:
         if snapshot.starved:
-            snapshot.moved = now
-        elif now - snapshot.moved > self._settings.stall_timeout:
+            snapshot.progressed = now
+        elif now - snapshot.progressed > self._settings.stall_timeout:
             timeout = f"{self._settings.stall_timeout:g} s"
-            detail = f"it has taken nothing for {timeout}; its connection is ended, and it has to ask again"
+            detail = f"it has read nothing for {timeout}: connection closed, it has to send SYNCSTART again"
             self._cancel(snapshot, "snapshot-stalled", detail)
-            # What waits for it in ZeroMQ's memory goes with its connection.
+            # Closing the connection frees the messages that ZeroMQ holds for it.
             self._peers.end_snapshot(snapshot.host, snapshot.descriptor)
 
     def _cancel(self, snapshot: Snapshot, cause: str, detail: str = "") -> None:
         self._session.snapshots.forget(snapshot)
         self._count_drop(cause, snapshot.host, self._snapshot, snapshot.identity, detail)
 
-    # Drops.
+    # Refused messages.
 
     def _drop(self, refused: Refused, port: Port) -> None:
         error, (host, _) = refused.error, port.origin
@@ -438,17 +446,17 @@ class EventBusServer:
     # Stopping.
 
     def _collector_idle(self) -> None:
-        if self._stopping and not self._heard_all and self._collector.drained():
-            self._heard_enough()
+        if self._stopping and not self._reading_ended and self._collector.drained():
+            self._stop_reading()
 
-    def _heard_enough(self) -> None:
-        if not self._heard_all:
-            self._heard_all = True
-            self._switch()
+    def _stop_reading(self) -> None:
+        if not self._reading_ended:
+            self._reading_ended = True
+            self._update_reading()
             self._check_stopped()
 
     def _check_stopped(self) -> None:
-        if self._stopped is None or not self._heard_all or self._in_flight or self._outgoing is not None:
+        if self._stopped is None or not self._reading_ended or self._in_flight or self._outgoing is not None:
             return
         if self._subscription is None or self._subscription.position >= self._published:
             self._stop_now()
@@ -457,24 +465,24 @@ class EventBusServer:
         stopped, self._stopped = self._stopped, None
         if stopped is None:
             return
-        self._heard_all = True
-        self._switch()
+        self._reading_ended = True
+        self._update_reading()
         for timer in (*self._deadlines, self._retrying, self._pumping, self._serving):
             if timer is not None and timer.active():
                 timer.cancel()
         if self._subscription is not None:
             self._subscription.stopProducing()
             self._subscription = None
-        for batch in self._kept:
+        for batch in self._unwritten:
             self._broker.counters.refuse(log, PROTOCOL, "not-published-at-stop", f"{batch.count} events")
         self._account.close()
         stopped.callback(None)
 
 
 def _parts(batch: Batch) -> list[Batch]:
-    """``batch`` in smaller ones: its runs, or the events of its only run."""
+    """Split *batch* into its runs, or its only run into single events."""
     runs = batch.runs
     if len(runs) == 1:
         runs = [runs[0].slice(row, row + 1) for row in range(len(runs[0]))]
-    # Their UUIDs stay known: what is refused for good would be refused again.
+    # The UUIDs stay in the deduplication table: an event that is refused permanently would be refused again.
     return [Batch(runs=[run], size=run.size, count=len(run)) for run in runs]

@@ -1,6 +1,6 @@
-"""The event bus as a service: a ZeroMQ context, three ports in a row, and a listener that says who may connect.
+"""The event bus as a service: a ZeroMQ context, three consecutive ports, and a ZAP handler that admits connections.
 
-in: where to listen, settings      out: what listens; stopped in order, and never waiting for a peer
+in: host, port, settings      out: the listening ports; an orderly stop that does not wait for peers
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fyrehose.protocols.eventbus.ports import Peers
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.sockets import HANDSHAKE, Context, Keys, Socket, address, load_clients, make_socket
-from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, TOO_MANY, Listener
+from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, TOO_MANY, Authenticator
 from fyrehose.protocols.eventbus.zmqport import (
     ACCEPTED,
     ALL,
@@ -42,34 +42,35 @@ from fyrehose.protocols.eventbus.zmqport import (
 
 log = Logger()
 
-#: Broadcasts that may wait for one subscriber; beyond that ZeroMQ drops its events, and it has to ask again.
+#: Broadcasts that may be queued for one subscriber; ZeroMQ drops further ones, and the subscriber has to request them.
 BROADCASTS_WAITING = 10_000
-#: SYNCs that may wait for one client; beyond that its snapshot waits.
+#: SYNCs that may be queued for one client; then its snapshot waits.
 SYNCS_WAITING = 1_000
-#: PUBs that may wait to be read of one publisher; beyond that it waits.  ZeroMQ counts them and not their bytes, so
-#: they are as many of the largest as this memory holds, and within these bounds.  With more of them ZeroMQ's thread and
-#: ours wake each other less often.  They cannot be raised later: ZeroMQ then forgets to wake who waits already.
+#: PUBs of one publisher that may wait to be read; then the publisher waits.  ZeroMQ limits their number and not their
+#: memory, so the number is PUBS_MEMORY / max-payload within these bounds.  With a larger number ZeroMQ's thread and the
+#: reactor wake each other less often.  The number cannot be raised later: ZeroMQ would not wake publishers that wait.
 PUBS_MEMORY = 256 << 20
 PUBS_WAITING_LEAST = 16
 PUBS_WAITING_MOST = 1_000
-#: Requests that may wait to be read of one client, and the largest: 64 subtrees of 255 bytes and their separators.
+#: Requests of one client that may wait to be read, and the maximum size of a frame, in bytes: more than 64 subtrees of
+#: 255 bytes with their separators.
 REQUESTS_WAITING = 16
 REQUEST_SIZE = 32 << 10
-#: The largest subscription.
+#: Maximum size of a subscription, in bytes.
 SUBSCRIPTION_SIZE = 4 << 10
-#: How long what was sent has to leave after the end, in milliseconds.
+#: How long a closed socket keeps sending what is queued, in milliseconds.
 LINGER = 1_000
-#: What the text calls the three ports.
+#: The names of the three ports in the specification, "Ports and Connections".
 NAMES = ("SNAPSHOT", "PUBLISHER", "COLLECTOR")
-#: How long a connection that is refused is kept open, in seconds: its client comes back as soon as it ends.
+#: How long a refused connection is kept open, in seconds, because its client reconnects as soon as it is closed.
 HOLD = 1.0
-#: How often three free ports in a row are looked for.
+#: How often binding to three consecutive free ports is tried.
 ATTEMPTS = 50
 
 
 @implementer(IListeningPort)
-class Listening:
-    """What has been bound, for the line that says so."""
+class ListeningPorts:
+    """The bound ports, for the log line that reports them."""
 
     def __init__(self, service: EventBusService, host: str, port: int) -> None:
         self.service = service
@@ -77,21 +78,22 @@ class Listening:
         self.port = port
 
     def startListening(self) -> None:
-        """It listens already."""
+        """Do nothing, because the ports are bound already."""
 
     def stopListening(self) -> Deferred[None]:
         """Stop the service."""
         return self.service.stopService()
 
     def getHost(self) -> IPv4Address | IPv6Address:
-        """The address of SNAPSHOT; PUBLISHER and COLLECTOR are the two ports behind it."""
+        """Return the address of SNAPSHOT; PUBLISHER and COLLECTOR use the next two ports."""
         return (IPv6Address if ":" in self.host else IPv4Address)("TCP", self.host, self.port)
 
 
 class EventBusService(Service):
-    """Serves one stream at three ports as long as it runs.
+    """Serve one stream at three consecutive ports while the service runs.
 
-    :raises ConfigError: from the constructor: the keys cannot be read
+    :param port: the port of SNAPSHOT; 0: any three consecutive free ports
+    :raises ConfigError: by the constructor, if the keys cannot be read
     """
 
     def __init__(self, reactor: Any, broker: IBroker, host: str, port: int, settings: Settings) -> None:
@@ -101,26 +103,29 @@ class EventBusService(Service):
         self._first = port
         self._settings = settings
         self._keys = Keys.load(settings.server_key) if settings.server_key else None
-        self._listener = self._make_listener()
+        self._authenticator = self._make_authenticator()
         self._peers = Connections()
         self._context: Context | None = None
         self._port = port
         self._server: EventBusServer | None = None
         self._ports: list[ZMQPort] = []
         self._monitors: list[Monitor] = []
-        self._ending: dict[Key, IDelayedCall] = {}
+        self._refusal_timers: dict[Key, IDelayedCall] = {}
 
-    def startService(self) -> Deferred[Listening]:
-        """Bind; fires with what listens, or fails with what keeps it from listening."""
+    def startService(self) -> Deferred[ListeningPorts]:
+        """Bind the ports and serve.
+
+        :return: fires with the listening ports, or fails with CannotListenError
+        """
         Service.startService(self)
         self._context = zmq.Context()
         self._peers = Connections(self._settings.max_connections)
-        # The listener first: nobody is let in while nobody answers there.
-        asked = self._context.socket(zmq.REP)
-        asked.bind(ADDRESS)
-        listener = ZMQPort(self._reactor, asked)
-        listener.receive = partial(self._asked, listener)
-        self._ports = [listener]
+        # The ZAP handler first: without one, ZeroMQ would admit every connection.
+        handler = self._context.socket(zmq.REP)
+        handler.bind(ADDRESS)
+        zap = ZMQPort(self._reactor, handler)
+        zap.receive = partial(self._authenticate, zap)
+        self._ports = [zap]
         sockets = self._make_sockets(self._context)
         try:
             port = self._bind(sockets)
@@ -131,10 +136,13 @@ class EventBusService(Service):
             return self._close().addCallback(lambda _: fail(CannotListenError(self._host, self._first, wrong)))
         self._port = port
         self._serve(*sockets)
-        return succeed(Listening(self, self._host, port))
+        return succeed(ListeningPorts(self, self._host, port))
 
     def stopService(self) -> Deferred[None]:
-        """Take nothing more in; fires when what came in is durable and was broadcast, and the ports are closed."""
+        """Stop serving.
+
+        :return: fires when accepted events are durable and broadcast, and the ports are closed
+        """
         Service.stopService(self)
         server, self._server = self._server, None
         if server is None:
@@ -143,24 +151,28 @@ class EventBusService(Service):
 
     @property
     def connections(self) -> int:
-        """How many there are, at all three ports."""
+        """Number of open connections of all three ports."""
         return self._peers.count
 
     def reload(self) -> None:
-        """Read the clients' keys again, and part with whoever may not be connected any more.
+        """Read the clients' keys again, and close connections that have lost their permission.
 
-        :raises ConfigError: they cannot be read; those that were go on
+        :raises ConfigError: the keys cannot be read; the previous ones stay in force
         """
-        self._listener = self._make_listener()
-        parted = self._peers.part(self._listener.may, range(self._port, self._port + 3))
-        if parted:
-            log.info("{protocol}: {count} connections are ended, to be judged again", protocol=PROTOCOL, count=parted)
+        self._authenticator = self._make_authenticator()
+        ended = self._peers.end_forbidden(self._authenticator.may, range(self._port, self._port + 3))
+        if ended:
+            log.info(
+                "{protocol}: closed {count} connections, which have to be admitted again",
+                protocol=PROTOCOL,
+                count=ended,
+            )
 
-    def _make_listener(self) -> Listener:
+    def _make_authenticator(self) -> Authenticator:
         clients = None
         if self._keys is not None and self._settings.client_keys != "any":
             clients = load_clients(self._settings.client_keys)
-        return Listener(permits=self._permits, clients=clients, curve=self._keys is not None)
+        return Authenticator(permits=self._permits, clients=clients, curve=self._keys is not None)
 
     def _permits(self, identity: Identity, action: Action) -> bool:
         permitted: bool = self._broker.identified(identity).permits(action, self._settings.stream)
@@ -173,7 +185,8 @@ class EventBusService(Service):
             context, zmq.PUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING
         )
         waiting = min(max(PUBS_MEMORY // payload, PUBS_WAITING_LEAST), PUBS_WAITING_MOST)
-        # ZeroMQ says nothing of a frame that is too large for it, so what is a little too large is refused here.
+        # ZeroMQ cuts the connection when a frame is too large for it and does not report why, so its limit is higher,
+        # and the session refuses events that exceed max-payload by up to a quarter with a counter and a log line.
         largest = payload + max(payload // 4, REQUEST_SIZE)
         collector = make_socket(context, zmq.ROUTER, largest=largest, received=waiting, sent=1)
         for socket in (snapshot, publisher, collector):
@@ -187,7 +200,7 @@ class EventBusService(Service):
         return snapshot, publisher, collector
 
     def _bind(self, sockets: tuple[Socket, Socket, Socket]) -> int:
-        """Bind three ports in a row; the first."""
+        """Bind the sockets to three consecutive ports; return the first."""
         if self._first:
             for port, socket in enumerate(sockets, self._first):
                 socket.bind(address(self._host, port))
@@ -206,7 +219,7 @@ class EventBusService(Service):
                     socket.unbind(address(self._host, port))
                 if not left:
                     raise
-        raise AssertionError("one attempt at least is made")
+        raise AssertionError("ATTEMPTS is not positive")
 
     def _serve(self, snapshot: Socket, publisher: Socket, collector: Socket) -> None:
         context, reactor = self._context, self._reactor
@@ -224,13 +237,16 @@ class EventBusService(Service):
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
         self._monitors = [
-            Monitor(reactor, context, socket, ALL, partial(self._happened, port, Handshakes()))
+            Monitor(reactor, context, socket, ALL, partial(self._monitor_event, port, Handshakes()))
             for port, socket in enumerate((snapshot, publisher, collector), self._port)
         ]
         server.start(requests, broadcasts, pubs)
 
-    def _happened(self, port: int, handshakes: Handshakes, event: int, value: int) -> None:
-        """Handle what a monitor says; for a failed handshake *value* says why, else it is a file descriptor."""
+    def _monitor_event(self, port: int, handshakes: Handshakes, event: int, value: int) -> None:
+        """Process an event of a monitor.
+
+        :param value: the error number of a failed handshake, otherwise a file descriptor
+        """
         if event == CONNECTED:
             handshakes.succeeded()
         elif event not in (ACCEPTED, DISCONNECTED):
@@ -244,15 +260,15 @@ class EventBusService(Service):
 
     def _handshake_failed(self, cause: str, where: str) -> None:
         counters = self._broker.counters
-        if cause == LEFT:  # as a check whether the port is open does
+        if cause == LEFT:  # for example a check whether the port is open
             counters.add(PROTOCOL, cause)
         elif cause == TIMEOUT:
             counters.refuse(
-                log, PROTOCOL, cause, where, f"it has said nothing for {HANDSHAKE // 1000} s, or not enough"
+                log, PROTOCOL, cause, where, f"it has not completed the handshake within {HANDSHAKE // 1000} s"
             )
         else:
-            what = "what it sent is no handshake of ZeroMQ 3 or later, or that of a wrong kind of socket or key"
-            counters.refuse(log, PROTOCOL, cause, where, what)
+            detail = "it does not speak ZeroMQ 3 or later, or has the wrong type of socket or the wrong server key"
+            counters.refuse(log, PROTOCOL, cause, where, detail)
 
     def _connection(self, port: int, event: int, value: int) -> None:
         counters, peers = self._broker.counters, self._peers
@@ -261,11 +277,11 @@ class EventBusService(Service):
             counters.add(PROTOCOL, "connections")
             refused = peers.accepted(port, value)
             if refused is not None:
-                # One that was connected has to go now; a new one waits, or its client comes back at once.
-                self._refuse(refused, peers.crowded() or refused != (port, value))
+                # A connection that makes room is closed now; a refused new one is kept open for HOLD seconds.
+                self._refuse(refused, peers.too_many_refused() or refused != (port, value))
         else:
             peers.disconnected(port, value)
-            ending = self._ending.pop((port, value), None)
+            ending = self._refusal_timers.pop((port, value), None)
             if ending is not None and ending.active():
                 ending.cancel()
         counters.gauge(PROTOCOL, "connections", peers.count - before)
@@ -275,35 +291,35 @@ class EventBusService(Service):
 
     def _refuse(self, key: Key, at_once: bool) -> None:
         peers = self._peers
-        detail = f"max-connections is {self._settings.max_connections}; the client comes back and gets in when one ends"
+        detail = f"max-connections is {self._settings.max_connections}; the client reconnects until there is room"
         self._broker.counters.refuse(log, PROTOCOL, TOO_MANY, self._where(key[0], peers.host(*key)), detail)
         if at_once:
             peers.end(*key)
         else:
-            self._ending[key] = self._reactor.callLater(HOLD, peers.end, *key)
+            self._refusal_timers[key] = self._reactor.callLater(HOLD, peers.end, *key)
 
-    def _asked(self, listener: ZMQPort, question: list[bytes], count: int) -> None:
-        """ZeroMQ asks whether a connection may be."""
-        # What was accepted is known to the monitors before ZeroMQ asks, and to us when we have read it.
+    def _authenticate(self, zap: ZMQPort, question: list[bytes], count: int) -> None:
+        """Answer a ZAP request, by which ZeroMQ asks whether to admit a connection."""
+        # A connection is reported to its monitor before the ZAP request; read those events first.
         for monitor in self._monitors:
-            monitor.take_in()
-        answer = self._listener.answer(question, refused=self._peers.refuse)
+            monitor.process_commands()
+        answer = self._authenticator.answer(question, refused=self._peers.refuse)
         if answer.cause == TOO_MANY:
-            pass  # counted when it was accepted
+            pass  # counted when the connection was accepted
         elif answer.cause is not None:
             detail = "{} may not {}".format(*answer.wanted) if answer.wanted is not None else ""
             port = self._port + 2 if answer.wanted and answer.wanted[1] is Action.PUBLISH else self._port
             self._broker.counters.refuse(log, PROTOCOL, answer.cause, self._where(port, answer.address), detail)
         elif answer.wanted is not None:
             self._peers.admit(*answer.wanted)
-        listener.send(answer.frames)
+        zap.send(answer.frames)
 
     def _close(self) -> Deferred[None]:
         self._broker.counters.gauge(PROTOCOL, "connections", -self._peers.count)
-        for ending in self._ending.values():
+        for ending in self._refusal_timers.values():
             if ending.active():
                 ending.cancel()
-        self._ending.clear()
+        self._refusal_timers.clear()
         monitors, self._monitors = self._monitors, []
         ports, self._ports = self._ports, []
         context, self._context = self._context, None
@@ -312,5 +328,5 @@ class EventBusService(Service):
         for port in ports:
             port.close(LINGER)
         assert context is not None
-        # It waits for what was sent to leave, LINGER at the most; nothing else has to wait for that.
+        # Closing the context takes up to LINGER, so it runs in a thread.
         return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), context.term)

@@ -1,12 +1,13 @@
-"""The server of the event bus without a socket: what each message asks for, and what it is refused for.
+"""The server's side of the event bus, without I/O: check each message, collect events and snapshot requests.
 
-    PUB         -> drafts of this turn, in their clients' order
-    SYNCSTART   -> a snapshot, waiting for its turn
-    all else    -> Refused: counted, never answered; the client's other messages and everybody else's go on
+    PUB             -> a draft of this turn, in the order of each client
+    SYNCSTART       -> a snapshot that waits for its turn
+    anything else   -> Refused: counted, not answered; has no effect on other messages
 
-Messages come from ROUTER sockets: a routing id first, then maybe an empty delimiter, then what the client sent.
+Messages come from ROUTER sockets: first the routing id, then possibly an empty delimiter, then the client's frames.
 
-Specification: event-bus.md.  Times are monotonic, in seconds, and arguments.
+Specification: event-bus.md, "State Synchronization" and "Client-to-Server Updates".  Times are monotonic, in seconds,
+and passed as arguments.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from fyrehose.protocols.eventbus.settings import Settings, Syntax
 from fyrehose.protocols.eventbus.snapshots import Snapshot, Snapshots
 from fyrehose.records import Run
 
-#: What may wait for the clients of snapshots, all together, in bytes.
+#: Upper bound of the memory of SYNCs that wait for clients, in bytes.
 SNAPSHOT_MEMORY = 256 << 20
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Refused:
-    """A message of ``identity`` was not taken."""
+    """A message of the client ``identity`` is refused."""
 
     identity: bytes
     error: RemoteProtocolError
@@ -39,23 +40,25 @@ class Refused:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Requested:
-    """A client waits for a snapshot.
+    """A client has requested a snapshot.
 
-    :ivar again: this takes the place of one that it asked for before
-    :ivar deaf: it writes sequences as text, and broadcasts have them in binary: a client of the reference program,
-        which reads those as no number at all, and drops every event
+    :ivar replaced: the request replaces an earlier one of the same client
+    :ivar wrong_dialect: the client sends decimal sequences and broadcasts have binary ones.  It is the reference
+        program, which cannot read binary sequences and drops every broadcast
     """
 
     identity: bytes
-    again: bool
-    deaf: bool
+    replaced: bool
+    wrong_dialect: bool
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Batch:
     """The events of one turn.
 
-    :ivar uuids: theirs, where duplicates are looked for
+    :ivar size: their memory, in bytes
+    :ivar count: number of events
+    :ivar uuids: the UUIDs of the events, if the option ``dedup`` is on
     """
 
     runs: list[Run]
@@ -65,7 +68,7 @@ class Batch:
 
 
 class ServerSession:
-    """All state of an event bus but its broadcasts."""
+    """The state of a server: events of this turn, recent UUIDs, snapshots."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -76,9 +79,10 @@ class ServerSession:
         self.pool = Pool(SNAPSHOT_MEMORY)
 
     def receive_pub(self, message: Sequence[bytes], count: int, now: float) -> Refused | None:
-        """A message that came to COLLECTOR; it had ``count`` frames, of which the first 16 at the most are there.
+        """Process a message of COLLECTOR; its sequence is ignored, because the server assigns its own.
 
-        The sequence in it is not looked at: the server's own is the only one.
+        :param message: the first frames of the message, at most 16
+        :param count: number of frames of the whole message
         """
         identity = message[0]
         try:
@@ -98,7 +102,14 @@ class ServerSession:
     def receive_request(
         self, message: Sequence[bytes], count: int, host: str = "", network: str = "", descriptor: int = -1
     ) -> Refused | Requested:
-        """A message that came to SNAPSHOT from *host* in *network*, by the connection with this *descriptor*."""
+        """Process a message of SNAPSHOT.
+
+        :param message: the first frames of the message, at most 16
+        :param count: number of frames of the whole message
+        :param host: the address of the client
+        :param network: the network of that address, with whose other clients it shares memory
+        :param descriptor: the file descriptor of the client's connection
+        """
         identity = message[0]
         lenient = self._settings.subtrees is Syntax.REFERENCE
         try:
@@ -112,14 +123,14 @@ class ServerSession:
         except OverflowError:
             many = RemoteProtocolError(
                 "too-many-snapshots",
-                f"{len(self.snapshots)} are sent or wait, and take {self.snapshots.used} bytes; raise snapshots-memory",
+                f"{len(self.snapshots)} requests use {self.snapshots.used} bytes; raise eventbus.snapshots-memory",
             )
             return Refused(identity=identity, error=many)
-        deaf = request.dialect is Dialect.DECIMAL and self._settings.sequence is Dialect.BINARY
-        return Requested(identity=identity, again=replaced is not None, deaf=deaf)
+        wrong_dialect = request.dialect is Dialect.DECIMAL and self._settings.sequence is Dialect.BINARY
+        return Requested(identity=identity, replaced=replaced is not None, wrong_dialect=wrong_dialect)
 
     def _repeated(self, seen: Seen, frames: Sequence[bytes], now: float) -> bool:
-        check_event(frames)  # what is refused must not be remembered
+        check_event(frames)  # the UUID of a refused event must not be remembered
         uuid = frames[4]
         if not seen.add(uuid, now):
             return True
@@ -127,7 +138,7 @@ class ServerSession:
         return False
 
     def take(self) -> Batch | None:
-        """The events that came since the last call, or None."""
+        """Return the events since the last call, or None if there are none."""
         drafts = self._drafts
         if not drafts.count:
             return None
@@ -136,7 +147,7 @@ class ServerSession:
         return Batch(runs=drafts.build(), size=size, count=count, uuids=uuids)
 
     def failed(self, batch: Batch) -> None:
-        """``batch`` was not published: its UUIDs are not known after all."""
+        """Forget the UUIDs of *batch*, which was not published."""
         if self._seen is not None:
             for uuid in batch.uuids:
                 self._seen.forget(uuid)
@@ -144,5 +155,5 @@ class ServerSession:
 
 def _whole(message: Sequence[bytes], count: int) -> Sequence[bytes]:
     if count > len(message):
-        raise RemoteProtocolError("wrong-frame-count", f"{count - 1}")
+        raise RemoteProtocolError("wrong-frame-count", f"{count - 1} frames")
     return message[1:]

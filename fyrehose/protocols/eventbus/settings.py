@@ -1,4 +1,4 @@
-"""The event bus's options: limits with their reasons (docs/protocols/eventbus.md has the table)."""
+"""The options of the event bus server; docs/protocols/eventbus.md explains the limits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ E = TypeVar("E", bound=Enum)
 
 
 class Syntax(StrEnum):
-    """How clients write the subtrees that they want."""
+    """The syntax of subtree specifications."""
 
-    TEXT = "text"  #: /a/;/b/c/
-    REFERENCE = "reference"  #: commas, too, and any prefix of a topic
+    TEXT = "text"  #: as specified: /a/;/b/c/
+    REFERENCE = "reference"  #: as in the reference program: commas, too, and any prefix of a topic
 
 
 def choice(kind: type[E]) -> Any:
-    """Reads the value of a member of ``kind``."""
+    """Return a converter from the value of a member of *kind* to the member."""
 
     def convert(text: str) -> E:
         try:
@@ -34,32 +34,32 @@ def choice(kind: type[E]) -> Any:
 
 
 def text(value: str) -> str:
-    """Anything."""
+    """Return *value* unchanged; the converter of options that accept any text."""
     return value
 
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """What the protocol takes as ``--option eventbus.NAME=VALUE``."""
+    """The options ``--option eventbus.NAME=VALUE``."""
 
-    stream: str = option("eventbus", name, "the stream that is published into and delivered")
-    server_key: str = option("", text, "the file of the server's CURVE key pair (NAME.key_secret): encrypt")
-    client_keys: str = option("", text, "the directory of the keys (NAME.key) of clients that may connect, or: any")
-    sequence: Dialect = option(Dialect.BINARY, choice(Dialect), "sequences of broadcasts: binary or decimal")
-    subtrees: Syntax = option(Syntax.TEXT, choice(Syntax), "subtrees of clients: text or reference (commas, prefixes)")
+    stream: str = option("eventbus", name, "the stream to publish to and broadcast from")
+    server_key: str = option("", text, "file of the server's CURVE key pair (NAME.key_secret); turns encryption on")
+    client_keys: str = option("", text, "directory of the public keys (NAME.key) of permitted clients, or any")
+    sequence: Dialect = option(Dialect.BINARY, choice(Dialect), "encoding of broadcast sequences: binary or decimal")
+    subtrees: Syntax = option(Syntax.TEXT, choice(Syntax), "syntax of subtrees: text or reference (commas, prefixes)")
     dedup: bool = option(False, boolean, "drop an event whose UUID was seen in the last 10 minutes (100,000 are kept)")
-    max_payload: int = option(MAX_PAYLOAD, size, "the largest event taken, in bytes", least=1)
-    max_connections: int = option(16_000, count, "connections at a time, of all three ports together", least=1)
-    snapshots: int = option(8, count, "snapshots that are sent at a time", least=1)
+    max_payload: int = option(MAX_PAYLOAD, size, "maximum size of an event's data, in bytes", least=1)
+    max_connections: int = option(16_000, count, "maximum number of connections, all three ports together", least=1)
+    snapshots: int = option(8, count, "number of snapshots that are sent at a time", least=1)
     snapshots_memory: int = option(
-        64 << 20, size, "memory of requests for snapshots; one address has half; a request beyond it is dropped"
+        64 << 20, size, "memory for snapshot requests, half of it for one network; further requests are dropped"
     )
-    stall_timeout: float = option(30.0, duration, "time for a snapshot's client to take more, or it is cancelled")
+    stall_timeout: float = option(30.0, duration, "cancel a snapshot whose client has read nothing for this time")
 
     def __attrs_post_init__(self) -> None:
         if self.max_payload > MAX_PAYLOAD:
-            raise ValueError(f"max_payload has to be {MAX_PAYLOAD} at the most, not {self.max_payload}")
+            raise ValueError(f"max_payload may be at most {MAX_PAYLOAD}, not {self.max_payload}")
         if self.client_keys and not self.server_key:
-            raise ValueError("client_keys need a server_key")
+            raise ValueError("client_keys requires server_key")
         if self.server_key and not self.client_keys:
-            raise ValueError("server_key needs client_keys: a directory, or any for everybody who has the server's")
+            raise ValueError("server_key requires client_keys: a directory, or any to admit every client key")

@@ -1,13 +1,13 @@
-"""Who is owed a part of the past: one snapshot for each client, a few at once, the others in a row.
+"""Schedule snapshots: one for each client that has sent SYNCSTART, a few at a time.
 
-    SYNCSTART -> waiting -> active: read the journal piece by piece -> SYNC ... SYNC -> SYNCEND -> gone
-                    ^         |
-                    +- aside <+  while the client does not read
+    SYNCSTART -> waiting -> active: read the journal piece by piece -> SYNC ... SYNC -> SYNCEND -> forgotten
+                    ^          |
+                    +- parked <+  while the client does not read
 
-A snapshot ends where the stream ended when it became active; what came later is broadcast.  Nothing of it is held but
-the piece that is being sent.  A second request of the same client takes the place of its first.
+A snapshot ends at the end of the stream at the time it became active; later records are broadcast.  Only the piece of
+the journal that is being sent is in memory.  A second SYNCSTART of the same client replaces the first.
 
-in: requests, pieces of the journal, the time      out: the next message of each snapshot in its turn
+in: requests, pieces of the journal, the time      out: the next message of each snapshot in turn
 """
 
 from __future__ import annotations
@@ -22,28 +22,30 @@ from fyrehose.protocols.eventbus.frames import SYNC, Dialect, SyncEnd, SyncStart
 from fyrehose.protocols.eventbus.lent import Account
 from fyrehose.records import Run
 
-#: What a request takes besides its subtrees, and each byte of these with what is made of them, in bytes.
+#: Memory of a request besides its subtrees, and of each byte of the subtrees with their parsed form, in bytes.
 COST = 1_024
 COST_BYTE = 3
 
 
 @attrs.define(eq=False)
 class Snapshot:
-    """What one client is owed.
+    """The snapshot of one client.
 
-    :ivar identity: its routing id
-    :ivar delimiter: whether its messages have an empty frame in front
-    :ivar dialect: how its sequences are written
-    :ivar next: the number to read from
-    :ivar last: the number to stop at
-    :ivar highest: the greatest number sent, or the one that the client asked with; never beyond the stream's end
-    :ivar moved: when it last got on, in seconds
-    :ivar account: what its messages take until the client has them
-    :ivar host: the client's address
-    :ivar descriptor: that of the client's connection, or -1
-    :ivar held: what the socket held for the client when it was last looked at, in bytes
-    :ivar starved: whether it is others that keep its messages from being sent
-    :ivar given: what was sent of it since it has its place, in bytes
+    :ivar identity: routing id of the client
+    :ivar request: its SYNCSTART
+    :ivar delimiter: whether messages have an empty delimiter frame in front
+    :ivar dialect: encoding of sequences
+    :ivar account: memory that the socket holds for the client
+    :ivar host: address of the client
+    :ivar descriptor: file descriptor of the client's connection, or -1
+    :ivar next: the sequence to read from
+    :ivar last: the last sequence of the snapshot
+    :ivar highest: the greatest sequence sent, or that of the request; never beyond the end of the stream
+    :ivar progressed: time of the last progress, in seconds
+    :ivar held: memory that the socket held for the client at the last check, in bytes
+    :ivar starved: messages cannot be sent because the socket holds too much for other clients
+    :ivar turn_bytes: bytes sent since the snapshot last became active
+    :ivar ended: SYNCEND was sent
     """
 
     identity: bytes
@@ -56,10 +58,10 @@ class Snapshot:
     next: int = attrs.field(init=False)
     last: int = attrs.field(default=0, init=False)
     highest: int = attrs.field(init=False)
-    moved: float = attrs.field(default=0.0, init=False)
+    progressed: float = attrs.field(default=0.0, init=False)
     held: int = attrs.field(default=0, init=False)
     starved: bool = attrs.field(default=False, init=False)
-    given: int = attrs.field(default=0, init=False)
+    turn_bytes: int = attrs.field(default=0, init=False)
     _messages: Iterator[tuple[int, Frames]] = attrs.field(factory=lambda: iter(()), init=False)
     _peeked: tuple[int, Frames] | None = attrs.field(default=None, init=False)
     _ending: bool = attrs.field(default=False, init=False)
@@ -71,14 +73,17 @@ class Snapshot:
         self.next = self.request.sequence + 1
 
     def start(self, last: int, now: float) -> None:
-        """Begin to send, or go on; the stream ended at number ``last`` when it began.
+        """Become active, for the first time or again.
 
-        A client that asks with a larger number has it from another journal, or from before a backup was restored here.
-        With its own number in SYNCEND it would discard everything that is published from now on.
+        A client that requests a sequence beyond the end of the stream knows it from another journal, or from before a
+        backup was restored.  SYNCEND has the end of the stream then; with its own sequence the client would discard
+        every event that is published from now on.
+
+        :param last: the end of the stream; the snapshot ends there if it becomes active for the first time
         """
-        self.given = 0
+        self.turn_bytes = 0
         if not self._started:
-            self._started, self.moved = True, now
+            self._started, self.progressed = True, now
             self.last, self.highest = last, min(self.highest, last)
 
     @property
@@ -87,18 +92,18 @@ class Snapshot:
 
     @property
     def cost(self) -> int:
-        """Memory that the request takes while it waits, in bytes."""
+        """Memory of the request, in bytes."""
         return COST + COST_BYTE * len(self.request.subtrees.spec)
 
     def drop(self) -> None:
-        """Forget what was read of the journal; it is read again from the first message that was not sent."""
+        """Free the piece of the journal in memory; it is read again from the first unsent message."""
         if self._started and self.peek() is not None and not self._ending:
             assert self._peeked is not None
             self.next = self._peeked[0]
         self._peeked, self._messages = None, iter(())
 
     def peek(self) -> Frames | None:
-        """The next message for the client, without its routing id; None where a piece of the journal is needed."""
+        """Return the next message without its routing id; None if :meth:`feed` has to be called first."""
         if self._peeked is None:
             self._peeked = next(self._messages, None)
         if self._peeked is None and self.next > self.last:
@@ -108,18 +113,18 @@ class Snapshot:
         return None if self._peeked is None else self._peeked[1]
 
     def sent(self, now: float) -> None:
-        """What :meth:`peek` showed has gone."""
+        """Record that the message returned by :meth:`peek` was sent."""
         assert self._peeked is not None
         self.highest = self._peeked[0]
         self.ended = self._ending
-        self._peeked, self.moved = None, now
+        self._peeked, self.progressed = None, now
 
     def feed(self, runs: Sequence[Run], now: float) -> None:
-        """The records from :attr:`next` on, or nothing where there are no more."""
+        """Add the records from :attr:`next` on; no runs: the journal has no more."""
         self.next = runs[-1].last_seq + 1 if runs else self.last + 1
         self._messages = self._select(runs)
         if self.peek() is None:
-            self.moved = now  # it gets on, though there is nothing for its client
+            self.progressed = now  # reading records that do not match is progress, too
 
     def _select(self, runs: Sequence[Run]) -> Iterator[tuple[int, Frames]]:
         for run in runs:
@@ -136,19 +141,21 @@ class Snapshot:
 class Snapshots:
     """All snapshots of a server.
 
-    Requests wait in a row for each network, and the networks take turns.  A snapshot whose client does not read gives
-    its place to one that waits, and is aside, with nothing read of the journal, until its client has taken something.
+    Each network has a queue of waiting snapshots, and the networks take turns.  A snapshot whose client does not read
+    is parked if another one waits: it keeps nothing of the journal in memory, and waits again when its client reads.
 
-    :ivar at_once: how many are sent at a time
-    :ivar memory: what requests may take, in bytes; those of one network half of it
-    :ivar used: what they take
+    :ivar at_once: number of active snapshots
+    :ivar memory: upper bound of the memory of requests, in bytes; one network may use half of it
+    :ivar used: memory of all requests, in bytes
+    :ivar active: snapshots that are being sent, in turn
+    :ivar parked: snapshots whose clients do not read
     """
 
     at_once: int
     memory: int
     used: int = attrs.field(default=0, init=False)
     active: OrderedDict[bytes, Snapshot] = attrs.field(factory=OrderedDict, init=False)
-    aside: dict[bytes, Snapshot] = attrs.field(factory=dict, init=False)
+    parked: dict[bytes, Snapshot] = attrs.field(factory=dict, init=False)
     _rows: OrderedDict[str, OrderedDict[bytes, Snapshot]] = attrs.field(factory=OrderedDict, init=False)
     _all: dict[bytes, Snapshot] = attrs.field(factory=dict, init=False)
     _networks: Counter[str] = attrs.field(factory=Counter, init=False)
@@ -158,19 +165,20 @@ class Snapshots:
 
     @property
     def waiting(self) -> bool:
-        """Whether any snapshot waits for a place."""
+        """Whether any snapshot waits to become active."""
         return bool(self._rows)
 
     def add(self, snapshot: Snapshot) -> Snapshot | None:
-        """Put *snapshot* at the end of its network's row; return the one of the same client that it replaces.
+        """Append *snapshot* to the queue of its network.
 
-        :raises OverflowError: requests take too much memory
+        :return: the earlier snapshot of the same client, which it replaces
+        :raises OverflowError: the requests would use too much memory
         """
         replaced = self._all.get(snapshot.identity)
         more = snapshot.cost - (replaced.cost if replaced is not None else 0)
-        # A client that asks again was counted with the network that it came from.
+        # The earlier request of the same client is counted with the network that it came from.
         if self.used + more > self.memory or self._networks[snapshot.network] + more > self.memory // 2:
-            raise OverflowError("requests for snapshots take too much memory")
+            raise OverflowError("snapshot requests use too much memory")
         if replaced is not None:
             self.forget(replaced)
         self._all[snapshot.identity] = snapshot
@@ -180,22 +188,22 @@ class Snapshots:
         return replaced
 
     def wait(self, snapshot: Snapshot) -> None:
-        """Have *snapshot* wait, or wait again, for a place."""
+        """Append *snapshot* to the queue of its network; it may have been active or parked."""
         self._leave(snapshot)
         self._rows.setdefault(snapshot.network, OrderedDict())[snapshot.identity] = snapshot
 
     def retry(self, snapshot: Snapshot) -> None:
-        """Have *snapshot* wait for a place again, unless it has ended meanwhile."""
-        if self.aside.get(snapshot.identity) is snapshot:
+        """Queue *snapshot* again if it is parked."""
+        if self.parked.get(snapshot.identity) is snapshot:
             self.wait(snapshot)
 
-    def step_aside(self, snapshot: Snapshot) -> None:
-        """Take the place of *snapshot* away until its client has read something."""
+    def park(self, snapshot: Snapshot) -> None:
+        """Park *snapshot* until its client has read something."""
         self._leave(snapshot)
-        self.aside[snapshot.identity] = snapshot
+        self.parked[snapshot.identity] = snapshot
 
     def admit(self, last: int, now: float) -> None:
-        """Let those begin, or go on, for whom there is a place; the stream ends at number ``last``."""
+        """Activate waiting snapshots up to :attr:`at_once`; the stream ends at *last*."""
         while self._rows and len(self.active) < self.at_once:
             network, row = next(iter(self._rows.items()))
             identity, snapshot = row.popitem(last=False)
@@ -206,14 +214,14 @@ class Snapshots:
             self.active[identity] = snapshot
 
     def in_turn(self) -> list[Snapshot]:
-        """Those that are active; who comes first this time comes last the next."""
+        """Return the active snapshots in rotation: the first of one call is the last of the next."""
         row = list(self.active.values())
         if row:
             self.active.move_to_end(row[0].identity)
         return row
 
     def forget(self, snapshot: Snapshot) -> None:
-        """``snapshot`` is over, or its client has left."""
+        """Remove *snapshot*, which has ended or was cancelled."""
         if self._all.get(snapshot.identity) is not snapshot:
             return
         self._leave(snapshot)
@@ -224,14 +232,14 @@ class Snapshots:
             del self._networks[snapshot.network]
 
     def clear(self) -> None:
-        """Nobody is owed anything any more."""
+        """Remove all snapshots."""
         for snapshot in list(self._all.values()):
             self.forget(snapshot)
 
     def _leave(self, snapshot: Snapshot) -> None:
         identity = snapshot.identity
         self.active.pop(identity, None)
-        self.aside.pop(identity, None)
+        self.parked.pop(identity, None)
         snapshot.drop()
         row = self._rows.get(snapshot.network)
         if row is not None and row.pop(identity, None) is not None and not row:

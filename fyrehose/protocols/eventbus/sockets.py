@@ -1,7 +1,4 @@
-"""The sockets of the event bus, with every limit that ZeroMQ has set, and keys where they are used.
-
-in: options      out: sockets, bound or connected
-"""
+"""Create the ZeroMQ sockets of the event bus with all limits set, and load CURVE keys."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from zmq.auth import load_certificate, load_certificates
 
 from fyrehose.errors import ConfigError
 
-#: A peer that says nothing is asked after so long, and is gone after so long again, in milliseconds.
+#: Interval of heartbeats, and time after which a peer that does not answer them is disconnected, in milliseconds.
 HEARTBEAT = 15_000
 SILENCE = 45_000
-#: A handshake takes no longer, in milliseconds.
+#: Time limit of a handshake, in milliseconds.
 HANDSHAKE = 10_000
-#: Connections that the system keeps for us until they are accepted.
+#: Connections that the kernel queues until they are accepted.
 BACKLOG = 4_096
-#: How long a client waits before it connects again, in milliseconds: at first, and at the most.
+#: Delay of a client before it reconnects, in milliseconds: initial and maximum.
 RECONNECT = 100
 RECONNECT_MOST = 5_000
 
@@ -37,35 +34,35 @@ class Keys:
 
     @classmethod
     def load(cls, path: str) -> Keys:
-        """The pair in the file at ``path``, as ``zmq.auth.create_certificates`` writes it (NAME.key_secret).
+        """Load the pair from a file NAME.key_secret, as ``zmq.auth.create_certificates`` writes it.
 
-        :raises ConfigError: there is none
+        :raises ConfigError: the file cannot be read, or has no valid key pair
         """
         public, secret = _certificate(path)
         if secret is None:
-            raise ConfigError(f"{path} has no secret key: name the file that ends in .key_secret")
+            raise ConfigError(f"{path} has no secret key; pass the file that ends in .key_secret")
         return cls(public, secret)
 
 
 def load_public(path: str) -> bytes:
-    """The public key in the file at ``path`` (NAME.key).
+    """Load the public key from a file NAME.key.
 
-    :raises ConfigError: there is none
+    :raises ConfigError: the file cannot be read, or has no valid key
     """
     return _certificate(path)[0]
 
 
 def load_clients(directory: str) -> frozenset[bytes]:
-    """The public keys in the files NAME.key of ``directory``.
+    """Load the public keys from all files NAME.key in *directory*.
 
-    :raises ConfigError: they cannot be read, or there is none
+    :raises ConfigError: the keys cannot be read, or there is none
     """
     try:
         keys = frozenset(load_certificates(directory))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the client keys in {directory} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read the client keys in {directory}: {error}") from error
     if not keys:
-        raise ConfigError(f"{directory} has no client key: each is a file NAME.key")
+        raise ConfigError(f"no client key in {directory}; copy the public key file NAME.key of each client there")
     return keys
 
 
@@ -73,18 +70,19 @@ def _certificate(path: str) -> tuple[bytes, bytes | None]:
     try:
         public, secret = load_certificate(Path(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the key in {path} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read the key in {path}: {error}") from error
     if not all(key is None or len(key) == 40 for key in (public, secret)):
-        raise ConfigError(f"the key in {path} is damaged: keys have 40 characters")
+        raise ConfigError(f"the key in {path} is damaged: a key has 40 characters")
     return public, secret
 
 
 def make_socket(context: Context, kind: int, *, largest: int, received: int, sent: int) -> Socket:
-    """A socket with limits.
+    """Return a new socket with all limits set.
 
-    :param largest: the largest frame that it takes, in bytes; whoever sends a larger one is cut off
-    :param received: messages that wait to be read, from each peer
-    :param sent: messages that wait to be sent, to each peer
+    :param kind: type of the socket, for example ``zmq.ROUTER``
+    :param largest: maximum size of a frame, in bytes; ZeroMQ disconnects a peer that sends a larger one
+    :param received: number of messages from each peer that may wait to be read
+    :param sent: number of messages to each peer that may wait to be sent
     """
     socket = context.socket(kind)
     for option, value in (
@@ -107,15 +105,16 @@ def make_socket(context: Context, kind: int, *, largest: int, received: int, sen
 
 
 def address(host: str, port: int | str) -> str:
-    """``host`` and ``port`` as ZeroMQ writes them."""
+    """Return the ZeroMQ endpoint of *host* and *port*; port ``*`` is any free one."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def client_socket(context: Context, kind: int, server: bytes | None, own: Keys | None, *, sent: int) -> Socket:
-    """A client's socket, which connects again by itself and sends nothing while it is not connected.
+    """Return a new client socket, which reconnects by itself and queues no messages while it is disconnected.
 
-    :param server: the server's public key, where it uses CURVE
-    :param own: the client's pair; None: one for this once
+    :param server: the server's public key, if the server uses CURVE
+    :param own: the client's key pair; None: a new pair
+    :param sent: number of messages that may wait to be sent
     """
     socket = make_socket(context, kind, largest=64 << 20, received=1_000, sent=sent)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT)

@@ -1,12 +1,12 @@
-"""Who may connect: the answers to what ZeroMQ asks about each new connection (ZAP, ZeroMQ RFC 27).
+"""Authenticate connections: answer the ZAP requests that ZeroMQ sends for each new connection (ZeroMQ RFC 27).
 
     request   version  request id  domain  address  identity  mechanism  credentials...
     reply     version  request id  status  text  user id  metadata
 
-A client of libzmq that is answered with 400 never comes back.  After 300, which stands for a temporary failure, it
-waits until the connection ends, and connects again.
+A libzmq client that is answered with status 400 never reconnects.  After status 300, a temporary failure, it waits
+until the connection is closed, and reconnects.
 
-in: the frames of a request      out: the frames of the reply, and why it was refused
+in: the frames of a request      out: the frames of the reply, and the cause if the connection is refused
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from zmq.utils import z85
 
 from fyrehose.identity import Action, Identity
 
-#: Where ZeroMQ asks; one socket in each context answers.
+#: The address at which ZeroMQ expects the ZAP handler of a context.
 ADDRESS = "inproc://zeromq.zap.01"
-#: What our sockets are called in a question, by what they are for; one without a name is not asked about.
+#: ZAP domain of the sockets, by the action that they serve; ZeroMQ sends no requests for sockets without a domain.
 DOMAINS = {Action.PUBLISH: b"eventbus.publish", Action.SUBSCRIBE: b"eventbus.subscribe"}
 
 VERSION = b"1.0"
 
-#: The only cause that is answered as a temporary failure.
+#: The only cause that is answered with status 300, a temporary failure.
 TOO_MANY = "too-many-connections"
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Answer:
-    """A reply, and what is to be counted: nothing where the connection is allowed.
+    """The answer to a ZAP request.
 
-    :ivar wanted: who asked, and for what; None where that was not understood
+    :ivar frames: the frames of the reply
+    :ivar cause: why the connection is refused, for the counter; None: it is admitted
+    :ivar address: address of the peer
+    :ivar wanted: the peer's identity and the action that it asks for; None: the request is invalid
     """
 
     frames: list[bytes]
@@ -43,12 +46,12 @@ class Answer:
 
 
 @attrs.frozen(kw_only=True)
-class Listener:
-    """Who may connect.
+class Authenticator:
+    """Decides which connections are admitted.
 
-    :ivar permits: what the policy says
-    :ivar clients: public keys (Z85); None: any
-    :ivar curve: whether a key is needed at all
+    :ivar permits: returns whether the access policy permits an identity an action
+    :ivar clients: public keys (Z85) of clients that may connect; None: any key
+    :ivar curve: a client needs a key
     """
 
     permits: Callable[[Identity, Action], bool] = lambda identity, action: True
@@ -56,9 +59,9 @@ class Listener:
     curve: bool = False
 
     def answer(self, frames: Sequence[bytes], *, refused: Callable[[str], bool] = lambda address: False) -> Answer:
-        """Return the answer to a question, whatever its frames are.
+        """Return the answer to a ZAP request; never raises.
 
-        :param refused: says whether an address has more connections than there is room for
+        :param refused: returns whether a connection from an address has to be refused, because the server is full
         """
         request = frames[1] if len(frames) > 1 else b""
         action = next((action for action, domain in DOMAINS.items() if frames[2:3] == [domain]), None)
@@ -77,7 +80,7 @@ class Listener:
         return Answer(frames=reply, cause=cause, address=address, wanted=(identity, action))
 
     def may(self, identity: Identity, action: Action) -> bool:
-        """Whether ``identity`` may be connected for ``action``."""
+        """Return whether *identity* may connect for *action*."""
         known = self.clients is None or (identity.key is not None and identity.key.encode() in self.clients)
         return known and self.permits(identity, action)
 

@@ -1,14 +1,14 @@
-"""ZeroMQ sockets on Twisted's reactor: our own small descriptor over the socket's FD.
+"""ZeroMQ sockets on Twisted's reactor: a reader for the file descriptor (FD) of a socket.
 
-    doRead   messages until nothing is left or the turn is over -> receive(frames) ... -> turn_over()
-    send     frames -> the socket; raises Full or Gone; nothing waits here
+    doRead   messages until the socket is empty or the turn is over -> receive(frames) ... -> turn_over()
+    send     frames -> the socket; raises Full or Gone; nothing is queued here
 
-The FD does not say "there is a message": it becomes readable when the socket has been told something, and *any* call on
-the socket takes that in and makes the FD silent again, also a send, and also a send that fails.  So a send that
-succeeds schedules a turn, one that fails does so if there is something to be read, and so does a turn that ends before
-the socket is empty.
+The FD is edge-triggered, and does not mean that there is a message: it becomes readable when ZeroMQ's thread has sent
+commands to the socket.  *Any* call on the socket processes those and makes the FD unreadable again, even a send, and
+even a send that fails.  So this class schedules a turn of its own after each successful send, after a failed send if
+there is something to do, and after a turn that ends before the socket is empty.
 
-in: what the reactor and the owner call      out: messages as lists of bytes
+in: calls of the reactor and the owner      out: messages as lists of bytes
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ from fyrehose.records import Buffer
 
 log = Logger()
 
-#: What one turn reads before others have theirs: frames and bytes.
+#: Upper bounds of one turn: frames and bytes.
 FRAMES_TURN = 4_096
 BYTES_TURN = 256 << 10
-#: A message may have many frames; of those behind so many only the number is kept.
+#: Frames of a message that are kept; further frames are only counted.
 MOST_FRAMES = 16
 
-#: What is looked for in what a monitor says.
+#: Events of a monitor.
 CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 DISCONNECTED = zmq.Event.DISCONNECTED
 ACCEPTED = zmq.Event.ACCEPTED
 FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 FAILED_PROTOCOL = zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 FAILED_AUTH = zmq.Event.HANDSHAKE_FAILED_AUTH
-#: All that a server looks for.
+#: All events that a server needs.
 ALL = ACCEPTED | DISCONNECTED | CONNECTED | FAILED | FAILED_PROTOCOL | FAILED_AUTH
 
 Message = list[bytes]
 
 
 class Full(Exception):
-    """The peer reads more slowly than we send; nothing of the message was taken."""
+    """The queue of the peer is full, or there is no peer; no part of the message was sent."""
 
 
 class Crowded(Full):
-    """As much waits as may: for this peer, or for all of them together."""
+    """The message would exceed the memory for queued messages; no part of it was sent."""
 
 
 class Gone(Exception):
-    """The peer has left; nothing of the message was taken."""
+    """The peer is not connected any more; no part of the message was sent."""
 
 
 def _nothing(*_: object) -> None:
-    """Nobody wants to know."""
+    """Ignore the call; the default of the callbacks."""
 
 
 @implementer(IReadDescriptor)
 class ZMQPort:
-    """One socket in a reactor.
+    """One ZeroMQ socket in a reactor.
 
-    :param receive: is called with each message: at most MOST_FRAMES frames, and how many there were
-    :param name: what log lines call the port
-    :param turn_over: is called when nothing more comes in this turn, and whenever the socket may take more than before
+    :param receive: called with each message: its first MOST_FRAMES frames, and its number of frames
+    :param turn_over: called after the last message of a turn, and whenever the socket may have room again
+    :param name: name of the port in log lines
     """
 
     def __init__(
@@ -92,36 +92,36 @@ class ZMQPort:
         self._again: IDelayedCall | None = None
         self._reading = False
         self._closed = False
-        #: where the message came from that is being handed out
+        #: origin of the message that is passed to `receive`
         self.origin: Origin = NOWHERE
         self._messages = Fastest(socket, MOST_FRAMES)
 
     def start(self) -> None:
-        """Read from now on."""
+        """Start, or continue, to read."""
         if not self._reading and not self._closed:
             self._reading = True
             self._reactor.addReader(self)
-            self.poke()
+            self.schedule_turn()
 
     def pause(self) -> None:
-        """Read nothing more: what comes waits in the socket, then with those who send it."""
+        """Stop reading: messages wait in the socket, and then at their senders."""
         if self._reading:
             self._reading = False
             self._reactor.removeReader(self)
             self._cancel()
 
-    def poke(self) -> None:
-        """Have a turn soon."""
+    def schedule_turn(self) -> None:
+        """Schedule a turn, without waiting for the FD."""
         if self._again is None and self._reading:
             self._again = self._reactor.callLater(0, self._soon)
 
     def send(self, frames: Sequence[Buffer], lent: Lent | Account | None = None) -> None:
-        """One message, whole or not at all.
+        """Send one message, completely or not at all.
 
-        :param lent: accounts for what messages take; without it they are copied
-        :raises Crowded: *lent* has no room for it
-        :raises Full: a ROUTER's peer, or everybody of a DEALER, has as much as may wait
-        :raises Gone: a ROUTER knows no such peer
+        :param lent: accounts for the memory of large messages, which are sent without a copy; None: copy
+        :raises Crowded: *lent* has no room for the message
+        :raises Full: the queue of the peer (ROUTER), or the queues of all peers (DEALER), are full
+        :raises Gone: no such peer is connected to the ROUTER
         """
         data = frames[-1]
         size = len(data)
@@ -132,40 +132,40 @@ class ZMQPort:
             if lent is None or small:
                 self._messages.send(frames)
                 if lent is not None:
-                    lent.free -= (size + OVERHEAD) * lent.toll
+                    lent.free -= (size + OVERHEAD) * lent.factor
             else:
                 self._messages.send(frames[:-1], True)
-                # Its own bytes: a view would keep the whole piece of the journal that it is a part of.
+                # A copy of the data: a view would keep its whole piece of the journal in memory.
                 frame = zmq.Frame(bytes(data), track=True, copy=False, copy_threshold=0)
                 lent.add(self.socket.send(frame, zmq.NOBLOCK, copy=False, track=True), size)
         except zmq.Again:
-            self._look()
+            self._check_events()
             raise Full from None
         except zmq.ZMQError as error:
-            self._look()
+            self._check_events()
             if error.errno == zmq.EHOSTUNREACH:
                 raise Gone from None
             raise
         if self._readable and self._again is None:
-            self.poke()
+            self.schedule_turn()
 
-    def take_in(self) -> None:
-        """Let the socket take in what it was told: who has come, who subscribed, who has left."""
+    def process_commands(self) -> None:
+        """Let the socket process connections, subscriptions and disconnections that are pending."""
         if not self._closed:
             self.socket.getsockopt(zmq.EVENTS)
 
     def drained(self) -> bool:
-        """Whether nothing waits to be read."""
+        """Return whether no message waits to be read."""
         return self._closed or not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
 
     def close(self, linger: int = 0) -> None:
-        """Close the socket; what was sent has ``linger`` milliseconds to go."""
+        """Close the socket; queued messages are sent for up to *linger* milliseconds."""
         if not self._closed:
             self.pause()
             self._closed = True
             self.socket.close(linger)
 
-    # What the reactor calls.
+    # Called by the reactor.
 
     def fileno(self) -> int:
         return -1 if self._closed else self._fd
@@ -174,7 +174,7 @@ class ZMQPort:
         return "eventbus"
 
     def connectionLost(self, reason: Failure) -> None:
-        """The reactor has given the descriptor up: it is being stopped, or the FD is bad."""
+        """The reactor has removed this reader, because it is stopping or the FD is bad."""
         self._reading = False
         self._cancel()
 
@@ -184,20 +184,18 @@ class ZMQPort:
         if self._readable:
             self._read()
         else:
-            self.take_in()
+            self.process_commands()
         if not self._closed:
             self._turn_over()
 
-    # Inside.
+    def _check_events(self) -> None:
+        """Schedule a turn if the socket has events, which a failed send may have hidden from the FD.
 
-    def _look(self) -> None:
-        """Schedule a turn if there is something to do: a send that failed may have silenced the descriptor.
-
-        A turn without anything to read would fail to send again, and keep the reactor busy for as long as the peer is
-        full; so a ROUTER, which says that it can be written while any peer has room, is asked for messages only.
+        A ROUTER is checked for messages only, because it is writable while any peer has room: a turn for that would
+        fail to send again, and keep the reactor busy until the full peer reads.
         """
         if self._readable and self._again is None and int(self.socket.getsockopt(zmq.EVENTS)) & self._wanted:
-            self.poke()
+            self.schedule_turn()
 
     def _soon(self) -> None:
         self._again = None
@@ -215,26 +213,27 @@ class ZMQPort:
             for message, count, self.origin in messages:
                 self._hand_out(message, count)
             if frames <= 0 or size <= 0:
-                self.poke()
+                self.schedule_turn()
                 return
             if not messages:
                 return
-            # While those were handed out more may have come, and belongs to the same turn.
+            # More messages may have arrived in the meantime; they belong to the same turn.
 
     def _hand_out(self, frames: Message, count: int) -> None:
-        if self._closed:  # by what came before, and was read at the same time
+        if self._closed:  # by the handler of an earlier message that was read in the same call
             return
         try:
             self.receive(frames, count)
         except Exception:
-            # Whatever a peer sends, the next message is another's.
-            log.failure("a message of the event bus was not understood; please report this")
+            # A bug that one message triggers must not affect the messages of other peers.
+            log.failure("processing a message of the event bus failed; please report this bug")
 
 
 class Monitor:
-    """What happens to the connections of a socket.
+    """Reports the connection events of a socket.
 
-    :param happened: is called with each event and its value
+    :param events: the events to report, for example CONNECTED | DISCONNECTED
+    :param happened: called with each event and its value
     """
 
     def __init__(
@@ -255,12 +254,12 @@ class Monitor:
         self._port = ZMQPort(reactor, pair, self._receive)
         self._port.start()
 
-    def take_in(self) -> None:
-        """Report at once everything that has happened."""
+    def process_commands(self) -> None:
+        """Report all pending events now."""
         self._port.doRead()
 
     def close(self) -> None:
-        """Hear nothing more; before the socket is closed."""
+        """Stop reporting; call it before the socket is closed."""
         if not self._watched.closed:
             self._watched.disable_monitor()
         self._port.close()

@@ -1,4 +1,4 @@
-"""An event bus without ZeroMQ: a server whose ports are lists, in a world where time is told."""
+"""Fixtures for the event bus without ZeroMQ: fake ports and sockets, and a clock that tests advance."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ TIME = b"2024-05-01T10:20:30.123Z"
 
 
 def event(n: int = 0, topic: bytes = b"/a/", data: bytes | None = None) -> list[bytes]:
-    """The six frames of a PUB."""
+    """Return the six frames of a PUB."""
     return [topic, b"null", b"me", TIME, b"7d444840-9dc0-41d1-b245-%012x" % n, b"%d" % n if data is None else data]
 
 
 class TurnClock(Clock):
-    """As the reactor does: what is due has its turn, and what that asks for has the next."""
+    """A clock that, like the reactor, runs calls that are scheduled during a turn in the next turn."""
 
     def advance(self, amount: float) -> None:
         self.rightNow += amount
@@ -45,7 +45,7 @@ class TurnClock(Clock):
 
 @attrs.define
 class Parcel:
-    """A message that was sent; the socket has done with it if its client reads."""
+    """The tracker of a sent message; the socket releases the message if its client reads."""
 
     port: FakePort
     client: bytes
@@ -57,10 +57,10 @@ class Parcel:
 
 @attrs.define(eq=False)
 class FakePort:
-    """Keeps what is sent.
+    """A port that records sent messages.
 
-    :ivar room: how many messages a client takes, which it does not read; all, where it is not in here
-    :ivar gone: routing ids of clients that have left
+    :ivar room: number of messages that can be queued for a client that does not read, by routing id
+    :ivar gone: routing ids of disconnected clients
     """
 
     name: str = "PORT"
@@ -70,9 +70,9 @@ class FakePort:
     room: dict[bytes, int] = attrs.field(factory=dict)
     gone: set[bytes] = attrs.field(factory=set)
     empty: bool = True
-    pokes: int = 0
-    taken_in: int = 0
-    done: bool = True  #: whether what was lent has been given back
+    scheduled: int = 0
+    processed: int = 0
+    done: bool = True  #: whether lent messages are released
 
     def start(self) -> None:
         self.reading = True
@@ -80,11 +80,11 @@ class FakePort:
     def pause(self) -> None:
         self.reading = False
 
-    def poke(self) -> None:
-        self.pokes += 1
+    def schedule_turn(self) -> None:
+        self.scheduled += 1
 
-    def take_in(self) -> None:
-        self.taken_in += 1
+    def process_commands(self) -> None:
+        self.processed += 1
 
     def drained(self) -> bool:
         return self.empty
@@ -103,11 +103,11 @@ class FakePort:
         if lent is not None and accounted:
             lent.add(Parcel(self, client), size)
         elif lent is not None:
-            lent.free -= (size + OVERHEAD) * lent.toll
+            lent.free -= (size + OVERHEAD) * lent.factor
         self.sent.append([bytes(frame) for frame in frames])
 
     def take(self) -> list[list[bytes]]:
-        """What was sent since the last call."""
+        """Return the messages that were sent since the last call."""
         sent, self.sent = self.sent, []
         return sent
 
@@ -124,7 +124,7 @@ class World:
         self.begin()
 
     def begin(self) -> None:
-        """A server, for the first time or again, on what the journal has."""
+        """Start a server, possibly another one on the same journal."""
         self.ended: list[tuple[str, int]] = []
         self.subscribers: list[tuple[str, int]] = []
         self.peers = Peers(lambda: self.subscribers, self._end, self._end)
@@ -137,28 +137,28 @@ class World:
         self.ended.append(connection)
 
     def run(self, turns: int = 20) -> None:
-        """What is due now, and what comes of it."""
+        """Run calls that are due, and the calls that these schedule."""
         for _ in range(turns):
             self.clock.advance(0)
 
     def pass_time(self, seconds: float, step: float = 0.5) -> None:
-        """As ``run``, while time goes by."""
+        """Advance the clock by *seconds*."""
         for _ in range(int(seconds / step)):
             self.clock.advance(step)
 
     def publish(self, *frames: bytes, identity: bytes = b"p") -> None:
-        """A PUB in a turn of its own."""
+        """Receive a PUB in a turn of its own."""
         self.publish_all([frames], identity)
 
     def publish_all(self, events: Sequence[Sequence[bytes]], identity: bytes = b"p") -> None:
-        """PUBs in one turn."""
+        """Receive PUBs in one turn."""
         for frames in events:
             self.server.pub_received([identity, *frames], 1 + len(frames))
         self.server.pubs_over()
         self.run()
 
     def ask(self, *frames: bytes, identity: bytes = b"c") -> None:
-        """A message to SNAPSHOT."""
+        """Receive a message at SNAPSHOT."""
         self.server.request_received([identity, *frames], 1 + len(frames))
         self.server.requests_over()
 
@@ -166,7 +166,7 @@ class World:
         return self.broker.counters.counts["eventbus", what]
 
     def sequences(self) -> list[int]:
-        """Those that were broadcast since the last call, in binary."""
+        """Return the binary sequences of the broadcasts since the last call."""
         return [int.from_bytes(frames[1], "big") for frames in self.publisher.take()]
 
 
@@ -182,7 +182,7 @@ def make_event() -> Any:
 
 @attrs.define(eq=False)
 class FakeSocket:
-    """A socket that remembers what was done to it, and fails to bind where it is told to."""
+    """A socket that records calls, and fails to bind to an address in ``taken``."""
 
     kind: int
     taken: set[str] = attrs.field(factory=set)
@@ -229,7 +229,7 @@ class FakeSocket:
 
 @attrs.define(eq=False)
 class FakeContext:
-    """Makes such sockets."""
+    """A context that creates fake sockets."""
 
     taken: set[str] = attrs.field(factory=set)
     sockets: list[FakeSocket] = attrs.field(factory=list)
@@ -240,20 +240,20 @@ class FakeContext:
         return self.sockets[-1]
 
     def term(self) -> None:
-        assert all(socket.closed for socket in self.sockets), "it would wait for ever"
+        assert all(socket.closed for socket in self.sockets), "term() would block"
         self.ended = True
 
 
 @attrs.define(eq=False)
 class FakeMonitor:
-    """Says what a test says."""
+    """A monitor whose events a test reports."""
 
     socket: FakeSocket
     happened: Any
     closed: bool = False
 
-    def take_in(self) -> None:
-        """Nothing has happened that a test has not said."""
+    def process_commands(self) -> None:
+        """Do nothing; tests report events directly."""
 
     def close(self) -> None:
         assert not self.socket.closed
@@ -261,7 +261,7 @@ class FakeMonitor:
 
 
 class FakeZMQ:
-    """What a module gets instead of ZeroMQ."""
+    """Replaces ZeroMQ in a module."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
         self.contexts: list[FakeContext] = []
@@ -290,7 +290,7 @@ class FakeZMQ:
 
 @attrs.define(eq=False)
 class FakeZMQPort:
-    """A port over a fake socket; full until a test says that there is a connection."""
+    """A port with a fake socket; full until a test sets ``full`` to False."""
 
     socket: FakeSocket
     receive: Any
@@ -305,11 +305,11 @@ class FakeZMQPort:
     def pause(self) -> None:
         self.reading = False
 
-    def poke(self) -> None:
-        """Nobody listens."""
+    def schedule_turn(self) -> None:
+        """Do nothing."""
 
-    def take_in(self) -> None:
-        """Nobody listens."""
+    def process_commands(self) -> None:
+        """Do nothing."""
 
     def drained(self) -> bool:
         return True
@@ -324,7 +324,7 @@ class FakeZMQPort:
         self.socket.close(linger)
 
     def get(self, *messages: list[bytes]) -> None:
-        """A turn in which ``messages`` came."""
+        """Receive *messages* in one turn."""
         for message in messages:
             self.receive(message, len(message))
         self.turn_over()

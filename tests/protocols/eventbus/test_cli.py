@@ -1,4 +1,4 @@
-"""The event bus for the command line."""
+"""The event bus clients of the command line."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def event(sequence: int, data: bytes, topic: str = "/a/", **labels: bytes) -> Br
     return Broadcast(topic=topic, sequence=sequence, dialect=Dialect.BINARY, data=data, **every)
 
 
-def test_it_is_found() -> None:
+def test_module_provides_clients() -> None:
     clients = plugins.load_clients("eventbus")
     assert verifyObject(IClients, clients)
     assert clients.default_port == 5556
 
 
-def test_a_stream_is_a_topic() -> None:
+def test_stream_option_names_a_topic() -> None:
     one = cli.publisher(None, "127.0.0.1", 5556, "notes", 10)
     assert verifyObject(IPublisher, one)
     assert (one.topic, one.client.topics, one.client.options.window) == ("/notes/", ("/notes/",), 10)
@@ -41,7 +41,7 @@ def test_a_stream_is_a_topic() -> None:
         cli.publisher(None, "127.0.0.1", 5556, "x" * 254, 10)
 
 
-def test_following() -> None:
+def test_tailer_yields_runs_of_events() -> None:
     taken: list[Any] = []
     follower = cli.tailer(None, "127.0.0.1", 5556, "a;/b/c", 7, taken.append, lambda first, last: None)
     assert verifyObject(ITailer, follower)
@@ -56,7 +56,7 @@ def test_following() -> None:
     assert everything.client.options.subtrees == ()
 
 
-def test_events_that_follow_on_are_a_run() -> None:
+def test_consecutive_events_become_one_run() -> None:
     events = (
         event(1, b"\x01"),
         event(2, b"\xc4\x01x"),
@@ -77,7 +77,7 @@ def test_events_that_follow_on_are_a_run() -> None:
 
 
 class FakeClient:
-    """Remembers what it was asked."""
+    """Records calls."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -86,7 +86,7 @@ class FakeClient:
         return lambda *words: self.asked.append((name, *words))
 
 
-def test_publishing_packs() -> None:
+def test_publisher_packs_messages_as_msgpack_bytes() -> None:
     client: Any = FakeClient()
     one = cli.EventBusPublisher(client, "/a/")
     one.connect()
@@ -96,7 +96,7 @@ def test_publishing_packs() -> None:
     assert client.asked == [("connect",), ("ready",), ("publish", "/a/", b"\xc4\x02hi"), ("close",)]
 
 
-def test_following_pauses() -> None:
+def test_tailer_pauses_and_resumes() -> None:
     client: Any = FakeClient()
     follower = cli.EventBusTailer(client)
     follower.connect()

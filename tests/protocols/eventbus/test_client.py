@@ -1,4 +1,4 @@
-"""The client's sockets, timers and Deferreds, around a session that is tested by itself."""
+"""The client: sockets, timers and Deferreds; test_client_session.py tests the protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIME = b"2024-05-01T10:20:30.123Z"
 
 
 class Reactor(Clock):
-    """A clock with a thread pool that nobody uses."""
+    """A clock without a thread pool."""
 
     def getThreadPool(self) -> None:
         return None
@@ -55,7 +55,7 @@ class Bus:
         self.monitors[name].happened(CONNECTED, 0)
 
     def begin(self) -> None:
-        """Connected, and with nothing in the past."""
+        """Connect to a server with an empty stream."""
         for name in ("publisher", "snapshot", "collector"):
             self.up(name)
         (question,) = self.snapshot.sent
@@ -84,19 +84,19 @@ def broadcast(seq: int, uuid: bytes = b"u") -> list[bytes]:
     return [b"/a/", b"%d" % seq, b"me", TIME, uuid, b"x"]
 
 
-def test_three_ports_and_the_subscriptions(make_bus: Any) -> None:
+def test_client_connects_to_three_ports_and_subscribes(make_bus: Any) -> None:
     bus = make_bus(subtrees=("/a/", "/b/"), after=0, topics=("/mine/",))
     assert [port.socket.kind for port in bus.fake.ports] == [zmq.SUB, zmq.DEALER, zmq.DEALER]
     assert [port.socket.connected[0][-4:] for port in bus.fake.ports] == ["5557", "5556", "5558"]
     assert bus.publisher.socket.subscriptions == [b"/a/", b"/b/", b"/mine/"]
 
 
-def test_everything_is_one_subscription(make_bus: Any) -> None:
+def test_empty_subtrees_are_one_subscription(make_bus: Any) -> None:
     bus = make_bus(after=0, topics=("/mine/",))
     assert bus.publisher.socket.subscriptions == [b""]
 
 
-def test_ipv6_and_keys(make_bus: Any) -> None:
+def test_client_uses_ipv6_and_keys(make_bus: Any) -> None:
     public, _ = zmq.curve_keypair()
     bus = make_bus(host="::1", server_key=public)
     assert bus.snapshot.socket.connected == ["tcp://[::1]:5556"]
@@ -104,7 +104,7 @@ def test_ipv6_and_keys(make_bus: Any) -> None:
     assert bus.snapshot.socket.curve_publickey != b""
 
 
-def test_it_asks_when_both_are_there_and_is_connected_when_the_past_is(make_bus: Any) -> None:
+def test_client_synchronizes_once_both_ports_are_connected(make_bus: Any) -> None:
     bus = make_bus(after=0)
     bus.up("snapshot")
     assert bus.snapshot.sent == []
@@ -121,7 +121,7 @@ def test_it_asks_when_both_are_there_and_is_connected_when_the_past_is(make_bus:
     assert bus.client.position == 3
 
 
-def test_publishing(make_bus: Any) -> None:
+def test_publish_fires_with_the_sequence(make_bus: Any) -> None:
     bus = make_bus(subscribe=False)
     bus.begin()
     uuid = UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2")
@@ -129,14 +129,14 @@ def test_publishing(make_bus: Any) -> None:
     assert bus.publisher.socket.subscriptions == [b"/p/"]
     assert bus.collector.sent == [[b"/p/", b"null", b"tests", TIME, str(uuid).encode(), b"data"]]
     bus.publisher.get([b"/p/", b"9", b"tests", TIME, str(uuid).encode(), b"data"])
-    assert bus.heard == [True], "a publisher hears its confirmations only"
+    assert bus.heard == [True], "without Options.subscribe only confirmations are processed"
     assert bus.client._session.pending == 0
     results: list[int] = []
     published.addCallback(results.append)
     assert results == [9]
 
 
-def test_its_own_labels(make_bus: Any) -> None:
+def test_publish_sends_given_labels(make_bus: Any) -> None:
     bus = make_bus(subscribe=False)
     bus.begin()
     bus.client.publish("/p/", b"", producer="me", timestamp="now").addErrback(lambda _: None)
@@ -148,20 +148,20 @@ def test_its_own_labels(make_bus: Any) -> None:
     ("topic", "labels"),
     [("x" * 256, {}), ("/a/", {"producer": "x" * 65}), ("/a/", {"timestamp": "x" * 65})],
 )
-def test_what_a_server_would_refuse(make_bus: Any, topic: str, labels: dict[str, str]) -> None:
+def test_labels_that_are_too_long_are_refused(make_bus: Any, topic: str, labels: dict[str, str]) -> None:
     bus = make_bus(subscribe=False)
     bus.begin()
     with pytest.raises(LocalProtocolError):
         bus.client.publish(topic, b"", **labels)
 
 
-def test_too_large(make_bus: Any) -> None:
+def test_data_that_is_too_large_is_refused(make_bus: Any) -> None:
     bus = make_bus(subscribe=False)
     with pytest.raises(LocalProtocolError):
         bus.client.publish("/a/", bytes((16 << 20) + 1))
 
 
-def test_the_window(make_bus: Any) -> None:
+def test_publish_and_ready_respect_the_window(make_bus: Any) -> None:
     bus = make_bus(subscribe=False, window=2)
     bus.begin()
     for _ in range(2):
@@ -179,7 +179,7 @@ def test_the_window(make_bus: Any) -> None:
     bus.publisher.get(broadcast(4, bus.collector.sent[3][4]))
 
 
-def test_what_cannot_be_sent_yet_waits_and_is_not_queued_twice(make_bus: Any) -> None:
+def test_unsent_event_waits_and_is_queued_once(make_bus: Any) -> None:
     bus = make_bus(subscribe=False, confirm=5)
     bus.up("publisher")
     bus.up("snapshot")
@@ -191,7 +191,7 @@ def test_what_cannot_be_sent_yet_waits_and_is_not_queued_twice(make_bus: Any) ->
     assert [frames[5] for frames in bus.collector.sent] == [b"1", b"2"]
 
 
-def test_unconfirmed(make_bus: Any) -> None:
+def test_unconfirmed_publish_fails(make_bus: Any) -> None:
     bus = make_bus(subscribe=False, confirm=1, retries=1)
     bus.begin()
     failed: list[Any] = []
@@ -202,7 +202,7 @@ def test_unconfirmed(make_bus: Any) -> None:
     assert len(bus.collector.sent) == 2
 
 
-def test_a_server_that_goes_and_comes_back(make_bus: Any) -> None:
+def test_client_resynchronizes_after_a_reconnect(make_bus: Any) -> None:
     bus = make_bus(after=0)
     bus.begin()
     bus.publisher.get(broadcast(1))
@@ -216,7 +216,7 @@ def test_a_server_that_goes_and_comes_back(make_bus: Any) -> None:
     assert bus.heard[3:] == [2, True]
 
 
-def test_a_server_that_does_not_answer_is_asked_by_another_connection(make_bus: Any) -> None:
+def test_unanswered_request_is_repeated_on_a_new_connection(make_bus: Any) -> None:
     bus = make_bus(after=0, answer=10)
     for name in ("publisher", "snapshot"):
         bus.up(name)
@@ -233,7 +233,7 @@ def test_a_server_that_does_not_answer_is_asked_by_another_connection(make_bus: 
     assert bus.connecting.called
 
 
-def test_pausing(make_bus: Any) -> None:
+def test_pause_stops_reading_and_resume_requests_missed_events(make_bus: Any) -> None:
     bus = make_bus(after=0)
     bus.begin()
     bus.client.pause()
@@ -241,11 +241,11 @@ def test_pausing(make_bus: Any) -> None:
     assert not bus.snapshot.reading
     for _ in range(1_000):
         bus.reactor.advance(0.1)
-    assert bus.snapshot.sent == [], "nobody would read the answer"
+    assert bus.snapshot.sent == [], "no request while paused"
     bus.client.resume()
     bus.client.resume()
     assert bus.publisher.reading
-    assert bus.fake.ports[-1].reading, "a new connection, without what waits in the old one"
+    assert bus.fake.ports[-1].reading, "a new connection, so that queued messages of the old one are dropped"
 
 
 def test_late_events(make_bus: Any) -> None:
@@ -260,7 +260,7 @@ def test_late_events(make_bus: Any) -> None:
     assert 5 in bus.heard
 
 
-def test_lost_restarted_ignored(make_bus: Any) -> None:
+def test_callbacks_report_lost_restarted_and_ignored(make_bus: Any) -> None:
     bus = make_bus(after=0)
     bus.begin()
     bus.publisher.get(broadcast(5))
@@ -271,7 +271,7 @@ def test_lost_restarted_ignored(make_bus: Any) -> None:
     assert bus.client.ignored == {"wrong-frame-count": 1}
 
 
-def test_a_program_that_fails_does_not_end_the_client(make_bus: Any, logged_errors: Any) -> None:
+def test_failing_callback_does_not_end_the_client(make_bus: Any, logged_errors: Any) -> None:
     bus = make_bus(after=0)
     bus.begin()
 
@@ -284,7 +284,7 @@ def test_a_program_that_fails_does_not_end_the_client(make_bus: Any, logged_erro
     assert bus.client.position == 1
 
 
-def test_many_topics_are_one_subscription(make_bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_topics_become_one_subscription(make_bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fyrehose.protocols.eventbus.client.MOST_TOPICS", 2)
     bus = make_bus(subscribe=False)
     bus.begin()
@@ -293,7 +293,7 @@ def test_many_topics_are_one_subscription(make_bus: Any, monkeypatch: pytest.Mon
     assert bus.publisher.socket.subscriptions == [b"/0/", b"/1/", b""]
 
 
-def test_closing(make_bus: Any) -> None:
+def test_close_fails_pending_calls_and_closes_sockets(make_bus: Any) -> None:
     bus = make_bus(subscribe=False, window=1)
     assert not bus.connecting.called
     failures: list[Any] = []
@@ -312,23 +312,23 @@ def test_closing(make_bus: Any) -> None:
 
 def test_a_client_connects_once(make_bus: Any, fake_zmq: Any) -> None:
     bus = make_bus()
-    with pytest.raises(LocalProtocolError, match="connects once"):
+    with pytest.raises(LocalProtocolError, match="was called before, or after close"):
         bus.client.connect()
     closed = EventBusClient(Reactor(), "127.0.0.1", 5556)
     closed.close()
-    with pytest.raises(LocalProtocolError, match="connects once"):
+    with pytest.raises(LocalProtocolError, match="was called before, or after close"):
         closed.connect()
 
 
-def test_a_host_that_is_none(fake_zmq: Any) -> None:
+def test_invalid_host_is_refused(fake_zmq: Any) -> None:
     fake_zmq("client")
     client = EventBusClient(Reactor(), "a b", 5556)
-    with pytest.raises(LocalProtocolError, match="'a b' and port 5556 are no address"):
+    with pytest.raises(LocalProtocolError, match="cannot connect to 'a b', port 5557"):
         client.connect()
     assert client.close().called
 
 
-def test_closing_what_was_never_connected(fake_zmq: Any) -> None:
+def test_close_before_connect(fake_zmq: Any) -> None:
     client = EventBusClient(Reactor(), "127.0.0.1", 5556)
     assert client.position is None
     assert client.close().called
@@ -336,7 +336,7 @@ def test_closing_what_was_never_connected(fake_zmq: Any) -> None:
         client.ready()
 
 
-def test_closing_from_within(make_bus: Any) -> None:
+def test_close_from_a_callback(make_bus: Any) -> None:
     bus = make_bus(after=0)
     bus.begin()
     bus.client.on_events = lambda events: bus.client.close()

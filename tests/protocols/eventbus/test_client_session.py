@@ -1,4 +1,4 @@
-"""A client that misses nothing and gets nothing twice, whatever the network does."""
+"""The client's session: no event is missed, none is delivered twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fyrehose.protocols.eventbus.client_session import (
     Restarted,
     Silent,
     Synchronised,
-    To,
+    Target,
 )
 from fyrehose.protocols.eventbus.confirmations import Confirmed, Unconfirmed
 from fyrehose.protocols.eventbus.frames import Dialect, Pub, pack_sequence
@@ -52,15 +52,15 @@ def session(**options: Any) -> ClientSession:
     return ClientSession(Options(**options), Random(1), 0.0)
 
 
-def asked(one: ClientSession) -> list[tuple[To, int]]:
-    """The requests it wants to send, by where to and after which number."""
+def asked(one: ClientSession) -> list[tuple[Target, int]]:
+    """Return target and sequence of the SYNCSTARTs to send."""
     return [
-        (to, int.from_bytes(bytes(frames[2]), "big")) for to, frames in one.data_to_send() if to is not To.COLLECTOR
+        (to, int.from_bytes(bytes(frames[2]), "big")) for to, frames in one.data_to_send() if to is not Target.COLLECTOR
     ]
 
 
 def ready(**options: Any) -> ClientSession:
-    """A session that has asked once and got nothing."""
+    """Return a session that has synchronized with an empty stream."""
     one = session(**options)
     one.connected(0)
     (question,) = asked(one)
@@ -69,10 +69,10 @@ def ready(**options: Any) -> ClientSession:
 
 
 class TestTheStart:
-    def test_subscribe_first_then_the_past_then_what_came_meanwhile(self) -> None:
+    def test_events_before_the_snapshot_end_are_delivered_after_it(self) -> None:
         one = session(after=0)
         one.connected(0)
-        assert one.data_to_send() == [(To.SNAPSHOT, [b"SYNCSTART", b"", bytes(8)])]
+        assert one.data_to_send() == [(Target.SNAPSHOT, [b"SYNCSTART", b"", bytes(8)])]
         assert one.receive_broadcasts([broadcast(3), broadcast(4)], 0) == []
         assert sequences(one.receive_syncs([sync(1), sync(2)], 0)) == [1, 2]
         events = one.receive_syncs([sync(3), end(3)], 0)
@@ -81,16 +81,16 @@ class TestTheStart:
         assert sequences(one.receive_broadcasts([broadcast(5)], 0)) == [5]
         assert one.position == 5
 
-    def test_nothing_is_handed_out_before_the_past_is(self) -> None:
+    def test_broadcasts_wait_for_the_snapshot(self) -> None:
         one = session(after=0, subtrees=("/a/",))
         assert one.receive_broadcasts([broadcast(9)], 0) == []
         one.connected(0)
         assert sequences(one.receive_syncs([sync(2), end(2, b"/a/")], 0)) == [2, 9]
 
-    def test_from_now_on(self) -> None:
+    def test_start_with_new_events(self) -> None:
         one = session()
         one.connected(0)
-        assert asked(one) == [(To.SNAPSHOT, 2**48 - 1)], "who lives?"
+        assert asked(one) == [(Target.SNAPSHOT, 2**48 - 1)], "without a position: only checks that the server is alive"
         assert one.receive_broadcasts([broadcast(7)], 0) == []
         events = one.receive_syncs([end(2**48 - 1)], 0)
         assert sequences(events) == [7]
@@ -115,56 +115,56 @@ class TestTheStart:
         ) == [1, 2, 3]
         assert asked(one) == []
 
-    def test_from_now_on_with_a_number_missing_before_the_server_has_answered(self) -> None:
+    def test_start_with_new_events_and_a_gap_before_the_first_answer(self) -> None:
         one = session()
         one.connected(0)
         asked(one)
         assert one.receive_broadcasts([broadcast(7), broadcast(9)], 0) == []
         assert sequences(one.receive_syncs([end(2**48 - 1)], 0)) == [7]
-        assert asked(one) == [(To.SNAPSHOT, 7)]
-        assert one.position == 7, "what the server echoes is no number that it has reached"
+        assert asked(one) == [(Target.SNAPSHOT, 7)]
+        assert one.position == 7, "the echoed sequence is no position"
         assert sequences(one.receive_syncs([sync(8), sync(9), end(9)], 0)) == [8, 9]
         assert sequences(one.receive_broadcasts([broadcast(10)], 0)) == [10]
 
-    def test_an_answer_that_is_owed_is_not_taken_for_the_next_one(self) -> None:
+    def test_outstanding_answer_is_not_mistaken_for_the_next_one(self) -> None:
         one = session(after=0)
         one.connected(0)
-        assert asked(one) == [(To.SNAPSHOT, 0)]
+        assert asked(one) == [(Target.SNAPSHOT, 0)]
         one.disconnected(1)
         one.connected(2)
-        assert asked(one) == [(To.ANEW, 0)], "the other may still come, by the connection that it was asked by"
+        assert asked(one) == [(Target.NEW_SNAPSHOT, 0)], "the first answer may still arrive"
         one.receive_syncs([end(0)], 3)
         one.disconnected(4)
         one.connected(5)
-        assert asked(one) == [(To.SNAPSHOT, 0)]
+        assert asked(one) == [(Target.SNAPSHOT, 0)]
 
-    def test_from_a_number_on(self) -> None:
+    def test_start_after_a_sequence(self) -> None:
         one = session(after=5)
         one.connected(0)
-        assert asked(one) == [(To.SNAPSHOT, 5)]
+        assert asked(one) == [(Target.SNAPSHOT, 5)]
         assert sequences(one.receive_syncs([sync(5), sync(6), end(6)], 0)) == [6]
 
-    def test_in_the_reference_programs_dialect(self) -> None:
+    def test_decimal_dialect(self) -> None:
         one = session(after=5, dialect=Dialect.DECIMAL)
         one.connected(0)
-        assert one.data_to_send() == [(To.SNAPSHOT, [b"SYNCSTART", b"", b"5"])]
+        assert one.data_to_send() == [(Target.SNAPSHOT, [b"SYNCSTART", b"", b"5"])]
         frames = [b"SYNC", b"/a/", b"6", b"me", TIME, b"u", b"x"]
         assert sequences(one.receive_syncs([frames, [b"SYNCEND", b"", b"6"]], 0)) == [6]
 
-    def test_subtrees_that_no_server_takes(self) -> None:
+    def test_invalid_subtrees_are_refused(self) -> None:
         with pytest.raises(LocalProtocolError):
             session(subtrees=("a",))
 
 
 class TestGaps:
-    def test_a_number_that_is_missing_is_asked_for_and_nothing_comes_out_of_order(self) -> None:
+    def test_gap_is_requested_and_order_kept(self) -> None:
         one = ready(after=0)
         assert sequences(one.receive_broadcasts([broadcast(1), broadcast(4), broadcast(5)], 1)) == [1]
-        assert asked(one) == [(To.SNAPSHOT, 1)]
+        assert asked(one) == [(Target.SNAPSHOT, 1)]
         assert sequences(one.receive_syncs([sync(2), sync(3), sync(4), sync(5), end(5)], 1)) == [2, 3, 4, 5]
         assert sequences(one.receive_broadcasts([broadcast(5), broadcast(6)], 1)) == []
 
-    def test_what_the_server_does_not_have_is_lost(self) -> None:
+    def test_records_that_the_server_lacks_are_lost(self) -> None:
         one = ready(after=0)
         one.receive_broadcasts([broadcast(1), broadcast(9)], 1)
         events = one.receive_syncs([sync(6), end(9)], 1)
@@ -173,7 +173,7 @@ class TestGaps:
         one = ready(after=0)
         one.receive_broadcasts([broadcast(1), broadcast(9)], 1)
         events = one.receive_syncs([end(1)], 1)
-        assert events[0] == Lost(first=2, last=8), "the answer came after the question, and had nothing"
+        assert events[0] == Lost(first=2, last=8), "the answer to a later request had none of them"
         assert sequences(events) == [9]
 
     def test_events_and_what_is_lost_come_in_the_order_of_their_numbers(self) -> None:
@@ -195,22 +195,22 @@ class TestGaps:
         assert sequences(events) == ([3, 4] if lost else [2, 3, 4])
         assert events[-1] == Synchronised(position=4)
 
-    def test_a_gap_that_came_after_the_question_is_another_question(self) -> None:
+    def test_gap_after_a_request_needs_another_request(self) -> None:
         one = session(after=0)
         one.connected(0)
         asked(one)
         one.receive_broadcasts([broadcast(3), broadcast(4), broadcast(5)], 0)
         assert sequences(one.receive_syncs([sync(1), end(1)], 0)) == [1]
-        assert asked(one) == [(To.SNAPSHOT, 1)]
+        assert asked(one) == [(Target.SNAPSHOT, 1)]
         assert sequences(one.receive_syncs([sync(2), sync(3), end(3)], 0)) == [2, 3, 4, 5]
 
-    def test_under_a_filter_gaps_are_normal_and_checked_now_and_then(self) -> None:
+    def test_gaps_with_subtrees_are_rechecked(self) -> None:
         one = ready(after=0, subtrees=("/a/",), recheck=60, quiet=1_000)
         assert sequences(one.receive_broadcasts([broadcast(3), broadcast(7), broadcast(9)], 1)) == [3, 7, 9]
         assert asked(one) == []
         assert one.tick(59) == []
         assert one.tick(80) == []
-        assert asked(one) == [(To.SNAPSHOT, 0)]
+        assert asked(one) == [(Target.SNAPSHOT, 0)]
         events = one.receive_syncs([sync(3), sync(5), sync(7), sync(9), sync(11), end(11, b"/a/")], 80)
         assert [(event.late, sequences([event])) for event in events if isinstance(event, Events)] == [
             (True, [5]),
@@ -225,18 +225,18 @@ class TestGaps:
         one.receive_broadcasts(list(map(broadcast, seen)), 0)
         assert one.next_due() >= 1_000
 
-    def test_what_is_not_wanted_is_not_handed_out(self) -> None:
+    def test_events_of_other_topics_are_not_delivered(self) -> None:
         one = ready(after=0, subtrees=("/a/",))
         assert sequences(one.receive_broadcasts([broadcast(1, b"/b/"), broadcast(2, b"/a/b/")], 1)) == [2]
 
-    def test_too_much_to_hold_is_asked_for_again(self) -> None:
+    def test_dropped_held_broadcasts_are_requested_again(self) -> None:
         one = session(after=0)
         one.connected(0)
         asked(one)
         one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(1, 40)], 0)
         assert one._held_bytes <= 16 << 20
         assert sequences(one.receive_syncs([end(0)], 0)) == list(range(1, 17))
-        assert asked(one) == [(To.SNAPSHOT, 16)]
+        assert asked(one) == [(Target.SNAPSHOT, 16)]
         one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(40, 60)], 0)
         assert sequences(one.receive_syncs([*map(sync, range(17, 40)), end(39)], 0)) == list(range(17, 56))
         assert asked(one) == [(To.SNAPSHOT, 55)], "there is as much room as before"
@@ -252,11 +252,11 @@ class TestGaps:
         assert sequences(one.receive_syncs([sync(4), sync(5), end(5)], 0)) == [4, 5]
         assert asked(one) == [], "this time there was room"
 
-    def test_too_many_under_a_filter_are_checked_sooner(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_many_events_with_subtrees_are_rechecked_sooner(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_AHEAD", 3)
         one = ready(after=0, subtrees=("/a/",))
         one.receive_broadcasts([broadcast(3), broadcast(5), broadcast(7)], 1)
-        assert asked(one) == [(To.SNAPSHOT, 0)]
+        assert asked(one) == [(Target.SNAPSHOT, 0)]
 
 
 class TestTime:
@@ -296,46 +296,46 @@ class TestTime:
         one.receive_broadcasts([broadcast(1)], 5)
         assert one.tick(10) == [Silent()]
 
-    def test_silence_is_a_reason_to_ask(self) -> None:
+    def test_silence_triggers_a_request(self) -> None:
         one = ready(after=0, quiet=15)
         assert one.next_due() >= 15
         one.receive_broadcasts([broadcast(1)], 10)
         assert one.tick(24) == []
         assert asked(one) == []
         one.tick(29)
-        assert asked(one) == [(To.SNAPSHOT, 1)]
+        assert asked(one) == [(Target.SNAPSHOT, 1)]
 
-    def test_no_answer_is_a_reason_to_ask_by_another_connection(self) -> None:
+    def test_unanswered_request_is_repeated_on_a_new_connection(self) -> None:
         one = session(after=0, answer=10)
         one.connected(0)
         asked(one)
         one.receive_syncs([sync(1)], 5)
         assert one.tick(14) == []
         assert one.tick(15) == [Silent()]
-        assert asked(one) == [(To.ANEW, 1)]
+        assert asked(one) == [(Target.NEW_SNAPSHOT, 1)]
         assert one.next_due() == 25
 
-    def test_a_new_connection(self) -> None:
+    def test_reconnect_requests_missed_events(self) -> None:
         one = ready(after=0)
         one.receive_broadcasts([broadcast(1)], 1)
         one.disconnected(2)
-        assert one.receive_broadcasts([broadcast(5)], 3) == [], "held until it is known what came before"
+        assert one.receive_broadcasts([broadcast(5)], 3) == [], "held until the missed events are known"
         one.connected(4)
-        assert asked(one) == [(To.SNAPSHOT, 1)]
+        assert asked(one) == [(Target.SNAPSHOT, 1)]
         events = one.receive_syncs([sync(seq) for seq in range(2, 6)] + [end(5)], 4)
         assert sequences(events) == [2, 3, 4, 5]
 
-    def test_a_lost_connection_has_as_long_as_an_answer_to_come_back(self) -> None:
+    def test_lost_connection_may_return_within_the_answer_timeout(self) -> None:
         one = ready(after=0, answer=10)
         one.disconnected(14)
         assert one.next_due() == 24
         assert one.tick(23) == []
         assert one.tick(24) == [Silent()]
 
-    def test_after_a_pause(self) -> None:
+    def test_resume_requests_on_a_new_connection(self) -> None:
         one = ready(after=0)
         one.resumed(100)
-        assert asked(one) == [(To.ANEW, 0)]
+        assert asked(one) == [(Target.NEW_SNAPSHOT, 0)]
 
 
 class TestAnotherJournal:
@@ -357,7 +357,7 @@ class TestAnotherJournal:
         assert not any(event.late for event in events if isinstance(event, Events))
         assert events[-1] == Synchronised(position=4)
 
-    def test_numbers_that_go_back(self) -> None:
+    def test_decreasing_sequence_is_a_restart(self) -> None:
         one = ready(after=0)
         one.receive_broadcasts([broadcast(1), broadcast(2), broadcast(3)], 1)
         one.disconnected(2)
@@ -366,49 +366,51 @@ class TestAnotherJournal:
         asked(one)
         events = one.receive_broadcasts([broadcast(1)], 4)
         assert events == [Restarted()]
-        assert asked(one) == [(To.ANEW, 0)]
+        assert asked(one) == [(Target.NEW_SNAPSHOT, 0)]
         assert sequences(one.receive_syncs([sync(1), end(1)], 4)) == [1]
 
-    def test_also_when_nothing_was_ever_heard(self) -> None:
+    def test_decreasing_sequence_is_a_restart_without_prior_broadcasts(self) -> None:
         one = session(after=0)
         one.connected(0)
         one.receive_syncs([sync(1), sync(2), end(2)], 0)
         one.tick(100)
         one.receive_syncs([end(2)], 100)
         asked(one)
-        assert one.receive_broadcasts([broadcast(1)], 101) != [Restarted()], "it may have waited in the socket"
+        assert one.receive_broadcasts([broadcast(1)], 101) != [Restarted()], (
+            "the broadcast may have waited in the socket"
+        )
         one = session(after=5)
         one.connected(0)
         asked(one)
         one.receive_syncs([end(5)], 0)
         assert one.receive_broadcasts([broadcast(2)], 1) == [Restarted()]
 
-    def test_an_answer_that_ends_before_the_position(self) -> None:
+    def test_answer_that_ends_before_the_position_is_a_restart(self) -> None:
         one = session(after=5)
         one.connected(0)
-        assert asked(one) == [(To.SNAPSHOT, 5)]
+        assert asked(one) == [(Target.SNAPSHOT, 5)]
         assert one.receive_syncs([end(3)], 0) == [Restarted()]
-        assert asked(one) == [(To.ANEW, 0)]
+        assert asked(one) == [(Target.NEW_SNAPSHOT, 0)]
         assert sequences(one.receive_syncs([sync(1), sync(2), sync(3), end(3)], 1)) == [1, 2, 3]
 
-    def test_no_position_is_none_beyond_the_end(self) -> None:
+    def test_answer_without_a_position_is_no_restart(self) -> None:
         one = session()
         one.connected(0)
-        assert asked(one) == [(To.SNAPSHOT, (1 << 48) - 1)]
+        assert asked(one) == [(Target.SNAPSHOT, (1 << 48) - 1)]
         assert Restarted() not in one.receive_syncs([end(3)], 0)
 
 
 class TestPublishing:
-    def test_its_own_uuid_comes_back(self) -> None:
+    def test_own_uuid_confirms_the_event(self) -> None:
         one = ready(subscribe=False)
         one.publish(pub(b"1"), "handle", 0)
         (sent,) = one.data_to_send()
-        assert sent == (To.COLLECTOR, [b"/a/", b"null", b"me", TIME, b"1", b"x"])
+        assert sent == (Target.COLLECTOR, [b"/a/", b"null", b"me", TIME, b"1", b"x"])
         assert one.pending == 1
         assert one.receive_broadcasts([broadcast(9, uuid=b"1")], 1) == [Confirmed(handle="handle", sequence=9)]
         assert one.pending == 0
 
-    def test_what_does_not_come_back_is_sent_again_and_given_up(self) -> None:
+    def test_unconfirmed_event_is_resent_and_given_up(self) -> None:
         one = ready(subscribe=False, confirm=5, retries=1, quiet=1_000)
         one.publish(pub(b"1"), "handle", 0)
         first = one.data_to_send()
@@ -418,19 +420,19 @@ class TestPublishing:
         assert one.tick(10) == [Unconfirmed(handle="handle")]
         assert one.data_to_send() == []
 
-    def test_a_subscriber_asks_the_past_before_it_sends_again(self) -> None:
+    def test_subscriber_synchronizes_before_it_resends(self) -> None:
         one = ready(after=0, confirm=5)
         one.publish(pub(b"u1"), "stored", 0)
         one.publish(pub(b"other"), "not stored", 0)
         one.data_to_send()
         one.tick(5)
-        assert asked(one) == [(To.SNAPSHOT, 0)]
+        assert asked(one) == [(Target.SNAPSHOT, 0)]
         assert one.tick(6) == []
         events = one.receive_syncs([sync(1), end(1)], 7)
         assert Confirmed(handle="stored", sequence=1) in events
-        assert [frames[4] for to, frames in one.data_to_send() if to is To.COLLECTOR] == [b"other"]
+        assert [frames[4] for to, frames in one.data_to_send() if to is Target.COLLECTOR] == [b"other"]
 
-    def test_the_end(self) -> None:
+    def test_abandon_leaves_events_unconfirmed(self) -> None:
         one = ready(subscribe=False)
         one.publish(pub(b"1"), "handle", 0)
         assert one.abandon() == [Unconfirmed(handle="handle")]
@@ -442,7 +444,7 @@ def test_defaults() -> None:
     assert (options.confirm, options.quiet, options.recheck, options.answer) == (5.0, 15.0, 60.0, 10.0)
 
 
-def test_what_no_server_sends_is_ignored() -> None:
+def test_invalid_messages_are_ignored() -> None:
     one = ready(after=0)
     for frames in ([], [b"x"], [b"\xff", b"1", b"", b"", b"", b""], broadcast(0)):
         (event,) = one.receive_broadcasts([frames], 1)
@@ -450,7 +452,7 @@ def test_what_no_server_sends_is_ignored() -> None:
         (event,) = one.receive_syncs([frames], 1)
         assert isinstance(event, Ignored)
     assert isinstance(one.receive_syncs([[b"SYNCEND", b""]], 1)[0], Ignored)
-    assert one.receive_syncs([sync(1), end(1)], 1) == [], "answers to nobody's question"
+    assert one.receive_syncs([sync(1), end(1)], 1) == [], "answers without a request"
 
 
 STEPS = st.lists(
@@ -468,7 +470,7 @@ STEPS = st.lists(
 
 
 class Link:
-    """A client session and a server in one world, with a network between them that loses broadcasts."""
+    """A client session and a server with a network between them that loses broadcasts."""
 
     def __init__(self, world: Any, options: Options) -> None:
         self.world = world
@@ -498,14 +500,14 @@ class Link:
             assert not isinstance(event, Lost | Ignored | Unconfirmed)
 
     def carry(self, turns: int = 10) -> None:
-        """What both have to say, there and back."""
+        """Exchange messages until both are idle."""
         for _ in range(turns):
             for to, frames in self.session.data_to_send():
                 message = [bytes(frame) for frame in frames]
-                if to is To.ANEW:
+                if to is Target.NEW_SNAPSHOT:
                     self.world.snapshot.gone.add(self.identity)
                     self.connection += 1
-                if to is To.COLLECTOR:
+                if to is Target.COLLECTOR:
                     self.world.publish(*message, identity=b"own")
                 elif self.up:
                     self.world.ask(*message, identity=self.identity)
@@ -527,7 +529,7 @@ class Link:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(subtrees=st.sampled_from([(), ("/a/",)]), steps=STEPS)
-def test_all_of_it_once_and_in_order_whatever_the_network_does(
+def test_every_event_is_delivered_once_in_order_over_a_lossy_network(
     subtrees: tuple[str, ...], steps: list[tuple[str, Any]], make_world: Any, make_event: Any
 ) -> None:
     world = make_world()

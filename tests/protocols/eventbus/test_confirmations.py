@@ -1,4 +1,4 @@
-"""Events under way: back, again, or given up."""
+"""Unconfirmed events: confirmed, sent again, given up."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.eventbus.confirmations import Confirmations, Confirmed, Unconfirmed
 
 
-def test_back_under_its_uuid() -> None:
+def test_event_is_confirmed_by_its_uuid() -> None:
     pubs = Confirmations(5, 2)
     pubs.add(b"1", [b"one"], "first", 0)
     assert len(pubs) == 1
-    assert pubs.came_back(b"2", 9) is None
-    assert pubs.came_back(b"1", 9) == Confirmed(handle="first", sequence=9)
-    assert pubs.came_back(b"1", 9) is None
+    assert pubs.received(b"2", 9) is None
+    assert pubs.received(b"1", 9) == Confirmed(handle="first", sequence=9)
+    assert pubs.received(b"1", 9) is None
     assert pubs.next_due() == inf
 
 
-def test_again_and_given_up() -> None:
+def test_event_is_resent_and_given_up() -> None:
     pubs = Confirmations(5, 2)
     pubs.add(b"1", [b"one"], "first", 0)
     pubs.add(b"2", [b"two"], "second", 3)
@@ -35,7 +35,7 @@ def test_again_and_given_up() -> None:
     assert len(pubs) == 0
 
 
-def test_one_uuid_at_a_time() -> None:
+def test_uuid_in_use_is_refused() -> None:
     pubs = Confirmations(5, 2)
     pubs.add(b"1", [b"one"], "first", 0)
     with pytest.raises(LocalProtocolError):

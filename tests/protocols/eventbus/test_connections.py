@@ -59,22 +59,24 @@ def speaks_ipv6() -> bool:
 HOSTS = [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "::ffff:127.0.0.1"), *([("::1", "::1")] if speaks_ipv6() else [])]
 
 
-@pytest.mark.parametrize(("host", "said"), HOSTS)
-def test_who_may_not_be_here_any_more_is_sent_away(connect: Any, host: str, said: str) -> None:
+@pytest.mark.parametrize(("host", "identified"), HOSTS)
+def test_forbidden_connections_are_closed(connect: Any, host: str, identified: str) -> None:
     pair, peers = connect(host), Connections()
     peers.accepted(pair.port, pair.server.fileno())
-    peers.admit(Identity(host=said), PUBLISH)
-    peers.admit(Identity(host=said), SUBSCRIBE)
-    assert peers.part(lambda identity, action: True, [pair.port]) == 0
+    peers.admit(Identity(host=identified), PUBLISH)
+    peers.admit(Identity(host=identified), SUBSCRIBE)
+    assert peers.end_forbidden(lambda identity, action: True, [pair.port]) == 0
     assert not pair.lost
-    assert peers.part(lambda identity, action: action is SUBSCRIBE, [pair.port]) == 1
+    assert peers.end_forbidden(lambda identity, action: action is SUBSCRIBE, [pair.port]) == 1
     assert pair.lost
     peers.disconnected(pair.port, pair.server.fileno())
     assert peers.count == 0
-    assert peers.part(lambda identity, action: action is SUBSCRIBE, [pair.port]) == 0, "it is known no more"
+    assert peers.end_forbidden(lambda identity, action: action is SUBSCRIBE, [pair.port]) == 0, (
+        "the identity is forgotten"
+    )
 
 
-def test_others_stay(connect: Any) -> None:
+def test_other_connections_stay_open(connect: Any) -> None:
     ours, not_ours, gone = connect(), connect(), connect()
     peers = Connections()
     for pair in (ours, not_ours, gone):
@@ -82,29 +84,29 @@ def test_others_stay(connect: Any) -> None:
     gone.server.close()
     peers.accepted(1, 100_000)
     peers.admit(Identity(host="10.0.0.1"), PUBLISH)
-    assert peers.part(lambda *_: False, [ours.port, gone.port]) == 0, "nobody is here from there"
+    assert peers.end_forbidden(lambda *_: False, [ours.port, gone.port]) == 0, "no connection from that host"
     peers.admit(Identity(host="127.0.0.1"), PUBLISH)
-    assert peers.part(lambda *_: False, [ours.port, gone.port]) == 1
+    assert peers.end_forbidden(lambda *_: False, [ours.port, gone.port]) == 1
     assert (ours.lost, not_ours.lost) == (True, False)
 
 
-def test_a_descriptor_that_is_a_file_by_now(connect: Any, tmp_path: Any) -> None:
+def test_descriptor_reused_by_a_file_is_left_alone(connect: Any, tmp_path: Any) -> None:
     peers = Connections()
     with tmp_path.joinpath("file").open("w") as file:
         peers.accepted(1, file.fileno())
         peers.admit(Identity(), PUBLISH)
-        assert peers.part(lambda *_: False, [1]) == 0
+        assert peers.end_forbidden(lambda *_: False, [1]) == 0
         file.write("still open")
 
 
-def test_those_that_are_too_many_to_be_remembered_are_judged_again_all(connect: Any) -> None:
+def test_connections_of_forgotten_identities_are_closed(connect: Any) -> None:
     pair, peers = connect(), Connections()
     peers.accepted(pair.port, pair.server.fileno())
     peers.admit(Identity(), PUBLISH)
     for n in range(REMEMBERED):
         peers.admit(Identity(host=f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}"), PUBLISH)
     assert len(peers._admitted) == REMEMBERED
-    assert peers.part(lambda *_: True, [pair.port]) == 1
+    assert peers.end_forbidden(lambda *_: True, [pair.port]) == 1
     assert pair.lost
 
 
@@ -130,20 +132,20 @@ class Crowd:
 
 
 @pytest.mark.parametrize(("most", "places"), [(1, 1), (2, 2), (16, 15), (1_500, 1_407), (16_000, 15_744)])
-def test_a_sixteenth_of_the_connections_is_for_those_that_are_refused(
+def test_a_sixteenth_is_reserved_for_refused_connections(
     monkeypatch: pytest.MonkeyPatch, most: int, places: int
 ) -> None:
     crowd = Crowd(monkeypatch, most)
     assert crowd.join(count=places) == []
     refused = crowd.join(count=most - places + 2)
     assert refused == list(range(places, most + 2))
-    assert crowd.peers.crowded()
+    assert crowd.peers.too_many_refused()
     crowd.peers.disconnected(1, 0)
-    assert crowd.join() == [], "those that are refused do not take the place of others"
+    assert crowd.join() == [], "refused connections take no place of others"
 
 
 def test_15_000_connections_of_one_address_are_admitted_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three for each of 5,000 clients."""
+    """5,000 clients with three connections each."""
     crowd = Crowd(monkeypatch, Settings().max_connections)
     assert crowd.join(count=15_000) == []
 
@@ -151,14 +153,14 @@ def test_15_000_connections_of_one_address_are_admitted_by_default(monkeypatch: 
 def test_a_full_server_makes_room_for_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
     crowd = Crowd(monkeypatch, 12)
     assert crowd.join("fd00::1", 6) == crowd.join("fd00::2", 6) == [], "one network"
-    assert crowd.join("10.0.0.1", 4) == [11, 10, 9, 8], "the newest of those that have the most"
+    assert crowd.join("10.0.0.1", 4) == [11, 10, 9, 8], "the newest of the largest network"
     assert crowd.join("10.0.0.1") == [16]
     crowd.peers.end(1, 16)
     crowd.peers.end(1, 0)
-    assert crowd.ended == [16], "only what was refused is ended"
+    assert crowd.ended == [16], "only refused connections are closed"
 
 
-def test_a_question_is_about_a_connection_that_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zap_request_matches_a_refused_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     crowd = Crowd(monkeypatch, 1)
     crowd.join()
     assert not crowd.peers.refuse("10.0.0.1")
@@ -169,7 +171,7 @@ def test_a_question_is_about_a_connection_that_was_refused(monkeypatch: pytest.M
     assert not crowd.peers.refuse("10.0.0.1")
     crowd.join()
     crowd.peers.disconnected(1, 3)
-    assert not crowd.peers.refuse("10.0.0.1"), "it has gone before it was asked about"
+    assert not crowd.peers.refuse("10.0.0.1"), "it was closed before the ZAP request"
 
 
 def test_descriptors_of_two_ports_may_have_the_same_number(connect: Any) -> None:

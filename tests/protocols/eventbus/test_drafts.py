@@ -1,4 +1,4 @@
-"""As few runs as can be, and nobody's order changed."""
+"""Drafts: few runs, and the order of each client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def event(topic: bytes, producer: bytes, data: bytes, timestamp: bytes = TIME, n
     return [topic, b"null", producer, timestamp, b"7d444840-9dc0-41d1-b245-%012x" % n, data]
 
 
-def test_one_kind_is_one_run_with_columns() -> None:
+def test_equal_labels_share_a_run() -> None:
     drafts = Drafts("bus", "eventbus")
     for n in range(100):
         drafts.add(b"client", event(b"/a/", b"me", b"%d" % n, n=n))
@@ -34,11 +34,11 @@ def test_one_kind_is_one_run_with_columns() -> None:
     assert len(run.event_ids) == 1600
     assert run.event_times is not None
     assert unpack("<100q", run.event_times) == (1_714_558_830_123_000,) * 100
-    assert run.producer_seq is None, "what a client says of sequences means nothing"
+    assert run.producer_seq is None, "sequences from clients are ignored"
     assert drafts.build() == []
 
 
-def test_many_clients_mixed_are_a_run_each() -> None:
+def test_interleaved_producers_make_one_run_each() -> None:
     drafts = Drafts("bus", "eventbus")
     for n in range(1_000):
         client = b"%d" % (n % 10)
@@ -46,14 +46,14 @@ def test_many_clients_mixed_are_a_run_each() -> None:
     assert len(drafts.build()) == 10
 
 
-def test_one_client_of_two_topics_keeps_its_order() -> None:
+def test_client_with_two_topics_keeps_its_order() -> None:
     drafts = Drafts("bus", "eventbus")
     for n in range(4):
         drafts.add(b"client", event(b"/%d/" % (n % 2), b"me", b"%d" % n))
     assert [bytes(payload) for run in drafts.build() for payload in run.payloads()] == [b"0", b"1", b"2", b"3"]
 
 
-def test_labels_of_other_forms_are_runs_of_their_own() -> None:
+def test_other_label_forms_get_their_own_runs() -> None:
     drafts = Drafts("bus", "eventbus")
     for n, timestamp in enumerate([TIME, b"2024-05-01T10:20:30Z", b"2024-05-01T10:20:31Z", b"now", TIME]):
         drafts.add(b"%d" % n, event(b"/a/", b"me", b"x", timestamp))
@@ -65,7 +65,7 @@ def test_labels_of_other_forms_are_runs_of_their_own() -> None:
     ]
 
 
-def test_what_is_refused_leaves_nothing_behind() -> None:
+def test_refused_event_leaves_nothing_behind() -> None:
     drafts = Drafts("bus", "eventbus")
     with pytest.raises(RemoteProtocolError):
         drafts.add(b"client", event(b"\xff", b"me", b"x"))
@@ -73,7 +73,7 @@ def test_what_is_refused_leaves_nothing_behind() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2)), max_size=60))
-def test_nobodys_order_changes_and_nothing_is_lost(sent: list[tuple[int, int, int]]) -> None:
+def test_order_of_each_client_is_kept_and_nothing_is_lost(sent: list[tuple[int, int, int]]) -> None:
     drafts = Drafts("bus", "eventbus")
     for n, (client, topic, producer) in enumerate(sent):
         drafts.add(b"%d" % client, event(b"/%d/" % topic, b"%d" % producer, b"%d" % n, n=n))
@@ -90,7 +90,7 @@ def test_nobodys_order_changes_and_nothing_is_lost(sent: list[tuple[int, int, in
 
 
 def check(run: Run, sent: list[tuple[int, int, int]]) -> None:
-    """The columns of a run are those of its own events."""
+    """Check that the columns of each run belong to its events."""
     ids = bytes(run.event_ids or b"")
     for row, payload in enumerate(run.payloads()):
         n = int(bytes(payload))

@@ -1,11 +1,11 @@
-"""From runs to frames: what was published goes out as it came in, what came by another listener as msgpack."""
+"""Events from runs: unchanged if the event bus published them, otherwise as msgpack byte strings."""
 
 from __future__ import annotations
 
 import pytest
 
 from fyrehose.protocols.eventbus.drafts import Drafts
-from fyrehose.protocols.eventbus.encoding import PROTOCOL, event_frames, msgpack_bytes, unpacked
+from fyrehose.protocols.eventbus.encoding import PROTOCOL, event_frames, msgpack_bytes, unpack_msgpack_bytes
 from fyrehose.protocols.eventbus.frames import Broadcast, Dialect
 from fyrehose.records import Run
 
@@ -14,7 +14,7 @@ UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_what_a_producer_sent_is_what_subscribers_get(dialect: Dialect) -> None:
+def test_labels_and_data_are_sent_as_published(dialect: Dialect) -> None:
     drafts = Drafts("s", PROTOCOL)
     sent = [
         [b"/a/", b"\xff" * 8, b"me", TIME, UUID, b"\xdd\xff\xff\xff\xff"],
@@ -35,7 +35,7 @@ def test_what_a_producer_sent_is_what_subscribers_get(dialect: Dialect) -> None:
     assert {Broadcast.parse(frames).dialect for frames in got} == {dialect}
 
 
-def test_another_listeners_records() -> None:
+def test_records_of_other_protocols_are_sent_as_msgpack_bytes() -> None:
     run = Run.of("s", [b'{"a": 1}', b""], source="lumberjack", topic="beat").numbered(5, 1_714_558_830_123_456)
     first, second = (Broadcast.parse([bytes(part) for part in frames]) for frames in event_frames(run, Dialect.BINARY))
     assert (first.topic, first.sequence, first.producer, first.timestamp) == ("beat", 5, b"lumberjack", TIME)
@@ -44,7 +44,7 @@ def test_another_listeners_records() -> None:
     assert first.uuid != second.uuid
 
 
-def test_a_run_without_a_topic() -> None:
+def test_run_without_a_topic_has_an_empty_topic() -> None:
     run = Run.of("s", [b"x"], source="figg").numbered(1, 1)
     assert next(event_frames(run, Dialect.BINARY))[0] == b""
 
@@ -59,14 +59,14 @@ def test_a_run_without_a_topic() -> None:
         (65_536, b"\xc6\x00\x01\x00\x00"),
     ],
 )
-def test_msgpacks_bytes_both_ways(size: int, head: bytes) -> None:
+def test_msgpack_bytes_round_trip(size: int, head: bytes) -> None:
     packed = msgpack_bytes(memoryview(b"x" * size))
     assert packed == head + b"x" * size
-    assert unpacked(packed) == b"x" * size
+    assert unpack_msgpack_bytes(packed) == b"x" * size
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"\xc4", b"\xc4\x05abc", b"\xc5\x00", b"\xc6\x00\x00\x00", b"\x93\x01\x02\x03", b"\xc4\x01ab"]
 )
-def test_what_is_not_bytes_alone_stays_as_it_is(data: bytes) -> None:
-    assert unpacked(data) == data
+def test_other_msgpack_data_stays_unchanged(data: bytes) -> None:
+    assert unpack_msgpack_bytes(data) == data

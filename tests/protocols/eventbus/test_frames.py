@@ -1,4 +1,4 @@
-"""Golden messages of both dialects, both ways, and every way to be wrong."""
+"""Golden messages in both dialects, and invalid frames."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_golden_messages_both_ways(message: Any, frames: list[bytes]) -> None:
         (b"\0\0" + b"\xff" * 6, LAST_SEQ, Dialect.BINARY),
     ],
 )
-def test_sequences(frame: bytes, sequence: int, dialect: Dialect | None) -> None:
+def test_sequence_is_parsed_in_both_dialects(frame: bytes, sequence: int, dialect: Dialect | None) -> None:
     assert parse_sequence(frame) == (sequence, dialect)
 
 
@@ -106,18 +106,18 @@ def test_sequences(frame: bytes, sequence: int, dialect: Dialect | None) -> None
         "²".encode(),
     ],
 )
-def test_what_is_no_sequence(frame: bytes) -> None:
+def test_invalid_sequence_is_refused(frame: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="bad-sequence"):
         parse_sequence(frame)
 
 
 @given(st.integers(0, LAST_SEQ), st.sampled_from(Dialect))
-def test_every_sequence_comes_back_in_its_dialect(sequence: int, dialect: Dialect) -> None:
+def test_sequence_round_trip(sequence: int, dialect: Dialect) -> None:
     assert parse_sequence(pack_sequence(sequence, dialect)) == (sequence, dialect)
 
 
 @given(st.binary(max_size=70))
-def test_whatever_the_bytes_a_sequence_is_one_or_none(frame: bytes) -> None:
+def test_any_bytes_are_a_sequence_or_refused(frame: bytes) -> None:
     try:
         sequence, dialect = parse_sequence(frame)
     except RemoteProtocolError:
@@ -127,7 +127,7 @@ def test_whatever_the_bytes_a_sequence_is_one_or_none(frame: bytes) -> None:
 
 
 class TestSubtrees:
-    def test_empty_is_all(self) -> None:
+    def test_empty_specification_matches_every_topic(self) -> None:
         assert Subtrees.parse(b"").match("/a/")
         assert Subtrees.parse(b"").match(None)
         assert Subtrees.parse(b"").match("")
@@ -158,7 +158,7 @@ class TestSubtrees:
             (b"/" * (1 << 20), "too-many-subtrees"),
         ],
     )
-    def test_refused(self, spec: bytes, cause: str) -> None:
+    def test_invalid_subtrees_are_refused(self, spec: bytes, cause: str) -> None:
         with pytest.raises(RemoteProtocolError) as raised:
             Subtrees.parse(spec)
         assert raised.value.cause == cause
@@ -170,16 +170,16 @@ class TestSubtrees:
         with pytest.raises(RemoteProtocolError, match="too-many-subtrees"):
             Subtrees.parse(b";".join([b"/"] * 10_000))
 
-    def test_as_the_reference_program_has_them(self) -> None:
+    def test_reference_syntax_accepts_commas_and_prefixes(self) -> None:
         subtrees = Subtrees.parse(b"/a/,plain;/b", lenient=True)
         assert subtrees.prefixes == ("/a/", "plain", "/b")
         assert subtrees.spec == b"/a/,plain;/b"
         assert subtrees.match("plainly")
 
-    def test_a_comma_is_a_letter_otherwise(self) -> None:
+    def test_comma_is_part_of_a_topic_in_text_syntax(self) -> None:
         assert Subtrees.parse(b"/a,b/").prefixes == ("/a,b/",)
 
-    def test_of(self) -> None:
+    def test_subtrees_of_prefixes(self) -> None:
         assert Subtrees.of(["/a/", "/b/"]).spec == b"/a/;/b/"
         assert Subtrees.of([]).spec == b""
         for wrong in (["a"], ["/a"], ["/\ud800/"], ["/a/"] * 65):
@@ -196,22 +196,22 @@ class TestWrongFrames:
             with pytest.raises(RemoteProtocolError, match="wrong-frame-count"):
                 parse([b"x"] * count)
 
-    def test_a_request_has_3(self) -> None:
+    def test_syncstart_has_3_frames(self) -> None:
         for count in [n for n in range(65) if n not in (2, 3)]:
             with pytest.raises(RemoteProtocolError, match="wrong-frame-count"):
                 SyncStart.parse([b"SYNCSTART", *[b""] * 64][:count])
 
-    def test_an_end_has_3(self) -> None:
+    def test_syncend_has_3_frames(self) -> None:
         for count in [n for n in range(65) if n != 3]:
             with pytest.raises(RemoteProtocolError, match="wrong-frame-count"):
                 SyncEnd.parse([b"SYNCEND", *[b""] * 64][:count])
 
-    def test_a_request_without_a_sequence_is_from_the_start(self) -> None:
+    def test_syncstart_without_sequence_is_from_the_start(self) -> None:
         assert SyncStart.parse([b"SYNCSTART", b"/a/"]) == SyncStart.parse([b"SYNCSTART", b"/a/", b""])
         assert SyncStart.parse([b"SYNCSTART", b"/a/", b"null"]).sequence == 0
 
     @pytest.mark.parametrize("first", [b"", b"syncstart", b"SYNCSTART ", b"SYNC", b"SYNCEND", b"\xff"])
-    def test_unknown_commands(self, first: bytes) -> None:
+    def test_unknown_commands_are_refused(self, first: bytes) -> None:
         for parse in (SyncStart.parse, Sync.parse, SyncEnd.parse):
             if (first, parse) in ((b"SYNC", Sync.parse), (b"SYNCEND", SyncEnd.parse)):
                 continue
@@ -231,15 +231,15 @@ class TestWrongFrames:
             (5, bytes(MAX_PAYLOAD + 1), "data-too-large"),
         ],
     )
-    def test_frames_that_are_too_much(self, at: int, frame: bytes, cause: str) -> None:
+    def test_oversized_frames_are_refused(self, at: int, frame: bytes, cause: str) -> None:
         frames = [b"/a/", b"1", b"p", TIME, UUID, DATA]
         frames[at] = frame
         with pytest.raises(RemoteProtocolError) as raised:
             Pub.parse(frames)
         assert raised.value.cause == cause
-        assert len(str(raised.value)) < 200, "what a peer sent is no part of what is said"
+        assert len(str(raised.value)) < 200, "errors do not repeat what a peer has sent"
 
-    def test_the_most_that_is_taken(self) -> None:
+    def test_largest_frames_are_accepted(self) -> None:
         frames = [b"a" * 255, b"s" * 64, b"\xff" * 64, b"t" * 64, b"u" * 64, b""]
         assert Pub.parse(frames).producer == b"\xff" * 64
 
@@ -249,12 +249,12 @@ class TestWrongFrames:
             assert Pub.parse([b"/a/", forged, b"p", TIME, UUID, DATA]).sequence == 0
 
     @pytest.mark.parametrize("sequence", [b"", b"null", b"0", bytes(8)])
-    def test_a_server_has_a_sequence(self, sequence: bytes) -> None:
+    def test_broadcast_without_a_sequence_is_refused(self, sequence: bytes) -> None:
         with pytest.raises(RemoteProtocolError, match="bad-sequence"):
             Broadcast.parse([b"/a/", sequence, b"p", TIME, UUID, DATA])
 
 
-def test_delimiters() -> None:
+def test_delimiter_is_removed() -> None:
     frames = [b"", b"SYNCSTART", b"", b""]
     assert without_delimiter(frames, counts=(2, 3)) == (frames[1:], True)
     assert without_delimiter(frames[1:], counts=(2, 3)) == (frames[1:], False)

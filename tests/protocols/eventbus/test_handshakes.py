@@ -1,4 +1,4 @@
-"""Which connections were none of ZeroMQ's."""
+"""Connections that did not complete a ZeroMQ handshake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
 
 
-def test_a_connection_that_ends_after_its_handshake() -> None:
+def test_connection_that_ends_after_its_handshake_has_no_cause() -> None:
     found = Handshakes()
     for _ in range(2):
         found.accepted(7)
@@ -17,7 +17,7 @@ def test_a_connection_that_ends_after_its_handshake() -> None:
         assert found.ended(7) is None
 
 
-def test_a_connection_that_ends_without_a_word_before_its_handshake() -> None:
+def test_connection_that_ends_before_its_handshake_is_bad() -> None:
     found = Handshakes()
     found.accepted(7)
     assert found.ended(7) == BAD
@@ -36,7 +36,9 @@ def test_a_connection_that_ends_without_a_word_before_its_handshake() -> None:
         (400, {"refused": True}, None),
     ],
 )
-def test_a_failure_belongs_to_the_next_that_ends(number: int, options: dict[str, bool], cause: str | None) -> None:
+def test_failure_belongs_to_the_next_connection_that_ends(
+    number: int, options: dict[str, bool], cause: str | None
+) -> None:
     found = Handshakes()
     found.accepted(7)
     found.accepted(8)
@@ -46,7 +48,7 @@ def test_a_failure_belongs_to_the_next_that_ends(number: int, options: dict[str,
     assert found.ended(7) is None
 
 
-def test_where_it_is_not_known_which_has_succeeded_nobody_is_blamed() -> None:
+def test_ambiguous_success_counts_for_the_next_end() -> None:
     found = Handshakes()
     for descriptor in (7, 8, 9):
         found.accepted(descriptor)

@@ -1,4 +1,4 @@
-"""Labels come back byte for byte, whatever they are, and the usual ones cost nothing."""
+"""Labels are restored byte for byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fyrehose.journal.packing import batch
 from fyrehose.protocols.eventbus.labels import (
     CONTENT_TYPE,
     Labels,
-    Written,
+    WireLabels,
     derived_uuid,
     read_labels,
     write_time,
@@ -41,11 +41,11 @@ def run_of(labels: Labels) -> Run:
 
 
 def again(producer: bytes, timestamp: bytes, uuid: bytes) -> tuple[bytes, bytes, bytes]:
-    written = Written(run_of(read_labels(producer, timestamp, uuid)), "eventbus")
+    written = WireLabels(run_of(read_labels(producer, timestamp, uuid)), "eventbus")
     return written.producer, written.timestamp(0), written.uuid(0)
 
 
-def test_the_usual_labels_are_columns_alone() -> None:
+def test_usual_labels_need_only_columns() -> None:
     labels = read_labels(b"me", USUAL, CANONICAL)
     assert labels == Labels("me", CONTENT_TYPE, UUID(CANONICAL.decode()).bytes, MICROS)
 
@@ -79,7 +79,7 @@ TIMESTAMPS = [
 
 
 @pytest.mark.parametrize(("timestamp", "micros", "note"), TIMESTAMPS)
-def test_timestamps(timestamp: bytes, micros: int | None, note: str) -> None:
+def test_timestamp_round_trip(timestamp: bytes, micros: int | None, note: str) -> None:
     """Threat: bad timestamps, which are kept as they were sent."""
     labels = read_labels(b"me", timestamp, CANONICAL)
     assert (labels.event_time, labels.content_type) == (micros, CONTENT_TYPE + note)
@@ -102,7 +102,7 @@ def test_timestamps(timestamp: bytes, micros: int | None, note: str) -> None:
         (b"\xf0", False, "; uuid-base64=8A"),
     ],
 )
-def test_uuids(uuid: bytes, known: bool, note: str) -> None:
+def test_uuid_round_trip(uuid: bytes, known: bool, note: str) -> None:
     """Threat: bad UUIDs, which are kept as they were sent."""
     labels = read_labels(b"me", USUAL, uuid)
     assert (labels.event_id is not None, labels.content_type) == (known, CONTENT_TYPE + note)
@@ -120,7 +120,7 @@ def test_uuids(uuid: bytes, known: bool, note: str) -> None:
         (b"\xff" * 64, "%FF" * 64),
     ],
 )
-def test_producers(producer: bytes, text: str) -> None:
+def test_producer_round_trip(producer: bytes, text: str) -> None:
     assert read_labels(producer, USUAL, CANONICAL).producer == text
     assert again(producer, USUAL, CANONICAL) == (producer, USUAL, CANONICAL)
 
@@ -135,25 +135,25 @@ label = st.one_of(
 
 
 @given(label, label, label)
-def test_any_labels_come_back_through_the_journals_format(producer: bytes, timestamp: bytes, uuid: bytes) -> None:
+def test_any_labels_survive_the_journal_format(producer: bytes, timestamp: bytes, uuid: bytes) -> None:
     labels = read_labels(producer, timestamp, uuid)
     assert len(labels.producer) <= MAX_NAME
     assert len(labels.content_type) <= MAX_NAME
     stored = stored_run(run_of(labels))
-    written = Written(stored, "eventbus")
+    written = WireLabels(stored, "eventbus")
     assert (written.producer, written.timestamp(0), written.uuid(0)) == (producer, timestamp, uuid)
 
 
-def test_the_worst_labels_fit() -> None:
+def test_longest_labels_fit_into_a_content_type() -> None:
     for worst in (b"\xff" * 64, b'"' * 64, b"a" * 64):
         labels = read_labels(worst, worst, worst)
         assert len(labels.content_type) <= MAX_NAME
         assert again(worst, worst, worst) == (worst, worst, worst)
 
 
-def test_what_came_by_another_listener() -> None:
+def test_records_of_other_protocols_get_derived_labels() -> None:
     run = Run.of("notes", [b"x", b"y"], source="figg", producer="10.0.0.1").numbered(7, MICROS + 456)
-    written = Written(run, "eventbus")
+    written = WireLabels(run, "eventbus")
     assert written.foreign
     assert written.producer == b"figg"
     assert written.timestamp(1) == USUAL
@@ -161,25 +161,25 @@ def test_what_came_by_another_listener() -> None:
     assert written.uuid(1) == derived_uuid("notes", 8)
 
 
-def test_a_derived_uuid_is_the_same_for_ever_and_of_version_4() -> None:
+def test_derived_uuid_is_stable_and_of_version_4() -> None:
     assert derived_uuid("notes", 7) == b"a41060fb-24f3-479d-a125-04754077cba5"
     assert UUID(derived_uuid("notes", 7).decode()).version == 4
     assert derived_uuid("notes", 8) != derived_uuid("notes", 7) != derived_uuid("note", 7)
 
 
-def test_a_run_of_ours_without_columns_has_empty_labels() -> None:
+def test_run_without_columns_has_empty_labels() -> None:
     run = Run.of("s", [b"x"], source="eventbus").numbered(1, 5)
-    written = Written(run, "eventbus")
+    written = WireLabels(run, "eventbus")
     assert (written.producer, written.timestamp(0), written.uuid(0)) == (b"", b"", b"")
 
 
-def test_writing() -> None:
+def test_timestamp_is_written_in_its_form() -> None:
     assert write_time(MICROS, "3Z") == USUAL
     assert write_time(-1, "6Z") == b"1969-12-31T23:59:59.999999Z"
     assert write_uuid(UUID(CANONICAL.decode()).bytes) == CANONICAL
 
 
 def stored_run(run: Run) -> Run:
-    """``run`` as it comes back from the disk."""
+    """Write *run* in the journal's format and read it back."""
     header, data = batch(Kind.RECORDS, [run], position=0, durable=0, time=5, clock=5, chain=0)
     return runs(data[-header.length :], 5)[0]

@@ -1,4 +1,4 @@
-"""Which subscribers keep the others waiting."""
+"""Slow subscribers that delay the others."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ FAST, SLOW = 10 * LEAST_RATE, LEAST_RATE // 2
         ([], [], LONGEST, []),
     ],
 )
-def test_who_is_slow(
+def test_slow_subscribers_are_found(
     monkeypatch: pytest.MonkeyPatch,
     behind: list[tuple[str, int]],
     taken: list[int],
     elapsed: float,
     slow: list[tuple[str, int]],
 ) -> None:
-    """Nobody is ended only because all are equally slow: then nobody waits for anybody."""
+    """Equally slow subscribers are not disconnected, because none of them delays another."""
     now = dict.fromkeys((1, 2, 3), 0)
-    monkeypatch.setattr(laggards, "_unsent", lambda descriptor: descriptor in [each for _, each in behind])
-    monkeypatch.setattr(laggards, "_taken", now.__getitem__)
+    monkeypatch.setattr(laggards, "_queued", lambda descriptor: descriptor in [each for _, each in behind])
+    monkeypatch.setattr(laggards, "_acknowledged", now.__getitem__)
     found = Laggards(lambda: [A, B, C])
     found.begin(5.0)
-    found.look()
-    assert found.waits == bool(behind)
+    found.update()
+    assert found.any_behind == bool(behind)
     now.update({descriptor: size for (_, descriptor), size in zip(behind, taken, strict=True)})
     assert found.slow(5.0 + elapsed) == slow
 
 
-def test_the_kernel_says_who_has_not_taken_what_was_sent() -> None:
+def test_send_queue_shows_the_subscriber_that_does_not_read() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         reader, stopped = (socket.create_connection(listening.getsockname()) for _ in range(2))
         ours = [listening.accept()[0] for _ in range(2)]
@@ -62,14 +62,14 @@ def test_the_kernel_says_who_has_not_taken_what_was_sent() -> None:
                 break
     found.begin(0.0)
     reader.setblocking(False)
-    while laggards._unsent(ours[0].fileno()):
+    while laggards._queued(ours[0].fileno()):
         try:
             reader.recv(1 << 20)
         except BlockingIOError:
             pass
-    found.look()
+    found.update()
     assert found.slow(1.0) == [("127.0.0.1", ours[1].fileno())]
-    assert laggards._taken(ours[0].fileno()) > 1 << 16
+    assert laggards._acknowledged(ours[0].fileno()) > 1 << 16
     for each in (reader, stopped, *ours):
         each.close()
-    assert (laggards._unsent(100_000), laggards._taken(100_000)) == (0, 0)
+    assert (laggards._queued(100_000), laggards._acknowledged(100_000)) == (0, 0)

@@ -1,4 +1,4 @@
-"""Memory that is lent to sockets."""
+"""Accounts of memory that sockets hold."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fyrehose.protocols.eventbus.lent import OVERHEAD, PART, TRACKED, Account, L
 
 @attrs.define
 class Message:
-    """A message that the socket has done with, or not."""
+    """The tracker of a message."""
 
     done: bool = False
 
 
-def test_lent_and_given_back() -> None:
+def test_lent_messages_count_until_released() -> None:
     lent = Lent(100)
-    assert lent.fits(1_000), "the first may be of any size"
+    assert lent.fits(1_000), "the first message may have any size"
     first, second = Message(), Message()
     lent.add(first, 60)
     assert lent.fits(40)
@@ -32,21 +32,23 @@ def test_lent_and_given_back() -> None:
 
 
 def take(account: Account, size: int) -> Message | None:
-    """Send *size* bytes; return what the socket says of them, if it has to."""
+    """Send *size* bytes; return the tracker if the message is tracked."""
     if size < account.free:
-        account.free -= (size + OVERHEAD) * account.toll
+        account.free -= (size + OVERHEAD) * account.factor
         return None
     tracker = Message()
     account.add(tracker, size)
     return tracker
 
 
-def test_a_message_that_is_done_tells_of_those_before_it() -> None:
+def test_released_message_releases_untracked_ones_before_it() -> None:
     pool = Pool(1 << 30)
     account = pool.account(b"c", "10.0.0.1")
     sent = [take(account, 100) for _ in range(60)]
     first, second = (n for n, tracker in enumerate(sent) if tracker is not None)
-    assert account.size == pool.size == (second + 1) * (100 + OVERHEAD), "the last few are accounted for with the next"
+    assert account.size == pool.size == (second + 1) * (100 + OVERHEAD), (
+        "untracked messages after it are not counted yet"
+    )
     assert sent[first] is not None
     sent[first].done = True
     account.settle()
@@ -60,7 +62,7 @@ def test_a_message_that_is_done_tells_of_those_before_it() -> None:
     assert not pool.networks
 
 
-def test_the_more_is_held_the_less_one_client_may_have() -> None:
+def test_share_of_a_client_shrinks_as_the_pool_fills() -> None:
     pool = Pool(256 << 20)
     held = []
     for n in range(100):
@@ -71,13 +73,13 @@ def test_the_more_is_held_the_less_one_client_may_have() -> None:
     assert held == sorted(held, reverse=True)
     assert (4 << 20) - 60_000 - OVERHEAD < held[0] <= 4 << 20
     assert pool.size < 128 << 20
-    assert all(held), "everybody may have a message"
+    assert all(held), "every client may have a message"
     other = pool.account(b"x", "10.0.0.2")
-    assert other.fits((128 << 20) // PART - OVERHEAD), "what another network holds is not taken from this one"
+    assert other.fits((128 << 20) // PART - OVERHEAD), "another network has its own half"
     assert not pool.account(b"y", "10.0.0.1").fits(16 << 20)
 
 
-def test_small_messages_are_tracked_now_and_then() -> None:
+def test_small_messages_are_tracked_rarely() -> None:
     account = Pool(1 << 30).account(b"c", "10.0.0.1")
     tracked = [take(account, 10) is not None for _ in range(320)]
     assert sum(tracked) in (320 * (10 + OVERHEAD) // TRACKED, 320 * (10 + OVERHEAD) // TRACKED - 1)

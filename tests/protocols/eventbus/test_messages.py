@@ -1,4 +1,4 @@
-"""Messages over sockets that stay within the process: by the native kernel and by pyzmq, on the same frames."""
+"""Messages over inproc sockets, with the native kernel and with pyzmq."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ KERNELS = [
 ]
 both = pytest.mark.parametrize("kernel", KERNELS)
 
-#: More than anybody reads here.
+#: A limit that no call reaches.
 MUCH = 1 << 20
 MESSAGES = st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=8), max_size=12)
 
 
 class Pair:
-    """Two sockets, one connected to the other; whatever is sent is there at once."""
+    """Two connected inproc sockets; a sent message arrives at once."""
 
     def __init__(self, kind: int = zmq.PAIR, other: int = zmq.PAIR, **options: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -59,8 +59,8 @@ def pair() -> Iterator[Pair]:
         yield pair
 
 
-def test_the_native_one_serves_where_kernels_are_native() -> None:
-    """It finds its functions in the library of the pyzmq that we test with."""
+def test_native_messages_are_used_with_native_kernels() -> None:
+    """The kernel finds its functions in the libzmq of the installed pyzmq."""
     assert Fastest is (native if kernels.NATIVE else pure).Messages
 
 
@@ -76,12 +76,12 @@ def test_messages_come_whole(kernel: ModuleType, pair: Pair) -> None:
         ([b""], 1, NOWHERE),
         ([b"1", b"2", b"3"], 5, NOWHERE),
     ]
-    assert (MUCH - frames_left, MUCH - bytes_left) == (9, 100_004), "of frames that are not kept, no bytes"
+    assert (MUCH - frames_left, MUCH - bytes_left) == (9, 100_004), "frames that are not kept count no bytes"
     assert messages.receive(MUCH, MUCH) == ([], MUCH, MUCH)
 
 
 @both
-def test_a_message_says_where_it_came_from(kernel: ModuleType) -> None:
+def test_message_has_its_origin(kernel: ModuleType) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         router = context.socket(zmq.ROUTER)
@@ -105,7 +105,7 @@ def test_a_message_says_where_it_came_from(kernel: ModuleType) -> None:
 
 
 @both
-def test_a_message_may_take_several_calls(kernel: ModuleType, pair: Pair) -> None:
+def test_message_may_take_several_calls(kernel: ModuleType, pair: Pair) -> None:
     messages = kernel.Messages(pair.socket, 16)
     pair.other.send_multipart([b"ab", b"cd", b"ef"])
     assert messages.receive(1, 100) == ([], 0, 98)
@@ -116,8 +116,8 @@ def test_a_message_may_take_several_calls(kernel: ModuleType, pair: Pair) -> Non
 
 
 @both
-def test_what_was_read_is_handed_out_before_an_error(kernel: ModuleType) -> None:
-    """A REP does not read on before it has answered."""
+def test_messages_before_an_error_are_returned(kernel: ModuleType) -> None:
+    """A REP socket raises if it is read again before its answer."""
     with Pair(zmq.REP, zmq.DEALER) as pair:
         messages = kernel.Messages(pair.socket, 16)
         for question in (b"1", b"2"):
@@ -132,7 +132,7 @@ def test_what_was_read_is_handed_out_before_an_error(kernel: ModuleType) -> None
 
 
 @both
-def test_a_closed_socket(kernel: ModuleType, pair: Pair) -> None:
+def test_closed_socket_raises(kernel: ModuleType, pair: Pair) -> None:
     messages = kernel.Messages(pair.socket, 16)
     pair.socket.close()
     for call in (lambda: messages.receive(MUCH, MUCH), lambda: messages.send([b"x"])):
@@ -155,7 +155,7 @@ def test_any_bytes_are_sent(kernel: ModuleType, pair: Pair) -> None:
 
 
 @both
-def test_no_room_and_nobody_there(kernel: ModuleType) -> None:
+def test_full_socket_and_unknown_peer_raise(kernel: ModuleType) -> None:
     with Pair(zmq.PUSH, zmq.PULL, SNDHWM=1, RCVHWM=1) as pair:
         messages = kernel.Messages(pair.socket, 16)
         for n in range(2):
@@ -165,7 +165,7 @@ def test_no_room_and_nobody_there(kernel: ModuleType) -> None:
         assert [pair.other.recv_multipart() for _ in range(2)] == [[b"0", b"."], [b"1", b"."]]
         assert pair.socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT  # asking has it take in that there is room
         messages.send([b"3"])
-        assert pair.other.recv_multipart() == [b"3"], "nothing was left of what did not go"
+        assert pair.other.recv_multipart() == [b"3"], "no part of the refused messages was sent"
     with Pair(zmq.ROUTER, zmq.DEALER) as pair:
         pair.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         with pytest.raises(zmq.ZMQError) as raised:
@@ -176,8 +176,8 @@ def test_no_room_and_nobody_there(kernel: ModuleType) -> None:
 @pytest.mark.skipif(native is None, reason="the native kernels are not built")
 @given(MESSAGES, st.integers(0, 5), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=10))
 @example([[b"1", b"2", b"3"]], 2, [(1, 100), (100, 1)])
-def test_native_as_pure(sent: list[list[bytes]], kept: int, calls: list[tuple[int, int]]) -> None:
-    """Sent by one and read by the other, with the same limits: every call gives the same."""
+def test_native_and_pure_give_the_same(sent: list[list[bytes]], kept: int, calls: list[tuple[int, int]]) -> None:
+    """Both implementations read the same messages with the same limits, call by call."""
 
     def run(writer: Any, reader: Any) -> list[object]:
         with Pair() as pair:

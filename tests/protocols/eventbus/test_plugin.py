@@ -1,4 +1,4 @@
-"""The plugin: endpoints, who may be let in, and what has to be installed."""
+"""The plugin: endpoints, keys, and a missing pyzmq."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def broker() -> Broker:
         (r"tcp:5556:interface=\:\:1", ("::1", 5556)),
     ],
 )
-def test_endpoints(endpoint: str, place: tuple[str, int]) -> None:
+def test_valid_endpoints(endpoint: str, place: tuple[str, int]) -> None:
     assert parse_endpoint(endpoint) == place
 
 
@@ -40,34 +40,34 @@ def test_endpoints(endpoint: str, place: tuple[str, int]) -> None:
     "endpoint",
     ["", "tcp", "udp:5556", "tcp:65534", "tcp:-1", "tcp:²", "tcp:1:host=1.2.3.4", "tcp:1:interface=here", "ssl:5556"],
 )
-def test_what_is_no_endpoint(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match=r"should be tcp:PORT or tcp:PORT:interface=IP"):
+def test_invalid_endpoint_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected tcp:PORT or tcp:PORT:interface=IP"):
         parse_endpoint(endpoint)
 
 
-def test_keys_that_are_not_there(broker: Broker) -> None:
+def test_missing_key_file_is_reported(broker: Broker) -> None:
     settings = Settings(server_key="nowhere.key_secret", client_keys="any")
-    with pytest.raises(ConfigError, match=r"the key in nowhere.key_secret cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read the key in nowhere.key_secret"):
         plugin.make_service(MemoryReactorClock(), broker, "tcp:5556", settings)
 
 
 class TestWithoutPyzmq:
-    """Everything but the event bus works without it."""
+    """Everything but the event bus works without pyzmq."""
 
     @pytest.fixture(autouse=True)
     def without(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fyrehose.protocols.eventbus.plugin.find_spec", lambda name: None)
 
-    def test_one_clear_line(self, broker: Broker) -> None:
+    def test_missing_pyzmq_is_one_clear_error(self, broker: Broker) -> None:
         with pytest.raises(MissingExtra, match=r"^eventbus needs pyzmq: pip install fyrehose\[eventbus\]$"):
             plugin.make_service(MemoryReactorClock(), broker, plugin.default_endpoint, Settings())
 
-    def test_clients_say_it_too(self) -> None:
+    def test_clients_report_missing_pyzmq(self) -> None:
         clients = plugins.load_clients("eventbus")
         with pytest.raises(MissingExtra):
             clients.publisher(None, "127.0.0.1", 5556, None, 1)
 
-    def test_options_are_read_all_the_same(self) -> None:
+    def test_options_are_parsed_without_pyzmq(self) -> None:
         config = resolve("data", [], {"eventbus": {"dedup": "yes"}})
         assert "eventbus" in [listener.name for listener in config.listeners]
 

@@ -1,4 +1,4 @@
-"""What the server asks of its sockets is there."""
+"""The interfaces between server and sockets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fyrehose.protocols.eventbus.zmqport import ZMQPort
 
 
 @pytest.mark.parametrize("name", [name for name, _ in inspect.getmembers(Port, inspect.isfunction) if name[0] != "_"])
-def test_a_zeromq_port_has_every_method(name: str) -> None:
+def test_zmqport_has_every_method_of_port(name: str) -> None:
     asked, there = (inspect.signature(getattr(kind, name)) for kind in (Port, ZMQPort))
     assert asked == there
 
 
-def test_without_anybody_who_knows_connections_none_is_ended() -> None:
+def test_default_peers_close_no_connection() -> None:
     peers = Peers()
     assert list(peers.subscribers()) == []
     for field in attrs.fields(Peers)[1:]:

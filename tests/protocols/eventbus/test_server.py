@@ -1,4 +1,4 @@
-"""The server between fake ports and a real broker: what is durable goes out, and nobody harms anybody."""
+"""The server between fake ports and a real broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def world(make_world: Any) -> World:
 
 
 def stop(world: World) -> list[None]:
-    """The list has something in it when the server has stopped."""
+    """Stop the server; the returned list is not empty when it has stopped."""
     done: list[None] = []
     stopped: Deferred[None] = world.server.stop()
     stopped.addCallback(done.append)
@@ -30,7 +30,7 @@ def stop(world: World) -> list[None]:
 
 
 class TestPublishing:
-    def test_a_pub_is_broadcast_when_it_is_durable_and_not_before(self, world: World, make_event: Any) -> None:
+    def test_pub_is_broadcast_only_when_durable(self, world: World, make_event: Any) -> None:
         world.journal.auto = False
         frames = make_event(7)
         world.publish(*frames)
@@ -39,20 +39,20 @@ class TestPublishing:
         world.run()
         assert world.publisher.take() == [[frames[0], b"\0\0\0\0\0\0\0\x01", *frames[2:]]]
 
-    def test_a_turn_is_one_publish_and_few_runs(self, world: World, make_event: Any) -> None:
+    def test_turn_is_one_publish_of_few_runs(self, world: World, make_event: Any) -> None:
         world.publish_all([make_event(n) for n in range(200)])
         (run,) = world.broker.read("eventbus", 1, 1 << 20)
         assert len(run) == 200
         assert world.sequences() == list(range(1, 201))
         assert (world.count("pubs"), world.count("broadcasts")) == (200, 200)
 
-    def test_sequences_by_option_in_decimal(self, make_world: Any, make_event: Any) -> None:
+    def test_decimal_sequences_by_option(self, make_world: Any, make_event: Any) -> None:
         world = make_world()
         world = make_world(sequence=type(world.settings.sequence)("decimal"))
         world.publish(*make_event())
         assert world.publisher.take()[0][1] == b"1"
 
-    def test_wrong_ones_are_counted_and_nothing_else(self, world: World, make_event: Any, log_lines: list[str]) -> None:
+    def test_invalid_pubs_are_counted(self, world: World, make_event: Any, log_lines: list[str]) -> None:
         world.publish_all([[b"x"] * n for n in range(65) if n != 6] + [make_event()])
         assert world.count("wrong-frame-count") == 64
         assert world.sequences() == [1]
@@ -66,7 +66,7 @@ class TestPublishing:
         assert world.count("bad-topic") == 1
         assert world.sequences() == [1]
 
-    def test_one_that_is_too_large_for_the_stream_takes_no_other_with_it(self, world: World, make_event: Any) -> None:
+    def test_oversized_event_does_not_affect_others(self, world: World, make_event: Any) -> None:
         world.broker.restrict("eventbus", 100)
         events = [make_event(n, data=b"x" * (50 + 100 * (n == 3))) for n in range(6)]
         world.publish_all([*events, make_event(9, topic=b"/b/", data=b"y" * 200)])
@@ -74,7 +74,7 @@ class TestPublishing:
         assert world.count("PayloadTooLarge") == 2
         assert world.broker.budget.used == 0
 
-    def test_what_is_not_durable_counts_against_the_budget(self, world: World, make_event: Any) -> None:
+    def test_undurable_events_count_against_the_budget(self, world: World, make_event: Any) -> None:
         world.broker.budget.each = 10_000
         world.journal.auto = False
         world.publish(*make_event(0, data=bytes(20_000)))
@@ -84,7 +84,7 @@ class TestPublishing:
         assert world.collector.reading
         assert world.broker.budget.used == 0
 
-    def test_a_full_disk_loses_nothing(self, world: World, make_event: Any) -> None:
+    def test_full_disk_loses_no_event(self, world: World, make_event: Any) -> None:
         world.journal.auto = False
         world.publish(*make_event(1))
         world.journal.enter(JournalState.READ_ONLY, "no room")
@@ -99,7 +99,7 @@ class TestPublishing:
         assert [frames[5] for frames in world.publisher.take()] == [b"1", b"2"]
         assert world.broker.budget.used == 0
 
-    def test_other_listeners_come_out_too(self, world: World) -> None:
+    def test_records_of_other_protocols_are_broadcast(self, world: World) -> None:
         world.broker.publish([Run.of("eventbus", [b"{}"], source="figg")])
         world.run()
         (frames,) = world.publisher.take()
@@ -107,19 +107,17 @@ class TestPublishing:
         assert frames[2] == b"figg"
         assert frames[5] == b"\xc4\x02{}"
 
-    def test_a_gap_in_the_journal_is_counted(self, world: World) -> None:
+    def test_journal_gap_is_counted(self, world: World) -> None:
         world.server.skipped(3, 7)
         assert world.count("skipped") == 5
 
-    def test_dedup_by_option(self, make_world: Any, make_event: Any) -> None:
+    def test_duplicates_are_dropped_by_option(self, make_world: Any, make_event: Any) -> None:
         world = make_world(dedup=True)
         world.publish_all([make_event(1), make_event(1), make_event(2)])
         assert len(world.publisher.take()) == 2
         assert world.count("duplicate") == 1
 
-    def test_what_could_not_be_published_is_no_duplicate(
-        self, make_world: Any, make_event: Any, logged_errors: Any
-    ) -> None:
+    def test_unpublished_event_is_no_duplicate(self, make_world: Any, make_event: Any, logged_errors: Any) -> None:
         world = make_world(dedup=True)
         world.broker.restrict("eventbus", 3)
         world.publish(*make_event(1, data=b"long"))
@@ -129,7 +127,7 @@ class TestPublishing:
 
 
 class TestBroadcasting:
-    def test_500_a_turn(self, world: World) -> None:
+    def test_500_broadcasts_per_turn(self, world: World) -> None:
         runs = [Run.of("eventbus", [b"x"] * 2_000, source="figg")]
         world.broker.publish(runs)
         assert len(world.publisher.sent) == 500
@@ -138,21 +136,21 @@ class TestBroadcasting:
         world.run()
         assert world.sequences() == list(range(1, 2_001))
 
-    def test_subscriptions_are_taken_in_before_broadcasts_and_before_snapshots(self, world: World) -> None:
-        before = world.publisher.taken_in
+    def test_subscriptions_are_processed_before_broadcasts_and_snapshots(self, world: World) -> None:
+        before = world.publisher.processed
         world.ask(b"SYNCSTART", b"", b"0")
-        assert world.publisher.taken_in == before + 1
+        assert world.publisher.processed == before + 1
         world.broker.publish([Run.of("eventbus", [b"x"], source="figg")])
-        assert world.publisher.taken_in == before + 2
+        assert world.publisher.processed == before + 2
 
-    def test_a_subscriber_that_does_not_read_loses_its_connection_and_the_others_nothing(
+    def test_slow_subscriber_is_disconnected_and_others_miss_nothing(
         self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(world.server._lent, "limit", 40_000)
         world.subscribers = [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)]
         unsent = {1: 0, 2: 5_000, 3: 5_000}
-        monkeypatch.setattr(laggards, "_unsent", unsent.__getitem__)
-        monkeypatch.setattr(laggards, "_taken", lambda descriptor: 0)
+        monkeypatch.setattr(laggards, "_queued", unsent.__getitem__)
+        monkeypatch.setattr(laggards, "_acknowledged", lambda descriptor: 0)
         world.publisher.done = False
         for n in range(4):
             world.publish(*make_event(n, data=bytes(20_000)))
@@ -166,10 +164,10 @@ class TestBroadcasting:
         world.subscribers.pop(1)
         world.publisher.done = True
         world.pass_time(0.2, 0.1)
-        assert world.sequences() == [3, 4], "in order, and none is missing"
+        assert world.sequences() == [3, 4], "in order, without a gap"
         assert world.count("broadcast-memory-full") == 0
 
-    def test_large_events_that_nobody_reads_are_dropped_and_small_ones_are_not(
+    def test_unread_large_events_are_dropped_and_small_ones_are_not(
         self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(world.server._lent, "limit", 40_000)
@@ -192,7 +190,7 @@ class TestSnapshots:
         world.run(count // 500 + 5)
         world.publisher.take()
 
-    def test_sync_then_end(self, world: World, make_event: Any) -> None:
+    def test_syncs_precede_syncend(self, world: World, make_event: Any) -> None:
         frames = make_event(7)
         world.publish(*frames)
         world.ask(b"SYNCSTART", b"/a/", b"0")
@@ -202,7 +200,7 @@ class TestSnapshots:
             [b"c", b"SYNCEND", b"/a/", b"1"],
         ]
 
-    def test_a_delimiter_is_given_back(self, world: World) -> None:
+    def test_delimiter_is_returned(self, world: World) -> None:
         world.ask(b"", b"SYNCSTART", b"", b"0")
         world.run()
         assert world.snapshot.take() == [[b"c", b"", b"SYNCEND", b"", b"0"]]
@@ -216,14 +214,14 @@ class TestSnapshots:
         world.server.pub_received([b"p", *make_event()], 7)
         world.server.pubs_over()
         world.clock.advance(0)
-        assert world.sequences() == [3_001], "others do not wait for it"
+        assert world.sequences() == [3_001], "broadcasts do not wait for the snapshot"
         world.run()
         sent = world.snapshot.take()
-        assert len(sent) == 3_001, "it ends where the stream ended as it began"
+        assert len(sent) == 3_001, "it ends where the stream ended at its start"
         assert world.count("syncs") == 3_000
         assert sent[-1] == [b"c", b"SYNCEND", b"", b"3000"]
 
-    def test_several_take_turns(self, make_world: Any) -> None:
+    def test_snapshots_take_turns(self, make_world: Any) -> None:
         world = make_world(snapshots=2)
         self.fill(world, 1_500)
         for identity in (b"1", b"2", b"3"):
@@ -235,7 +233,7 @@ class TestSnapshots:
         assert order[:4] == [b"1", b"2", b"1", b"2"]
         assert order.index(b"3") > 4
 
-    def test_a_client_that_stops_reading_waits_and_goes_on(self, world: World) -> None:
+    def test_snapshot_waits_for_a_client_that_stops_reading(self, world: World) -> None:
         self.fill(world, 2_000)
         world.snapshot.room[b"c"] = 700
         world.ask(b"SYNCSTART", b"", b"0")
@@ -263,7 +261,7 @@ class TestSnapshots:
         assert world.snapshot.take()[-1] == [b"d", b"SYNCEND", b"", b"1000"]
         assert not [call for call in world.clock.getDelayedCalls() if call.active()]
 
-    def test_large_events_wait_until_others_have_gone(self, world: World, make_event: Any) -> None:
+    def test_large_snapshot_events_wait_for_memory(self, world: World, make_event: Any) -> None:
         for n in range(20):
             world.publish(*make_event(n, data=bytes(1 << 20)))
         world.snapshot.done = False
@@ -274,7 +272,7 @@ class TestSnapshots:
         world.pass_time(2, 0.05)
         assert world.snapshot.take()[-1] == [b"c", b"SYNCEND", b"", b"20"]
 
-    def test_a_stalled_client_does_not_hold_the_others_up(self, make_world: Any) -> None:
+    def test_stalled_client_does_not_delay_others(self, make_world: Any) -> None:
         world = make_world(snapshots=2)
         self.fill(world, 10)
         world.snapshot.room[b"slow"] = 3
@@ -284,7 +282,7 @@ class TestSnapshots:
         world.run(2)
         assert [b"quick", b"SYNCEND", b"/z/", b"5"] in world.snapshot.sent
 
-    def test_a_client_that_has_left_is_cancelled(self, world: World) -> None:
+    def test_snapshot_of_a_departed_client_is_cancelled(self, world: World) -> None:
         self.fill(world, 1_000)
         world.snapshot.gone = {b"c"}
         world.ask(b"SYNCSTART", b"", b"0")
@@ -292,7 +290,7 @@ class TestSnapshots:
         assert world.count("snapshot-left") == 1
         assert not world.clock.getDelayedCalls()
 
-    def test_a_storm(self, world: World, make_event: Any) -> None:
+    def test_every_snapshot_of_a_storm_ends(self, world: World, make_event: Any) -> None:
         """Threat: a storm of snapshots from 0."""
         self.fill(world, 100)
         for n in range(1_000):
@@ -300,12 +298,12 @@ class TestSnapshots:
         world.server.requests_over()
         world.run(500)
         sent = world.snapshot.take()
-        assert sum(frames[1] == b"SYNCEND" for frames in sent) == 1_000, "the text: MUST"
+        assert sum(frames[1] == b"SYNCEND" for frames in sent) == 1_000, "specification: the server MUST respond"
         assert len(sent) == 1_000 * 101
         world.server._session.pool.settle()
         assert world.server._session.pool.size == 0
 
-    def test_clients_that_do_not_read_keep_nobody_waiting(self, world: World) -> None:
+    def test_clients_that_do_not_read_delay_nobody(self, world: World) -> None:
         self.fill(world, 200)
         stopped = [b"stopped %d" % n for n in range(50)]
         for identity in stopped:
@@ -316,14 +314,16 @@ class TestSnapshots:
         world.run(20)
         assert world.snapshot.sent[-1] == [b"reader", b"SYNCEND", b"", b"200"]
         snapshots = world.server._session.snapshots
-        assert len(snapshots.aside) >= 50 - world.settings.snapshots
-        assert all(each._peeked is None for each in snapshots.aside.values()), "they hold nothing of the journal"
+        assert len(snapshots.parked) >= 50 - world.settings.snapshots
+        assert all(each._peeked is None for each in snapshots.parked.values()), (
+            "parked snapshots hold nothing of the journal"
+        )
         for identity in stopped[:10]:
             del world.snapshot.room[identity]
         world.snapshot.take()
         world.pass_time(2)
         ends = [frames[0] for frames in world.snapshot.take() if frames[1] == b"SYNCEND"]
-        assert sorted(ends) == sorted(stopped[:10]), "whoever reads again goes on"
+        assert sorted(ends) == sorted(stopped[:10]), "clients that read again get the rest"
         world.pass_time(33)
         assert world.count("snapshot-stalled") == 40
         assert len(world.ended) == 40
@@ -332,7 +332,7 @@ class TestSnapshots:
         world.server._session.pool.settle()
         assert world.server._session.pool.size == 0
 
-    def test_memory_that_others_hold_is_no_reason_to_cancel(self, world: World, make_event: Any) -> None:
+    def test_snapshot_starved_by_others_is_not_cancelled(self, world: World, make_event: Any) -> None:
         world.publish(*make_event(1, data=bytes(1 << 20)))
         pool = world.server._session.pool
         hog = pool.account(b"hog", "10.0.0.1")
@@ -350,9 +350,7 @@ class TestSnapshots:
         world.pass_time(1)
         assert [frames[0] for frames in world.snapshot.take()] == [b"c", b"c"]
 
-    def test_a_client_that_cannot_read_broadcasts_is_noticed_once(
-        self, make_world: Any, world: World, log_lines: list[str]
-    ) -> None:
+    def test_dialect_mismatch_is_logged_once(self, make_world: Any, world: World, log_lines: list[str]) -> None:
         world.ask(b"SYNCSTART", b"", bytes(8))
         world.ask(b"SYNCSTART", b"", b"")
         assert world.count("decimal-requests") == 0
@@ -360,7 +358,7 @@ class TestSnapshots:
             world.ask(b"SYNCSTART", b"", b"0")
         assert world.count("decimal-requests") == 2
         (line,) = [line for line in log_lines if "decimal" in line]
-        assert "10.0.0.1 at PORT asks with a sequence in decimal text" in line
+        assert "10.0.0.1 at PORT sends sequences as decimal text" in line
         assert "--option eventbus.sequence=decimal" in line
         decimal = make_world(sequence=type(world.settings.sequence)("decimal"))
         decimal.ask(b"SYNCSTART", b"", b"0")
@@ -368,16 +366,16 @@ class TestSnapshots:
 
     def test_a_refused_message_is_logged_with_its_address_and_port(self, world: World, log_lines: list[str]) -> None:
         world.publish(b"x")
-        assert "wrong-frame-count from 10.0.0.1 at PORT (client 70): 1 where an event has 6" in log_lines[-1]
+        assert "wrong-frame-count from 10.0.0.1 at PORT (client 70): 1, expected 6 for an event" in log_lines[-1]
 
-    def test_a_repeated_request_is_counted(self, world: World) -> None:
+    def test_repeated_request_is_counted(self, world: World) -> None:
         world.ask(b"SYNCSTART", b"", b"0")
         world.ask(b"SYNCSTART", b"", b"0")
         assert world.count("snapshot-replaced") == 1
         world.run()
         assert world.snapshot.take() == [[b"c", b"SYNCEND", b"", b"0"]]
 
-    def test_what_nobody_wants_is_read_in_small_pieces(self, world: World) -> None:
+    def test_records_without_matches_are_read_in_small_pieces(self, world: World) -> None:
         for _ in range(20):
             world.broker.publish([Run.of("eventbus", [bytes(60_000)], source="figg", topic="/b/")])
         world.run(40)
@@ -387,7 +385,7 @@ class TestSnapshots:
         world.run()
         assert world.snapshot.take() == [[b"c", b"SYNCEND", b"/a/", b"0"]]
 
-    def test_a_damaged_journal_has_no_end(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_damaged_journal_cancels_the_snapshot(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fill(world, 10)
 
         def damaged(*_: object) -> None:
@@ -400,7 +398,7 @@ class TestSnapshots:
         assert world.count("journal-corrupt") == 1
 
     @pytest.mark.parametrize("frames", [[], [b""], [b"SYNCSTART"], [b"HELLO", b"", b""], [b"SYNCSTART", b"x", b"0"]])
-    def test_what_is_no_request_is_counted(self, world: World, frames: list[bytes]) -> None:
+    def test_invalid_request_is_counted(self, world: World, frames: list[bytes]) -> None:
         world.ask(*frames)
         world.run()
         assert world.snapshot.take() == []
@@ -408,13 +406,13 @@ class TestSnapshots:
 
 
 class TestStopping:
-    def test_at_once_where_nothing_is_under_way(self, world: World) -> None:
+    def test_stop_is_immediate_when_idle(self, world: World) -> None:
         assert stop(world) == [None]
         assert not world.collector.reading
         assert not world.snapshot.reading
         assert not world.clock.getDelayedCalls()
 
-    def test_what_has_come_is_read_made_durable_and_broadcast(self, world: World, make_event: Any) -> None:
+    def test_stop_publishes_and_broadcasts_arrived_events(self, world: World, make_event: Any) -> None:
         world.journal.auto = False
         world.collector.empty = False
         world.publish(*make_event(1))
@@ -431,7 +429,7 @@ class TestStopping:
         assert world.sequences() == [1, 2]
         assert not world.clock.getDelayedCalls()
 
-    def test_everything_is_broadcast_first_however_many_turns_that_takes(self, world: World, make_event: Any) -> None:
+    def test_stop_waits_until_everything_is_broadcast(self, world: World, make_event: Any) -> None:
         world.journal.auto = False
         world.publish_all([make_event(n, data=bytes(100_000)) for n in range(12)])
         done = stop(world)
@@ -441,13 +439,13 @@ class TestStopping:
         assert done == [None]
         assert world.sequences() == list(range(1, 13))
 
-    def test_publishers_that_never_stop_do_not_keep_it(self, world: World) -> None:
+    def test_stop_does_not_wait_for_busy_publishers(self, world: World) -> None:
         world.collector.empty = False
         done = stop(world)
         world.pass_time(1.5)
         assert done == [None]
 
-    def test_a_journal_that_does_not_answer_does_not_keep_it(self, world: World, make_event: Any) -> None:
+    def test_stop_does_not_wait_for_a_stuck_journal(self, world: World, make_event: Any) -> None:
         world.journal.auto = False
         world.publish(*make_event(1))
         done = stop(world)
@@ -455,9 +453,9 @@ class TestStopping:
         assert done == [None]
         assert not world.clock.getDelayedCalls()
         world.journal.enter(JournalState.READ_ONLY, "late")
-        assert not world.clock.getDelayedCalls(), "what fails later starts nothing"
+        assert not world.clock.getDelayedCalls(), "a later failure schedules nothing"
 
-    def test_a_snapshot_under_way_is_given_up(self, world: World) -> None:
+    def test_stop_cancels_snapshots(self, world: World) -> None:
         world.broker.publish([Run.of("eventbus", [b"x"] * 3_000, source="figg")])
         world.run()
         world.ask(b"SYNCSTART", b"", b"0")
@@ -465,13 +463,13 @@ class TestStopping:
         assert stop(world) == [None]
         assert not world.clock.getDelayedCalls()
 
-    def test_what_a_full_disk_did_not_take_is_said(self, world: World, make_event: Any, log_lines: list[str]) -> None:
+    def test_stop_logs_unpublished_events(self, world: World, make_event: Any, log_lines: list[str]) -> None:
         world.journal.enter(JournalState.READ_ONLY, "no room")
         world.publish(*make_event(1))
         assert stop(world) == [None]
         assert world.count("not-published-at-stop") == 1
 
-    def test_the_broker_ends_the_subscription(self, world: World, logged_errors: Any) -> None:
+    def test_ended_subscription_is_logged(self, world: World, logged_errors: Any) -> None:
         world.broker.close()
         assert stop(world) == [None]
         assert logged_errors.take()

@@ -1,4 +1,4 @@
-"""The service: what is bound, who is asked, and what is closed, in which order."""
+"""The service: ports, admission of connections, orderly stop."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fyrehose.testing import MemoryJournal
 
 
 class Reactor(Clock):
-    """A clock with a thread pool that nobody uses."""
+    """A clock without a thread pool."""
 
     def getThreadPool(self) -> None:
         return None
 
 
-class House:
-    """A service, and the fakes beneath it."""
+class Running:
+    """A service with fake sockets."""
 
     def __init__(self, fake: Any, host: str = "127.0.0.1", port: int = 5556, **options: Any) -> None:
         self.fake = fake
@@ -49,27 +49,27 @@ class House:
         return results[0]
 
     def ask(self, address: bytes = b"127.0.0.1") -> bytes:
-        """What the listener says to a connection from ``address``."""
-        listener = self.fake.ports[0]
-        listener.full = False
-        listener.receive([b"1.0", b"1", b"eventbus.publish", address, b"", b"NULL"], 6)
-        status: bytes = listener.sent.pop()[2]
+        """Return the status with which the ZAP handler answers a connection from *address*."""
+        zap = self.fake.ports[0]
+        zap.full = False
+        zap.receive([b"1.0", b"1", b"eventbus.publish", address, b"", b"NULL"], 6)
+        status: bytes = zap.sent.pop()[2]
         return status
 
 
 @pytest.fixture
-def make_house(fake_zmq: Any) -> Any:
+def make_service(fake_zmq: Any) -> Any:
     fake = fake_zmq("service")
-    return lambda **options: House(fake, **options)
+    return lambda **options: Running(fake, **options)
 
 
-def test_three_ports_in_a_row_and_a_listener(make_house: Any) -> None:
-    house = make_house()
-    listening = house.start()
+def test_service_binds_three_ports_and_a_zap_handler(make_service: Any) -> None:
+    running = make_service()
+    listening = running.start()
     assert verifyObject(IListeningPort, listening)
     assert (listening.getHost().host, listening.getHost().port) == ("127.0.0.1", 5556)
     listening.startListening()
-    sockets = house.fake.contexts[0].sockets
+    sockets = running.fake.contexts[0].sockets
     assert [socket.kind for socket in sockets] == [zmq.REP, zmq.ROUTER, zmq.PUB, zmq.ROUTER]
     assert [socket.bound[0] for socket in sockets] == [
         "inproc://zeromq.zap.01",
@@ -84,48 +84,48 @@ def test_three_ports_in_a_row_and_a_listener(make_house: Any) -> None:
     assert (sockets[1].options[zmq.SNDHWM], sockets[2].options[zmq.SNDHWM]) == (1_000, 10_000)
     assert sockets[1].options[zmq.ROUTER_MANDATORY] == 1
     assert sockets[1].options[zmq.ROUTER_HANDOVER] == 0
-    assert all(port.reading for port in house.fake.ports)
+    assert all(port.reading for port in running.fake.ports)
     assert listening.stopListening().called
     assert all(socket.closed for socket in sockets)
     assert sockets[2].linger == 1_000
-    assert house.fake.contexts[0].ended
-    assert all(monitor.closed for monitor in house.fake.monitors)
-    house.reactor.advance(0)
-    assert not house.reactor.getDelayedCalls()
-    assert house.service.stopService().called
+    assert running.fake.contexts[0].ended
+    assert all(monitor.closed for monitor in running.fake.monitors)
+    running.reactor.advance(0)
+    assert not running.reactor.getDelayedCalls()
+    assert running.service.stopService().called
 
 
 @pytest.mark.parametrize(("payload", "waiting"), [(16 << 20, 16), (1 << 20, 256), (256 << 10, 1_000), (1, 1_000)])
-def test_as_many_pubs_wait_as_memory_holds(make_house: Any, payload: int, waiting: int) -> None:
+def test_receive_queue_is_bounded_by_memory(make_service: Any, payload: int, waiting: int) -> None:
     """Threat: huge messages."""
-    house = make_house(max_payload=payload)
-    house.start()
-    assert house.fake.contexts[0].sockets[3].options[zmq.RCVHWM] == waiting
+    running = make_service(max_payload=payload)
+    running.start()
+    assert running.fake.contexts[0].sockets[3].options[zmq.RCVHWM] == waiting
 
 
-def test_it_starts_again(make_house: Any) -> None:
-    house = make_house()
-    house.start()
-    house.service.stopService()
-    house.fake.ports.clear()
-    house.start()
-    assert len(house.fake.contexts) == 2
-    house.service.stopService()
+def test_service_starts_again_after_stop(make_service: Any) -> None:
+    running = make_service()
+    running.start()
+    running.service.stopService()
+    running.fake.ports.clear()
+    running.start()
+    assert len(running.fake.contexts) == 2
+    running.service.stopService()
 
 
-def test_ipv6(make_house: Any) -> None:
-    house = make_house(host="::1")
-    assert house.start().getHost().host == "::1"
-    assert house.fake.contexts[0].sockets[1].bound == ["tcp://[::1]:5556"]
-    assert house.fake.contexts[0].sockets[1].options[zmq.IPV6] == 1
-    house.service.stopService()
+def test_service_binds_ipv6(make_service: Any) -> None:
+    running = make_service(host="::1")
+    assert running.start().getHost().host == "::1"
+    assert running.fake.contexts[0].sockets[1].bound == ["tcp://[::1]:5556"]
+    assert running.fake.contexts[0].sockets[1].options[zmq.IPV6] == 1
+    running.service.stopService()
 
 
 @pytest.mark.parametrize("taken", [5556, 5557, 5558])
-def test_a_port_that_is_taken(make_house: Any, taken: int) -> None:
-    house = make_house()
-    house.fake.taken.add(f"tcp://127.0.0.1:{taken}")
-    failure = house.start()
+def test_port_in_use_fails_the_start(make_service: Any, taken: int) -> None:
+    running = make_service()
+    running.fake.taken.add(f"tcp://127.0.0.1:{taken}")
+    failure = running.start()
     error = failure.value
     assert isinstance(error, CannotListenError)
     assert (error.interface, error.port, error.socketError.strerror) == (
@@ -133,66 +133,66 @@ def test_a_port_that_is_taken(make_house: Any, taken: int) -> None:
         5556,
         "Address already in use",
     )
-    assert house.fake.contexts[0].ended, "and everything is closed again"
+    assert running.fake.contexts[0].ended, "all sockets are closed again"
 
 
-def test_any_three_in_a_row(make_house: Any) -> None:
-    house = make_house(port=0)
-    house.fake.taken |= {"tcp://127.0.0.1:40002", "tcp://127.0.0.1:40004"}
-    assert house.start().getHost().port == 40_005
-    assert [socket.bound for socket in house.fake.contexts[0].sockets[1:]] == [
+def test_port_0_binds_any_three_consecutive_ports(make_service: Any) -> None:
+    running = make_service(port=0)
+    running.fake.taken |= {"tcp://127.0.0.1:40002", "tcp://127.0.0.1:40004"}
+    assert running.start().getHost().port == 40_005
+    assert [socket.bound for socket in running.fake.contexts[0].sockets[1:]] == [
         ["tcp://127.0.0.1:40005"],
         ["tcp://127.0.0.1:40006"],
         ["tcp://127.0.0.1:40007"],
     ]
-    house.service.stopService()
+    running.service.stopService()
 
 
-def test_no_three_in_a_row(make_house: Any) -> None:
-    house = make_house(port=0)
-    house.fake.taken |= {f"tcp://127.0.0.1:{port}" for port in range(40_002, 40_400, 2)}
-    assert isinstance(house.start().value, CannotListenError)
+def test_start_fails_without_three_consecutive_ports(make_service: Any) -> None:
+    running = make_service(port=0)
+    running.fake.taken |= {f"tcp://127.0.0.1:{port}" for port in range(40_002, 40_400, 2)}
+    assert isinstance(running.start().value, CannotListenError)
 
 
-def test_who_may_connect(make_house: Any) -> None:
-    house = make_house(host="0.0.0.0")
-    house.broker.guard.change(parse({"allow": [{"network": "10.0.0.0/8", "publish": "*"}]}))
-    house.start()
-    assert house.ask(b"10.1.2.3") == b"200"
-    assert house.ask(b"11.1.2.3") == b"400"
-    assert house.broker.counters.counts["eventbus", "Forbidden"] == 1
-    house.service.stopService()
+def test_policy_decides_who_may_connect(make_service: Any) -> None:
+    running = make_service(host="0.0.0.0")
+    running.broker.guard.change(parse({"allow": [{"network": "10.0.0.0/8", "publish": "*"}]}))
+    running.start()
+    assert running.ask(b"10.1.2.3") == b"200"
+    assert running.ask(b"11.1.2.3") == b"400"
+    assert running.broker.counters.counts["eventbus", "Forbidden"] == 1
+    running.service.stopService()
 
 
-def test_how_many(make_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = make_house(max_connections=2)
-    house.start()
+def test_connections_beyond_the_limit_are_refused(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = make_service(max_connections=2)
+    running.start()
     monkeypatch.setattr(connections, "_peer", lambda port, descriptor: "127.0.0.1")
     ended: list[Any] = []
     monkeypatch.setattr(connections, "_shut_down", lambda *args: ended.append(args))
-    monitors = house.fake.monitors
+    monitors = running.fake.monitors
     for n in range(2):
         monitors[n].happened(ACCEPTED, 0)
-        assert house.ask() == b"200"
+        assert running.ask() == b"200"
     monitors[2].happened(ACCEPTED, 7)
-    assert house.ask() == b"300"
+    assert running.ask() == b"300"
     assert ended == [(7, ["127.0.0.1"], [5558])]
     monitors[2].happened(DISCONNECTED, 7)
     monitors[1].happened(DISCONNECTED, 0)
     monitors[2].happened(ACCEPTED, 7)
-    assert house.ask() == b"200"
-    assert house.broker.counters.counts["eventbus", "too-many-connections"] == 1
-    assert house.broker.counters.counts["eventbus", "connections"] == 4
-    assert house.service.connections == 2
-    house.service.stopService()
-    assert house.broker.counters.gauges["eventbus", "connections"] == 0
+    assert running.ask() == b"200"
+    assert running.broker.counters.counts["eventbus", "too-many-connections"] == 1
+    assert running.broker.counters.counts["eventbus", "connections"] == 4
+    assert running.service.connections == 2
+    running.service.stopService()
+    assert running.broker.counters.gauges["eventbus", "connections"] == 0
 
 
-def test_a_handshake_that_fails_is_counted_and_logged(make_house: Any, log_lines: list[str]) -> None:
-    house = make_house()
-    house.start()
-    snapshot, _, collector = house.fake.monitors
-    counts = house.broker.counters.counts
+def test_a_handshake_that_fails_is_counted_and_logged(make_service: Any, log_lines: list[str]) -> None:
+    running = make_service()
+    running.start()
+    snapshot, _, collector = running.fake.monitors
+    counts = running.broker.counters.counts
     with create_server(("127.0.0.1", 0)) as listening:
         for monitor, event, number in (
             (snapshot, FAILED_PROTOCOL, 0x11000002),
@@ -208,74 +208,72 @@ def test_a_handshake_that_fails_is_counted_and_logged(make_house: Any, log_lines
             monitor.happened(DISCONNECTED, listening.fileno())
     assert [counts["eventbus", cause] for cause in (BAD, TIMEOUT, LEFT)] == [2, 1, 1]
     lines = [line for line in log_lines if "handshake" in line]
-    assert len(lines) == 2, "one a second for each cause, and none for checks whether the port is open"
-    assert "bad-handshake from an unknown address at SNAPSHOT (port 5556): what it sent is no" in lines[0]
-    assert house.service.connections == 0
-    house.service.stopService()
+    assert len(lines) == 2, "one line per second and cause, and none for handshake-left"
+    assert "bad-handshake from an unknown address at SNAPSHOT (port 5556): it does not speak ZeroMQ" in lines[0]
+    assert running.service.connections == 0
+    running.service.stopService()
 
 
-def test_a_refused_connection_is_kept_open_for_a_second(make_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_connection_is_kept_open_for_a_second(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_peer", lambda port, descriptor: "127.0.0.1")
     ended: list[int] = []
     monkeypatch.setattr(connections, "_shut_down", lambda descriptor, hosts, ports: ended.append(descriptor))
-    house = make_house(max_connections=48)
-    house.start()
+    running = make_service(max_connections=48)
+    running.start()
     for n in range(48):
-        house.fake.monitors[n % 3].happened(ACCEPTED, n)
+        running.fake.monitors[n % 3].happened(ACCEPTED, n)
     assert ended == []
-    house.fake.monitors[0].happened(ACCEPTED, 48)
-    assert ended == [48], "three are kept"
-    house.fake.monitors[0].happened(DISCONNECTED, 45)
-    house.reactor.advance(1)
+    running.fake.monitors[0].happened(ACCEPTED, 48)
+    assert ended == [48], "three refused connections stay open"
+    running.fake.monitors[0].happened(DISCONNECTED, 45)
+    running.reactor.advance(1)
     assert ended == [48, 46, 47]
-    house.fake.monitors[0].happened(ACCEPTED, 49)
-    house.service.stopService()
-    assert not house.reactor.getDelayedCalls()
+    running.fake.monitors[0].happened(ACCEPTED, 49)
+    running.service.stopService()
+    assert not running.reactor.getDelayedCalls()
 
 
-def test_keys(make_house: Any, tmp_path: Path) -> None:
+def test_clients_need_a_key_with_curve(make_service: Any, tmp_path: Path) -> None:
     _, secret = create_certificates(tmp_path, "server")
-    house = make_house(server_key=secret, client_keys=str(tmp_path))
-    house.start()
-    for socket in house.fake.contexts[0].sockets[1:]:
+    running = make_service(server_key=secret, client_keys=str(tmp_path))
+    running.start()
+    for socket in running.fake.contexts[0].sockets[1:]:
         assert socket.curve_server
         assert len(socket.curve_publickey) == len(socket.curve_secretkey) == 40
-    assert house.ask() == b"400", "without a key"
-    house.service.stopService()
-    anybody = make_house(server_key=secret, client_keys="any")
-    assert anybody.service._listener.clients is None
+    assert running.ask() == b"400", "without a key"
+    running.service.stopService()
+    anybody = make_service(server_key=secret, client_keys="any")
+    assert anybody.service._authenticator.clients is None
 
 
-def test_a_change_of_the_policy_parts_with_those_who_may_not_any_more(
-    make_house: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parted: list[Any] = []
-    monkeypatch.setattr(connections, "_shut_down", lambda *args: parted.append(args) or True)
-    house = make_house(port=5556)
-    house.start()
-    house.fake.monitors[0].happened(ACCEPTED, 77)
-    assert house.ask() == b"200"
-    house.service.reload()
-    assert parted == []
-    house.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", "subscribe": "*"}]}))
-    house.service.reload()
-    assert parted == [(77, {"127.0.0.1"}, range(5556, 5559))]
-    assert house.ask() == b"400"
-    house.service.stopService()
+def test_policy_change_closes_forbidden_connections(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Any] = []
+    monkeypatch.setattr(connections, "_shut_down", lambda *args: closed.append(args) or True)
+    running = make_service(port=5556)
+    running.start()
+    running.fake.monitors[0].happened(ACCEPTED, 77)
+    assert running.ask() == b"200"
+    running.service.reload()
+    assert closed == []
+    running.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", "subscribe": "*"}]}))
+    running.service.reload()
+    assert closed == [(77, {"127.0.0.1"}, range(5556, 5559))]
+    assert running.ask() == b"400"
+    running.service.stopService()
 
 
-def test_the_keys_of_clients_are_read_again(make_house: Any, tmp_path: Path) -> None:
+def test_reload_reads_client_keys_again(make_service: Any, tmp_path: Path) -> None:
     _, secret = create_certificates(tmp_path, "server")
     clients = tmp_path / "clients"
     clients.mkdir()
     create_certificates(clients, "one")
-    house = make_house(server_key=secret, client_keys=str(clients))
-    assert len(house.service._listener.clients) == 1
+    running = make_service(server_key=secret, client_keys=str(clients))
+    assert len(running.service._authenticator.clients) == 1
     create_certificates(clients, "two")
-    house.service.reload()
-    assert len(house.service._listener.clients) == 2
+    running.service.reload()
+    assert len(running.service._authenticator.clients) == 2
     for path in clients.iterdir():
         path.unlink()
-    with pytest.raises(ConfigError, match="has no client key"):
-        house.service.reload()
-    assert len(house.service._listener.clients) == 2
+    with pytest.raises(ConfigError, match="no client key in"):
+        running.service.reload()
+    assert len(running.service._authenticator.clients) == 2

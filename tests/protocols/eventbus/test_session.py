@@ -1,4 +1,4 @@
-"""What each message asks for, and what it is refused for."""
+"""The server's session: accepted and refused messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVENT = [b"/a/", b"null", b"me", TIME, UUID, b"\x01"]
 
 
 def pub(session: ServerSession, *frames: bytes, identity: bytes = b"c", now: float = 0.0) -> str | None:
-    """Why it was refused."""
+    """Return the cause if the message is refused."""
     refused = session.receive_pub([identity, *frames][:16], 1 + len(frames), now)
     return None if refused is None else refused.error.cause
 
@@ -30,7 +30,7 @@ def ask(session: ServerSession, *frames: bytes, identity: bytes = b"c") -> Any:
 
 
 class TestPubs:
-    def test_a_turn_is_a_batch(self) -> None:
+    def test_turn_becomes_one_batch(self) -> None:
         session = ServerSession(Settings(stream="bus"))
         assert session.take() is None
         assert pub(session, *EVENT) is None
@@ -47,16 +47,16 @@ class TestPubs:
             assert pub(session, *[b"x"] * count) == "wrong-frame-count"
         assert session.take() is None
 
-    def test_bad_ones_cost_nobody_else_anything(self) -> None:
+    def test_invalid_events_do_not_affect_others(self) -> None:
         session = ServerSession(Settings())
         assert pub(session, *EVENT) is None
         assert pub(session, b"\xff", *EVENT[1:]) == "bad-topic"
-        assert pub(session, b"/a/", b"\x80" + bytes(7), *EVENT[2:]) is None, "a forged 2^63 means nothing"
+        assert pub(session, b"/a/", b"\x80" + bytes(7), *EVENT[2:]) is None, "the sequence 2^63 is ignored"
         batch = session.take()
         assert batch is not None
         assert batch.count == 2
 
-    def test_largest(self) -> None:
+    def test_event_of_the_maximum_size_is_accepted(self) -> None:
         session = ServerSession(Settings(max_payload=10))
         assert pub(session, *EVENT[:5], bytes(10)) is None
         assert pub(session, *EVENT[:5], bytes(11)) == "data-too-large"
@@ -71,7 +71,7 @@ class TestPubs:
         assert batch is not None
         assert [bytes(payload) for payload in batch.runs[0].payloads()] == bombs
 
-    def test_duplicates_are_taken_by_default(self) -> None:
+    def test_duplicates_are_accepted_by_default(self) -> None:
         session = ServerSession(Settings())
         assert [pub(session, *EVENT) for _ in range(2)] == [None, None]
 
@@ -85,9 +85,9 @@ class TestPubs:
         assert batch is not None
         assert batch.uuids == (UUID, UUID)
         session.failed(batch)
-        assert pub(session, *EVENT, now=1_200.0) is None, "it was not published after all"
+        assert pub(session, *EVENT, now=1_200.0) is None, "it was not published"
 
-    def test_what_is_refused_is_not_remembered(self) -> None:
+    def test_uuid_of_a_refused_event_is_not_remembered(self) -> None:
         session = ServerSession(Settings(dedup=True))
         assert pub(session, b"\xff", *EVENT[1:]) == "bad-topic"
         assert pub(session, *EVENT[:3]) == "wrong-frame-count"
@@ -99,7 +99,7 @@ class TestRequests:
         session = ServerSession(Settings())
         for identity in (b"\0\0\0\0\x01", b"\xff\0text", bytes(range(255))):
             assert ask(session, b"SYNCSTART", b"/a/", b"7", identity=identity) == Requested(
-                identity=identity, again=False, deaf=True
+                identity=identity, replaced=False, wrong_dialect=True
             )
         session.snapshots.admit(9, 0)
         assert list(session.snapshots.active) == [b"\0\0\0\0\x01", b"\xff\0text", bytes(range(255))]
@@ -114,9 +114,7 @@ class TestRequests:
             (b"null", Dialect.BINARY, Dialect.BINARY),
         ],
     )
-    def test_answers_are_in_the_dialect_of_the_question(
-        self, sequence: bytes, listener: Dialect, dialect: Dialect
-    ) -> None:
+    def test_answer_uses_the_dialect_of_the_request(self, sequence: bytes, listener: Dialect, dialect: Dialect) -> None:
         session = ServerSession(Settings(sequence=listener))
         ask(session, b"SYNCSTART", b"", sequence)
         session.snapshots.admit(9, 0)
@@ -139,19 +137,21 @@ class TestRequests:
             frames = [b"SYNCSTART", *[b""] * 64][:count]
             assert ask(ServerSession(Settings()), *frames) == "wrong-frame-count"
 
-    def test_a_storm(self) -> None:
+    def test_snapshot_requests_are_bounded(self) -> None:
         """Threat: a storm of snapshots from 0."""
         session = ServerSession(Settings())
         answers = [ask(session, b"SYNCSTART", b"", b"0", identity=b"%d" % n) for n in range(40_000)]
         assert answers.count("too-many-snapshots") == 40_000 - (32 << 20) // COST
-        assert "too-many-snapshots" not in answers[:5_000], "5,000 clients of one address are many, and no storm"
-        assert ask(session, b"SYNCSTART", b"", b"0", identity=b"0") == Requested(identity=b"0", again=True, deaf=True)
+        assert "too-many-snapshots" not in answers[:5_000], "5,000 clients of one address are accepted"
+        assert ask(session, b"SYNCSTART", b"", b"0", identity=b"0") == Requested(
+            identity=b"0", replaced=True, wrong_dialect=True
+        )
         other = session.receive_request([b"other", b"SYNCSTART", b"", b"0"], 4, "10.0.0.2", "10.0.0.2")
-        assert isinstance(other, Requested), "one address leaves room for others"
+        assert isinstance(other, Requested), "another network has its own half"
 
 
 @given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([b"", b"SYNCSTART", *EVENT])), max_size=10))
-def test_no_message_does_any_harm(frames: list[bytes]) -> None:
+def test_any_message_is_accepted_or_refused(frames: list[bytes]) -> None:
     session = ServerSession(Settings(dedup=True))
     pub(session, *frames)
     ask(session, *frames)

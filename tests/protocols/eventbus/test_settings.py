@@ -1,4 +1,4 @@
-"""The options, from text."""
+"""The options of the event bus server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.protocols.eventbus.settings import Settings, Syntax
 
 
-def test_from_text() -> None:
+def test_options_are_parsed_from_text() -> None:
     settings = build(
         Settings,
         "eventbus",
@@ -25,17 +25,17 @@ def test_from_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"sequence": "octal"}, "binary or decimal"),
         ({"subtrees": "no"}, "text or reference"),
         ({"snapshots": "0"}, "snapshots must be at least 1"),
-        ({"max-payload": "17MiB"}, "max_payload has to be 16777216 at the most"),
+        ({"max-payload": "17MiB"}, "max_payload may be at most 16777216"),
         ({"max-connections": "0"}, "max_connections must be at least 1"),
-        ({"client-keys": "dir"}, "client_keys need a server_key"),
-        ({"server-key": "file"}, "server_key needs client_keys"),
+        ({"client-keys": "dir"}, "client_keys requires server_key"),
+        ({"server-key": "file"}, "server_key requires client_keys"),
     ],
 )
-def test_what_cannot_be(values: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_options_are_refused(values: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         build(Settings, "eventbus", values)

@@ -1,4 +1,4 @@
-"""Who is owed what of the past, in which order, and where it ends."""
+"""Snapshots: contents, order, end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def runs(*topics: str, first: int = 1, each: int = 2) -> list[Run]:
 
 
 def drain(snapshot: Snapshot, journal: list[Run], piece: int = 1) -> list[tuple[bytes, bytes]]:
-    """All its messages, as command and sequence, read ``piece`` runs at a time."""
+    """Return command and sequence of all messages; the journal is read *piece* runs at a time."""
     sent = []
     while not snapshot.ended:
         message = snapshot.peek()
@@ -45,7 +45,7 @@ def drain(snapshot: Snapshot, journal: list[Run], piece: int = 1) -> list[tuple[
 
 
 class TestOne:
-    def test_everything(self) -> None:
+    def test_snapshot_of_the_whole_stream(self) -> None:
         one = snapshot()
         one.start(4, 0)
         assert drain(one, runs("/a/", "/b/")) == [
@@ -56,12 +56,12 @@ class TestOne:
             (b"SYNCEND", b"4"),
         ]
 
-    def test_what_came_after_it_began_is_broadcast(self) -> None:
+    def test_snapshot_ends_where_the_stream_ended_at_its_start(self) -> None:
         one = snapshot()
         one.start(3, 0)
         assert drain(one, runs("/a/", "/b/", "/c/"), piece=9)[-2:] == [(b"SYNC", b"3"), (b"SYNCEND", b"3")]
 
-    def test_after_and_subtrees(self) -> None:
+    def test_snapshot_respects_sequence_and_subtrees(self) -> None:
         one = snapshot(spec=b"/a/;/c/", after=1)
         one.start(8, 0)
         assert drain(one, runs("/a/", "/b/", "/c/d/", "/x/")) == [
@@ -72,7 +72,7 @@ class TestOne:
         ]
 
     @pytest.mark.parametrize(("after", "last"), [(0, 0), (3, 4), (4, 4)])
-    def test_nothing_echoes_the_request(self, after: int, last: int) -> None:
+    def test_empty_snapshot_ends_with_the_requested_sequence(self, after: int, last: int) -> None:
         one = snapshot(after=after)
         one.start(last, 0)
         assert drain(one, []) == [(b"SYNCEND", b"%d" % after)]
@@ -83,29 +83,29 @@ class TestOne:
         one.start(last, 0)
         assert drain(one, []) == [(b"SYNCEND", b"%d" % last)]
 
-    def test_nothing_of_its_subtrees_echoes_the_request_too(self) -> None:
+    def test_snapshot_without_matches_ends_with_the_requested_sequence(self) -> None:
         one = snapshot(spec=b"/z/", after=1)
         one.start(4, 0)
         assert drain(one, runs("/a/", "/b/")) == [(b"SYNCEND", b"1")]
 
-    def test_what_is_gone_is_passed_over(self) -> None:
+    def test_snapshot_skips_removed_records(self) -> None:
         one = snapshot()
         one.start(6, 0)
         assert drain(one, runs("/b/", first=5))[0] == (b"SYNC", b"5")
 
-    def test_all_of_it_is_gone(self) -> None:
+    def test_snapshot_of_removed_records_is_empty(self) -> None:
         one = snapshot()
         one.start(3, 0)
         assert drain(one, runs("/b/", first=5)) == [(b"SYNCEND", b"0")]
 
-    def test_its_dialect(self) -> None:
+    def test_snapshot_uses_its_dialect(self) -> None:
         one = snapshot(dialect=Dialect.BINARY)
         one.start(2, 0)
         assert drain(one, runs("/a/"))[-1] == (b"SYNCEND", b"\0\0\0\0\0\0\0\x02")
 
 
 class TestMany:
-    def test_some_at_once_the_others_in_a_row(self) -> None:
+    def test_some_snapshots_are_active_and_others_wait(self) -> None:
         snapshots = Snapshots(2, 1 << 20)
         for n in range(5):
             assert snapshots.add(snapshot(b"%d" % n)) is None
@@ -127,7 +127,7 @@ class TestMany:
             snapshots.add(snapshot(b"%d" % n, spec))
         with pytest.raises(OverflowError):
             snapshots.add(snapshot(b"5", spec))
-        assert snapshots.add(snapshot(b"4", spec)) is not None, "a client that asks again takes no more"
+        assert snapshots.add(snapshot(b"4", spec)) is not None, "a repeated request uses no more memory"
         for n in range(10, 15):
             snapshots.add(snapshot(b"%d" % n, spec, network="10.0.0.2"))
         with pytest.raises(OverflowError):
@@ -145,7 +145,7 @@ class TestMany:
         snapshots.admit(9, 0)
         assert list(snapshots.active) == [b"0", b"a", b"1", b"b"]
 
-    def test_one_that_steps_aside_goes_on_where_it_was(self) -> None:
+    def test_parked_snapshot_continues_where_it_stopped(self) -> None:
         snapshots, journal = Snapshots(1, 1 << 20), runs("/a/", "/b/", "/a/")
         one = snapshot(spec=b"/a/")
         snapshots.add(one)
@@ -154,21 +154,21 @@ class TestMany:
         one.peek()
         one.sent(0)
         snapshots.add(snapshot(b"d"))
-        snapshots.step_aside(one)
+        snapshots.park(one)
         snapshots.admit(7, 1)
-        assert (list(snapshots.active), list(snapshots.aside), len(snapshots)) == ([b"d"], [b"c"], 2)
+        assert (list(snapshots.active), list(snapshots.parked), len(snapshots)) == ([b"d"], [b"c"], 2)
         snapshots.wait(one)
-        assert not snapshots.aside
+        assert not snapshots.parked
         snapshots.forget(snapshots.active[b"d"])
         snapshots.admit(8, 2)
         assert drain(one, journal) == [(b"SYNC", b"2"), (b"SYNC", b"5"), (b"SYNC", b"6"), (b"SYNCEND", b"6")]
 
-    def test_one_that_steps_aside_before_its_end_ends(self) -> None:
+    def test_snapshot_parked_before_its_end_still_ends(self) -> None:
         snapshots, one = Snapshots(1, 1 << 20), snapshot(after=4)
         snapshots.add(one)
         snapshots.admit(4, 0)
         assert one.peek() is not None
-        snapshots.step_aside(one)
+        snapshots.park(one)
         snapshots.wait(one)
         snapshots.admit(5, 0)
         assert drain(one, []) == [(b"SYNCEND", b"4")]
@@ -184,7 +184,7 @@ class TestMany:
         snapshots.admit(9, 0)
         assert snapshots.active[b"c"].request.sequence == 999
 
-    def test_a_new_request_ends_the_old_one(self) -> None:
+    def test_new_request_replaces_the_old_one(self) -> None:
         snapshots = Snapshots(1, 1 << 20)
         first, second = snapshot(after=1), snapshot(after=2)
         snapshots.add(first)
@@ -196,7 +196,7 @@ class TestMany:
         snapshots.admit(9, 0)
         assert list(snapshots.active) == [b"d"]
 
-    def test_clear(self) -> None:
+    def test_clear_removes_all_snapshots(self) -> None:
         snapshots = Snapshots(1, 1 << 20)
         snapshots.add(snapshot(b"a"))
         snapshots.admit(1, 0)

@@ -1,4 +1,4 @@
-"""Who may connect."""
+"""The answers to ZAP requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zmq.utils import z85
 
 from fyrehose.core.policy import parse
 from fyrehose.identity import Action, Identity
-from fyrehose.protocols.eventbus.zap import DOMAINS, Listener
+from fyrehose.protocols.eventbus.zap import DOMAINS, Authenticator
 
 PUBLIC, _ = zmq.curve_keypair()
 KEY = z85.decode(PUBLIC)
@@ -32,15 +32,15 @@ def permits(identity: Identity, action: Action) -> bool:
     return POLICY.allows(identity, action, "s")
 
 
-NEAR = Listener(permits=permits)
-KEYS = Listener(curve=True, clients=frozenset([PUBLIC]))
+NEAR = Authenticator(permits=permits)
+KEYS = Authenticator(curve=True, clients=frozenset([PUBLIC]))
 
 
 @pytest.mark.parametrize(
-    ("listener", "asked", "cause"),
+    ("authenticator", "asked", "cause"),
     [
-        (Listener(), question(), None),
-        (Listener(), question(b"8.8.8.8"), None),
+        (Authenticator(), question(), None),
+        (Authenticator(), question(b"8.8.8.8"), None),
         (NEAR, question(b"10.1.2.3"), None),
         (NEAR, question(b"::ffff:10.1.2.3"), None),
         (NEAR, question(b"fd00::1"), None),
@@ -53,21 +53,23 @@ KEYS = Listener(curve=True, clients=frozenset([PUBLIC]))
         (KEYS, question(b"1.2.3.4", b"CURVE"), "no-key"),
         (KEYS, question(b"1.2.3.4", b"NULL"), "no-key"),
         (KEYS, question(b"1.2.3.4", b"PLAIN", b"user", b"word"), "no-key"),
-        (Listener(curve=True), question(b"1.2.3.4", b"CURVE", bytes(32)), None),
+        (Authenticator(curve=True), question(b"1.2.3.4", b"CURVE", bytes(32)), None),
         (NEAR, question(b"9.2.3.4", b"CURVE", KEY), "Forbidden"),
-        (Listener(curve=True, permits=permits), question(b"9.2.3.4", b"CURVE", KEY), None),
-        (Listener(curve=True, permits=permits), question(b"9.2.3.4", b"CURVE", bytes(32)), "Forbidden"),
-        (Listener(curve=True, permits=permits), question(b"1.2.3.4", b"CURVE", KEY), "Forbidden"),
+        (Authenticator(curve=True, permits=permits), question(b"9.2.3.4", b"CURVE", KEY), None),
+        (Authenticator(curve=True, permits=permits), question(b"9.2.3.4", b"CURVE", bytes(32)), "Forbidden"),
+        (Authenticator(curve=True, permits=permits), question(b"1.2.3.4", b"CURVE", KEY), "Forbidden"),
     ],
 )
-def test_answers(listener: Listener, asked: list[bytes], cause: str | None) -> None:
-    answer = listener.answer(asked)
+def test_authenticator_answers_by_policy_and_key(
+    authenticator: Authenticator, asked: list[bytes], cause: str | None
+) -> None:
+    answer = authenticator.answer(asked)
     assert answer.cause == cause
     assert answer.frames[:3] == [b"1.0", b"7", b"200" if cause is None else b"400"]
     assert len(answer.frames) == 6
 
 
-def test_a_port_for_each_action() -> None:
+def test_domain_names_the_action() -> None:
     asked = question(b"10.1.2.3")
     assert NEAR.answer(asked).wanted == (Identity(host="10.1.2.3"), Action.PUBLISH)
     asked[2] = DOMAINS[Action.SUBSCRIBE]
@@ -75,17 +77,17 @@ def test_a_port_for_each_action() -> None:
     assert (refused.cause, refused.wanted) == ("Forbidden", (Identity(host="10.1.2.3"), Action.SUBSCRIBE))
 
 
-def test_who_was_let_in_is_judged_again_by_what_is_known_then() -> None:
+def test_admitted_identity_is_checked_against_current_keys() -> None:
     identity = Identity(host="1.2.3.4", key=PUBLIC.decode())
     assert KEYS.answer(question(b"1.2.3.4", b"CURVE", KEY)).wanted == (identity, Action.PUBLISH)
     assert KEYS.may(identity, Action.PUBLISH)
-    assert not Listener(curve=True, clients=frozenset([bytes(40)])).may(identity, Action.PUBLISH)
+    assert not Authenticator(curve=True, clients=frozenset([bytes(40)])).may(identity, Action.PUBLISH)
     assert not KEYS.may(Identity(), Action.PUBLISH)
 
 
-def test_a_connection_too_many_is_refused_for_the_time_being() -> None:
-    """After 400 libzmq never comes back."""
-    answer = Listener().answer(question(), refused=lambda address: address == "127.0.0.1")
+def test_connection_beyond_the_limit_is_refused_temporarily() -> None:
+    """After status 400 libzmq never reconnects."""
+    answer = Authenticator().answer(question(), refused=lambda address: address == "127.0.0.1")
     assert answer.cause == "too-many-connections"
     assert answer.frames[2] == b"300"
 
@@ -94,7 +96,7 @@ OTHER = [*question()[:2], b"other", *question()[3:]]
 
 
 @pytest.mark.parametrize("frames", [[], [b"1.0"], [b"1.0", b"7"], [b"2.0", *question()[1:]], question()[:5], OTHER])
-def test_what_is_no_question_is_no_permission(frames: list[bytes]) -> None:
-    answer = Listener().answer(frames)
+def test_invalid_zap_request_is_refused(frames: list[bytes]) -> None:
+    answer = Authenticator().answer(frames)
     assert answer.cause == "bad-zap-request"
     assert answer.frames[2] == b"500"

@@ -1,4 +1,4 @@
-"""The descriptor, over sockets that stay within the process."""
+"""ZeroMQ ports, over inproc sockets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reactor(Clock):
         self.readers.discard(reader)
 
     def turn(self) -> None:
-        """As a reactor's: what is readable, then what is due."""
+        """Call readable readers, then calls that are due."""
         readable, _, _ = select([reader for reader in self.readers if reader.fileno() >= 0], [], [], 0)
         for reader in readable:
             reader.doRead()
@@ -66,7 +66,7 @@ _sockets: list[zmq.Socket[bytes]] = []
 
 
 class KeepingContext(zmq.Context[zmq.Socket[bytes]]):
-    """Keeps its sockets, so that none is lost before it is closed."""
+    """Keeps references to its sockets, so that all can be closed."""
 
     def socket(self, *args: Any, **options: Any) -> Any:
         _sockets.append(super().socket(*args, **options))
@@ -82,7 +82,7 @@ def context() -> Iterator[Context]:
 
 
 def fill(port: ZMQPort, *frames: bytes) -> int:
-    """Send to the peer until it has enough; how many messages that took."""
+    """Send until the queue of the peer is full; return the number of messages."""
     for sent in range(10_000):
         try:
             port.send([b"\0peer\xff", *frames])
@@ -125,7 +125,7 @@ class Pair:
         return cls(reactor, port, other, received, turns)
 
 
-def test_it_is_a_descriptor(context: Context) -> None:
+def test_port_is_a_read_descriptor(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
     assert verifyObject(IReadDescriptor, pair.port)
     assert pair.port.logPrefix() == "eventbus"
@@ -134,7 +134,7 @@ def test_it_is_a_descriptor(context: Context) -> None:
     assert pair.port.fileno() == -1
     pair.port.close()
     pair.port.start()
-    pair.port.take_in()
+    pair.port.process_commands()
     assert pair.port.drained()
     assert not pair.reactor.readers
     assert not pair.reactor.getDelayedCalls()
@@ -149,14 +149,14 @@ def test_messages_come_whole_with_binary_routing_ids(context: Context) -> None:
     assert pair.turns[-1] == 1
 
 
-def test_what_came_before_it_started_is_read(context: Context) -> None:
+def test_messages_before_start_are_read(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
     pair.peer.send(b"early")
     pair.port.start()
     pair.reactor.until(lambda: bool(pair.received))
 
 
-def test_a_turn_ends_and_the_next_goes_on(context: Context) -> None:
+def test_long_turn_is_continued_in_the_next(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, RCVHWM=0)
     for n in range(FRAMES_TURN):
         pair.peer.send(b"%d" % n)
@@ -176,7 +176,7 @@ def test_large_messages_end_a_turn_sooner(context: Context) -> None:
     assert pair.turns[:2] == [2, 4], "and the routing id counts"
 
 
-def test_a_message_of_very_many_frames_is_counted_and_not_kept(context: Context) -> None:
+def test_frames_beyond_the_limit_are_counted_and_not_kept(context: Context) -> None:
     """Threat: wrong frame count, huge messages."""
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
     pair.port.start()
@@ -188,7 +188,7 @@ def test_a_message_of_very_many_frames_is_counted_and_not_kept(context: Context)
     assert after == [b"\0peer\xff", b"next"]
 
 
-def test_pausing(context: Context) -> None:
+def test_paused_port_reads_nothing(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
     pair.port.start()
     pair.port.pause()
@@ -198,16 +198,16 @@ def test_pausing(context: Context) -> None:
     pair.port.doRead()
     assert pair.received == []
     assert not pair.port.drained()
-    pair.port.poke()
-    assert not pair.reactor.getDelayedCalls(), "a pause is a pause"
+    pair.port.schedule_turn()
+    assert not pair.reactor.getDelayedCalls(), "a paused port schedules nothing"
     pair.port.start()
     pair.reactor.until(lambda: bool(pair.received))
     pair.reactor.turn()
     assert pair.port.drained()
 
 
-def test_edge_triggered_what_a_send_swallowed_is_found(context: Context) -> None:
-    """Thousands of sends and receives, mixed: no wake-up is lost."""
+def test_messages_hidden_by_a_send_are_read(context: Context) -> None:
+    """Thousands of interleaved sends and receives: no wake-up is lost."""
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, RCVHWM=0, SNDHWM=0)
     pair.peer.setsockopt(zmq.RCVHWM, 0)
     pair.port.start()
@@ -223,7 +223,7 @@ def test_edge_triggered_what_a_send_swallowed_is_found(context: Context) -> None
 
 
 @pytest.mark.parametrize("failure", [Full, Gone])
-def test_a_send_that_fails_leaves_no_message_unread(context: Context, failure: type[Exception]) -> None:
+def test_messages_hidden_by_a_failed_send_are_read(context: Context, failure: type[Exception]) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
     pair.port.start()
     pair.peer.send(b"here I am")
@@ -233,15 +233,15 @@ def test_a_send_that_fails_leaves_no_message_unread(context: Context, failure: t
     for _ in range(3):
         pair.reactor.turn()
     pair.peer.send(b"unread")
-    # As libzmq does when a send has found that enough time has passed: everything that the socket was told is taken in.
-    pair.port.take_in()
-    assert select([pair.port], [], [], 0)[0] == [], "the descriptor is silent"
+    # libzmq does this in a send when enough time has passed: it processes all pending commands.
+    pair.port.process_commands()
+    assert select([pair.port], [], [], 0)[0] == [], "the descriptor is not readable"
     with pytest.raises(failure):
         pair.port.send([b"\0peer\xff" if failure is Full else b"nobody", b"a"])
     pair.reactor.until(lambda: len(pair.received) == 2)
 
 
-def test_a_send_that_fails_schedules_no_turn_where_there_is_nothing_to_read(context: Context) -> None:
+def test_failed_send_schedules_no_turn_without_messages(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
     pair.port.start()
     pair.peer.send(b"here I am")
@@ -256,15 +256,15 @@ def test_a_send_that_fails_schedules_no_turn_where_there_is_nothing_to_read(cont
     assert not pair.reactor.getDelayedCalls(), "a full peer would keep the reactor busy"
 
 
-def test_full_and_gone(context: Context) -> None:
+def test_send_raises_full_and_gone(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
     pair.port.start()
     pair.peer.send(b"here I am")
     pair.reactor.until(lambda: bool(pair.received))
     sent = fill(pair.port, b"a", b"b")
-    assert sent == 3, "two wait with us, one with the peer"
+    assert sent == 3, "two are queued here, one at the peer"
     for _ in range(sent):
-        assert pair.peer.recv_multipart() == [b"a", b"b"], "what was refused left nothing behind"
+        assert pair.peer.recv_multipart() == [b"a", b"b"], "no part of the refused message was sent"
     pair.reactor.turn()
     with pytest.raises(Gone):
         pair.port.send([b"nobody", b"a"])
@@ -272,7 +272,7 @@ def test_full_and_gone(context: Context) -> None:
     assert pair.peer.recv_multipart() == [b"again"]
 
 
-def test_room_that_a_failed_send_has_noticed_is_not_forgotten(context: Context) -> None:
+def test_room_hidden_by_a_failed_send_ends_in_a_turn(context: Context) -> None:
     pair = Pair.make(context, zmq.DEALER, zmq.DEALER, SNDHWM=2)
     pair.port.start()
     fill(pair.port, b"a")
@@ -294,7 +294,7 @@ def test_room_that_a_failed_send_has_noticed_is_not_forgotten(context: Context) 
     assert pair.reactor.getDelayedCalls()
 
 
-def test_room_again_is_noticed(context: Context) -> None:
+def test_owner_is_called_when_there_is_room_again(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
     pair.port.start()
     pair.peer.send(b"here I am")
@@ -307,18 +307,18 @@ def test_room_again_is_noticed(context: Context) -> None:
     pair.reactor.until(lambda: bool(pair.turns))
 
 
-def test_a_publisher_takes_subscriptions_in(context: Context) -> None:
+def test_publisher_processes_subscriptions(context: Context) -> None:
     pair = Pair.make(context, zmq.PUB, zmq.SUB)
     pair.port.start()
     pair.peer.setsockopt(zmq.SUBSCRIBE, b"/a/")
-    pair.port.take_in()
+    pair.port.process_commands()
     pair.reactor.turn()
     pair.port.send([b"/b/", b"x"])
     pair.port.send([b"/a/", memoryview(b"y" * 100_000)])
     assert pair.peer.recv_multipart() == [b"/a/", b"y" * 100_000]
 
 
-def test_an_owner_that_fails_does_not_end_it(context: Context, logged_errors: Any) -> None:
+def test_failing_owner_does_not_stop_the_port(context: Context, logged_errors: Any) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
     seen: list[bytes] = []
 
@@ -334,14 +334,14 @@ def test_an_owner_that_fails_does_not_end_it(context: Context, logged_errors: An
     assert len(logged_errors.take()) == 2
 
 
-def test_the_reactor_gives_it_up(context: Context) -> None:
+def test_connection_lost_stops_reading(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
     pair.port.start()
     pair.port.connectionLost(Failure(Exception()))
     assert not pair.reactor.getDelayedCalls()
 
 
-def test_large_messages_are_lent_and_given_back(context: Context) -> None:
+def test_large_messages_are_lent_until_released(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER)
     pair.port.start()
     pair.peer.send(b"here I am")
@@ -358,7 +358,7 @@ def test_large_messages_are_lent_and_given_back(context: Context) -> None:
     pair.port.send([b"\0peer\xff", bytes(LEAST)], lent)
 
 
-def test_a_monitor_says_who_comes(context: Context) -> None:
+def test_monitor_reports_connections(context: Context) -> None:
     reactor, socket = Reactor(), context.socket(zmq.ROUTER)
     happened: list[int] = []
     monitor = Monitor(reactor, context, socket, ACCEPTED, lambda event, value: happened.append(event))
