@@ -41,7 +41,7 @@ BOUNDARIES = {
         "tests/conformance/test_backbone_limits.py::test_as_many_requests_a_second_as_the_rate_says_and_no_more"
     ),
     "backbone.subscribers": (
-        "tests/protocols/backbone/test_session.py::test_a_crowd_behind_one_address_has_all_places_that_nobody_else_wants"
+        "tests/protocols/backbone/test_session.py::test_clients_behind_one_address_may_have_all_places"
     ),
     "eventbus.max_connections": (
         "tests/protocols/eventbus/test_connections.py::test_15_000_connections_of_one_address_are_admitted_by_default"

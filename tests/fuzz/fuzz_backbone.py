@@ -104,8 +104,8 @@ def serve(data: bytes, settings: Settings, edges: tuple[int, ...]) -> None:
         for (host, _), sent in session.data_to_send():
             assert len(sent) <= 26
             assert any(host == known for known, _ in heard), "to somebody who never said a word"
-        assert len(session.listening(now)) <= settings.subscribers
-        assert SERVER not in session.listening(now)
+        assert len(session.established(now)) <= settings.subscribers
+        assert SERVER not in session.established(now)
 
 
 def limits(data: bytes) -> None:

@@ -247,8 +247,7 @@ def test_a_tail_that_could_not_get_everything_names_the_range() -> None:
             said = process.stderr.read().decode()
             assert process.wait(60) == 1
     assert said == (
-        "fyrehose: not everything came: nobody sent 1 to 4, because they are not kept any more or the answers were "
-        "lost\n"
+        "fyrehose: not everything came: records 1 to 4 did not arrive: no longer kept, or the answers were lost\n"
     )
 
 

@@ -1,1 +1,1 @@
-"""The fyrehose backbone: publish and subscribe by UDP datagrams, with repair by those who listen."""
+"""The fyrehose backbone: publish and subscribe over UDP, with repair by the clients (fyrehose-backbone.txt)."""

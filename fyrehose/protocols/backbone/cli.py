@@ -1,4 +1,4 @@
-"""The backbone for ``fyrehose publish`` and ``fyrehose tail``."""
+"""Connect ``fyrehose publish`` and ``fyrehose tail`` to a backbone."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ log = Logger()
 
 default_port = 2323
 
-#: Ranges that an error names.
+#: Upper bound of the ranges that an error message lists.
 MOST_NAMED = 10
-#: A datagram may be lost; what is pushed again may come out twice.
+#: How often an unconfirmed PUSH is repeated; a message whose DELIVER was lost is then published twice.
 RETRIES = 5
 
 
 def publisher(reactor: Any, host: str, port: int, stream: str | None, window: int) -> BackboneClient:
-    """A client that confirms each push by its coming back."""
-    _only(stream)
+    """Return a client that publishes to the server's stream.
+
+    :raises ConfigError: *stream* is given; a backbone has only one stream
+    """
+    _refuse_stream(stream)
     return _client(reactor, host, port, Options(window=window, retries=RETRIES))
 
 
@@ -44,35 +47,38 @@ def tailer(
     take: Callable[[Run], object],
     lost: Callable[[int, int], object],
 ) -> BackboneTailer:
-    """A subscriber that repairs what it missed."""
-    _only(stream)
+    """Return a subscriber that requests missing records.
+
+    :raises ConfigError: *stream* is given; a backbone has only one stream
+    """
+    _refuse_stream(stream)
 
     def gap(first: int, last: int) -> None:
-        made.given_up = [*made.given_up[-MOST_NAMED:], (first, last)]
+        created.given_up = [*created.given_up[-MOST_NAMED:], (first, last)]
         lost(first, last)
 
-    made = BackboneTailer(
+    created = BackboneTailer(
         lambda after: _client(
-            reactor, host, port, Options(after=after), on_records=take, on_gap=gap, on_alive=made.heard
+            reactor, host, port, Options(after=after), on_records=take, on_gap=gap, on_alive=created.set_alive
         ),
         after,
     )
-    return made
+    return created
 
 
-def _client(reactor: Any, host: str, port: int, options: Options, **told: Any) -> BackboneClient:
-    """One that waits for its server, as those of other protocols do: whoever made it has patience, or none."""
-    return BackboneClient(reactor, host, port, options=options, persistent=True, **told)
+def _client(reactor: Any, host: str, port: int, options: Options, **callbacks: Any) -> BackboneClient:
+    """Return a client that waits for its server, as the clients of other protocols do; the commands time out."""
+    return BackboneClient(reactor, host, port, options=options, persistent=True, **callbacks)
 
 
 @implementer(ITailer)
 @attrs.define(eq=False)
 class BackboneTailer:
-    """A subscriber that can pause.  UDP cannot, so it leaves, and comes back as one that has missed something.
+    """A subscriber that can pause: it closes its client, and resumes with a new one that requests what it missed.
 
-    :ivar make: makes a client that begins behind a number
-    :ivar after: that number
-    :ivar given_up: the latest ranges that nobody answered for
+    :ivar make: makes a client that starts after a sequence
+    :ivar after: the sequence to start after
+    :ivar given_up: the last MOST_NAMED ranges that no client or server sent
     """
 
     make: Callable[[int | None], BackboneClient]
@@ -93,31 +99,33 @@ class BackboneTailer:
             self._client = None
 
     def resume(self) -> None:
-        self.connect().addErrback(_say)
+        self.connect().addErrback(_log_failure)
 
-    def heard(self, alive: bool) -> None:
-        """The server acknowledges KEEPALIVEs, or has not for 5 s."""
+    def set_alive(self, alive: bool) -> None:
+        """Record whether the server acknowledges KEEPALIVEs, or has not done so for 5 s."""
         self._alive = alive
 
     def shortfall(self, complete: bool) -> str:
-        """Return the ranges that are missing.
+        """Describe the records that are missing; empty if there are none.
 
-        UDP does not tell a record that is not kept any more from an answer that was lost.
+        With UDP, a record that is no longer kept cannot be distinguished from a lost answer.
+
+        :param complete: whether the command received all records that it waited for
         """
         ranges = [*self.given_up]
         client = self._client
         if client is not None and not complete:
             ranges += client.missing
-        said = []
+        reasons = []
         if ranges:
             named = ", ".join(f"{first} to {last}" for first, last in ranges[:MOST_NAMED])
             more = f" and {len(ranges) - MOST_NAMED} more ranges" if len(ranges) > MOST_NAMED else ""
-            said.append(f"nobody sent {named}{more}, because they are not kept any more or the answers were lost")
+            reasons.append(f"records {named}{more} did not arrive: no longer kept, or the answers were lost")
         if client is not None and not complete and not self._alive:
             position = self.after if client.position is None else client.position
-            behind = "everything" if position is None else f"everything behind {position}"
-            said.append(f"the server has not answered for 5 s, so {behind} may be missing")
-        return "; ".join(said)
+            missing = "all records" if position is None else f"the records after {position}"
+            reasons.append(f"the server has not answered for 5 s: {missing} may be missing")
+        return "; ".join(reasons)
 
     def close(self) -> Deferred[None]:
         client, self._client = self._client, None
@@ -128,11 +136,11 @@ class BackboneTailer:
         return closed
 
 
-def _say(failure: Failure) -> None:
+def _log_failure(failure: Failure) -> None:
     if not failure.check(Closed):
         log.error("{why}", why=failure.getErrorMessage())
 
 
-def _only(stream: str | None) -> None:
+def _refuse_stream(stream: str | None) -> None:
     if stream is not None:
-        raise ConfigError("the backbone has one stream, which its server names; leave --stream out")
+        raise ConfigError(f"unexpected --stream {stream!r}: a backbone has one stream; omit the option")

@@ -1,11 +1,11 @@
-"""The backbone's client for programs: publish and know, subscribe in order, keep for others.
+"""A client of the backbone for programs: publish with confirmation, subscribe in order, store records for others.
 
     client = BackboneClient(reactor, "127.0.0.1", 2323, on_records=print_them)
     await client.connect()
     seq = await client.publish(b"hello")
     await client.close()
 
-The session does the thinking; here are the port, the timer and the Deferreds.
+This module owns the port, the timer and the Deferreds; :mod:`~.client_session` implements the protocol without I/O.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from fyrehose.records import Run
 log = Logger()
 
 PROTOCOL = "backbone-client"
-#: What may wait for the window, in bytes; :meth:`BackboneClient.ready` keeps a program below that.
+#: Upper bound of messages that wait for the window, in bytes; a program that awaits `ready()` stays below it.
 MOST_UNSENT = 64 << 20
 
 
 class BackboneUnreachable(FyrehoseError):
-    """Nobody acknowledged a KEEPALIVE."""
+    """The backbone has not acknowledged a KEEPALIVE within 5 s of connecting."""
 
 
 class PushUnconfirmed(PublishError):
-    """A push was not delivered back in time: it may be published, or not."""
+    """The DELIVER of a push did not arrive in time, so the message may or may not be published."""
 
     retriable = True
 
 
 class Port(Protocol):
-    """What a client asks of :class:`fyrehose.protocols.backbone.udp.UDPPort`."""
+    """The part of :class:`fyrehose.protocols.backbone.udp.UDPPort` that a client uses."""
 
     address: Address
 
@@ -71,16 +71,16 @@ class Port(Protocol):
 
 
 def _ignore(*_: object) -> None:
-    """Nobody wants to know."""
+    """Ignore the call; the default of every callback."""
 
 
 def open_port(reactor: Any, owner: Owner, address: Address) -> UDPPort:
-    """A UDP port of this machine."""
+    """Return a UDP port for *address* of this machine, not bound yet."""
     return UDPPort(reactor, owner, address, protocol=PROTOCOL, counters=Counters())
 
 
 def host_towards(server: Address) -> str:
-    """The address of this machine that datagrams to ``server`` come from."""
+    """Return the address of this machine from which datagrams to *server* are sent."""
     with closing(udp_socket()) as probe:
         probe.connect(server)
         host: str = probe.getsockname()[0]
@@ -91,13 +91,14 @@ def host_towards(server: Address) -> str:
 class BackboneClient:
     """A client of one backbone.
 
-    :ivar reactor: timers, readers and, where ``host`` is a name, its resolution
-    :ivar on_records: is called with each run of records, in order, none twice; ``run.payloads()`` has them one by one
-    :ivar on_gap: is called with the first and the last number of a range that nobody has any more
-    :ivar on_alive: is called with True when the backbone answers (again), with False when it has not for 5 s
-    :ivar options: subscriber, publisher, journal peer: see :class:`~.client_session.Options`
-    :ivar persistent: whether to wait for a backbone that does not answer at first, as for one that is lost later
-    :ivar bind: where to listen; None: at the address that looks towards the server, at any free port
+    :ivar reactor: provides timers and readers, and resolves ``host`` if it is a name
+    :ivar on_records: called with runs of records in order, each record once; ``run.payloads()`` yields the payloads
+    :ivar on_gap: called with the first and last sequence of a range that was requested in vain and is skipped
+    :ivar on_alive: called with True when the backbone answers (again), with False when it has not answered for 5 s
+    :ivar options: the roles of the client: see :class:`~.client_session.Options`
+    :ivar persistent: wait for a backbone that does not answer at first, instead of failing after 5 s
+    :ivar bind: the address to bind; None: the address that faces the server, and any free port
+    :ivar ignored: number of datagrams that were ignored, by cause
     """
 
     reactor: Any
@@ -124,37 +125,38 @@ class BackboneClient:
     # For programs.
 
     def connect(self) -> Deferred[None]:
-        """Fires when the backbone has acknowledged us; from then on everything that it delivers comes.
+        """Connect to the backbone.
 
-        :raises BackboneUnreachable: through the Deferred, after 5 s without an answer; the client is closed then. One
-            that is ``persistent`` goes on asking until :meth:`close`
-        :raises CannotListenError: through the Deferred: ``bind`` is taken
+        :return: fires when the backbone has acknowledged a KEEPALIVE, and delivers records from then on.  Fails with
+            :class:`BackboneUnreachable` after 5 s without an answer, unless the client is ``persistent``, and with
+            CannotListenError if ``bind`` is in use; the client is closed then
+        :raises LocalProtocolError: the client was connected before
         """
         if self._connected is not None:
-            raise LocalProtocolError("a client connects once")
+            raise LocalProtocolError("connect() was called before; create a new client")
         self._connected = Deferred()
         connected = self._connected
         self._resolved().addCallback(self._start).addErrback(self._fail)
         return connected
 
     def publish(self, payload: bytes) -> Deferred[int]:
-        """Fires with the sequence of ``payload`` when it has come back from the backbone: then it is durable there.
+        """Publish a message.
 
-        Fails with :class:`PushUnconfirmed` when it has not come back in time, ``options.retries`` included, and when
-        the client is closed.
-
-        :raises LocalProtocolError: too large for a datagram, not connected, not subscribed, or far too much waits
+        :return: fires with the sequence of *payload* when its DELIVER arrives, so that it is durable on the server;
+            fails with :class:`PushUnconfirmed` if none arrives after ``options.retries``, or if the client is closed
+        :raises LocalProtocolError: *payload* does not fit into a datagram, the client is not connected, its options
+            exclude publishing, or too many messages wait
         """
         session = self._running()
         if session.unsent > MOST_UNSENT:
-            raise LocalProtocolError(f"more than {MOST_UNSENT} bytes wait to be pushed: wait for ready()")
+            raise LocalProtocolError(f"more than {MOST_UNSENT >> 20} MiB wait to be sent; wait for ready()")
         published: Deferred[int] = Deferred()
         session.push(payload, published)
-        self._soon()
+        self._schedule_tick()
         return published
 
     def ready(self) -> Deferred[None]:
-        """Fires when the window has room for another publish."""
+        """Return a Deferred that fires when the window has room for another publish."""
         if self._running().has_room:
             return succeed(None)
         waiting: Deferred[None] = Deferred()
@@ -162,7 +164,7 @@ class BackboneClient:
         return waiting
 
     def drained(self) -> Deferred[None]:
-        """Fires when every publish so far has fired or failed."""
+        """Return a Deferred that fires when every publish so far is confirmed or has failed."""
         if self._running().idle:
             return succeed(None)
         waiting: Deferred[None] = Deferred()
@@ -171,26 +173,26 @@ class BackboneClient:
 
     @property
     def position(self) -> int | None:
-        """The last number that was delivered or given up: where to go on after a restart (``options.after``)."""
+        """The last sequence that was delivered or given up; pass it as ``Options.after`` to resume."""
         return None if self._session is None else self._session.position
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """The ranges below the highest number seen that have not come yet."""
+        """The ranges (first, last) of missing records below the highest sequence seen."""
         return [] if self._session is None else self._session.missing
 
     @property
     def address(self) -> Address:
-        """Where the client listens.
+        """The address that the client is bound to.
 
-        :raises LocalProtocolError: it does not
+        :raises LocalProtocolError: the client is not connected
         """
         self._running()
         assert self._port is not None
         return self._port.address
 
     def close(self) -> Deferred[None]:
-        """Stop at once; what is not confirmed fails with :class:`PushUnconfirmed`."""
+        """Close the client; unconfirmed messages fail with :class:`PushUnconfirmed`."""
         if not self._closed:
             self._closed = True
             if self._timer is not None and self._timer.active():
@@ -207,7 +209,7 @@ class BackboneClient:
                 self._connected.errback(closed)
         return succeed(None)
 
-    # What the port calls.
+    # Called by the port.
 
     def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
         self._handle(self._running().receive_datagrams(data, segment, source, self.reactor.seconds()))
@@ -222,11 +224,9 @@ class BackboneClient:
         self._congested = False
         self._flush()
 
-    # Inside.
-
     def _running(self) -> ClientSession:
         if self._session is None or self._closed:
-            raise LocalProtocolError("the client is not connected")
+            raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session
 
     def _resolved(self) -> Deferred[str]:
@@ -251,8 +251,8 @@ class BackboneClient:
             connected.errback(failure)
         self.close()
 
-    def _soon(self) -> None:
-        """Look again when this turn of the reactor is over: what a program publishes in one goes out together."""
+    def _schedule_tick(self) -> None:
+        """Call :meth:`_tick` after this turn of the reactor, so that messages published in one turn share datagrams."""
         self._arm(0.0)
 
     def _tick(self) -> None:
@@ -283,7 +283,7 @@ class BackboneClient:
             timer.reset(delay)
 
     def _wake(self) -> None:
-        """Tell those who wait for the window, and for the end of everything."""
+        """Fire the Deferreds of :meth:`ready` and :meth:`drained` whose condition holds."""
         session = self._session
         assert session is not None
         while self._ready and session.has_room and not self._closed:
@@ -296,17 +296,17 @@ class BackboneClient:
     def _handle(self, events: list[Event]) -> None:
         for event in events:
             try:
-                self._take(event)
+                self._dispatch(event)
             except Exception:
-                log.failure("{protocol}: what it was told made the program fail", protocol=PROTOCOL)
+                log.failure("{protocol}: a callback raised an exception", protocol=PROTOCOL)
 
-    def _take(self, event: Event) -> None:
+    def _dispatch(self, event: Event) -> None:
         if isinstance(event, Records):
             self.on_records(event.run)
         elif isinstance(event, Confirmed):
             event.handle.callback(event.seq)
         elif isinstance(event, Unconfirmed):
-            event.handle.errback(PushUnconfirmed("the push did not come back: it may be published, or not"))
+            event.handle.errback(PushUnconfirmed("no DELIVER of the push arrived: it may or may not be published"))
         elif isinstance(event, Lost):
             self.on_gap(event.first, event.last)
         elif isinstance(event, Found):
@@ -314,13 +314,14 @@ class BackboneClient:
                 self._connected.callback(None)
             self.on_alive(True)
         elif isinstance(event, BackboneLost):
-            self._gone()
+            self._backbone_lost()
         else:
             self.ignored[event.cause] = self.ignored.get(event.cause, 0) + 1
 
-    def _gone(self) -> None:
+    def _backbone_lost(self) -> None:
         self.on_alive(False)
         if self._connected is not None and not self._connected.called and not self.persistent:
             where = f"{self.host}:{self.port}"
-            self._connected.errback(BackboneUnreachable(f"no backbone at {where} answers: is it up, and allows us?"))
+            reason = f"no backbone at {where} has answered for 5 s; check that it runs and that its policy permits us"
+            self._connected.errback(BackboneUnreachable(reason))
             self.close()

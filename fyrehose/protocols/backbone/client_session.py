@@ -1,12 +1,12 @@
-"""The backbone's client without a socket: subscriber, publisher and journal peer, each as far as it was asked for.
+"""The client's side of the backbone, without I/O: a subscriber, publisher and journal peer, as its options say.
 
-    every second     KEEPALIVE -> ACK of a token of ours, or the backbone is lost after 5 s without one
-    the first ACK    another KEEPALIVE at once, because a server holds back until the second
+    every second     KEEPALIVE -> KEEPALIVE-ACK with the same token; after 5 s without one the backbone is lost
+    the first ACK    another KEEPALIVE at once, because the server holds DELIVERs back until the second
     DELIVER          -> Records, in order; a gap -> REQUESTs -> Records or Lost
-    push             -> PUSH -> its DELIVER -> Confirmed, or Unconfirmed when it does not come
-    FORWARD          -> DELIVERs of what is stored, straight to the requester
+    push             -> PUSH -> its DELIVER -> Confirmed; Unconfirmed if none arrives
+    FORWARD          -> DELIVERs of stored records, directly to the requester
 
-Specification: fyrehose-backbone.txt, rules 1 to 6 of the client.  Times are monotonic, in seconds, and arguments.
+Specification: fyrehose-backbone.txt, RULES (CLIENT) 1 to 6.  Times are monotonic, in seconds, and passed as arguments.
 
 in: receive_datagrams(train, source, now), tick(now)      out: events; data_to_send() -> (train, destination) each
 """
@@ -42,35 +42,35 @@ from fyrehose.protocols.backbone.store import Store
 from fyrehose.protocols.backbone.trains import Train, encode_delivers, encode_pushes, single
 from fyrehose.records import Buffer, Run
 
-#: How often a KEEPALIVE goes out, in seconds (rule 1 of the client).
+#: Interval of KEEPALIVEs, in seconds (rule 1 of the client).
 KEEPALIVE = 1.0
-#: Without an ACK for so long the backbone has forgotten us, or is gone, in seconds (rule 2 of the backbone).
+#: Time without an ACK after which the backbone is lost, in seconds (rule 2 of the backbone).
 LOST = 5.0
-#: Tokens that an ACK may still bring.
+#: Number of recent tokens that an ACK may have.
 TOKENS = 5
-#: REQUESTs a second: fewer than the 10 that a server takes.
+#: REQUESTs per second; a server accepts 10.
 REQUESTS = 8
-#: When the backbone was lost and is found again, new pushes wait until what was missed has come, as far as that can be
-#: known: until nothing new has come for HOLD seconds, but no longer than MOST_HOLD.
+#: After a lost backbone is found again, new pushes wait until missed records have arrived, because a missed record
+#: with the same bytes would confirm them: until no new record has arrived for HOLD seconds, at most MOST_HOLD seconds.
 HOLD = 0.25
 MOST_HOLD = 2.0
-#: How soon to look again when there is more to ask for than may be asked, in seconds.
+#: Delay before the next tick while the rate of REQUESTs is exhausted, in seconds.
 SOON = 0.05
 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """What a client is.
+    """The roles and limits of a client.
 
-    :ivar after: begin with what follows this number (0: from the start); None: with what comes first.  Such a client
-        cannot publish: an old record of the same bytes would confirm the push
-    :ivar subscribe: whether to be sent DELIVERs; without them no push can be confirmed
-    :ivar store: bytes to keep for others that miss them; 0: be no journal
-    :ivar window: pushes on their way at a time
-    :ivar window_bytes: and how large they may be together, in bytes
-    :ivar pace: pushes a second; a server takes 50,000 from one address
+    :ivar after: start after this sequence (0: from the oldest record); None: with the first DELIVER that arrives.  A
+        client with a sequence cannot publish, because an old record with the same bytes would confirm the push
+    :ivar subscribe: receive DELIVERs; without them no push can be confirmed
+    :ivar store: bytes of records to store for other clients; 0: set the NOJOURNAL flag
+    :ivar window: maximum number of unconfirmed pushes
+    :ivar window_bytes: maximum size of unconfirmed pushes together, in bytes
+    :ivar pace: pushes per second; a server accepts 50,000 from one address
     :ivar timeout: how long a push waits for its DELIVER, in seconds
-    :ivar retries: how often to push again after that
+    :ivar retries: how often to push again after the timeout
     """
 
     after: int | None = None
@@ -85,14 +85,17 @@ class Options:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Records:
-    """Records that follow on, never one twice; their ``stream`` and ``source`` are the backbone's, ``time`` is 0."""
+    """Records in order, each once.
+
+    Their ``stream`` and ``source`` are always "backbone" and their ``time`` is 0, because a DELIVER has none of these.
+    """
 
     run: Run
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Confirmed:
-    """The push of ``handle`` is published, under ``seq``."""
+    """The push with this ``handle`` is published; its sequence is ``seq``."""
 
     handle: Any
     seq: int
@@ -100,7 +103,7 @@ class Confirmed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Unconfirmed:
-    """The push of ``handle`` was not seen again in time: it may be published, or not."""
+    """The DELIVER of the push with this ``handle`` has not arrived in time; it may or may not be published."""
 
     handle: Any
 
@@ -117,7 +120,7 @@ class BackboneLost:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Ignored:
-    """A datagram was not taken; ``cause`` names a counter."""
+    """A datagram was ignored; ``cause`` names a counter."""
 
     cause: str
 
@@ -126,10 +129,11 @@ Event = Records | Lost | Confirmed | Unconfirmed | Found | BackboneLost | Ignore
 
 
 class ClientSession:
-    """All state of a backbone client.
+    """The protocol state of a client.
 
-    :param backbone: where the server is
-    :param address: where we are, as the server sees us
+    :param server: the address of the backbone
+    :param address: the address of the client, as the server sees it
+    :param random: generates tokens
     """
 
     def __init__(self, server: Address, address: Address, options: Options, random: Random, now: float) -> None:
@@ -147,16 +151,19 @@ class ClientSession:
         self._requests = Rates(REQUESTS, REQUESTS / 2, most=1)
         self._tokens: deque[bytes] = deque(maxlen=TOKENS)
         self._next_keepalive = now
-        self._heard = now
+        self._last_ack = now
         self._found = False
         self._lost = False
         self._hold = self._hold_limit = now
         self._to_send: list[tuple[Train, Address]] = []
 
-    # In.
+    # Input.
 
     def receive_datagrams(self, data: Buffer, segment: int, source: Address, now: float) -> list[Event]:
-        """Datagrams of ``segment`` bytes each (the last may be shorter) that came from ``source``."""
+        """Process datagrams from *source*.
+
+        :param data: datagrams of *segment* bytes each; the last may be shorter
+        """
         view = memoryview(data)
         stop = len(view)
         events: list[Event] = []
@@ -173,11 +180,11 @@ class ClientSession:
         return events
 
     def tick(self, now: float) -> list[Event]:
-        """Time has passed: to be called when :meth:`next_due` says, or later."""
+        """Run everything that is due at *now*."""
         events: list[Event] = []
         if now >= self._next_keepalive:
             self._keep_alive(now)
-        if not self._lost and now - self._heard >= LOST:
+        if not self._lost and now - self._last_ack >= LOST:
             self._found, self._lost = False, True
             events.append(BackboneLost())
         events.extend(Unconfirmed(handle=push.handle) for push in self._pushes.expired(now))
@@ -187,13 +194,13 @@ class ClientSession:
         return events
 
     def next_due(self, now: float) -> float:
-        """When :meth:`tick` has something to do, if nothing comes in before."""
+        """Return the time at which :meth:`tick` has to be called if no datagram arrives before."""
         times = [self._next_keepalive]
         if not self._lost:
-            times.append(self._heard + LOST)
+            times.append(self._last_ack + LOST)
         repair = self._repair.next_due() if self._found and self._options.subscribe else None
         if repair is not None:
-            # What is due already waits for the rate of requests.
+            # A request that is overdue waits for the rate of requests.
             times.append(repair if repair > now else now + SOON)
         if self._hold > now:
             times.append(self._hold)
@@ -202,45 +209,48 @@ class ClientSession:
             times.append(pushes)
         return min(times)
 
-    # Out.
+    # Output.
 
     def push(self, payload: bytes, handle: Any) -> None:
-        """Publish ``payload`` at the next :meth:`tick`; an event tells what becomes of ``handle``.
+        """Publish *payload* at the next :meth:`tick`; a later Confirmed or Unconfirmed has *handle*.
 
-        :raises LocalProtocolError: it does not fit into a datagram, or its DELIVER would not be known for sure
+        :raises LocalProtocolError: *payload* does not fit into a datagram, or the options exclude publishing
         """
         if len(payload) > MAX_DATA:
-            raise LocalProtocolError(f"{len(payload)} bytes do not fit into a datagram; {MAX_DATA} do")
+            raise LocalProtocolError(f"{len(payload)} bytes do not fit into a datagram; the maximum is {MAX_DATA}")
         if not self._options.subscribe:
-            raise LocalProtocolError("a client that does not subscribe cannot see its pushes confirmed")
+            raise LocalProtocolError("a client without Options.subscribe cannot publish: no DELIVER would confirm it")
         if self._options.after is not None:
-            raise LocalProtocolError("a client that catches up cannot publish: old records would confirm; use another")
+            raise LocalProtocolError(
+                "a client with Options.after cannot publish, because old records would confirm its pushes; "
+                "use another client"
+            )
         self._pushes.add(payload, handle)
 
     def data_to_send(self) -> list[tuple[Train, Address]]:
-        """Each train and where to, once."""
+        """Return the trains to send and their destinations, each once, in order."""
         to_send, self._to_send = self._to_send, []
         return to_send
 
     def abandon(self) -> list[Event]:
-        """Nothing more comes in: what has not been confirmed never is."""
+        """Return an Unconfirmed for every push that is not confirmed, and forget them."""
         return [Unconfirmed(handle=push.handle) for push in self._pushes.abandon()]
 
-    # State that its owner may ask for.
+    # State for the owner.
 
     @property
     def position(self) -> int | None:
-        """The last number that was delivered or given up; None before the first."""
+        """The last sequence that was delivered or given up; None before the first."""
         return self._repair.position
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """The ranges that are known to be missing."""
+        """The ranges (first, last) that are known to be missing."""
         return self._repair.missing
 
     @property
     def duplicates(self) -> int:
-        """How many DELIVERs came more than once, or came when there was no room for them."""
+        """Number of DELIVERs that were dropped as duplicates, or because there was no room to store them."""
         return self._repair.duplicates
 
     @property
@@ -250,23 +260,26 @@ class ClientSession:
 
     @property
     def unsent(self) -> int:
-        """What waits for room in the window, in bytes."""
+        """Size of the messages that wait for the window, in bytes."""
         return self._pushes.unsent
 
     @property
     def idle(self) -> bool:
-        """Whether every push is settled."""
+        """Whether no push waits for the window or for its DELIVER."""
         return self._pushes.idle
 
-    # The datagrams.
+    # Received datagrams.
 
     def _deliver(self, events: list[Event], run: Run, source: Address, now: float) -> None:
-        """Rules 2 and 3.  Anybody may answer what we asked for; all else is the backbone's to say."""
+        """Process DELIVERs (rules 2 and 3 of the client).
+
+        Any peer may answer a REQUEST; other DELIVERs are accepted only from the backbone.
+        """
         if not self._options.subscribe:
             events.append(Ignored(cause="not-subscribed"))
             return
-        if source != self._server and not self._repair.wants(run.first_seq, run.last_seq):
-            events.append(Ignored(cause="not-asked-for"))
+        if source != self._server and not self._repair.was_requested(run.first_seq, run.last_seq):
+            events.append(Ignored(cause="not-requested"))
             return
         new, ready = self._repair.received(run, now)
         for part in new:
@@ -296,7 +309,7 @@ class ClientSession:
         if ack.token not in self._tokens:
             raise RemoteProtocolError("unknown-token")
         self._tokens.remove(ack.token)
-        self._heard = now
+        self._last_ack = now
         if not self._found:
             if self._lost:
                 self._hold, self._hold_limit = now + HOLD, now + MOST_HOLD
@@ -308,7 +321,7 @@ class ClientSession:
             self._push_now(now)
 
     def _forward(self, frame: Forward) -> None:
-        """Rule 4."""
+        """Answer a FORWARD with the records that are stored (rule 4 of the client)."""
         if frame.address == self._address or not can_receive(frame.address):
             raise RemoteProtocolError("impossible-address")
         last = min(frame.last, frame.first + MAX_SEQUENCES - 1)
@@ -316,7 +329,7 @@ class ClientSession:
         if runs:
             self._to_send.extend((train, frame.address) for train in encode_delivers(runs).trains)
 
-    # What time brings.
+    # Timed actions.
 
     def _keep_alive(self, now: float) -> None:
         token = self._random.randbytes(TOKEN)
@@ -328,8 +341,8 @@ class ClientSession:
     def _repair_now(self, events: list[Event], now: float) -> None:
         if not self._options.subscribe:
             return
-        for passed in self._repair.give_up(now):
-            events.append(passed if isinstance(passed, Lost) else Records(run=passed))
+        for item in self._repair.give_up(now):
+            events.append(item if isinstance(item, Lost) else Records(run=item))
         most = self._requests.take("", REQUESTS, now)
         ranges = self._repair.due(now, most)
         self._requests.charge("", len(ranges) - most, now)

@@ -1,4 +1,4 @@
-"""The backbone's datagrams: one frame each, network byte order, the type in the first byte.
+"""Encode and decode the datagrams of the backbone: one frame each, network byte order, the type in the first byte.
 
     DELIVER        [ 0x01 | LENGTH (2) | SEQUENCE (6) | DATA (0..65498) ]      server -> client, client -> client
     PUSH           [ 0x02 | LENGTH (2) | UNUSED (6)   | DATA (0..65498) ]      client -> server
@@ -7,9 +7,9 @@
     KEEPALIVE      [ 0x10 | ADDR (4) | PORT (2) | FLAGS (6) | TOKEN (16) ]     client -> server
     KEEPALIVE-ACK  [ 0x20 | TOKEN (16) ]                                       server -> client
 
-Specification: fyrehose-backbone.txt.  LENGTH counts DATA alone; TO_SEQ is part of the range; DATA ends where an IPv4
-UDP datagram does (the text's 65526 cannot exist).  PUSH and DELIVER of the hot path never become frames: the kernels
-make columns of them.
+Specification: fyrehose-backbone.txt, sections 0x1 to 0x20.  LENGTH counts only DATA; TO_SEQ is part of the range.  DATA
+has at most 65498 bytes, because an IPv4 UDP datagram cannot hold the specified 65526.  In the hot path PUSH and DELIVER
+do not become frames: the kernels convert them to columns.
 
 in: decode(datagram) -> frame or RemoteProtocolError      out: frame.encode() -> datagram
 """
@@ -27,16 +27,17 @@ from fyrehose.errors import RemoteProtocolError
 from fyrehose.kernels.pure.backbone import HEADER, MAX_DATA
 from fyrehose.records import LAST_SEQ, Buffer
 
-#: An IPv4 address in dots, and a port.
+#: An IPv4 address in dotted notation, and a port.
 Address = tuple[str, int]
 
-#: The largest DATA that fits an Ethernet frame with the IP, UDP and backbone headers; more is fragmented on the way.
+#: Maximum size of DATA that fits into an Ethernet frame with the IP, UDP and backbone headers, in bytes; IP fragments
+#: larger datagrams.
 MAX_UNFRAGMENTED = 1_463
-#: Bytes of a TOKEN.
+#: Size of a TOKEN, in bytes.
 TOKEN = 16
-#: Bytes of a KEEPALIVE.
+#: Size of a KEEPALIVE, in bytes.
 KEEPALIVE = 29
-#: How many sequences one REQUEST or FORWARD brings at the most.
+#: Maximum number of records in the answer to one REQUEST or FORWARD.
 MAX_SEQUENCES = 10_000
 
 __all__ = [
@@ -56,7 +57,7 @@ __all__ = [
 
 
 class FrameType(IntEnum):
-    """The first byte."""
+    """The first byte of a datagram."""
 
     DELIVER = 0x01
     PUSH = 0x02
@@ -67,11 +68,11 @@ class FrameType(IntEnum):
 
 
 class Flags(IntFlag):
-    """The FLAGS of a KEEPALIVE, bit 0 in the last byte; bits that are not here are ignored."""
+    """The FLAGS of a KEEPALIVE, bit 0 in the last byte; unknown bits are ignored."""
 
     NONE = 0
-    NOSUBSCRIBE = 0x1  #: send me no DELIVER of the live stream
-    NOJOURNAL = 0x2  #: send me no FORWARD
+    NOSUBSCRIBE = 0x1  #: the client is not a subscriber: it receives no DELIVERs of new records
+    NOJOURNAL = 0x2  #: the client receives no FORWARDs
 
 
 _DATA = Struct(
@@ -125,17 +126,17 @@ def _dotted(addr: bytes) -> str:
 
 def _fits(_: object, attribute: attrs.Attribute[bytes], data: bytes) -> None:
     if len(data) > MAX_DATA:
-        raise ValueError(f"{len(data)} bytes of {attribute.name} do not fit into a datagram; {MAX_DATA} do")
+        raise ValueError(f"{len(data)} bytes of {attribute.name} do not fit into a datagram; the maximum is {MAX_DATA}")
 
 
 def _is_sequence(_: object, attribute: attrs.Attribute[int], seq: int) -> None:
     if not 0 <= seq <= LAST_SEQ:
-        raise ValueError(f"{attribute.name} has 48 bits, which {seq} has not")
+        raise ValueError(f"{attribute.name} {seq} is not between 0 and 2^48-1")
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Deliver:
-    """A message that is published, under its number."""
+    """DELIVER MESSAGE: a published message with its sequence."""
 
     type: ClassVar[FrameType] = FrameType.DELIVER
     seq: int = attrs.field(validator=_is_sequence)
@@ -152,7 +153,7 @@ class Deliver:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Push:
-    """A message to be published; not so before its DELIVER is there."""
+    """PUSH MESSAGE: a message to publish; it is published when its DELIVER arrives."""
 
     type: ClassVar[FrameType] = FrameType.PUSH
     data: bytes = attrs.field(validator=_fits)
@@ -167,7 +168,7 @@ class Push:
 
 @attrs.frozen(kw_only=True, slots=True)
 class _Range:
-    """The numbers ``first`` to ``last``, both included, for the client that listens at ``address``."""
+    """The sequences ``first`` to ``last``, both included, for the client that listens at ``address``."""
 
     type: ClassVar[FrameType]
     address: Address
@@ -181,7 +182,7 @@ class _Range:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Request(_Range):
-    """A client misses these."""
+    """REQUEST MESSAGE: a client requests missing messages from the backbone."""
 
     type: ClassVar[FrameType] = FrameType.REQUEST
 
@@ -193,7 +194,7 @@ class Request(_Range):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Forward(_Range):
-    """Another client misses these: send it those that you have."""
+    """FORWARD MESSAGE: the backbone asks a client to send the messages that it stores to another client."""
 
     type: ClassVar[FrameType] = FrameType.FORWARD
 
@@ -205,7 +206,7 @@ class Forward(_Range):
 
 @attrs.frozen(kw_only=True, slots=True)
 class KeepAlive:
-    """A client is there, at ``address``; host 0.0.0.0 stands for the address that the datagram came from."""
+    """KEEPALIVE: a client at ``address`` is alive; host 0.0.0.0 stands for the source address of the datagram."""
 
     type: ClassVar[FrameType] = FrameType.KEEPALIVE
     address: Address
@@ -229,7 +230,7 @@ class KeepAlive:
 
 @attrs.frozen(kw_only=True, slots=True)
 class KeepAliveAck:
-    """The server has seen the KEEPALIVE of this token."""
+    """KEEPALIVE-ACK: the server has received the KEEPALIVE with this token."""
 
     type: ClassVar[FrameType] = FrameType.KEEPALIVE_ACK
     token: bytes
@@ -257,10 +258,10 @@ FRAMES: dict[int, tuple[type[Frame], int]] = {
 
 
 def decode(datagram: Buffer) -> Frame:
-    """The frame of one whole datagram.
+    """Decode one datagram.
 
-    :raises RemoteProtocolError: it is none; the cause is ``empty``, ``unknown-type``, ``wrong-size`` or
-        ``backward-range``
+    :raises RemoteProtocolError: the datagram is not a frame; the cause is ``empty``, ``unknown-type``, ``wrong-size``
+        or ``backward-range``
     """
     if not datagram:
         raise RemoteProtocolError("empty")
@@ -270,7 +271,7 @@ def decode(datagram: Buffer) -> Frame:
     if not size:
         size = HEADER + (datagram[1] << 8 | datagram[2]) if len(datagram) >= HEADER else HEADER
     if len(datagram) != size or size > HEADER + MAX_DATA:
-        raise RemoteProtocolError("wrong-size", f"{kind.__name__} of {len(datagram)} bytes where {size} belong")
+        raise RemoteProtocolError("wrong-size", f"{kind.__name__} has {len(datagram)} bytes, expected {size}")
     frame = kind.parse(datagram)
     if isinstance(frame, _Range) and frame.first > frame.last:
         raise RemoteProtocolError("backward-range", f"{frame.first} to {frame.last}")
@@ -278,13 +279,13 @@ def decode(datagram: Buffer) -> Frame:
 
 
 def can_receive(client: Address) -> bool:
-    """Whether this can be one host's address: no multicast, broadcast or reserved one, and a port."""
+    """Return whether a datagram can be sent to one host at this address: not multicast or reserved, and with a port."""
     host, port = client
     address = IPv4Address(host)
     return bool(port) and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
 def first_seq(delivers: Buffer, at: int) -> int:
-    """The SEQUENCE of the DELIVER that begins at byte ``at``."""
+    """Return the SEQUENCE of the DELIVER that begins at byte *at*."""
     _, _, high, low = _DATA.unpack_from(delivers, at)
     return _sequence(high, low)

@@ -1,4 +1,4 @@
-"""What the framework finds: the backbone plugin.
+"""The protocol plugin of the backbone.
 
 in: an endpoint string ``udp:PORT[:interface=IP]`` and settings      out: a service
 """
@@ -24,28 +24,28 @@ from fyrehose.protocols.backbone.udp import UDPPort, is_local
 
 
 def parse_endpoint(endpoint: str) -> Address:
-    """The host and port of ``udp:PORT[:interface=IP]``; without an interface it is all of them.
+    """Parse ``udp:PORT[:interface=IP]``; without an interface the server listens on all of them.
 
-    :raises ConfigError: it is something else
+    :raises ConfigError: the endpoint is invalid
     """
-    right = f"--listen {PROTOCOL}={endpoint} should be udp:PORT or udp:PORT:interface=IP, with an IPv4 address"
+    message = f"invalid --listen '{PROTOCOL}={endpoint}': expected udp:PORT or udp:PORT:interface=IP (IPv4 only)"
     kind, _, rest = endpoint.partition(":")
     number, found, option = rest.partition(":")
     if kind != "udp" or not (number.isascii() and number.isdecimal()) or int(number) > 65_535:
-        raise ConfigError(right)
+        raise ConfigError(message)
     if not found:
         return "0.0.0.0", int(number)
     key, _, host = option.partition("=")
     if key != "interface":
-        raise ConfigError(right)
+        raise ConfigError(message)
     try:
         return str(IPv4Address(host)), int(number)
     except AddressValueError:
-        raise ConfigError(right) from None
+        raise ConfigError(message) from None
 
 
 class BackboneService(Service):
-    """Serves one stream at one UDP port as long as it runs."""
+    """Serve one stream at one UDP port while the service runs."""
 
     def __init__(self, reactor: Any, broker: IBroker, address: Address, settings: Settings, random: Random) -> None:
         self._reactor = reactor
@@ -54,11 +54,14 @@ class BackboneService(Service):
         self._settings = settings
         self._random = random
         self._server: BackboneServer | None = None
-        # Now, and not when it starts: other listeners may be open before this one is.
+        # Here, and not when the service starts, because other listeners may be open before this one.
         broker.restrict(settings.stream, MAX_DATA)
 
     def startService(self) -> Deferred[UDPPort]:
-        """Bind; fires with the port, or fails with what keeps it from listening."""
+        """Bind the port and serve.
+
+        :return: fires with the port, or fails with CannotListenError
+        """
         Service.startService(self)
         settings = self._settings
         server = BackboneServer(self._reactor, self._broker, settings, self._random, is_local)
@@ -81,11 +84,14 @@ class BackboneService(Service):
 
     @property
     def connections(self) -> int:
-        """Subscribers that are alive: nobody else stays."""
+        """Number of live subscribers."""
         return 0 if self._server is None else self._server.subscribers
 
     def stopService(self) -> Deferred[None]:
-        """Take nothing more in; fires when what came in is durable, was delivered, and the port is closed."""
+        """Stop serving.
+
+        :return: fires when accepted messages are durable and delivered, and the port is closed
+        """
         Service.stopService(self)
         server, self._server = self._server, None
         return succeed(None) if server is None else server.stop()
@@ -94,10 +100,10 @@ class BackboneService(Service):
 @implementer(IProtocolPlugin)
 @attrs.frozen
 class BackbonePlugin:
-    """The fyrehose backbone."""
+    """The protocol plugin of the fyrehose backbone."""
 
     name: str = PROTOCOL
-    description: str = "fyrehose backbone: publish and subscribe by UDP, repaired by whoever has the messages"
+    description: str = "fyrehose backbone: publish and subscribe over UDP, with repair by clients that store messages"
     default_endpoint: str = "udp:2323:interface=127.0.0.1"
     settings: type[Settings] = Settings
 

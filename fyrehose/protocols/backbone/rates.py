@@ -1,10 +1,9 @@
-"""Rates: a token bucket for each key, in a table that cannot grow beyond its bound.
+"""Limit rates with a token bucket for each key, in a table of bounded size.
 
-A bucket that is full again is forgotten.  Where the table holds as many as it may, whoever is new shares one bucket
-with all others that are new: strangers in any number cost a fixed amount of memory, and take nothing from those who are
-known.
+A bucket that is full again is forgotten.  When the table is full, all new keys share one bucket: any number of new keys
+costs a fixed amount of memory, and does not affect the keys in the table.
 
-in: take(key, wanted, now)      out: how much of it is granted
+in: take(key, wanted, now)      out: the granted amount
 """
 
 from __future__ import annotations
@@ -23,9 +22,11 @@ class _Bucket:
 
 @attrs.define(eq=False)
 class Rates:
-    """At the most ``rate`` a second for each key, and ``burst`` at once.
+    """Token buckets by key.
 
-    :ivar most: how many keys are told apart
+    :ivar rate: tokens per second for each key
+    :ivar burst: capacity of a bucket
+    :ivar most: maximum number of keys with a bucket of their own
     """
 
     rate: float
@@ -41,18 +42,18 @@ class Rates:
         return len(self._buckets)
 
     def take(self, key: Hashable, wanted: int, now: float) -> int:
-        """As many of ``wanted`` as are left."""
+        """Take up to *wanted* tokens; return the number that was taken."""
         bucket = self._bucket(key, now)
         granted = min(wanted, int(bucket.tokens))
         bucket.tokens -= granted
         return granted
 
     def ready(self, key: Hashable, now: float) -> bool:
-        """Whether anything is left."""
+        """Return whether the bucket of *key* is not empty."""
         return self._bucket(key, now).tokens > 0
 
     def charge(self, key: Hashable, size: int, now: float) -> None:
-        """Take ``size``, whatever is left: what is too much is owed, so that any size can pass once it is ready."""
+        """Take *size* tokens, even more than are left; the rest is a debt, so that any size can pass eventually."""
         self._bucket(key, now).tokens -= size
 
     def _bucket(self, key: Hashable, now: float) -> _Bucket:
@@ -73,7 +74,7 @@ class Rates:
         return min(self.burst, bucket.tokens + (now - bucket.at) * self.rate)
 
     def _forget(self, now: float) -> None:
-        """Buckets in the order of their last use: those at the front are full again first, or nearly so."""
+        """Remove full buckets from the front; buckets are in the order of their last use."""
         while self._buckets:
             key, bucket = next(iter(self._buckets.items()))
             if self._level(bucket, now) < self.burst:

@@ -1,6 +1,6 @@
-"""What the server's journal owes: ranges to be delivered again, each destination in its turn.
+"""Queue the ranges that the server delivers again from its own journal; the destinations take turns.
 
-in: add(destination, first, last)      out: next() -> whose turn it is, and what; sent(...) -> how far it came
+in: add(destination, first, last), sent(destination, to)      out: next() -> destination, first, last
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import attrs
 
 from fyrehose.protocols.backbone.frames import Address
 
-#: Ranges that wait for one destination, and for all together: beyond them a REQUEST is dropped, and will come again.
+#: Maximum number of ranges for one destination, and for all; further REQUESTs are dropped, and clients repeat them.
 MOST_EACH = 8
 MOST = 1_024
 
 
 @attrs.define(eq=False)
 class Replays:
-    """Ranges by destination, in the order in which they were asked for; the destinations take turns."""
+    """Ranges by destination, in the order of the requests."""
 
     _ranges: OrderedDict[Address, deque[tuple[int, int]]] = attrs.field(factory=OrderedDict, init=False)
     _count: int = attrs.field(default=0, init=False)
 
     def __len__(self) -> int:
-        """How many destinations wait."""
+        """Return the number of destinations."""
         return len(self._ranges)
 
     def add(self, destination: Address, first: int, last: int) -> bool:
-        """``first`` to ``last`` for ``destination``; False when too much is owed already."""
+        """Queue the range *first* to *last* for *destination*; return False if too many ranges are queued."""
         ranges = self._ranges.setdefault(destination, deque())
         if (first, last) in ranges:
             return True
@@ -41,19 +41,19 @@ class Replays:
         return True
 
     def next(self) -> tuple[Address, int, int]:
-        """The destination whose turn it is, and what it is owed first; it goes to the end of the row.
+        """Return the next destination and its first range, and move the destination to the end of the queue.
 
-        :raises KeyError: nobody waits
+        :raises KeyError: the queue is empty
         """
         destination = next(iter(self._ranges), None)
         if destination is None:
-            raise KeyError("nobody waits")
+            raise KeyError("no range is queued")
         self._ranges.move_to_end(destination)
         first, last = self._ranges[destination][0]
         return destination, first, last
 
     def sent(self, destination: Address, to: int) -> None:
-        """The range that :meth:`next` named was sent up to and including number ``to``."""
+        """Record that the first range of *destination* was sent up to and including *to*."""
         ranges = self._ranges[destination]
         _, last = ranges[0]
         if to < last:
@@ -65,6 +65,6 @@ class Replays:
             del self._ranges[destination]
 
     def clear(self) -> None:
-        """Nothing is owed any more."""
+        """Remove all ranges."""
         self._ranges.clear()
         self._count = 0

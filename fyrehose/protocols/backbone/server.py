@@ -1,11 +1,12 @@
-"""The backbone's server: a port outside, a session inside, the broker behind it.
+"""The server of the backbone: connects the UDP port and the session to the broker.
 
-    port -> session -> Pushed  -> one run a source and turn -> broker.publish
-                       Replay  -> broker.read, a slice a turn -> port
+    port -> session -> Pushed  -> one run per source and turn -> broker.publish
+                       Replay  -> broker.read, one slice per turn -> port
     broker.subscribe -> deliver -> encoded once -> every live subscriber -> port
 
-A PUSH is never acknowledged: its DELIVER is the acknowledgement, and that comes from the subscription alone, so it is
-of a durable record.  What the journal cannot take is dropped and counted; publishers find out by rule 5.
+A PUSH has no acknowledgement but its DELIVER, which is sent only when the broker delivers the record, so the record is
+durable.  Messages that the journal refuses are dropped and counted; their publishers receive no DELIVER (rule 5 of the
+client).
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ from fyrehose.records import Delivery, Run
 log = Logger()
 
 PROTOCOL = "backbone"
-#: Drops that are everyday life: counted, not worth a line.
+#: Causes that are counted and not logged, because they are normal.
 QUIET = frozenset({"request-repeated", "request-of-nothing"})
-#: What one destination gets of a replay before the next has its turn, in bytes.
+#: Bytes of a replay for one destination before the next one has its turn.
 SLICE = 64 << 10
-#: Slices of replays before the reactor has its turn.
+#: Slices of replays in one turn of the reactor.
 SLICES = 8
-#: How long a replay waits when all that is owed has to wait for the rate of its destination, in seconds.
+#: Delay before the next turn if the rates of all destinations are exhausted, in seconds.
 REPLAY_WAIT = 0.01
-#: How long stopping waits for what was accepted to be durable and delivered, in seconds.
-PATIENCE = 10.0
-#: Hosts of which it is remembered what they may do.
+#: How long a stopping server waits until accepted messages are durable and delivered, in seconds.
+STOP_TIMEOUT = 10.0
+#: Number of hosts whose permissions are cached.
 HOSTS = 4_096
-#: What a run costs besides its columns, in bytes: a guess on the safe side.
+#: Memory of a run besides its columns, in bytes; a generous estimate.
 RUN_OVERHEAD = 1 << 10
 
 
 class Port(Protocol):
-    """What the server asks of :class:`fyrehose.protocols.backbone.udp.UDPPort`."""
+    """The part of :class:`fyrehose.protocols.backbone.udp.UDPPort` that the server uses."""
 
     address: Address
 
@@ -70,9 +71,11 @@ class Port(Protocol):
 
 @implementer(ISink)
 class BackboneServer:
-    """Owner of the port, sink of the stream.
+    """Publishes PUSHes, delivers the records of the stream, and answers REQUESTs from the journal.
 
-    :param is_local: whether a host is this machine; asked where the port is bound to all its addresses
+    :param clock: schedules calls; the reactor
+    :param random: chooses the clients that receive FORWARDs
+    :param is_local: returns whether an address belongs to this machine; used if the port is bound to all addresses
     """
 
     port: Port
@@ -94,7 +97,7 @@ class BackboneServer:
         )
         self._brokers: dict[str, IBroker] = {}
         self._account = broker.budget.account(self)
-        self._full = False
+        self._journal_behind = False
         self._pushed: dict[Address, list[Pushed]] = {}
         self._in_flight = 0
         self._published = 0
@@ -107,36 +110,39 @@ class BackboneServer:
 
     @property
     def subscribers(self) -> int:
-        """How many are alive."""
+        """Number of live subscribers."""
         now = self._clock.seconds()
-        return len(self._session.listening(now)) + len(self._session.newcomers(now))
+        return len(self._session.established(now)) + len(self._session.newcomers(now))
 
     def start(self, port: Port) -> None:
-        """Serve at ``port``, which is bound."""
+        """Start to serve at *port*, which is bound."""
         self.port = port
         self._subscription = self._broker.subscribe(self._settings.stream, None, self)
         self._subscription.resumeProducing()
 
     def stop(self) -> Deferred[None]:
-        """Take nothing more in; fires when what was taken is durable and delivered, or that took too long."""
+        """Stop serving.
+
+        :return: fires when accepted messages are durable and delivered, or after STOP_TIMEOUT
+        """
         self._stopped = Deferred()
         stopped = self._stopped
         self.port.stop_reading()
         self._replays.clear()
-        self._deadline = self._clock.callLater(PATIENCE, self._stop_now)
+        self._deadline = self._clock.callLater(STOP_TIMEOUT, self._stop_now)
         self._check_stopped()
         return stopped
 
-    # What the budget calls: the pausable half of a transport that nobody can pause.
+    # Called by the budget.
 
     def pauseProducing(self) -> None:
-        """The journal is behind: PUSHes are dropped from now on, all else is heard."""
-        self._full = True
+        """Drop PUSHes from now on, because the journal is behind; UDP senders cannot be paused."""
+        self._journal_behind = True
 
     def resumeProducing(self) -> None:
-        self._full = False
+        self._journal_behind = False
 
-    # What the port calls.
+    # Called by the port.
 
     def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
         for event in self._session.receive_datagrams(data, segment, source, self._clock.seconds()):
@@ -166,7 +172,7 @@ class BackboneServer:
         self._schedule_replay(0)
         self._check_stopped()
 
-    # What the broker calls: durable records of the stream.
+    # Called by the broker, with durable records of the stream.
 
     @property
     def subscriber(self) -> tuple[str, str]:
@@ -174,11 +180,11 @@ class BackboneServer:
 
     def deliver(self, delivery: Delivery) -> None:
         now = self._clock.seconds()
-        listening = self._session.listening(now)
+        established = self._session.established(now)
         newcomers = self._session.newcomers(now)
-        if listening or newcomers:
+        if established or newcomers:
             encoded = delivery.encoded(encode_delivers)
-            self._send(encoded, listening, now)
+            self._send(encoded, established, now)
             for destination, client in newcomers:
                 for train in self._session.ration(client, encoded.trains, delivery.last_seq):
                     self.port.send(train, destination)
@@ -187,15 +193,13 @@ class BackboneServer:
         self._check_stopped()
 
     def skipped(self, first: int, last: int) -> None:
-        """They are gone; a REQUEST for them will find nobody."""
+        """Count records that retention removed before they were delivered."""
         self._broker.counters.add(PROTOCOL, "skipped", last - first + 1)
 
     def ended(self, reason: Exception) -> None:
         self._subscription = None
-        log.error("{protocol}: nothing more is delivered: {reason}", protocol=PROTOCOL, reason=str(reason))
+        log.error("{protocol}: delivery has ended: {reason}", protocol=PROTOCOL, reason=str(reason))
         self._check_stopped()
-
-    # Inside.
 
     def _permits(self, host: str, action: Action) -> bool:
         broker = self._brokers.get(host)
@@ -220,11 +224,11 @@ class BackboneServer:
             counters.add(PROTOCOL, event.cause, event.count - 1)
 
     def _publish(self) -> None:
-        """One run for each source of this turn, all in one batch."""
+        """Publish the PUSHes of this turn: one run for each source, all in one batch."""
         pushed, self._pushed = self._pushed, {}
         count = sum(len(event.lengths) // 4 for events in pushed.values() for event in events)
         counters = self._broker.counters
-        if self._full:
+        if self._journal_behind:
             self._drop(Dropped(source=next(iter(pushed)), cause="journal-behind", count=count))
             return
         runs = [self._run(source, events) for source, events in pushed.items()]
@@ -282,7 +286,7 @@ class BackboneServer:
         if encoded.left_out:
             counters.add(PROTOCOL, "too-large-for-a-datagram", encoded.left_out)
 
-    # The server's journal, a peer like any other that answers FORWARDs.
+    # Answers from the server's own journal, which takes turns with the clients that receive FORWARDs.
 
     def _replay(self, event: Replay) -> None:
         if self._stopped is not None:
@@ -309,7 +313,7 @@ class BackboneServer:
         self._schedule_replay(0 if sent else REPLAY_WAIT)
 
     def _replay_slice(self, destination: Address, first: int, last: int, now: float) -> int:
-        """Send some of ``first`` to ``last``; the number up to which nothing more has to be sent."""
+        """Send some of the records *first* to *last*; return the sequence up to which the range is finished."""
         try:
             runs = self._broker.read(self._settings.stream, first, SLICE)
         except JournalCorrupt as damage:
@@ -320,7 +324,7 @@ class BackboneServer:
             return last
         encoded = encode_delivers(wanted)
         for train in encoded.trains:
-            # A slice goes whole: what it takes too much, the next one waits for.
+            # A slice is sent completely, even beyond the rate; the next slice waits for the debt.
             self._session.charge(destination, train.size, now)
             self.port.send(train, destination)
         self.port.flush()

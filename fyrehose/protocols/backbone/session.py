@@ -1,12 +1,14 @@
-"""The backbone's server without a socket: rules, limits and whose turn it is.
+"""The server's side of the backbone, without I/O: rules and limits.
 
-    PUSH        -> Pushed, within the rate of its address
-    KEEPALIVE   -> a place in the table and an ACK, where ADDR is the source's own; the second brings what was owed
-    REQUEST     -> a FORWARD to the client whose turn it is, or Replay when it is the server's own journal's, and
-                   whenever the client repeats itself; nothing for a client whose KEEPALIVEs do not come
-    all else    -> Dropped; errors are never answered
+    PUSH            -> Pushed, within the rate of its address
+    KEEPALIVE       -> a place in the table and an ACK, if ADDR is the source address; the second KEEPALIVE also brings
+                       the records that were held back
+    REQUEST         -> a FORWARD to the client whose turn it is; Replay if it is the turn of the server's own journal,
+                       or if the client repeats a REQUEST; Dropped without a recent KEEPALIVE
+    anything else   -> Dropped; errors are not answered
 
-Specification: fyrehose-backbone.txt, rules 1 to 5 of the backbone.  Times are monotonic, in seconds, and arguments.
+Specification: fyrehose-backbone.txt, RULES (BACKBONE) 1 to 5.  Times are monotonic, in seconds, and passed as
+arguments.
 
 in: receive_datagrams(train, source, now)      out: events; data_to_send() -> (destination, datagram) each
 """
@@ -43,19 +45,24 @@ from fyrehose.protocols.backbone.subscribers import Client, Rotation, Subscriber
 from fyrehose.protocols.backbone.trains import Train
 from fyrehose.records import Buffer
 
-#: A REQUEST like one that came less than this ago is the same, in seconds.
+#: An equal REQUEST within this time is a duplicate, in seconds.
 MERGE = 0.1
-#: How many REQUESTs are remembered for that.
+#: Maximum number of REQUESTs that are remembered to find duplicates.
 MERGED = 4_096
-#: A client that has not sent its second KEEPALIVE gets at most so many bytes for each byte that came from it.
+#: Bytes that a client may be sent for each byte received from it, before its second KEEPALIVE.
 AMPLIFICATION = 3
-#: A destination's bytes come in pieces of its rate times this, in seconds: what receive buffers hold.
+#: Burst of a destination, as its rate times this, in seconds; receive buffers can hold it.
 BURST = 1 / 16
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Pushed:
-    """Messages to be published, as columns; ``large`` of them travel in fragments."""
+    """Messages to publish, as columns.
+
+    :ivar lengths: their lengths, 32-bit integers in native byte order
+    :ivar payload: the messages, concatenated
+    :ivar large: number of messages that IP had to fragment
+    """
 
     source: Address
     lengths: bytes
@@ -65,7 +72,7 @@ class Pushed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Replay:
-    """It is the server's own journal's turn: DELIVER ``first`` to ``last`` to ``destination``."""
+    """The server has to deliver ``first`` to ``last`` to ``destination`` from its own journal."""
 
     destination: Address
     first: int
@@ -74,7 +81,10 @@ class Replay:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Dropped:
-    """``count`` datagrams of ``source`` were not taken; ``cause`` names a counter and holds nothing from the peer."""
+    """``count`` datagrams of ``source`` were dropped.
+
+    :ivar cause: names a counter; it contains nothing that a peer has sent
+    """
 
     source: Address
     cause: str
@@ -86,11 +96,12 @@ Event = Pushed | Replay | Dropped
 
 
 class ServerSession:
-    """All state of a backbone server.
+    """The protocol state of a server.
 
-    :param bounds: the oldest and the last number of the stream that may leave
-    :param permits: whether a host may publish into the stream, or subscribe to it
-    :param is_own: whether a datagram to this address would come back to the server
+    :param bounds: returns the oldest and the last durable sequence of the stream
+    :param is_own: returns whether an address is that of the server itself
+    :param random: shuffles the turns of the clients that receive FORWARDs
+    :param permits: returns whether the access policy permits a host to publish to the stream, or to subscribe to it
     """
 
     def __init__(
@@ -105,18 +116,21 @@ class ServerSession:
         self._bounds = bounds
         self._is_own = is_own
         self._subscribers = Subscribers(settings.subscribers)
-        self._fresh = self._subscribers.fresh
+        self._new_clients = self._subscribers.new_clients
         self._rotation = Rotation(random)
         self._pushes = Rates(settings.push_rate, settings.push_rate)
         self._requests = Rates(settings.request_rate, settings.request_rate)
         self._forwards = Rates(settings.forward_rate, settings.forward_rate, most=1)
         self._bytes = Rates(settings.destination_rate, settings.destination_rate * BURST)
-        self._asked: OrderedDict[Request, float] = OrderedDict()
+        self._recent_requests: OrderedDict[Request, float] = OrderedDict()
         self._permits = permits
         self._to_send: list[tuple[Address, bytes]] = []
 
     def receive_datagrams(self, data: Buffer, segment: int, source: Address, now: float) -> list[Event]:
-        """Datagrams of ``segment`` bytes each (the last may be shorter) that came from ``source``."""
+        """Process datagrams from *source*.
+
+        :param data: datagrams of *segment* bytes each; the last may be shorter
+        """
         view = memoryview(data)
         stop = len(view)
         events: list[Event] = []
@@ -134,22 +148,22 @@ class ServerSession:
         return events
 
     def data_to_send(self) -> list[tuple[Address, bytes]]:
-        """ACKs and FORWARDs: each destination and datagram, once."""
+        """Return the ACKs and FORWARDs to send, each once, with their destinations."""
         to_send, self._to_send = self._to_send, []
         return to_send
 
-    def listening(self, now: float) -> list[Address]:
-        """Who gets the DELIVERs of what is durable now."""
-        return self._subscribers.listening(now)
+    def established(self, now: float) -> list[Address]:
+        """Return the subscribers that receive every DELIVER."""
+        return self._subscribers.established(now)
 
     def newcomers(self, now: float) -> list[tuple[Address, Client]]:
-        """Subscribers that get as many of them as :meth:`ration` allows, until their second KEEPALIVE comes."""
+        """Return the subscribers that receive DELIVERs as :meth:`ration` allows, until their second KEEPALIVE."""
         return self._subscribers.newcomers(now)
 
     def ration(self, newcomer: Client, trains: tuple[Train, ...], last: int) -> list[Train]:
-        """Return as many of ``trains`` as the credit of ``newcomer`` covers, and keep the others for later.
+        """Return as much of *trains* as the credit of *newcomer* covers, and hold the rest for its second KEEPALIVE.
 
-        :param last: the number of the last record in ``trains``
+        :param last: the sequence of the last record in *trains*
         """
         assert newcomer.credit is not None
         allowed = []
@@ -165,22 +179,26 @@ class ServerSession:
         return allowed
 
     def ready(self, destination: Address, now: float) -> bool:
-        """Whether anything may go to ``destination`` now: the rate of its host says."""
+        """Return whether the rate of its host permits sending to *destination* now."""
         return self._bytes.ready(destination[0], now)
 
     def charge(self, destination: Address, size: int, now: float) -> None:
-        """``size`` bytes go to ``destination``."""
+        """Charge *size* bytes that are sent to *destination* to the rate of its host."""
         self._bytes.charge(destination[0], size, now)
 
-    # The datagrams.
+    # Received datagrams.
 
     def _push(
         self, events: list[Event], source: Address, lengths: bytes, payload: bytes, segment: int, now: float
     ) -> None:
-        """Rule 5: from anybody, even if it never sent a KEEPALIVE.  No datagram is larger than ``segment``."""
+        """Process PUSHes, which need no KEEPALIVE (rule 5 of the backbone).
+
+        :param segment: upper bound of the size of their datagrams
+        """
         count = len(lengths) // 4
         if not self._permits(source[0], Action.PUBLISH):
-            events.append(Dropped(source=source, cause="Forbidden", detail="it may not publish", count=count))
+            detail = "the access policy does not permit it to publish"
+            events.append(Dropped(source=source, cause="Forbidden", detail=detail, count=count))
             return
         granted = self._pushes.take(source[0], count, now)
         if granted < count:
@@ -189,7 +207,8 @@ class ServerSession:
                 return
             lengths = lengths[: 4 * granted]
             payload = payload[: sum(memoryview(lengths).cast("I"))]
-        if self._fresh and (newcomer := self._fresh.get(source)) is not None and newcomer.credit is not None:
+        newcomer = self._new_clients.get(source) if self._new_clients else None
+        if newcomer is not None and newcomer.credit is not None:
             newcomer.credit += AMPLIFICATION * (len(payload) + HEADER * granted)
         large = 0
         if segment > HEADER + MAX_UNFRAGMENTED:
@@ -212,18 +231,19 @@ class ServerSession:
     def _keep_alive(self, frame: KeepAlive, source: Address, now: float) -> list[Event]:
         client = self._own_address(frame.address, source)
         ack = KeepAliveAck(token=frame.token).encode()
-        seen = self._subscribers.seen(client, frame.flags, now, AMPLIFICATION * KEEPALIVE - len(ack))
+        seen = self._subscribers.keep_alive(client, frame.flags, now, AMPLIFICATION * KEEPALIVE - len(ack))
         if not seen.admitted:
-            # No ACK either: it would feign a subscription.
-            raise RemoteProtocolError("too-many-subscribers", self._full("its own address holds as many as any other"))
+            # No ACK, because the client would believe that it is subscribed.
+            why = self._places_taken("its own address holds as many as any other")
+            raise RemoteProtocolError("too-many-subscribers", why)
         self._to_send.append((client, ack))
-        events: list[Event] = [Replay(destination=client, first=first, last=last) for first, last in seen.owed]
+        events: list[Event] = [Replay(destination=client, first=first, last=last) for first, last in seen.deferred]
         if seen.displaced is not None:
-            why = self._full(f"its address holds the most, and {source[0]} needs one")
+            why = self._places_taken(f"its address holds the most: {source[0]} gets the place")
             events.append(Dropped(source=seen.displaced, cause="subscriber-displaced", detail=why))
         return events
 
-    def _full(self, why: str) -> str:
+    def _places_taken(self, why: str) -> str:
         return f"all {self._settings.subscribers} places are taken, and {why}; raise backbone.subscribers"
 
     def _request(self, frame: Request, source: Address, now: float) -> list[Event]:
@@ -231,7 +251,7 @@ class ServerSession:
         client = self._subscribers.find(requester, now)
         if client is None:
             raise RemoteProtocolError(
-                "request-without-keepalive", f"no KEEPALIVE of port {requester[1]} came in the last 5 s"
+                "request-without-keepalive", f"no KEEPALIVE for port {requester[1]} has arrived for 5 s"
             )
         frame = Request(address=requester, first=frame.first, last=frame.last)
         if self._is_repeated(frame, now):
@@ -244,8 +264,8 @@ class ServerSession:
         if first > last:
             raise RemoteProtocolError("request-of-nothing")
         if client.credit is not None:
-            if not client.owe(first, last):
-                raise RemoteProtocolError("request-before-keepalive", "its second KEEPALIVE has not come")
+            if not client.defer(first, last):
+                raise RemoteProtocolError("request-before-keepalive", "its second KEEPALIVE has not arrived")
             return []
         peer = None
         if not client.repeats(first, last, now):
@@ -257,16 +277,18 @@ class ServerSession:
         self._to_send.append((peer, Forward(address=requester, first=first, last=last).encode()))
         return []
 
-    # Who may say what.
+    # Checks.
 
-    def _own_address(self, said: Address, source: Address) -> Address:
-        """The address that the sender gave as its own, if it can be.
+    def _own_address(self, claimed: Address, source: Address) -> Address:
+        """Return the address that a client claims in ADDR and PORT, if it is valid.
 
-        The wire has no proof that a client is where it says, so ADDR is the source's or 0.0.0.0, which stands for it.
+        The protocol has no proof of an address, so ADDR must be the source address, or 0.0.0.0, which stands for it.
+
+        :raises RemoteProtocolError: the client may not claim this address, or may not subscribe
         """
-        host, port = said
+        host, port = claimed
         if not self._permits(source[0], Action.SUBSCRIBE):
-            raise RemoteProtocolError("Forbidden", "it may not subscribe")
+            raise RemoteProtocolError("Forbidden", "the access policy does not permit it to subscribe")
         if host not in (source[0], "0.0.0.0"):
             raise RemoteProtocolError("foreign-address")
         client = (source[0], port)
@@ -277,12 +299,12 @@ class ServerSession:
         return client
 
     def _is_repeated(self, request: Request, now: float) -> bool:
-        while self._asked:
-            oldest, at = next(iter(self._asked.items()))
-            if now - at < MERGE and len(self._asked) < MERGED:
+        while self._recent_requests:
+            oldest, at = next(iter(self._recent_requests.items()))
+            if now - at < MERGE and len(self._recent_requests) < MERGED:
                 break
-            del self._asked[oldest]
-        if request in self._asked:
+            del self._recent_requests[oldest]
+        if request in self._recent_requests:
             return True
-        self._asked[request] = now
+        self._recent_requests[request] = now
         return False

@@ -1,4 +1,4 @@
-"""The backbone server's options: limits with their reasons (docs/protocols/backbone.md has the table)."""
+"""The options of the backbone server; docs/protocols/backbone.md explains the limits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fyrehose.options import boolean, count, name, option, size
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """What the protocol takes as ``--option backbone.NAME=VALUE``."""
+    """The options ``--option backbone.NAME=VALUE``."""
 
-    stream: str = option("backbone", name, "the stream that is published into and delivered")
-    subscribers: int = option(1_024, count, "clients at a time; a keepalive beyond them is not acknowledged", least=1)
-    push_rate: int = option(50_000, count, "PUSH datagrams a second from one address", least=1)
-    request_rate: int = option(10, count, "REQUEST datagrams a second from one client", least=1)
-    forward_rate: int = option(1_000, count, "FORWARD datagrams a second to all clients together", least=1)
-    destination_rate: int = option(64 << 20, size, "bytes a second to one address", least=1)
-    receive_buffer: int = option(4 << 20, size, "the socket's receive buffer, in bytes")
-    batching: bool = option(True, boolean, "send and receive many datagrams a call where the kernel can")
-    total_length: bool = option(False, boolean, "take PUSH datagrams whose LENGTH counts the header, too")
+    stream: str = option("backbone", name, "the stream to publish to and deliver from")
+    subscribers: int = option(1_024, count, "maximum number of clients; further KEEPALIVEs get no ACK", least=1)
+    push_rate: int = option(50_000, count, "PUSH datagrams per second from one address", least=1)
+    request_rate: int = option(10, count, "REQUEST datagrams per second from one client", least=1)
+    forward_rate: int = option(1_000, count, "FORWARD datagrams per second to all clients together", least=1)
+    destination_rate: int = option(64 << 20, size, "bytes per second to one address", least=1)
+    receive_buffer: int = option(4 << 20, size, "size of the socket's receive buffer, in bytes")
+    batching: bool = option(True, boolean, "send and receive many datagrams per system call if the kernel supports it")
+    total_length: bool = option(False, boolean, "accept PUSH datagrams whose LENGTH includes the header, too")

@@ -1,4 +1,4 @@
-"""What a journal peer keeps: the latest records, up to a bound, to answer FORWARDs from (rule 4 of the client)."""
+"""Store the latest records of a journal peer, to answer FORWARDs (rule 4 of the client)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _first_seq = attrgetter("first_seq")
 
 @attrs.define(eq=False)
 class Store:
-    """The latest runs, in order, not overlapping; the oldest go first.
+    """The latest runs, in order, not overlapping; the oldest are removed first.
 
-    :ivar limit: what may be kept, in bytes; 0: nothing, and the client is no journal
+    :ivar limit: maximum size, in bytes; 0: store nothing
+    :ivar size: size of the stored runs, in bytes
     """
 
     limit: int
@@ -25,7 +26,7 @@ class Store:
     _runs: list[Run] = attrs.field(factory=list, init=False)
 
     def add(self, run: Run) -> None:
-        """Keep ``run``, of which nothing is kept yet."""
+        """Store *run*, which does not overlap the stored runs."""
         if run.size > self.limit:
             return
         insort(self._runs, run, key=_first_seq)
@@ -37,7 +38,7 @@ class Store:
         del self._runs[:drop]
 
     def read(self, first: int, last: int) -> Iterator[Run]:
-        """What is kept of ``first`` to ``last``."""
+        """Yield the stored records from *first* to *last*."""
         for run in self._runs:
             if run.first_seq > last:
                 return

@@ -1,11 +1,11 @@
-"""Clients that send KEEPALIVEs: what each may be sent, who loses its place, and whose turn it is to answer a REQUEST.
+"""The table of clients that send KEEPALIVEs, and the rotation of those that answer REQUESTs.
 
-A KEEPALIVE proves nothing about its sender: the token is the client's own, and the text gives the server nothing to
-challenge a client with.  So a client counts as present with its second KEEPALIVE, which every client sends within a
-second (rule 1 of the client).  Until then it is a newcomer: it is sent no more than three times what came from it, and
-what that does not cover follows when the second KEEPALIVE arrives.
+A KEEPALIVE does not prove its source address: the client chooses the token, and the protocol gives the server no way to
+challenge a client.  So a client is established with its second KEEPALIVE, which every client sends within a second
+(rule 1 of the client).  Until then it is a newcomer: the server sends it at most three times as many bytes as came from
+it, and holds the rest back until the second KEEPALIVE arrives.
 
-in: KEEPALIVEs, REQUESTs and the time      out: who gets DELIVERs, who gets a FORWARD
+in: KEEPALIVEs, REQUESTs and the time      out: the clients that receive DELIVERs, the client that receives a FORWARD
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import attrs
 
 from fyrehose.protocols.backbone.frames import MAX_SEQUENCES, Address, Flags
 
-#: For how long after a KEEPALIVE a client is there, in seconds, the end included (rule 2 of the backbone).
+#: How long a client is alive after a KEEPALIVE, in seconds, the end included (rule 2 of the backbone).
 ALIVE = 5.0
-#: REQUESTs of a newcomer that wait for its second KEEPALIVE.
-MOST_OWED = 8
-#: Ranges that a client asked for last, by which a repeated REQUEST is recognised.
+#: Maximum number of REQUESTs of a newcomer that wait for its second KEEPALIVE.
+MOST_DEFERRED = 8
+#: Number of recent ranges of a client by which a repeated REQUEST is recognised.
 REMEMBERED = 32
-#: After a repeated REQUEST the journal answers all REQUESTs of that client for so long, in seconds.
+#: How long the server's journal answers all REQUESTs of a client after a repeated REQUEST, in seconds.
 UNANSWERED = 10.0
-#: FLAGS of a client that wants neither DELIVERs nor FORWARDs.
+#: FLAGS of a client that receives neither DELIVERs of new records nor FORWARDs.
 QUIET = Flags.NOSUBSCRIBE | Flags.NOJOURNAL
-# An operation of Flags takes a microsecond, of integers a twentieth: each delivery looks at every client.
+# Integers, because each delivery tests the flags of every client, and an operation of Flags takes 20 times as long.
 _NOSUBSCRIBE, _NOJOURNAL = int(Flags.NOSUBSCRIBE), int(Flags.NOJOURNAL)
 
 Range = tuple[int, int]
@@ -38,50 +38,50 @@ Range = tuple[int, int]
 class Client:
     """A client: an address and port that sends KEEPALIVEs.
 
-    :ivar last: when the last KEEPALIVE came
+    :ivar last: time of the last KEEPALIVE, in seconds
     :ivar flags: the FLAGS of the last KEEPALIVE
     :ivar credit: bytes that may be sent to it before its second KEEPALIVE; None after that
-    :ivar held: first and last number of what the credit did not cover
-    :ivar owed: ranges that it requested before its second KEEPALIVE
+    :ivar held: first and last sequence of the records that the credit did not cover
+    :ivar deferred: ranges that it requested before its second KEEPALIVE
     """
 
     last: float
     flags: int = attrs.field(converter=int)
     credit: int | None = None
     held: Range | None = None
-    owed: list[Range] = attrs.field(factory=list)
-    _asked: deque[Range] = attrs.field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
+    deferred: list[Range] = attrs.field(factory=list)
+    _requested: deque[Range] = attrs.field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
     _unanswered: float = attrs.field(default=float("-inf"), init=False)
 
     def hold(self, first: int, last: int) -> None:
-        """Keep ``first`` to ``last`` for the second KEEPALIVE, as far as one answer can bring."""
+        """Hold *first* to *last* back for the second KEEPALIVE, up to the maximum of one answer."""
         first = first if self.held is None else self.held[0]
         self.held = (first, min(last, first + MAX_SEQUENCES - 1))
 
-    def owe(self, first: int, last: int) -> bool:
-        """Keep a REQUEST for the second KEEPALIVE; return False if too many are kept already."""
-        if (first, last) not in self.owed:
-            if len(self.owed) >= MOST_OWED:
+    def defer(self, first: int, last: int) -> bool:
+        """Defer a REQUEST to the second KEEPALIVE; return False if too many are deferred already."""
+        if (first, last) not in self.deferred:
+            if len(self.deferred) >= MOST_DEFERRED:
                 return False
-            self.owed.append((first, last))
+            self.deferred.append((first, last))
         return True
 
     def confirm(self) -> list[Range]:
-        """Record that another KEEPALIVE came; return the ranges that waited for the second."""
+        """Record another KEEPALIVE; return the ranges that waited for the second."""
         ranges = [] if self.held is None else [self.held]
-        ranges += [asked for asked in self.owed if asked not in ranges]
-        self.credit, self.held, self.owed = None, None, []
+        ranges += [requested for requested in self.deferred if requested not in ranges]
+        self.credit, self.held, self.deferred = None, None, []
         return ranges
 
     def repeats(self, first: int, last: int, now: float) -> bool:
-        """Return whether the client asks again for any of ``first`` to ``last``, or has repeated itself lately.
+        """Record a REQUEST; return whether the client has repeated a REQUEST in the last UNANSWERED seconds.
 
-        A repeat says that an answer was lost, or that the peer with the turn does not answer: then the client should
-        not wait for such peers with its next ranges either.
+        A repetition means that an answer was lost, or that the client that received the FORWARD does not answer.  Then
+        the server answers the next ranges, too, so that the requester does not wait for such clients again.
         """
-        if any(begin <= last and first <= end for begin, end in self._asked):
+        if any(begin <= last and first <= end for begin, end in self._requested):
             self._unanswered = now + UNANSWERED
-        self._asked.append((first, last))
+        self._requested.append((first, last))
         return now < self._unanswered
 
 
@@ -89,29 +89,32 @@ class Client:
 class Table:
     """Clients in the order of their last KEEPALIVE, with a fair share of the places for every host.
 
-    While places are free every client gets one, so that a crowd behind one address may have them all.  When all are
-    taken, a client of another host takes the place of one of the host that holds the most, until both hold as many.
-    (Hosts are IPv4 addresses here, because the protocol's are, so each is a network of its own.)
+    While places are free every client gets one, so that the clients behind one address may have all of them.  When all
+    are taken, a client of another host displaces one of the host with the most places, until both hold as many.
 
     :ivar most: number of places
-    :ivar newcomers: the clients that have sent one KEEPALIVE so far
+    :ivar clients: all clients
+    :ivar newcomers: the clients that have sent only one KEEPALIVE
     """
 
     most: int
     clients: OrderedDict[Address, Client] = attrs.field(factory=OrderedDict, init=False)
     newcomers: dict[Address, Client] = attrs.field(factory=dict, init=False)
     _hosts: dict[str, OrderedDict[Address, None]] = attrs.field(factory=dict, init=False)
-    #: the hosts that hold so many places
+    #: number of places -> the hosts that hold as many
     _holding: dict[int, OrderedDict[str, None]] = attrs.field(factory=dict, init=False)
     _largest: int = attrs.field(default=0, init=False)
 
     def add(self, address: Address, client: Client) -> tuple[bool, Address | None]:
-        """Give ``client`` a place; return whether there is one, and the address of the client that lost its own."""
+        """Add *client* if it gets a place.
+
+        :return: whether it got a place, and the address of the client that it displaced, if any
+        """
         displaced = None
         if len(self.clients) >= self.most:
             if self._largest <= len(self._hosts.get(address[0], ())) + 1:
                 return False, None
-            # The one that has been silent for the longest is the most likely to have left.
+            # The client with the oldest KEEPALIVE is the most likely to have left.
             displaced = next(iter(self._hosts[next(iter(self._holding[self._largest]))]))
             self.remove(displaced)
         self.clients[address] = client
@@ -122,13 +125,13 @@ class Table:
         return True, displaced
 
     def renew(self, address: Address) -> None:
-        """Record another KEEPALIVE of ``address``."""
+        """Record another KEEPALIVE of the client at *address*."""
         self.newcomers.pop(address, None)
         self.clients.move_to_end(address)
         self._hosts[address[0]].move_to_end(address)
 
     def remove(self, address: Address) -> Client | None:
-        """Take the place of ``address``, if it has one."""
+        """Remove and return the client at *address*; None if there is none."""
         client = self.clients.pop(address, None)
         if client is not None:
             self.newcomers.pop(address, None)
@@ -137,7 +140,7 @@ class Table:
         return client
 
     def expire(self, now: float) -> None:
-        """Take the places of clients that have been silent for too long."""
+        """Remove clients whose last KEEPALIVE is older than ALIVE."""
         while self.clients:
             address, client = next(iter(self.clients.items()))
             if now - client.last <= ALIVE:
@@ -145,7 +148,10 @@ class Table:
             self.remove(address)
 
     def _recount(self, host: str, before: int) -> None:
-        """Keep :attr:`_holding` and :attr:`_largest` when ``host`` has one place more or less than ``before``."""
+        """Update :attr:`_holding` and :attr:`_largest` after *host* got or lost a place.
+
+        :param before: the number of its places before the change
+        """
         count = len(self._hosts[host])
         if before:
             del self._holding[before][host]
@@ -160,27 +166,27 @@ class Table:
 
 
 @attrs.frozen(slots=True)
-class Seen:
-    """The outcome of a KEEPALIVE.
+class KeepAliveResult:
+    """The result of a KEEPALIVE.
 
-    :ivar admitted: whether it may be acknowledged
-    :ivar owed: ranges that waited for it
-    :ivar displaced: the client that lost its place for it
+    :ivar admitted: the KEEPALIVE is to be acknowledged
+    :ivar deferred: ranges that waited for it and are to be delivered now
+    :ivar displaced: the client that lost its place
     """
 
     admitted: bool
-    owed: list[Range]
+    deferred: list[Range]
     displaced: Address | None = None
 
 
 @attrs.define(eq=False)
 class Subscribers:
-    """All clients; those that fell silent are forgotten.
+    """All live clients.
 
-    Clients that want neither DELIVERs nor FORWARDs have places of their own: they take none from subscribers, are
-    acknowledged with a place or without, and are known only so that their REQUESTs can be answered.
+    Clients with NOSUBSCRIBE and NOJOURNAL have a table of their own, so that they take no places from subscribers.
+    They are acknowledged even without a place, and are remembered only so that their REQUESTs can be answered.
 
-    :ivar most: how many of either kind are known at a time
+    :ivar most: number of places in each table
     """
 
     most: int
@@ -194,14 +200,14 @@ class Subscribers:
         return len(self._table.clients)
 
     @property
-    def fresh(self) -> dict[Address, Client]:
-        """The newcomers among those that take DELIVERs or FORWARDs: always the same dict."""
+    def new_clients(self) -> dict[Address, Client]:
+        """The newcomers that receive DELIVERs or FORWARDs; always the same dictionary."""
         return self._table.newcomers
 
-    def seen(self, address: Address, flags: Flags, now: float, credit: int) -> Seen:
-        """Record a KEEPALIVE of ``address``.
+    def keep_alive(self, address: Address, flags: Flags, now: float, credit: int) -> KeepAliveResult:
+        """Process a KEEPALIVE of the client at *address*.
 
-        :param credit: what a newcomer may be sent for it, in bytes
+        :param credit: bytes that a newcomer may be sent for it
         """
         self._table.expire(now)
         self._quiet.expire(now)
@@ -216,18 +222,18 @@ class Subscribers:
             client.last, client.flags = now, flags
         if address in table.clients:
             table.renew(address)
-            return Seen(True, owed)
+            return KeepAliveResult(True, owed)
         admitted, displaced = table.add(address, client)
-        return Seen(admitted or quiet, owed if admitted else [], displaced)
+        return KeepAliveResult(admitted or quiet, owed if admitted else [], displaced)
 
     def find(self, address: Address, now: float) -> Client | None:
-        """The client at ``address``, if it is alive."""
+        """Return the client at *address*; None if it is not alive."""
         self._table.expire(now)
         self._quiet.expire(now)
         return self._table.clients.get(address) or self._quiet.clients.get(address)
 
-    def listening(self, now: float) -> list[Address]:
-        """Subscribers that get every DELIVER."""
+    def established(self, now: float) -> list[Address]:
+        """Return the subscribers that receive every DELIVER."""
         self._table.expire(now)
         clients, newcomers = self._table.clients.items(), self._table.newcomers
         if newcomers:
@@ -235,12 +241,12 @@ class Subscribers:
         return [at for at, client in clients if not client.flags & _NOSUBSCRIBE]
 
     def newcomers(self, now: float) -> list[tuple[Address, Client]]:
-        """Subscribers that get only as many DELIVERs as their credit covers."""
+        """Return the subscribers that receive only the DELIVERs that their credit covers."""
         self._table.expire(now)
         return [(at, new) for at, new in self._table.newcomers.items() if not new.flags & _NOSUBSCRIBE]
 
     def journals(self, now: float) -> list[Address]:
-        """Those that answer FORWARDs."""
+        """Return the clients that receive FORWARDs."""
         self._table.expire(now)
         clients, newcomers = self._table.clients.items(), self._table.newcomers
         return [at for at, client in clients if not client.flags & _NOJOURNAL and at not in newcomers]
@@ -248,25 +254,30 @@ class Subscribers:
 
 @attrs.define(eq=False)
 class Rotation:
-    """Shuffled turns: everybody once, in a random order, then again in another (rule 4: random; the introduction:
-    round-robin)."""
+    """Choose members in a shuffled rotation: each once in a random order, then again in another order.
+
+    That satisfies both rule 4 of the backbone ("randomly") and the introduction ("round-robin").
+    """
 
     random: Random
     _turns: list[Address | None] = attrs.field(factory=list, init=False)
 
     def next(self, members: Iterable[Address | None], requester: Address) -> Address | None:
-        """Whose turn it is among ``members``, never the requester's, who keeps its turn; None is a member, too.
+        """Return the member whose turn it is; never the requester, which keeps its turn.
 
-        Members that came since the last shuffle have theirs after the next; those that left have none.
+        Members that joined since the last shuffle get their first turn after the next one.
+
+        :param members: the current members; None, the server's own journal, is a member, too
+        :raises ValueError: there is no member besides the requester
         """
         present = set(members)
         others = present - {requester}
         if not others:
-            raise ValueError("a rotation needs a member besides the requester")
+            raise ValueError("no member besides the requester")
         turn = self._first(others)
         if turn is None:
             kept: list[Address | None] = [member for member in self._turns if member == requester]
-            # Sorted, because the order of a set is not the same in each process, and a seed should tell all.
+            # Sorted, because the order of a set differs between processes, and a seed should determine the turns.
             fresh = sorted(present.difference(kept), key=lambda member: member or ("", 0))
             self.random.shuffle(fresh)
             self._turns = fresh + kept
@@ -275,5 +286,5 @@ class Rotation:
         return self._turns.pop(turn)
 
     def _first(self, wanted: set[Address | None]) -> int | None:
-        """Which turn is the next that belongs to one of ``wanted``; the last of the list comes first."""
+        """Return the index of the next turn that belongs to one of *wanted*; turns are taken from the end."""
         return next((i for i in range(len(self._turns) - 1, -1, -1) if self._turns[i] in wanted), None)

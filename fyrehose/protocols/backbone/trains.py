@@ -1,6 +1,6 @@
-"""Trains: datagrams end to end, all of one size but for the last, which may be shorter.
+"""Trains: consecutive datagrams of one size in one buffer; the last may be shorter.
 
-One train is one call of ``sendmsg`` with UDP_SEGMENT, or as many calls without.
+One call of ``sendmsg`` with UDP_SEGMENT sends a whole train; without UDP_SEGMENT each datagram needs a call.
 
 in: runs of records, payloads      out: trains
 """
@@ -17,14 +17,14 @@ from fyrehose.kernels import backbone
 from fyrehose.protocols.backbone.frames import MAX_DATA
 from fyrehose.records import Buffer, Run
 
-#: What one call takes, by the kernel's rules: an IPv4 UDP payload in all, and as many segments.
+#: The kernel's limits for one call: the size of an IPv4 UDP payload in all, and the number of segments.
 MOST_BYTES = 65_507
 MOST_SEGMENTS = 64
 
 
 @attrs.frozen(slots=True)
 class Train:
-    """``data`` is datagrams of ``segment`` bytes each; the last may be shorter."""
+    """Datagrams of ``segment`` bytes each in ``data``; the last may be shorter."""
 
     data: Buffer
     segment: int
@@ -35,20 +35,20 @@ class Train:
 
     @property
     def count(self) -> int:
-        """How many datagrams."""
+        """Number of datagrams."""
         return -(-len(self.data) // self.segment)
 
     def first(self, count: int) -> Train:
-        """Its first ``count`` datagrams."""
+        """Return a train of the first *count* datagrams."""
         return self if count >= self.count else Train(memoryview(self.data)[: count * self.segment], self.segment)
 
 
 @attrs.frozen(slots=True)
 class Encoded:
-    """A delivery, ready for the wire.
+    """The DELIVERs of some records.
 
-    :ivar count: how many DELIVERs
-    :ivar left_out: how many records are too large for a datagram
+    :ivar count: number of DELIVERs
+    :ivar left_out: number of records that are too large for a datagram
     """
 
     trains: tuple[Train, ...]
@@ -57,22 +57,22 @@ class Encoded:
 
 
 def single(datagram: bytes) -> Train:
-    """One datagram."""
+    """Return a train of one datagram."""
     return Train(datagram, len(datagram))
 
 
 def encode_delivers(runs: tuple[Run, ...]) -> Encoded:
-    """The DELIVERs of ``runs``: to be handed to :meth:`fyrehose.records.Delivery.encoded`."""
+    """Encode *runs* as DELIVERs; an encoder for :meth:`fyrehose.records.Delivery.encoded`."""
     trains: list[Train] = []
     count = 0
-    for first_seq, lengths, payload in _stretches(runs):
+    for first_seq, lengths, payload in _consecutive(runs):
         trains.extend(_cut(backbone.encode_delivers(first_seq, lengths, payload), lengths))
         count += len(lengths) // 4
     return Encoded(tuple(trains), count, sum(map(len, runs)) - count)
 
 
 def encode_pushes(payloads: Sequence[bytes]) -> list[Train]:
-    """The PUSHes of ``payloads``, in order."""
+    """Encode *payloads* as PUSHes, in order."""
     lengths = pack(f"<{len(payloads)}I", *map(len, payloads))
     return _cut(backbone.encode_pushes(lengths, b"".join(payloads)), lengths)
 
@@ -87,8 +87,8 @@ def _cut(datagrams: bytes, lengths: Buffer) -> list[Train]:
     return trains
 
 
-def _stretches(runs: tuple[Run, ...]) -> Iterator[tuple[int, Buffer, Buffer]]:
-    """Columns of consecutive records: runs that follow on are joined, so that small runs still make long trains."""
+def _consecutive(runs: tuple[Run, ...]) -> Iterator[tuple[int, Buffer, Buffer]]:
+    """Yield columns of consecutive records; adjacent runs are joined, so that small runs make long trains, too."""
     fitting = [part for run in runs for part in _fitting(run)]
     ahead = 0
 
@@ -108,7 +108,7 @@ def _stretches(runs: tuple[Run, ...]) -> Iterator[tuple[int, Buffer, Buffer]]:
 
 
 def _fitting(run: Run) -> Iterator[Run]:
-    """``run`` without what no datagram can hold: records that were there before their stream was restricted."""
+    """Yield *run* without records that do not fit into a datagram, which are older than the limit of the stream."""
     if len(run.payload) <= MAX_DATA or max(run.sizes) <= MAX_DATA:
         yield run
         return

@@ -1,10 +1,10 @@
-"""A UDP port that moves trains of datagrams: one call of the kernel for many, where the kernel can.
+"""A UDP port that moves many datagrams per system call (trains), if the kernel supports it.
 
     doRead   recvmsg_into ... -> owner.datagrams_received(data, segment, source) ... -> owner.turn_over()
-    send     queue -> sendmsg, with UDP_SEGMENT for trains of several datagrams; what does not go waits for doWrite
+    send     queue -> sendmsg, with UDP_SEGMENT for several datagrams; unsent trains wait for doWrite
 
-On the wire it is one message per datagram either way.  Whatever the kernel says about one destination (an ICMP error, a
-datagram too large for its path, no room) costs that datagram, is counted, and never stops the port.
+On the wire there is one message per datagram in either case.  An error of one destination (an ICMP error, a datagram
+that is too large for its path, no buffer space) drops the datagram, is counted, and does not stop the port.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from fyrehose.protocols.backbone.trains import Train
 
 log = Logger()
 
-#: What Python's socket module does not name (linux/udp.h, asm-generic/socket.h).
+#: Constants that Python's socket module does not have (linux/udp.h, asm-generic/socket.h).
 SOL_UDP = 17
 UDP_SEGMENT = 103
 UDP_GRO = 104
 SO_RXQ_OVFL = 40
 
-#: What is read before others have their turn, in calls, datagrams and bytes: what one turn publishes is bounded, too.
+#: Upper bounds of one turn of reading: calls, datagrams and bytes; they also bound the batch that is published.
 READ_CALLS = 256
 READ_TURN = 2_048
 READ_BYTES = 1 << 20
-#: Calls of sendmsg before others have their turn.
+#: Upper bound of calls of sendmsg in one turn.
 SEND_TURN = 128
-#: Datagrams that answer one client (ACK, FORWARD) are dropped when so many trains wait.
+#: Answers to one client (ACK, FORWARD) are dropped while this many trains wait to be sent.
 MOST_WAITING = 4_096
-#: What one call may bring: more than UDP_GRO ever joins.
+#: Buffer size of one call, in bytes; UDP_GRO joins less than this.
 READ_SIZE = 1 << 16
-#: Segments above this are not tried with UDP_SEGMENT: an Ethernet frame has no room for them.
+#: Maximum segment size for UDP_SEGMENT, in bytes: larger datagrams do not fit into an Ethernet frame.
 MAX_SEGMENT = 1_472
 
-#: UDP_SEGMENT and UDP_GRO are refused in these words.
+#: Errors by which kernels refuse UDP_SEGMENT and UDP_GRO.
 _REFUSED = {errno.EINVAL, errno.ENOPROTOOPT, errno.EIO, errno.EOPNOTSUPP}
 _AGAIN = {errno.EAGAIN, errno.EWOULDBLOCK}
 
@@ -58,30 +58,30 @@ _INT = Struct("=i")
 
 
 class Owner(Protocol):
-    """Who uses a port."""
+    """The user of a port."""
 
     def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
-        """Datagrams of ``segment`` bytes each (the last may be shorter); ``data`` is reused after the call."""
+        """Process datagrams of *segment* bytes each (the last may be shorter); *data* is reused after the call."""
 
     def turn_over(self) -> None:
-        """Nothing more comes in this turn."""
+        """End a turn: all datagrams of it were passed to :meth:`datagrams_received`."""
 
     def congested(self) -> None:
-        """What was sent waits: send no more than answers."""
+        """Stop sending, except for answers, because trains wait to be sent."""
 
     def relieved(self) -> None:
-        """Nothing waits any more."""
+        """Continue to send, because no train waits any more."""
 
 
 def udp_socket() -> socket.socket:
-    """A non-blocking UDP socket, not bound yet."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    made.setblocking(False)
-    return made
+    """Return a non-blocking UDP socket, not bound yet."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setblocking(False)
+    return sock
 
 
 def is_local(host: str) -> bool:
-    """Whether ``host`` is an address of this machine."""
+    """Return whether *host* is an address of this machine."""
     with udp_socket() as probe:
         try:
             probe.bind((host, 0))
@@ -92,10 +92,13 @@ def is_local(host: str) -> bool:
 
 @implementer(IReadWriteDescriptor)
 class UDPPort:
-    """One bound socket in a reactor.
+    """One UDP socket in a reactor.
 
-    :param protocol: what counters and log lines call it
-    :param batching: whether to use UDP_SEGMENT and UDP_GRO
+    :param address: the address to bind
+    :param protocol: the name in counters and log lines
+    :param receive_buffer: size of the socket's receive buffer, in bytes
+    :param batching: use UDP_SEGMENT and UDP_GRO
+    :ivar address: the address that the port is bound to
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class UDPPort:
     ) -> None:
         self._reactor = reactor
         self._owner = owner
-        self._wanted = address
+        self._requested_address = address
         self._protocol = protocol
         self._counters = counters
         self._receive_buffer = receive_buffer
@@ -122,71 +125,71 @@ class UDPPort:
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._ancillary = socket.CMSG_SPACE(4) * 2
         self._drops = 0
-        #: trains, where to, and how much of each has gone
+        #: trains, their destinations, and the number of bytes that were sent of each
         self._queue: deque[tuple[Train, Address, int]] = deque()
         self._congested = False
         self._calls = 0
         self.address = address
 
-    # What its owner calls.
+    # Called by the owner.
 
     def listen(self) -> None:
-        """Bind, and read from now on.
+        """Bind the socket, and start to read.
 
-        :raises CannotListenError: the address is taken, or not ours
+        :raises CannotListenError: the address is in use, or is not one of this machine
         """
-        made = self._make_socket()
+        sock = self._make_socket()
         try:
-            made.bind(self._wanted)
+            sock.bind(self._requested_address)
         except OSError as error:
-            made.close()
-            host, port = self._wanted
+            sock.close()
+            host, port = self._requested_address
             raise CannotListenError(host, port, error) from error
-        self._socket = made
-        self.address = made.getsockname()
-        self._set_up(made)
+        self._socket = sock
+        self.address = sock.getsockname()
+        self._set_up(sock)
         self._reactor.addReader(self)
 
     def getHost(self) -> IPv4Address:
-        """Where it is bound."""
+        """Return the address that the port is bound to."""
         return IPv4Address("UDP", *self.address)
 
     def answer(self, datagram: bytes, destination: Address) -> None:
-        """Send one small datagram, unless very much waits already."""
+        """Send one small datagram, or drop it if MOST_WAITING trains wait."""
         if len(self._queue) >= MOST_WAITING:
             self._counters.add(self._protocol, "answers-dropped")
             return
         self.send(Train(datagram, len(datagram)), destination)
 
     def send(self, train: Train, destination: Address) -> None:
-        """Send ``train`` at the next :meth:`flush`; whoever sends more than answers heeds :meth:`Owner.congested`."""
+        """Send *train* at the next :meth:`flush`; the owner has to respect :meth:`Owner.congested`."""
         self._queue.append((train, destination, 0))
 
     def flush(self) -> None:
-        """Send what waits, as far as the kernel takes it."""
+        """Send waiting trains until the kernel accepts no more."""
         if not self._congested:
             self._send_waiting()
 
     @property
     def waiting(self) -> int:
-        """How many trains have not gone yet."""
+        """Number of trains that wait to be sent."""
         return len(self._queue)
 
     def stop_reading(self) -> None:
-        """Take nothing more in; what waits is still sent."""
+        """Stop reading; waiting trains are still sent."""
         if self._socket is not None:
             self._reactor.removeReader(self)
 
     def close(self) -> None:
-        """Give the address back; what waits is lost."""
-        made, self._socket = self._socket, None
+        """Close the socket; waiting trains are discarded."""
+        sock, self._socket = self._socket, None
         self._queue.clear()
-        if made is not None:
+        if sock is not None:
             self._reactor.removeReader(self)
             self._reactor.removeWriter(self)
-            made.close()
+            sock.close()
 
-    # What the reactor calls.
+    # Called by the reactor.
 
     def fileno(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
@@ -195,7 +198,7 @@ class UDPPort:
         return self._protocol
 
     def connectionLost(self, reason: Failure) -> None:
-        """The reactor is done with the descriptor: it stopped, or the descriptor is broken."""
+        """Close the port, because the reactor is stopping or the descriptor is bad."""
         self.close()
 
     def doRead(self) -> None:
@@ -205,53 +208,56 @@ class UDPPort:
         try:
             self._owner.turn_over()
         except Exception:
-            log.failure("{protocol}: a turn could not be ended", protocol=self._protocol)
+            log.failure("{protocol}: ending a turn failed; please report this bug", protocol=self._protocol)
 
     def doWrite(self) -> None:
         self._send_waiting()
 
     # Reading.
 
-    def _set_up(self, made: socket.socket) -> None:
+    def _set_up(self, sock: socket.socket) -> None:
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
         except OSError as error:
             log.warn(
-                "{protocol}: the receive buffer stays as it is: {error}", protocol=self._protocol, error=str(error)
+                "{protocol}: cannot set the receive buffer to {size} bytes: {error}",
+                protocol=self._protocol,
+                size=self._receive_buffer,
+                error=str(error),
             )
-        got = made.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it for its own needs
+        got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it for its own needs
         if got < self._receive_buffer:
             log.info(
-                "{protocol}: the kernel gives a receive buffer of {got} bytes, not {wanted} (net.core.rmem_max)",
+                "{protocol}: receive buffer of {got} bytes instead of {wanted}: raise net.core.rmem_max",
                 protocol=self._protocol,
                 got=got,
                 wanted=self._receive_buffer,
             )
         try:
-            made.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
+            sock.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
         except OSError:
-            log.info("{protocol}: this kernel does not say how many datagrams it drops", protocol=self._protocol)
+            log.info("{protocol}: this kernel does not report the datagrams that it drops", protocol=self._protocol)
         if self._batching:
             try:
-                made.setsockopt(SOL_UDP, UDP_GRO, 1)
+                sock.setsockopt(SOL_UDP, UDP_GRO, 1)
             except OSError as error:
                 self._no_batching(error)
 
     def _read(self) -> None:
-        """One turn: what follows on from one source and is of one size is handed over as one train."""
-        made, buffer, ancillary_size = self._socket, self._buffer, self._ancillary
-        assert made is not None
+        """Read one turn; pass consecutive datagrams from one source and of one size to the owner as one train."""
+        sock, buffer, ancillary_size = self._socket, self._buffer, self._ancillary
+        assert sock is not None
         source: Address | None = None
         start = end = segment = datagrams = 0
         for _ in range(READ_CALLS):
             if datagrams >= READ_TURN or end > READ_BYTES - READ_SIZE or self._socket is None:
                 break
             try:
-                size, ancillary, _, sender = made.recvmsg_into([buffer[end : end + READ_SIZE]], ancillary_size)
+                size, ancillary, _, sender = sock.recvmsg_into([buffer[end : end + READ_SIZE]], ancillary_size)
             except OSError as error:
                 if error.errno in _AGAIN:
                     break
-                # An ICMP error to something that we sent, most likely: whom it concerns, it tells by silence.
+                # Most likely an ICMP error for a datagram that was sent earlier; its destination is unknown here.
                 self._counters.refuse(log, self._protocol, "receive-error", str(self.address), str(error))
                 continue
             each = self._segment(ancillary, size) if ancillary else size
@@ -260,7 +266,7 @@ class UDPPort:
                 source, segment, start = sender, each, end
             end += size
             datagrams += -(-size // each) if each else 1
-            if not each:  # nothing can follow on from an empty one
+            if not each:  # an empty datagram cannot be part of a train
                 self._hand_over(start, end, 1, source)
                 source, start = None, end
         self._hand_over(start, end, segment, source)
@@ -271,11 +277,11 @@ class UDPPort:
         try:
             self._owner.datagrams_received(self._buffer[start:end], segment, source)
         except Exception:
-            # A bug met by one datagram is no reason to be deaf to all others.
-            log.failure("{protocol}: a datagram could not be handled", protocol=self._protocol)
+            # A bug that one datagram triggers must not stop the port for all other peers.
+            log.failure("{protocol}: processing a datagram failed; please report this bug", protocol=self._protocol)
 
     def _segment(self, ancillary: list[tuple[int, int, bytes]], size: int) -> int:
-        """What the kernel says besides: how large each datagram is, and how many it had no room for."""
+        """Return the size of each datagram from the ancillary data, and count the datagrams that the kernel dropped."""
         segment = size
         for level, kind, value in ancillary:
             if level == SOL_UDP and kind == UDP_GRO:
@@ -285,7 +291,10 @@ class UDPPort:
         return segment
 
     def _count_drops(self, drops: int) -> None:
-        """The kernel's own count of what did not fit into the receive buffer; it wraps at 2^32."""
+        """Count datagrams that did not fit into the receive buffer.
+
+        :param drops: the kernel's total, which wraps at 2^32
+        """
         if drops != self._drops:
             self._counters.add(self._protocol, "dropped-by-kernel", (drops - self._drops) & 0xFFFFFFFF)
             self._drops = drops
@@ -301,9 +310,9 @@ class UDPPort:
                 self._queue[0] = (train, destination, sent)
                 break
             self._queue.popleft()
-        self._tell()
+        self._update_congestion()
 
-    def _tell(self) -> None:
+    def _update_congestion(self) -> None:
         if self._queue and not self._congested:
             self._congested = True
             self._reactor.addWriter(self)
@@ -313,24 +322,27 @@ class UDPPort:
             self._reactor.removeWriter(self)
             self._owner.relieved()
 
-    def _send_some(self, made: socket.socket, train: Train, destination: Address, sent: int) -> int:
-        """Send ``train`` from byte ``sent`` on; how far it got, which is the end unless the kernel has no room."""
+    def _send_some(self, sock: socket.socket, train: Train, destination: Address, sent: int) -> int:
+        """Send *train* from byte *sent* on.
+
+        :return: the number of bytes that are finished; less than the size of the train only if the kernel has no room
+        """
         view = memoryview(train.data)
         segment = train.segment
         suspect: OSError | None = None
         if self._batching and train.size - sent > segment and segment <= MAX_SEGMENT:
-            error = self._send_once(made, view[sent:], destination, segment)
+            error = self._send_once(sock, view[sent:], destination, segment)
             if error is None:
                 return train.size
             if error.errno in _AGAIN:
                 return sent
             if error.errno in _REFUSED:
                 suspect = error
-            elif error.errno != errno.EMSGSIZE:  # this path has smaller packets: one by one they go in fragments
+            elif error.errno != errno.EMSGSIZE:  # the path has a smaller MTU: single datagrams can be fragmented
                 self._count_error(error, destination)
                 return train.size
         while True:
-            error = self._send_once(made, view[sent : sent + segment], destination, 0)
+            error = self._send_once(sock, view[sent : sent + segment], destination, 0)
             if error is None:
                 if suspect is not None:
                     self._no_batching(suspect)
@@ -338,22 +350,22 @@ class UDPPort:
             elif error.errno in _AGAIN:
                 return sent
             else:
-                # It is the destination, then: the rest of the train would fare no better.
+                # The destination is the cause, so the rest of the train would fail, too.
                 self._count_error(error, destination)
                 return train.size
             sent = min(sent + segment, train.size)
             if sent >= train.size:
                 return train.size
 
-    def _send_once(self, made: socket.socket, data: memoryview, destination: Address, segment: int) -> OSError | None:
+    def _send_once(self, sock: socket.socket, data: memoryview, destination: Address, segment: int) -> OSError | None:
         self._calls += 1
         options = [(SOL_UDP, UDP_SEGMENT, _U16.pack(segment))] if segment else []
         try:
-            made.sendmsg([data], options, 0, destination)
+            sock.sendmsg([data], options, 0, destination)
         except ConnectionRefusedError:
-            # What an earlier datagram met is reported now and forgotten; this one has not been tried.
+            # The error belongs to an earlier datagram, and the kernel has cleared it; this one was not sent yet.
             try:
-                made.sendmsg([data], options, 0, destination)
+                sock.sendmsg([data], options, 0, destination)
             except OSError as error:
                 return error
         except OSError as error:
@@ -367,7 +379,7 @@ class UDPPort:
     def _no_batching(self, error: OSError) -> None:
         self._batching = False
         log.info(
-            "{protocol}: the kernel refuses to batch datagrams ({error}): they go and come one by one",
+            "{protocol}: the kernel does not support batches of datagrams ({error}): using one system call for each",
             protocol=self._protocol,
             error=str(error),
         )

@@ -1,4 +1,4 @@
-"""A network in memory, with its losses, and a server on it."""
+"""A network in memory that can lose datagrams, and a server on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fyrehose.testing import MemoryJournal
 
 @attrs.define(eq=False)
 class SimPort:
-    """A port of a :class:`Network`; ``full`` makes it as one whose kernel takes nothing."""
+    """A port of a :class:`Network`; with ``full`` it sends nothing, like a kernel without buffer space."""
 
     network: Network
     owner: Any
@@ -59,7 +59,7 @@ class SimPort:
                 self.network.carry(data[at : at + train.segment], self.address, destination)
 
     def relieve(self) -> None:
-        """The kernel takes what waits."""
+        """Send waiting trains, as if the kernel had room again."""
         self.full = False
         self.flush()
         self.owner.relieved()
@@ -74,9 +74,9 @@ class SimPort:
 
 @attrs.define(eq=False)
 class Network:
-    """Carries datagrams: loses, doubles and delays them as often as it is told, from one seed.
+    """Carries datagrams; loses, duplicates and delays them with the given probabilities.
 
-    :ivar log: everything that was sent, lost or not
+    :ivar log: all sent datagrams, including lost ones
     """
 
     clock: Clock
@@ -89,7 +89,7 @@ class Network:
     _at_once: list[tuple[bytes, Address, Address]] = attrs.field(factory=list)
 
     def open(self, _: object, owner: Any, address: Address) -> SimPort:
-        """What a client opens."""
+        """Return a port for a client."""
         return SimPort(self, owner, address)
 
     def carry(self, datagram: bytes, source: Address, destination: Address) -> None:
@@ -116,13 +116,13 @@ class Network:
             port.owner.turn_over()
 
     def sent_to(self, destination: Address) -> list[Frame]:
-        """The frames that went to ``destination``."""
+        """Return the frames that were sent to *destination*."""
         return [decode(datagram) for _, to, datagram in self.log if to == destination]
 
 
 @attrs.define(eq=False)
 class World:
-    """A server at 10.0.0.1:2323, its broker, and whoever sends to it."""
+    """A server at 10.0.0.1:2323, its broker and its network."""
 
     settings: Settings
     auto: bool = True
@@ -145,7 +145,7 @@ class World:
         self.serve()
 
     def serve(self) -> None:
-        """A server, also after one that has stopped."""
+        """Start a server, possibly another one after a stop."""
         self.server = BackboneServer(self.clock, self.broker, self.settings, Random(3), lambda host: False)
         self.port = SimPort(self.network, self.server, self.address)
         self.port.listen()
@@ -153,7 +153,7 @@ class World:
         self.clock.advance(0)
 
     def send(self, *frames: Frame | bytes, source: Address = ("10.0.0.2", 4000)) -> None:
-        """``frames`` come in, in one turn of the server."""
+        """Receive *frames* in one turn of the server."""
         for frame in frames:
             datagram = frame if isinstance(frame, bytes) else frame.encode()
             self.server.datagrams_received(memoryview(datagram), max(len(datagram), 1), source)
@@ -164,7 +164,7 @@ class World:
         return self.broker.counters.counts["backbone", what]
 
     def payloads(self) -> list[bytes]:
-        """What the journal holds, in order."""
+        """Return the payloads in the journal, in order."""
         stream = self.settings.stream
         return [
             bytes(payload)
@@ -173,7 +173,7 @@ class World:
         ]
 
     def client(self, n: int, **callbacks: Any) -> BackboneClient:
-        """A client of the server, at 10.0.1.n:5000; keywords that it does not know are its options."""
+        """Return a client at 10.0.1.n:5000; keywords that are no callbacks are options."""
         known = {key: callbacks.pop(key) for key in ("on_records", "on_gap", "on_alive") if key in callbacks}
         return BackboneClient(
             self.clock,
@@ -186,14 +186,14 @@ class World:
         )
 
     def run(self, seconds: float, step: float = 0.01) -> None:
-        """Time passes."""
+        """Advance the clock by *seconds*."""
         for _ in range(round(seconds / step)):
             self.clock.advance(step)
 
 
 @pytest.fixture
 def make_world() -> Callable[..., World]:
-    """Makes a world; keywords are the server's settings, but ``auto`` and ``broker``."""
+    """Return a function that makes a World; its other keywords are settings of the server."""
 
     def make(auto: bool = True, broker: dict[str, Any] | None = None, **settings: Any) -> World:
         return World(Settings(**settings), auto=auto, journal_settings=broker or {})

@@ -1,4 +1,4 @@
-"""The backbone's ends of ``fyrehose publish`` and ``fyrehose tail``."""
+"""The backbone clients of the command line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fyrehose.records import Run
 
 @pytest.fixture
 def world(make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A server; whatever the module makes is a client on its network."""
+    """Return a server, and make the module's clients use its network."""
     world = make_world()
-    made = partial(BackboneClient, bind=("10.0.1.1", 5000), open_port=world.network.open)
-    monkeypatch.setattr(cli, "BackboneClient", made)
+    tailer = partial(BackboneClient, bind=("10.0.1.1", 5000), open_port=world.network.open)
+    monkeypatch.setattr(cli, "BackboneClient", tailer)
     return world
 
 
@@ -41,19 +41,19 @@ class Reader:
 
 
 def fired(deferred: Deferred[Any]) -> bool:
-    """Whether it has; a failure is none."""
+    """Return whether the Deferred has fired with a result."""
     if deferred.called:
         deferred.addErrback(lambda why: pytest.fail(str(why.value)))
     return deferred.called
 
 
-def test_the_module_is_what_the_command_line_wants(world: Any) -> None:
+def test_module_provides_clients(world: Any) -> None:
     assert verifyObject(IClients, cli)
     assert verifyObject(ITailer, Reader(world, None).tailer)
     assert cli.default_port == 2323
 
 
-def test_publish(world: Any) -> None:
+def test_publisher_confirms_messages(world: Any) -> None:
     publisher = cli.publisher(world.clock, *world.address, None, 5)
     connected = publisher.connect()
     world.run(0.1)
@@ -65,7 +65,7 @@ def test_publish(world: Any) -> None:
     assert fired(publisher.close())
 
 
-def test_tail_from_the_start_with_a_pause(world: Any) -> None:
+def test_tailer_pauses_and_resumes(world: Any) -> None:
     world.send(Push(data=b"1"), Push(data=b"2"))
     reader = Reader(world, 0)
     assert not reader.tailer.connect().called
@@ -84,7 +84,7 @@ def test_tail_from_the_start_with_a_pause(world: Any) -> None:
     assert reader.lost == []
 
 
-def test_a_tail_that_paused_before_anything_came_begins_where_it_was_told(world: Any) -> None:
+def test_tailer_paused_before_the_first_record_keeps_its_start(world: Any) -> None:
     world.send(Push(data=b"1"))
     reader = Reader(world, 0)
     reader.tailer.connect().addErrback(lambda why: None)
@@ -96,7 +96,7 @@ def test_a_tail_that_paused_before_anything_came_begins_where_it_was_told(world:
     reader.tailer.close()
 
 
-def test_a_server_that_has_gone_while_the_tail_paused(world: Any) -> None:
+def test_tailer_resumes_when_the_server_returns(world: Any) -> None:
     reader = Reader(world, None)
     reader.tailer.connect()
     world.run(0.1)
@@ -108,32 +108,32 @@ def test_a_server_that_has_gone_while_the_tail_paused(world: Any) -> None:
     world.run(6)
     world.send(Push(data=b"1"))
     world.run(1)
-    assert reader.payloads == [b"1"], "it goes on when the server does"
+    assert reader.payloads == [b"1"], "it continues when the server returns"
     reader.tailer.close()
 
 
-def test_what_a_tail_did_not_get(world: Any) -> None:
+def test_shortfall_names_missing_records(world: Any) -> None:
     for i in range(1, 10):
         world.send(Push(data=b"%d" % i))
     world.journal.forget("backbone", 4)
     reader = Reader(world, 0)
     reader.tailer.connect()
     world.run(1)
-    missing = "nobody sent 1 to 3, because they are not kept any more or the answers were lost"
-    assert reader.tailer.shortfall(False) == missing, "a gap that is still asked for"
+    missing = "records 1 to 3 did not arrive: no longer kept, or the answers were lost"
+    assert reader.tailer.shortfall(False) == missing, "a gap that is still requested"
     assert reader.tailer.shortfall(True) == ""
     world.run(12)
     assert (reader.lost, reader.payloads) == ([(1, 3)], [b"4", b"5", b"6", b"7", b"8", b"9"])
-    assert reader.tailer.shortfall(True) == missing, "one that was given up"
+    assert reader.tailer.shortfall(True) == missing, "a gap that was given up"
     world.server.stop()
     world.run(6)
-    gone = "the server has not answered for 5 s, so everything behind 9 may be missing"
+    gone = "the server has not answered for 5 s: the records after 9 may be missing"
     assert reader.tailer.shortfall(False) == f"{missing}; {gone}"
     assert reader.tailer.shortfall(True) == missing
     reader.tailer.close()
 
 
-def test_a_tail_that_got_everything_misses_nothing(world: Any) -> None:
+def test_shortfall_is_empty_for_a_complete_tail(world: Any) -> None:
     world.send(Push(data=b"1"))
     reader = Reader(world, 0)
     reader.tailer.connect()
@@ -142,7 +142,7 @@ def test_a_tail_that_got_everything_misses_nothing(world: Any) -> None:
     reader.tailer.close()
 
 
-def test_a_server_that_is_still_to_come_is_waited_for(world: Any) -> None:
+def test_publisher_waits_for_the_server(world: Any) -> None:
     world.server.stop()
     publisher = cli.publisher(world.clock, *world.address, None, 5)
     connected = publisher.connect()
@@ -155,7 +155,7 @@ def test_a_server_that_is_still_to_come_is_waited_for(world: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [cli.publisher, partial(cli.tailer, after=0, take=print, lost=print)])
-def test_the_stream_is_the_servers_to_name(make: Any) -> None:
+def test_stream_option_is_refused(make: Any) -> None:
     settings = {"window": 1} if make is cli.publisher else {}
-    with pytest.raises(ConfigError, match="leave --stream out"):
+    with pytest.raises(ConfigError, match="unexpected --stream 'news': a backbone has one stream"):
         make(None, "127.0.0.1", 2323, "news", **settings)

@@ -1,4 +1,4 @@
-"""The client against the server, on a network in memory: first a good one, then a bad one."""
+"""The client and the server on a network in memory, without and with losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[..., Any]
 
 
 class Reader:
-    """Remembers what a client hands on; its keywords go to the client."""
+    """Records what a client delivers; keywords are passed to the client."""
 
     def __init__(self) -> None:
         self.records: list[tuple[int, bytes]] = []
@@ -48,7 +48,7 @@ def connected(world: Any, client: BackboneClient) -> BackboneClient:
 
 
 def outcome(deferred: Deferred[Any]) -> Any:
-    """What ``deferred`` fired with, or the exception that it failed with; None: not yet."""
+    """Return the result or the exception of *deferred*; None if it has not fired."""
     found: list[Any] = [None]
     deferred.addCallbacks(lambda value: found.__setitem__(0, value), lambda why: found.__setitem__(0, why.value))
     return found[0]
@@ -69,7 +69,7 @@ def test_publish_and_subscribe(make_world: Make) -> None:
     assert world.network.ports.keys() == {world.address}
 
 
-def test_what_is_published_in_one_turn_goes_out_together(make_world: Make) -> None:
+def test_messages_of_one_turn_share_a_train(make_world: Make) -> None:
     world = make_world()
     client = connected(world, world.client(1))
     port = world.network.ports[client.address]
@@ -80,7 +80,7 @@ def test_what_is_published_in_one_turn_goes_out_together(make_world: Make) -> No
     assert port.counts == [64]
 
 
-def test_from_the_start(make_world: Make) -> None:
+def test_catch_up_from_the_oldest_record(make_world: Make) -> None:
     world, reader = make_world(), Reader()
     for i in range(25):
         world.send(*[Push(data=b"%d" % i)] * 500)
@@ -90,7 +90,7 @@ def test_from_the_start(make_world: Make) -> None:
     assert reader.gaps == []
 
 
-def test_from_a_number_on_and_where_it_is_not_kept_any_more(make_world: Make) -> None:
+def test_catch_up_from_a_sequence_with_removed_records(make_world: Make) -> None:
     world, late, early = make_world(), Reader(), Reader()
     for i in range(1, 21):
         world.send(Push(data=b"%d" % i))
@@ -103,8 +103,8 @@ def test_from_a_number_on_and_where_it_is_not_kept_any_more(make_world: Make) ->
     assert (late.gaps, early.gaps) == ([], [(1, 10)])
 
 
-def test_a_peer_answers_for_the_journal(make_world: Make) -> None:
-    """A subscriber misses one message; the peer that has it is asked, and sends it straight."""
+def test_peer_answers_a_request(make_world: Make) -> None:
+    """A subscriber misses one message; the peer that stores it sends it directly."""
     world, reader = make_world(), Reader()
     peer = connected(world, world.client(1, store=1 << 20))
     client = connected(world, world.client(2, **reader.callbacks))
@@ -123,20 +123,20 @@ def test_a_peer_answers_for_the_journal(make_world: Make) -> None:
     assert len(straight) >= 3
 
 
-def test_nobody_answers(make_world: Make) -> None:
+def test_connect_fails_without_an_answer(make_world: Make) -> None:
     world = make_world()
     world.server.stop()
     client = world.client(1)
     refused = client.connect()
     world.run(5.1)
-    assert "no backbone at 10.0.0.1:2323 answers" in str(outcome(refused))
+    assert "no backbone at 10.0.0.1:2323 has answered" in str(outcome(refused))
     assert world.network.ports == {}
     assert world.clock.getDelayedCalls() == []
     with pytest.raises(LocalProtocolError, match="not connected"):
         client.publish(b"x")
 
 
-def test_lost_and_found(make_world: Make) -> None:
+def test_client_reports_lost_and_found_server(make_world: Make) -> None:
     world, reader = make_world(), Reader()
     client = connected(world, world.client(1, timeout=3.0, **reader.callbacks))
     world.port.reading = False
@@ -151,7 +151,7 @@ def test_lost_and_found(make_world: Make) -> None:
     assert outcome(kept) == 1
 
 
-def test_a_push_that_is_lost_is_pushed_again_if_its_caller_wants_that(make_world: Make) -> None:
+def test_lost_push_is_retried_by_option(make_world: Make) -> None:
     world = make_world()
     client = connected(world, world.client(1, timeout=0.5, retries=2))
     world.network.loss = 1.0
@@ -163,7 +163,7 @@ def test_a_push_that_is_lost_is_pushed_again_if_its_caller_wants_that(make_world
     assert world.payloads() == [b"x"]
 
 
-def test_ready_and_drained(make_world: Make) -> None:
+def test_ready_and_drained_fire(make_world: Make) -> None:
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=2))
     assert client.ready().called
@@ -179,7 +179,7 @@ def test_ready_and_drained(make_world: Make) -> None:
     assert drained.called
 
 
-def test_closing_fails_what_is_not_confirmed(make_world: Make) -> None:
+def test_close_fails_unconfirmed_publishes(make_world: Make) -> None:
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=1))
     published = [client.publish(b"1"), client.publish(b"2")]
@@ -197,7 +197,7 @@ def test_closing_fails_what_is_not_confirmed(make_world: Make) -> None:
     assert isinstance(outcome(refused), Closed)
 
 
-def test_too_much_that_waits_is_refused(make_world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_is_refused_when_too_much_waits(make_world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MOST_UNSENT", 1_000)
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=1))
@@ -208,7 +208,7 @@ def test_too_much_that_waits_is_refused(make_world: Make, monkeypatch: pytest.Mo
     assert all(isinstance(outcome(each), PushUnconfirmed) for each in lost)
 
 
-def test_a_program_that_fails_does_not_stop_its_client(make_world: Make, logged_errors: Any) -> None:
+def test_failing_callback_does_not_stop_the_client(make_world: Make, logged_errors: Any) -> None:
     world, reader = make_world(), Reader()
 
     def take(run: Run) -> None:
@@ -223,7 +223,7 @@ def test_a_program_that_fails_does_not_stop_its_client(make_world: Make, logged_
     assert len(logged_errors.take()) == 3
 
 
-def test_closing_from_within_a_callback(make_world: Make) -> None:
+def test_close_from_a_callback(make_world: Make) -> None:
     world = make_world()
     seen: list[Run] = []
 
@@ -240,7 +240,7 @@ def test_closing_from_within_a_callback(make_world: Make) -> None:
     assert world.network.ports.keys() == {world.address}
 
 
-def test_closing_when_the_window_has_room(make_world: Make) -> None:
+def test_close_when_the_window_has_room(make_world: Make) -> None:
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=1))
     published = client.publish(b"x")
@@ -271,14 +271,14 @@ def test_a_congested_port_holds_pushes_back(make_world: Make) -> None:
     client.close()
 
 
-def test_what_strangers_send_is_ignored_and_counted(make_world: Make) -> None:
+def test_datagrams_of_strangers_are_ignored_and_counted(make_world: Make) -> None:
     world, reader = make_world(), Reader()
     client = connected(world, world.client(1, **reader.callbacks))
     world.network.carry(Deliver(seq=7, data=b"forged").encode(), ("10.6.6.6", 6), client.address)
     world.network.carry(b"\x40", ("10.6.6.6", 6), client.address)
     world.run(0.1)
     assert reader.records == []
-    assert client.ignored == {"not-asked-for": 1, "unknown-type": 1}
+    assert client.ignored == {"not-requested": 1, "unknown-type": 1}
 
 
 def test_names_are_resolved_and_a_client_connects_once(make_world: Make) -> None:
@@ -292,7 +292,7 @@ def test_names_are_resolved_and_a_client_connects_once(make_world: Make) -> None
         clock = Resolving()
         client = BackboneClient(clock, name, 2323, bind=("10.0.1.9", 5000), open_port=world.network.open)
         done = client.connect()
-        with pytest.raises(LocalProtocolError, match="once"):
+        with pytest.raises(LocalProtocolError, match="was called before"):
             client.connect()
         sent = [d for source, _, d in world.network.log if source == ("10.0.1.9", 5000) and d[0] == 0x10]
         assert bool(sent) == works
@@ -303,7 +303,7 @@ def test_names_are_resolved_and_a_client_connects_once(make_world: Make) -> None
 
 
 @pytest.mark.parametrize("answer", ["10.0.0.1", OSError("no such name")])
-def test_a_client_that_was_closed_while_its_name_was_looked_up(make_world: Make, answer: Any) -> None:
+def test_close_during_name_resolution(make_world: Make, answer: Any) -> None:
     world = make_world()
     found: Deferred[str] = Deferred()
 
@@ -319,13 +319,13 @@ def test_a_client_that_was_closed_while_its_name_was_looked_up(make_world: Make,
     assert world.network.log == []
 
 
-def test_where_it_listens_by_itself() -> None:
+def test_default_bind_address_faces_the_server() -> None:
     assert host_towards(("127.0.0.1", 2323)) == "127.0.0.1"
 
 
-def test_a_taken_address_fails_the_connection() -> None:
+def test_address_in_use_fails_the_connection() -> None:
     class Silent(Clock):
-        """No reader is ever added."""
+        """A reactor to which no reader is added."""
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
@@ -336,7 +336,7 @@ def test_a_taken_address_fails_the_connection() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_repaired_subscriber_ends_equal_to_the_journal(make_world: Make, seed: int) -> None:
-    """A network that loses, doubles and reorders; three clients that publish, two of which are journals."""
+    """The network loses, duplicates and reorders datagrams; three clients publish, two of them are journal peers."""
     random = Random(seed)
     world = make_world()
     network = world.network
@@ -364,14 +364,14 @@ def test_a_repaired_subscriber_ends_equal_to_the_journal(make_world: Make, seed:
     for reader in readers:
         assert reader.gaps == []
         assert reader.records == journal
-    # What was confirmed is there, under that number.
+    # Every confirmed message is in the journal with its sequence.
     results = {payload: outcome(deferred) for payload, deferred in published.items()}
     confirmed = {result: payload for payload, result in results.items() if isinstance(result, int)}
     assert confirmed.items() <= dict(journal).items()
     assert len(confirmed) > 100
     assert {type(result) for result in results.values()} <= {int, PushUnconfirmed}
     assert {payload for _, payload in journal} <= {b"the first", *published}
-    # DELIVER(s) is the same for ever, whoever sends it.
+    # All DELIVERs with the same sequence are equal, whether a peer or the server sends them.
     delivers = {
         (frame.seq, frame.data)
         for client in clients

@@ -1,4 +1,4 @@
-"""The client's session: rules 1 to 6 of the client, with time and datagrams in the test's hands."""
+"""The client's session: rules 1 to 6 of the client."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Bench:
         return frames
 
     def join(self) -> list[Event]:
-        """The first KEEPALIVE and its ACK."""
+        """Exchange the first KEEPALIVE and its ACK."""
         self.tick()
         keep_alive = next(frame for frame, _ in self.sent() if isinstance(frame, KeepAlive))
         return self.receive(KeepAliveAck(token=keep_alive.token))
@@ -98,7 +98,7 @@ def delivered(events: list[Event]) -> list[tuple[int, bytes]]:
         ({"subscribe": False, "store": 100}, Flags.NOSUBSCRIBE),
     ],
 )
-def test_a_keepalive_says_what_the_client_is(options: dict[str, object], flags: Flags) -> None:
+def test_keepalive_has_the_flags_of_the_options(options: dict[str, object], flags: Flags) -> None:
     bench = Bench(**options)
     bench.tick()
     [(frame, destination)] = bench.sent()
@@ -113,8 +113,8 @@ def test_the_second_keepalive_follows_the_first_ack_at_once() -> None:
     assert isinstance(frame, KeepAlive)
     assert destination == SERVER
     assert bench.receive(KeepAliveAck(token=frame.token)) == []
-    assert bench.sent() == [], "the next one comes after a second"
-    # The same after a server that was lost: it has forgotten the client.
+    assert bench.sent() == [], "the next KEEPALIVE follows after a second"
+    # The same after the server was lost, because it has forgotten the client.
     assert BackboneLost() in bench.tick(5.0)
     [(frame, _)] = bench.sent()
     assert isinstance(frame, KeepAlive)
@@ -137,7 +137,7 @@ def test_a_keepalive_every_second_each_with_a_token_of_its_own() -> None:
     assert len(tokens) == 10
 
 
-def test_an_ack_counts_with_a_token_of_ours_once() -> None:
+def test_ack_counts_once_per_token() -> None:
     bench = Bench()
     bench.tick()
     [(frame, _)] = bench.sent()
@@ -149,7 +149,7 @@ def test_an_ack_counts_with_a_token_of_ours_once() -> None:
     assert bench.receive(ack) == [Ignored(cause="unknown-token")]
 
 
-def test_five_seconds_without_an_ack_and_the_backbone_is_lost() -> None:
+def test_backbone_is_lost_after_five_seconds_without_ack() -> None:
     bench = joined()
     events = [event for _ in range(39) for event in bench.tick(0.125)]
     assert events == []
@@ -183,13 +183,13 @@ def test_a_gap_is_requested_from_the_backbone() -> None:
     assert bench.session.next_due(bench.now) == pytest.approx(bench.now + 0.01)
     bench.tick(0.011)
     assert bench.sent() == [(Request(address=SELF, first=2, last=4), SERVER)]
-    # A peer may answer, or the journal.
+    # A peer or the server may answer.
     events = bench.receive(*(Deliver(seq=seq, data=b"%d" % seq) for seq in (2, 3)), source=PEER)
     events += bench.receive(Deliver(seq=4, data=b"4"))
     assert delivered(events) == [(2, b"2"), (3, b"3"), (4, b"4"), (5, b"5")]
 
 
-def test_what_nobody_has_is_left_out_by_name() -> None:
+def test_unavailable_range_is_reported_and_skipped() -> None:
     bench = joined()
     bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=5, data=b"5"))
     events: list[Event] = []
@@ -205,17 +205,17 @@ def test_what_nobody_has_is_left_out_by_name() -> None:
     assert requests == len(PAUSES)
 
 
-def test_strangers_bring_what_was_asked_for_and_nothing_else() -> None:
+def test_other_peers_may_only_send_requested_records() -> None:
     bench = joined()
-    assert bench.receive(Deliver(seq=1, data=b"forged"), source=PEER) == [Ignored(cause="not-asked-for")]
+    assert bench.receive(Deliver(seq=1, data=b"forged"), source=PEER) == [Ignored(cause="not-requested")]
     bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=3, data=b"3"))
     for seq in (1, 2, 3, 4):
-        assert bench.receive(Deliver(seq=seq, data=b"forged"), source=PEER) == [Ignored(cause="not-asked-for")]
+        assert bench.receive(Deliver(seq=seq, data=b"forged"), source=PEER) == [Ignored(cause="not-requested")]
     bench.tick(0.03)
     assert delivered(bench.receive(Deliver(seq=2, data=b"2"), source=PEER)) == [(2, b"2"), (3, b"3")]
 
 
-def test_requests_stay_below_what_a_server_takes() -> None:
+def test_request_rate_is_bounded() -> None:
     bench = joined()
     times = []
     for seq in range(2, 4_000, 2):
@@ -228,14 +228,14 @@ def test_requests_stay_below_what_a_server_takes() -> None:
     assert bench.session.next_due(bench.now) > bench.now
 
 
-def test_from_the_start_without_a_single_live_message() -> None:
+def test_catch_up_without_live_messages() -> None:
     bench = Bench(after=0)
     bench.join()
     assert (Request(address=SELF, first=1, last=LAST_SEQ), SERVER) in bench.sent()
     assert delivered(bench.receive(Deliver(seq=1, data=b"1"), source=PEER)) == [(1, b"1")]
 
 
-def test_nothing_is_requested_of_a_backbone_that_is_lost() -> None:
+def test_lost_backbone_receives_no_requests() -> None:
     bench = joined(after=0)
     bench.receive(Deliver(seq=5, data=b"5"))
     assert BackboneLost() in [event for _ in range(60) for event in bench.tick(0.1)]
@@ -246,7 +246,7 @@ def test_nothing_is_requested_of_a_backbone_that_is_lost() -> None:
     assert bench.session.missing == [(1, 4)]
 
 
-def test_a_client_that_does_not_subscribe_takes_and_asks_nothing() -> None:
+def test_client_without_subscription_ignores_delivers() -> None:
     bench = Bench(subscribe=False, after=0)
     assert bench.join() == [Found()]
     assert [type(frame) for frame, _ in bench.sent()] == [KeepAlive]
@@ -258,7 +258,7 @@ def test_a_client_that_does_not_subscribe_takes_and_asks_nothing() -> None:
 # Rule 4: FORWARD.
 
 
-def test_a_journal_peer_sends_what_it_stores_straight_to_the_requester() -> None:
+def test_journal_peer_answers_forwards_directly() -> None:
     bench = joined(store=1_000)
     bench.receive(*(Deliver(seq=seq, data=b"%d" % seq) for seq in (3, 4, 5, 8)))
     assert bench.receive(Forward(address=PEER, first=4, last=9)) == []
@@ -267,7 +267,7 @@ def test_a_journal_peer_sends_what_it_stores_straight_to_the_requester() -> None
     assert bench.sent() == []
 
 
-def test_forwards_that_are_none_of_ours() -> None:
+def test_invalid_forwards_are_ignored() -> None:
     bench = joined(store=1_000)
     bench.receive(Deliver(seq=1, data=b"1"))
     forward = Forward(address=PEER, first=1, last=1)
@@ -279,7 +279,7 @@ def test_forwards_that_are_none_of_ours() -> None:
     assert bench.sent() == []
 
 
-def test_a_forward_brings_ten_thousand_at_the_most() -> None:
+def test_answer_to_a_forward_is_bounded() -> None:
     bench = joined(store=10 << 20)
     train = b"".join(Deliver(seq=seq, data=b"").encode() for seq in range(1, 12_001))
     bench.session.receive_datagrams(train, 9, SERVER, bench.now)
@@ -299,7 +299,7 @@ def test_a_push_is_confirmed_by_its_deliver() -> None:
     assert bench.receive(Deliver(seq=9, data=b"other")) == [Records(run=bench_run(9, b"other"))]
     events = bench.receive(Deliver(seq=10, data=b"hello"))
     assert Confirmed(handle="a", seq=10) in events
-    # Early, and not delivered yet, but published for sure.
+    # The record is behind a gap and not delivered yet, but it is published.
     assert bench.receive(Deliver(seq=12, data=b"hello")) == [Confirmed(handle="b", seq=12)]
     assert bench.session.idle
 
@@ -318,11 +318,11 @@ def test_nothing_is_pushed_before_the_backbone_is_found() -> None:
     assert isinstance(frame, KeepAlive)
     bench.receive(KeepAliveAck(token=frame.token))
     again, push = bench.sent()
-    assert isinstance(again[0], KeepAlive), "until its second KEEPALIVE a client is sent very little"
+    assert isinstance(again[0], KeepAlive), "until its second KEEPALIVE a client receives little"
     assert push == (Push(data=b"early"), SERVER)
 
 
-def test_a_push_that_does_not_come_back() -> None:
+def test_push_without_deliver_is_unconfirmed() -> None:
     bench = joined(timeout=3.0)
     bench.session.push(b"hello", "a")
     bench.tick()
@@ -330,7 +330,7 @@ def test_a_push_that_does_not_come_back() -> None:
     assert bench.tick(0.11) == [Unconfirmed(handle="a")]
 
 
-def test_a_lost_deliver_of_a_push_is_asked_for_when_it_is_quiet() -> None:
+def test_lost_deliver_of_a_push_is_requested() -> None:
     bench = joined()
     bench.receive(Deliver(seq=1, data=b"1"))
     bench.session.push(b"mine", "a")
@@ -341,7 +341,7 @@ def test_a_lost_deliver_of_a_push_is_asked_for_when_it_is_quiet() -> None:
     assert Confirmed(handle="a", seq=2) in bench.receive(Deliver(seq=2, data=b"mine"), source=PEER)
 
 
-def test_the_window_opens_as_pushes_come_back() -> None:
+def test_window_opens_as_pushes_are_confirmed() -> None:
     bench = joined(window=2)
     for i in range(3):
         bench.session.push(b"%d" % i, i)
@@ -352,8 +352,8 @@ def test_the_window_opens_as_pushes_come_back() -> None:
     assert [frame for frame, _ in bench.sent()] == [Push(data=b"2")]
 
 
-def test_after_a_loss_new_pushes_wait_for_what_was_missed() -> None:
-    """Else an old record of the same bytes, which was missed, would confirm a new push."""
+def test_pushes_wait_for_missed_records_after_a_loss() -> None:
+    """Otherwise a missed record with the same bytes would confirm a new push."""
     bench = joined(timeout=60.0)
     bench.receive(Deliver(seq=1, data=b"1"))
     assert BackboneLost() in [event for _ in range(60) for event in bench.tick(0.1)]
@@ -370,7 +370,7 @@ def test_after_a_loss_new_pushes_wait_for_what_was_missed() -> None:
     assert Confirmed(handle="new", seq=12) in bench.receive(Deliver(seq=12, data=b"same"))
 
 
-def test_new_pushes_do_not_wait_for_ever_while_others_are_busy() -> None:
+def test_pushes_wait_a_bounded_time_after_a_loss() -> None:
     bench = joined(timeout=60.0)
     bench.receive(Deliver(seq=1, data=b"1"))
     for _ in range(60):
@@ -385,25 +385,25 @@ def test_new_pushes_do_not_wait_for_ever_while_others_are_busy() -> None:
     assert Push(data=b"x") in [frame for frame, _ in bench.sent()]
 
 
-def test_pushes_that_cannot_be() -> None:
+def test_invalid_pushes_are_refused() -> None:
     with pytest.raises(LocalProtocolError, match="old records would confirm"):
         joined(after=0).session.push(b"a", "a")
     with pytest.raises(LocalProtocolError, match="65499 bytes do not fit"):
         joined().session.push(bytes(MAX_DATA + 1), "a")
-    with pytest.raises(LocalProtocolError, match="does not subscribe"):
+    with pytest.raises(LocalProtocolError, match=r"without Options\.subscribe"):
         joined(subscribe=False).session.push(b"a", "a")
 
 
-def test_what_is_left_at_the_end() -> None:
+def test_abandon_leaves_pushes_unconfirmed() -> None:
     bench = joined()
     bench.session.push(b"a", "a")
     assert bench.session.abandon() == [Unconfirmed(handle="a")]
 
 
-# All else.
+# Other datagrams.
 
 
-def test_datagrams_that_are_not_for_clients() -> None:
+def test_server_datagrams_are_ignored_by_clients() -> None:
     bench = joined()
     for frame in (Push(data=b"x"), Request(address=SELF, first=1, last=2), Deliver(seq=0, data=b"zero")):
         assert bench.receive(frame) == [Ignored(cause="not-for-clients")]
@@ -413,7 +413,7 @@ def test_datagrams_that_are_not_for_clients() -> None:
     assert bench.receive(Deliver(seq=1, data=b"abc").encode()[:-1]) == [Ignored(cause="wrong-size")]
 
 
-def test_a_train_is_one_run() -> None:
+def test_train_of_delivers_is_one_run() -> None:
     bench = joined()
     train = b"".join(Deliver(seq=seq, data=b"%03d" % seq).encode() for seq in range(1, 65))
     [event] = bench.session.receive_datagrams(train, 12, SERVER, bench.now)

@@ -1,4 +1,4 @@
-"""The plugin: endpoints to the letter, and nothing open to others that nobody allowed."""
+"""The plugin: endpoints, and the service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fyrehose.testing import MemoryJournal
 
 
 class SilentReactor(Clock):
-    """Time, and readers that are never called."""
+    """A clock with readers that are never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class SilentReactor(Clock):
         self.readers.discard(reader)
 
     def removeWriter(self, writer: object) -> None:
-        """Nobody writes."""
+        """Do nothing."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def broker() -> Broker:
     return broker
 
 
-def test_it_is_a_plugin() -> None:
+def test_plugin_provides_the_interface() -> None:
     assert verifyObject(IProtocolPlugin, plugin)
     assert (plugin.name, plugin.default_endpoint, plugin.settings) == (
         "backbone",
@@ -65,7 +65,7 @@ def test_it_is_a_plugin() -> None:
         ("udp:65535", ("0.0.0.0", 65535)),
     ],
 )
-def test_endpoints(endpoint: str, address: tuple[str, int]) -> None:
+def test_valid_endpoints(endpoint: str, address: tuple[str, int]) -> None:
     assert parse_endpoint(endpoint) == address
 
 
@@ -90,12 +90,12 @@ def test_endpoints(endpoint: str, address: tuple[str, int]) -> None:
         "udp:2323:host=127.0.0.1",
     ],
 )
-def test_what_is_none_is_refused_and_told_what_would_be_right(endpoint: str, broker: Broker) -> None:
-    with pytest.raises(ConfigError, match="should be udp:PORT or udp:PORT:interface=IP"):
+def test_invalid_endpoint_is_refused_with_the_expected_form(endpoint: str, broker: Broker) -> None:
+    with pytest.raises(ConfigError, match="expected udp:PORT or udp:PORT:interface=IP"):
         plugin.make_service(SilentReactor(), broker, endpoint, Settings())
 
 
-def test_another_listener_cannot_publish_what_no_datagram_holds(broker: Broker) -> None:
+def test_other_protocols_cannot_publish_oversized_payloads(broker: Broker) -> None:
     plugin.make_service(SilentReactor(), broker, plugin.default_endpoint, Settings(stream="news"))
     failures: list[Any] = []
     broker.publish([Run.of("news", [bytes(MAX_DATA + 1)], source="figg")]).addErrback(failures.append)
@@ -104,7 +104,7 @@ def test_another_listener_cannot_publish_what_no_datagram_holds(broker: Broker) 
     assert broker.bounds("news") == (1, 1)
 
 
-def test_it_listens_when_it_starts_and_lets_go_when_it_stops(broker: Broker) -> None:
+def test_service_binds_on_start_and_closes_on_stop(broker: Broker) -> None:
     reactor = SilentReactor()
     service = plugin.make_service(reactor, broker, "udp:0:interface=127.0.0.1", Settings(receive_buffer=4_096))
     assert reactor.readers == set()
@@ -122,7 +122,7 @@ def test_it_listens_when_it_starts_and_lets_go_when_it_stops(broker: Broker) -> 
         port.doRead()
     assert service.connections == 1
     reactor.advance(6)
-    assert service.connections == 0, "it has fallen silent"
+    assert service.connections == 0, "the subscriber has expired"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError) as taken:
         other.bind(port.address)
     assert taken.value.errno == errno.EADDRINUSE
@@ -133,7 +133,7 @@ def test_it_listens_when_it_starts_and_lets_go_when_it_stops(broker: Broker) -> 
         other.bind(port.address)
 
 
-def test_a_taken_port_fails_the_start(broker: Broker) -> None:
+def test_port_in_use_fails_the_start(broker: Broker) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
         endpoint = f"udp:{other.getsockname()[1]}:interface=127.0.0.1"
@@ -144,6 +144,6 @@ def test_a_taken_port_fails_the_start(broker: Broker) -> None:
         assert service.stopService().called
 
 
-def test_the_addresses_of_this_machine() -> None:
+def test_local_addresses_are_recognised() -> None:
     assert udp.is_local("127.0.0.1")
     assert not udp.is_local("192.0.2.1")

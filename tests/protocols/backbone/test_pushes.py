@@ -1,4 +1,4 @@
-"""A publisher's window: what is on its way, confirmed, late."""
+"""The window of a publisher: unconfirmed, confirmed and expired pushes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def confirmed(pushes: Pushes, first: int, *payloads: bytes) -> list[tuple[object
     return [(push.handle, seq) for push, seq in pushes.delivered(run)]
 
 
-def test_the_deliver_of_the_same_bytes_confirms() -> None:
+def test_deliver_of_the_same_bytes_confirms() -> None:
     pushes = make()
     for handle, payload in enumerate((b"a", b"b", b"a")):
         pushes.add(payload, handle)
@@ -30,7 +30,7 @@ def test_the_deliver_of_the_same_bytes_confirms() -> None:
     assert confirmed(pushes, 7, b"a") == []
 
 
-def test_what_was_there_before_confirms_nothing() -> None:
+def test_records_from_before_the_push_confirm_nothing() -> None:
     pushes = make()
     pushes.add(b"a", 0)
     pushes.take(10, 0.0)
@@ -57,7 +57,7 @@ def test_the_window_counts_messages_and_bytes() -> None:
     assert not pushes.has_room
 
 
-def test_the_pace() -> None:
+def test_pace_limits_pushes() -> None:
     pushes = make(window=1_000, pace=100)
     for i in range(150):
         pushes.add(b"%d" % i, i)
@@ -67,7 +67,7 @@ def test_the_pace() -> None:
     assert len(pushes.take(0, 0.1)) == 10
 
 
-def test_a_push_that_does_not_come_back() -> None:
+def test_push_expires_without_deliver() -> None:
     pushes = make(timeout=5.0)
     pushes.add(b"a", "a")
     pushes.take(0, 0.0)
@@ -97,7 +97,7 @@ def test_a_retry_pushes_again_and_either_deliver_confirms() -> None:
     assert pushes.idle
 
 
-def test_what_is_left_at_the_end() -> None:
+def test_abandon_returns_unconfirmed_pushes() -> None:
     pushes = make(window=1)
     for i in range(3):
         pushes.add(b"%d" % i, i)

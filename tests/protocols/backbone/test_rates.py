@@ -1,4 +1,4 @@
-"""Rates: what is granted, what is owed, and that strangers cost nothing."""
+"""Token buckets: grants, debts, bounded memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fyrehose.protocols.backbone.rates import Rates
 
 
-def test_a_burst_then_the_rate() -> None:
+def test_burst_then_rate() -> None:
     rates = Rates(10, 5)
     assert rates.take("a", 7, 0.0) == 5
     assert rates.take("a", 1, 0.05) == 0
@@ -16,14 +16,14 @@ def test_a_burst_then_the_rate() -> None:
     assert rates.take("a", 99, 60.0) == 5  # a burst is all that gathers
 
 
-def test_keys_do_not_share() -> None:
+def test_keys_have_their_own_buckets() -> None:
     rates = Rates(1, 1)
     assert rates.take("a", 1, 0.0) == 1
     assert rates.take("b", 1, 0.0) == 1
     assert rates.take("a", 1, 0.0) == 0
 
 
-def test_what_is_charged_beyond_what_was_left_is_owed() -> None:
+def test_excess_charge_is_a_debt() -> None:
     rates = Rates(100, 50)
     assert rates.ready("a", 0.0)
     rates.charge("a", 150, 0.0)
@@ -31,16 +31,16 @@ def test_what_is_charged_beyond_what_was_left_is_owed() -> None:
     assert rates.ready("a", 1.1)
 
 
-def test_strangers_share_one_bucket_when_the_table_is_full() -> None:
+def test_new_keys_share_one_bucket_when_the_table_is_full() -> None:
     rates = Rates(1, 1, most=2)
     assert [rates.take(key, 1, 0.0) for key in "abcde"] == [1, 1, 1, 0, 0]
     assert len(rates) == 2
-    # Full again after a second: forgotten, and room for others.
+    # After a second the buckets are full again and are forgotten, so that new keys get their own.
     assert [rates.take(key, 1, 1.0) for key in "cd"] == [1, 1]
     assert len(rates) == 2
 
 
-def test_a_flood_of_keys_keeps_the_table_small_and_the_known_served() -> None:
+def test_flood_of_keys_keeps_the_table_bounded() -> None:
     rates = Rates(10, 10, most=100)
     assert rates.take("known", 1, 0.0) == 1
     for i in range(10_000):

@@ -1,4 +1,4 @@
-"""A subscriber's order: gaps, early datagrams, duplicates, what is asked for and what is given up."""
+"""Repair: gaps, early records, duplicates, requests, lost ranges."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fyrehose.records import LAST_SEQ, Run
 
 
 def run(first: int, last: int) -> Run:
-    """Records that hold their own number."""
+    """Return records whose payload is their sequence."""
     payloads = [str(seq).encode() for seq in range(first, last + 1)]
     return Run.of("backbone", payloads, source="backbone").numbered(first, 0)
 
 
 def seqs(runs: list[Run]) -> list[int]:
-    """The numbers of ``runs``, each of which holds what it should."""
+    """Return the sequences of *runs*, after a check of their payloads."""
     found = []
     for each in runs:
         for i, payload in enumerate(each.payloads()):
@@ -31,11 +31,11 @@ def seqs(runs: list[Run]) -> list[int]:
 
 
 def feed(order: Repair, *ranges: tuple[int, int], now: float = 0.0) -> list[int]:
-    """What can be delivered when these come in."""
+    """Receive records; return the sequences that can be delivered."""
     return [seq for first, last in ranges for seq in seqs(order.received(run(first, last), now)[1])]
 
 
-def test_in_order_is_handed_on_as_it_is() -> None:
+def test_records_in_order_are_passed_on() -> None:
     order = Repair()
     first = run(7, 9)
     assert order.received(first, 0.0) == ([first], [first])
@@ -43,7 +43,7 @@ def test_in_order_is_handed_on_as_it_is() -> None:
     assert (order.position, order.highest, order.missing, order.duplicates) == (20, 20, [], 0)
 
 
-def test_a_gap_holds_back_what_follows_until_it_closes() -> None:
+def test_gap_holds_back_later_records() -> None:
     order = Repair(0)
     assert feed(order, (1, 2), (5, 6), (9, 9)) == [1, 2]
     assert order.missing == [(3, 4), (7, 8)]
@@ -54,21 +54,21 @@ def test_a_gap_holds_back_what_follows_until_it_closes() -> None:
     assert order.missing == []
 
 
-def test_a_run_fills_all_gaps_that_it_reaches() -> None:
+def test_run_closes_every_gap_that_it_covers() -> None:
     order = Repair(0)
     feed(order, (4, 4), (7, 7), (10, 10))
     feed(order, (2, 5))
     assert order.missing == [(1, 1), (6, 6), (8, 9)]
 
 
-def test_duplicates_are_dropped_wherever_they_come() -> None:
+def test_duplicates_are_dropped() -> None:
     order = Repair(0)
     assert feed(order, (1, 5), (1, 5), (3, 7), (10, 12), (9, 12), (6, 13)) == [*range(1, 6), 6, 7, 8, 9, *range(10, 14)]
     assert order.duplicates == 5 + 3 + 3 + 2 + 4
     assert order.position == 13
 
 
-def test_a_gap_is_asked_for_after_the_reorder_delay() -> None:
+def test_gap_is_requested_after_the_reorder_delay() -> None:
     order = Repair(0, reorder=0.02, probe=99)
     feed(order, (2, 3), now=1.0)
     assert order.next_due() == 1.02
@@ -77,7 +77,7 @@ def test_a_gap_is_asked_for_after_the_reorder_delay() -> None:
     assert order.due(1.02, 9) == []
 
 
-def test_it_is_asked_for_again_with_growing_pauses_and_then_given_up_by_name() -> None:
+def test_gap_is_requested_repeatedly_and_then_given_up() -> None:
     order = Repair(0, reorder=0.0, pauses=(1.0, 2.0), probe=1e9)
     feed(order, (1, 1), (4, 4), (7, 7))
     asked = [(now, order.due(now, 9)) for now in (0.0, 0.5, 1.0, 2.9, 3.0, 99.0)]
@@ -91,7 +91,7 @@ def test_it_is_asked_for_again_with_growing_pauses_and_then_given_up_by_name() -
         [7],
     ]
     assert (order.position, order.missing) == (7, [])
-    # Whoever brings it now is too late: what was delivered is in order for ever.
+    # Records of a range that was given up are dropped, so that the order stays.
     assert feed(order, (2, 3)) == []
 
 
@@ -108,7 +108,7 @@ def test_a_gap_is_not_given_up_before_those_below_it() -> None:
     assert [each for each in passed if isinstance(each, Lost)] == [Lost(first=1, last=2), Lost(first=4, last=4)]
 
 
-def test_an_answer_that_streams_in_is_not_asked_for_again() -> None:
+def test_streaming_answer_is_not_requested_again() -> None:
     order = Repair(0, reorder=0.0, pauses=(1.0,) * 3, probe=1e9)
     feed(order, (50_000, 50_000), now=0.0)
     assert order.due(0.0, 1) == [(1, 49_999)]
@@ -129,14 +129,14 @@ def test_last_datagram_of_an_answer_is_waited_for() -> None:
     assert order.due(0.2, 1) == [(MAX_SEQUENCES + 1, 49_999)]
 
 
-def test_question_for_what_comes_next_waits_while_gaps_take_all_requests() -> None:
+def test_tail_request_waits_while_gaps_take_all_requests() -> None:
     order = Repair(0, reorder=0.0, pauses=(1.0,) * 3, probe=0.5)
     feed(order, (1, 1), (3, 3), now=0.0)
     assert order.due(9.0, 1) == [(2, 2)]
     assert order.due(9.1, 1) == [(4, LAST_SEQ)]
 
 
-def test_gap_is_asked_for_during_ten_seconds() -> None:
+def test_gap_is_requested_during_ten_seconds() -> None:
     assert max(PAUSES) == 0.5
     order = Repair(0, reorder=0.0, probe=1e9)
     feed(order, (2, 2))
@@ -153,14 +153,14 @@ def test_more_gaps_than_requests_share_requests() -> None:
     order = Repair(0, reorder=0.0, probe=1e9)
     feed(order, (1, 1), (3, 3), (5, 20), (100, 100), (102, 150), (500, 500))
     assert order.missing == [(2, 2), (4, 4), (21, 99), (101, 101), (151, 499)]
-    # Joined where they are next to each other, so that little comes twice.
+    # Adjacent gaps are joined, so that few records arrive twice.
     assert order.due(0.0, 3) == [(2, 4), (21, 101), (151, 499)]
     assert order.due(0.0, 3) == []
-    assert repair._grouped([], 3) == []
-    assert repair._grouped([Gap(1, 1, 0.0)], 0) == []
+    assert repair._group([], 3) == []
+    assert repair._group([Gap(1, 1, 0.0)], 0) == []
 
 
-def test_a_gap_that_a_request_cannot_reach_has_its_turn_later() -> None:
+def test_gap_beyond_an_answer_is_requested_later() -> None:
     order = Repair(0, reorder=0.0, probe=1e9)
     feed(order, (9_000, 9_000), (20_000, 20_000), (30_000, 30_000))
     assert order.due(0.0, 1) == [(1, 29_999)]
@@ -168,7 +168,7 @@ def test_a_gap_that_a_request_cannot_reach_has_its_turn_later() -> None:
     assert order.due(0.0, 1) == []
 
 
-def test_the_end_is_asked_for_when_it_is_quiet() -> None:
+def test_tail_is_requested_after_silence() -> None:
     order = Repair(probe=1.0)
     assert order.next_due() is None
     assert order.due(0.0, 9) == []  # nothing is known yet, so nothing can be missing
@@ -177,7 +177,7 @@ def test_the_end_is_asked_for_when_it_is_quiet() -> None:
     feed(order, (6, 6), now=0.9)
     assert order.due(1.8, 9) == []
     assert order.due(1.9, 9) == [(7, LAST_SEQ)]
-    # The first request is repeated soon, because a server answers a repeat by itself; then it is asked now and then.
+    # The first request is repeated soon, because the server itself answers a repetition; later ones are rare.
     assert order.due(2.0, 9) == []
     assert order.due(2.05, 9) == [(7, LAST_SEQ)]
     assert order.due(3.0, 9) == []
@@ -187,7 +187,7 @@ def test_the_end_is_asked_for_when_it_is_quiet() -> None:
     assert order.due(3.5, 9) == [(8, LAST_SEQ)]
 
 
-def test_catching_up_goes_on_as_soon_as_a_portion_is_there() -> None:
+def test_catch_up_continues_after_each_answer() -> None:
     order = Repair(0)
     assert order.due(0.0, 9) == [(1, LAST_SEQ)]
     feed(order, (1, 9_999), now=0.1)
@@ -196,20 +196,20 @@ def test_catching_up_goes_on_as_soon_as_a_portion_is_there() -> None:
     assert order.due(0.2, 9) == [(10_001, LAST_SEQ)]
 
 
-def test_a_subscriber_that_resumes_asks_again_soon() -> None:
+def test_resumed_subscriber_requests_the_tail_again_soon() -> None:
     order = Repair(5, pauses=(0.15, 0.25), probe=1.0)
     assert order.due(0.0, 9) == [(6, LAST_SEQ)]
     assert order.next_due() == 0.15
 
 
-def test_old_datagrams_do_not_postpone_the_question_for_the_end() -> None:
+def test_old_records_do_not_postpone_the_tail_request() -> None:
     order = Repair(0, probe=1.0)
     feed(order, (2, 2), now=0.0)
     assert feed(order, (1, 1), (2, 2), now=0.9) == [1, 2]
     assert order.due(1.0, 9) == [(3, LAST_SEQ)]
 
 
-def test_next_due_is_the_earliest_of_all_gaps_that_can_still_be_asked_for() -> None:
+def test_next_due_is_the_earliest_of_all_gaps_with_requests_left() -> None:
     order = Repair(0, reorder=0.0, pauses=(5.0,), probe=1e9)
     feed(order, (2, 2), now=0.0)
     assert order.due(0.0, 9) == [(1, 1)]
@@ -217,11 +217,11 @@ def test_next_due_is_the_earliest_of_all_gaps_that_can_still_be_asked_for() -> N
     feed(order, (4, 4), now=0.5)
     assert order.next_due() == 1.5
     assert order.due(1.5, 9) == [(3, 3)]
-    # Now nothing can be asked for any more, and the first gap is given up at its time.
+    # No gap has requests left, and the first one is given up when it is due.
     assert order.next_due() == 5.0
 
 
-def test_the_rest_of_an_answer_is_asked_for_as_often_as_anything() -> None:
+def test_rest_of_an_answer_is_requested_as_often_as_any_gap() -> None:
     order = Repair(0, reorder=0.0, pauses=(1.0, 1.0), probe=1e9)
     feed(order, (11, 11), now=0.0)
     assert order.due(0.0, 9) == [(1, 10)]
@@ -232,7 +232,7 @@ def test_the_rest_of_an_answer_is_asked_for_as_often_as_anything() -> None:
     assert order.give_up(1.35)[0] == Lost(first=6, last=10)
 
 
-def test_a_gap_at_the_end_of_what_an_answer_holds_is_asked_for_with_it() -> None:
+def test_gap_at_the_end_of_an_answer_is_part_of_the_request() -> None:
     order = Repair(0, reorder=0.0, probe=1e9)
     feed(order, (2, MAX_SEQUENCES - 1), (MAX_SEQUENCES + 1, MAX_SEQUENCES + 1))
     assert order.due(0.0, 1) == [(1, MAX_SEQUENCES)]
@@ -247,30 +247,30 @@ def test_a_gap_just_beyond_what_an_answer_holds_is_asked_for_by_itself() -> None
     assert order.due(0.0, 1) == []
 
 
-def test_the_last_number_is_the_end() -> None:
+def test_nothing_is_requested_after_the_last_sequence() -> None:
     order = Repair(LAST_SEQ - 1)
     run_ = Run.of("s", [b"x"], source="s").numbered(LAST_SEQ, 0)
     assert order.received(run_, 0.0) == ([run_], [run_])
     assert order.due(99.0, 9) == []
 
 
-def test_strangers_may_bring_what_was_asked_for_and_nothing_else() -> None:
+def test_only_requested_records_count_as_requested() -> None:
     order = Repair(reorder=0.0, probe=1e9)
-    assert not order.wants(1, 1)
+    assert not order.was_requested(1, 1)
     feed(order, (1, 5), (8, 9), (20, 20))
-    assert not order.wants(6, 7)  # not asked for yet
+    assert not order.was_requested(6, 7)  # not asked for yet
     assert order.due(0.0, 1) == [(6, 19)]
-    assert order.wants(6, 6)
-    assert order.wants(1, 6)
-    assert order.wants(7, 30)
-    assert order.wants(10, 19)
-    assert not order.wants(8, 9)
-    assert not order.wants(20, 30)
-    assert not order.wants(1, 5)
+    assert order.was_requested(6, 6)
+    assert order.was_requested(1, 6)
+    assert order.was_requested(7, 30)
+    assert order.was_requested(10, 19)
+    assert not order.was_requested(8, 9)
+    assert not order.was_requested(20, 30)
+    assert not order.was_requested(1, 5)
     quiet = Repair(5)
     quiet.due(0.0, 1)
-    assert all(quiet.wants(*asked) for asked in [(6, 6), (1, 6), (5 + MAX_SEQUENCES, LAST_SEQ)])
-    assert not any(quiet.wants(*none) for none in [(5, 5), (1, 5), (6 + MAX_SEQUENCES, 6 + MAX_SEQUENCES)])
+    assert all(quiet.was_requested(*asked) for asked in [(6, 6), (1, 6), (5 + MAX_SEQUENCES, LAST_SEQ)])
+    assert not any(quiet.was_requested(*none) for none in [(5, 5), (1, 5), (6 + MAX_SEQUENCES, 6 + MAX_SEQUENCES)])
 
 
 def test_question_for_more_is_postponed_when_more_comes_anyway() -> None:
@@ -290,7 +290,7 @@ def test_question_for_more_is_repeated_soon_when_there_is_somebody_to_ask_again(
     assert order.next_due() == 3.25
 
 
-def test_what_was_asked_of_nobody_is_asked_again() -> None:
+def test_restart_repeats_all_requests() -> None:
     order = Repair(0, reorder=0.0, pauses=(1.0,), probe=1.0)
     feed(order, (2, 2), now=0.0)
     assert order.due(0.0, 9) == [(1, 1)]
@@ -299,7 +299,7 @@ def test_what_was_asked_of_nobody_is_asked_again() -> None:
     assert order.due(7.0, 9) == [(1, 1), (3, LAST_SEQ)]
 
 
-def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_waiting_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repair, "MOST_WAITING", 3_000)
     order = Repair(0)
     for seq in range(3, 5_000, 2):
@@ -307,13 +307,13 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert order._waiting_size <= 3_000 + 600
     assert order.highest < 50
     top = order.highest
-    # What can be delivered at once always can.
+    # Records that can be delivered at once are always accepted.
     assert feed(order, *[(seq, seq) for seq in range(1, top + 1)]) == list(range(1, top + 1))
     assert order._waiting_size == 0
     assert feed(order, (top + 1, top + 2)) == [top + 1, top + 2]
 
 
-def test_what_is_told_apart_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_gaps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repair, "MOST_GAPS", 10)
     order = Repair(0)
     feed(order, (100, 100))
@@ -345,7 +345,7 @@ def test_only_what_would_make_one_gap_too_many_is_dropped(
     assert order.highest == (22 if come == (22, 22) else 21)
 
 
-def test_a_sequence_far_away_costs_no_memory() -> None:
+def test_distant_sequence_costs_no_memory() -> None:
     order = Repair(0)
     feed(order, (1, 1), (LAST_SEQ - 1, LAST_SEQ))
     assert order.missing == [(2, LAST_SEQ - 2)]
@@ -358,8 +358,8 @@ def test_a_sequence_far_away_costs_no_memory() -> None:
     after=st.none() | st.just(0),
     most=st.integers(1, 4),
 )
-def test_any_loss_order_and_repetition_ends_in_order(seed: int, total: int, after: int | None, most: int) -> None:
-    """A journal that answers three times out of four; datagrams that come late, twice, or not at all."""
+def test_any_loss_reordering_and_repetition_is_repaired(seed: int, total: int, after: int | None, most: int) -> None:
+    """The server answers three requests of four; datagrams arrive late, twice, or not at all."""
     random = Random(seed)
     order = Repair(after)
     delivered: list[int] = []
@@ -385,7 +385,7 @@ def test_any_loss_order_and_repetition_ends_in_order(seed: int, total: int, afte
         arrivals = []
         now += 0.05
         for passed in order.give_up(now):
-            assert not isinstance(passed, Lost), "an answer would have come"
+            assert not isinstance(passed, Lost), "another request would have been answered"
         for first, last in order.due(now, most):
             if random.random() < 0.9:
                 come(first, min(last, total))

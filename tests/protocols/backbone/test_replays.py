@@ -1,4 +1,4 @@
-"""What the server's journal owes: in turns, and no more than it can hold."""
+"""The queue of ranges that the server replays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_destinations_take_turns_and_ranges_do_not_overtake() -> None:
         replays.next()
 
 
-def test_the_same_range_is_owed_once() -> None:
+def test_equal_ranges_are_queued_once() -> None:
     replays = Replays()
     assert replays.add(A, 1, 5)
     assert replays.add(A, 1, 5)
@@ -35,7 +35,7 @@ def test_the_same_range_is_owed_once() -> None:
     assert len(replays) == 0
 
 
-def test_bounds() -> None:
+def test_number_of_ranges_is_bounded() -> None:
     replays = Replays()
     assert sum(replays.add(A, i, i) for i in range(1, 100)) == 8
     assert sum(replays.add(("10.0.1.1", port), 1, 1) for port in range(5_000)) == MOST - 8

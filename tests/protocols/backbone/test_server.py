@@ -1,4 +1,4 @@
-"""The server: what is durable goes out, what cannot be kept is dropped and counted, and nobody disturbs anybody."""
+"""The server between a network in memory and a real broker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def keep_alive(flags: Flags = Flags.NONE) -> KeepAlive:
 
 
 def ask(world: Any, *clients: Any) -> None:
-    """Let ``clients`` send the two KEEPALIVEs without which a REQUEST is not answered."""
+    """Send two KEEPALIVEs of each client, without which a REQUEST is not answered."""
     for client in clients or [CLIENT]:
         world.send(*[keep_alive(Flags.NOSUBSCRIBE | Flags.NOJOURNAL)] * 2, source=client)
 
@@ -43,7 +43,7 @@ def delivers(frames: list[object]) -> list[tuple[int, bytes]]:
     return [(frame.seq, frame.data) for frame in frames if isinstance(frame, Deliver)]
 
 
-def test_a_push_goes_to_every_subscriber_the_publisher_too(make_world: Make) -> None:
+def test_push_is_delivered_to_every_subscriber_and_its_publisher(make_world: Make) -> None:
     world = make_world()
     world.send(keep_alive())
     world.send(keep_alive(), source=OTHER)
@@ -56,7 +56,7 @@ def test_a_push_goes_to_every_subscriber_the_publisher_too(make_world: Make) -> 
     assert world.count("delivers") == 6
 
 
-def test_what_the_journal_says_of_a_push(make_world: Make) -> None:
+def test_push_is_recorded_with_its_source(make_world: Make) -> None:
     world = make_world(stream="news")
     world.send(Push(data=b"one"), Push(data=b"two"))
     [run] = world.broker.read("news", 1, 1 << 20)
@@ -78,7 +78,7 @@ def test_sources_of_one_turn_are_one_batch_of_runs(make_world: Make) -> None:
     ]
 
 
-def test_nothing_goes_out_before_it_is_durable(make_world: Make) -> None:
+def test_only_durable_records_are_delivered(make_world: Make) -> None:
     world = make_world(auto=False)
     world.send(keep_alive())
     world.send(Push(data=b"one"))
@@ -87,7 +87,7 @@ def test_nothing_goes_out_before_it_is_durable(make_world: Make) -> None:
     assert delivers(world.network.sent_to(CLIENT)) == [(1, b"one")]
 
 
-def test_what_came_by_another_listener_is_delivered(make_world: Make) -> None:
+def test_records_of_other_protocols_are_delivered(make_world: Make) -> None:
     world = make_world()
     world.send(keep_alive())
     world.broker.publish([Run.of("backbone", [b"a", b"b"], source="figg"), Run.of("else", [b"c"], source="figg")])
@@ -135,7 +135,7 @@ def test_threat_frames_of_a_server_sent_to_it(make_world: Make) -> None:
     assert world.payloads() == []
 
 
-# The journal as a peer.
+# Answers from the journal.
 
 
 def test_a_request_is_answered_by_the_journal(make_world: Make) -> None:
@@ -189,7 +189,7 @@ def test_replays_keep_to_the_rate_of_their_destination_and_take_turns(make_world
     assert len(delivers(world.network.sent_to(CLIENT))) == 4_000
 
 
-def test_more_than_can_be_owed_is_dropped(make_world: Make) -> None:
+def test_requests_beyond_the_replay_queue_are_dropped(make_world: Make) -> None:
     world = make_world(request_rate=1_000, destination_rate=1)
     ask(world)
     world.send(*[Push(data=b"x")] * 100)
@@ -212,7 +212,7 @@ def test_a_replay_of_a_damaged_journal_is_dropped(make_world: Make, monkeypatch:
     assert delivers(world.network.sent_to(CLIENT)) == []
 
 
-def test_a_replay_ends_where_nothing_more_is_kept(make_world: Make) -> None:
+def test_replay_ends_at_removed_records(make_world: Make) -> None:
     world = make_world()
     ask(world)
     for i in range(1, 7):
@@ -225,7 +225,7 @@ def test_a_replay_ends_where_nothing_more_is_kept(make_world: Make) -> None:
     assert world.clock.getDelayedCalls() == []
 
 
-# What cannot be kept.
+# Refused messages.
 
 
 def test_a_full_disk_drops_pushes_and_counts_them(make_world: Make) -> None:
@@ -239,7 +239,7 @@ def test_a_full_disk_drops_pushes_and_counts_them(make_world: Make) -> None:
     assert delivers(world.network.sent_to(CLIENT)) == [(1, b"kept")]
 
 
-def test_the_last_number_is_the_end(make_world: Make) -> None:
+def test_last_sequence_ends_publishing(make_world: Make) -> None:
     world = make_world()
     world.broker.sequencer.restore({"backbone": LAST_SEQ - 1})
     world.send(Push(data=b"one"), Push(data=b"too many"))
@@ -247,7 +247,7 @@ def test_the_last_number_is_the_end(make_world: Make) -> None:
     assert world.payloads() == []
 
 
-def test_a_journal_that_is_behind_drops_pushes_and_hears_all_else(make_world: Make) -> None:
+def test_journal_behind_drops_only_pushes(make_world: Make) -> None:
     world = make_world(auto=False, broker={"budget": Budget(each=100_000)})
     for _ in range(20):
         world.send(Push(data=bytes(20_000)))
@@ -270,7 +270,7 @@ def test_payloads_that_travel_in_fragments_are_counted(make_world: Make) -> None
 
 
 def test_records_too_large_for_a_datagram_are_left_out(make_world: Make) -> None:
-    """They were there before their stream became the backbone's."""
+    """These records are older than the limit of the stream."""
     world = make_world()
     world.send(keep_alive())
     world.broker.restrict("backbone", 1 << 20)
@@ -279,7 +279,7 @@ def test_records_too_large_for_a_datagram_are_left_out(make_world: Make) -> None
     assert world.count("too-large-for-a-datagram") == 1
 
 
-def test_a_destination_above_its_rate_loses_and_the_others_do_not(make_world: Make) -> None:
+def test_destination_above_its_rate_loses_delivers(make_world: Make) -> None:
     world = make_world(destination_rate=160_000)
     world.send(*[keep_alive()] * 2)
     world.send(*[keep_alive()] * 2, source=OTHER)
@@ -291,7 +291,7 @@ def test_a_destination_above_its_rate_loses_and_the_others_do_not(make_world: Ma
     assert world.count("delivers") == 1
 
 
-# The port's back-pressure.
+# Back-pressure of the port.
 
 
 def test_a_congested_port_pauses_the_subscription_and_replays_and_loses_nothing(make_world: Make) -> None:
@@ -330,7 +330,7 @@ def test_replays_stop_as_soon_as_the_port_is_congested(make_world: Make) -> None
 # Stopping.
 
 
-def test_stopping_waits_for_a_delivery_that_has_not_had_its_turn(make_world: Make) -> None:
+def test_stop_waits_for_a_pending_delivery(make_world: Make) -> None:
     world = make_world()
     world.send(keep_alive())
     world.server._subscription.pauseProducing()
@@ -343,7 +343,7 @@ def test_stopping_waits_for_a_delivery_that_has_not_had_its_turn(make_world: Mak
     assert delivers(world.network.sent_to(CLIENT)) == [(1, b"x")]
 
 
-def test_stopping_waits_for_what_was_accepted(make_world: Make) -> None:
+def test_stop_waits_for_accepted_pushes(make_world: Make) -> None:
     world = make_world(auto=False)
     world.send(keep_alive())
     world.send(Push(data=b"one"))
@@ -358,7 +358,7 @@ def test_stopping_waits_for_what_was_accepted(make_world: Make) -> None:
     assert world.clock.getDelayedCalls() == []
 
 
-def test_stopping_waits_for_a_congested_port_but_not_for_ever(make_world: Make) -> None:
+def test_stop_waits_for_a_congested_port_until_the_timeout(make_world: Make) -> None:
     for relieved in (True, False):
         world = make_world()
         world.send(keep_alive())
@@ -376,7 +376,7 @@ def test_stopping_waits_for_a_congested_port_but_not_for_ever(make_world: Make) 
         assert world.clock.getDelayedCalls() == []
 
 
-def test_stopping_with_nothing_under_way_is_immediate_and_replays_are_not_waited_for(make_world: Make) -> None:
+def test_stop_is_immediate_when_idle_and_drops_replays(make_world: Make) -> None:
     world = make_world(destination_rate=1)
     world.send(*[Push(data=b"x")] * 10)
     world.send(Request(address=CLIENT, first=1, last=5), Request(address=CLIENT, first=1, last=6))
@@ -397,10 +397,10 @@ def test_a_server_that_is_stopping_begins_no_replay(make_world: Make) -> None:
     assert world.clock.getDelayedCalls() == []
 
 
-def test_when_the_subscription_ends_pushes_are_still_taken(make_world: Make, logged_errors: Any) -> None:
+def test_pushes_are_accepted_after_the_subscription_ended(make_world: Make, logged_errors: Any) -> None:
     world = make_world()
     world.server.ended(JournalCorrupt("a bit flipped"))
-    assert "nothing more is delivered" in logged_errors.take()[0]["log_format"]
+    assert "delivery has ended" in logged_errors.take()[0]["log_format"]
     world.server.congested()
     world.server.relieved()
     world.send(Push(data=b"x"))
@@ -408,13 +408,13 @@ def test_when_the_subscription_ends_pushes_are_still_taken(make_world: Make, log
     assert world.server.stop().called
 
 
-def test_numbers_that_are_gone_are_counted(make_world: Make) -> None:
+def test_removed_records_are_counted(make_world: Make) -> None:
     world = make_world()
     world.server.skipped(3, 7)
     assert world.count("skipped") == 5
 
 
-def test_threat_strangers_neither_publish_nor_subscribe_and_a_change_holds_at_once(make_world: Make) -> None:
+def test_threat_policy_change_applies_at_once(make_world: Make) -> None:
     world = make_world()
     world.broker.guard.change(
         parse({"allow": [{"network": CLIENT[0], "publish": "backbone", "subscribe": "backbone"}]})
@@ -434,7 +434,7 @@ def test_threat_strangers_neither_publish_nor_subscribe_and_a_change_holds_at_on
     assert world.broker.bounds("backbone") == (1, 2)
 
 
-def test_what_hosts_may_do_is_not_remembered_without_end(make_world: Make) -> None:
+def test_permission_cache_is_bounded(make_world: Make) -> None:
     world = make_world()
     for n in range(HOSTS + 10):
         world.server._permits(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", Action.PUBLISH)

@@ -1,4 +1,4 @@
-"""The server's session: every rule of the text, and every row of the threat table that needs no socket."""
+"""The server's session: the rules of the specification, and the threats that need no socket."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOKEN = bytes(range(16))
 
 
 class Bench:
-    """A session, a clock and the ends of a stream, in the test's hands."""
+    """A session with a clock and stream bounds that tests control."""
 
     def __init__(self, oldest: int = 1, last: int = 100, permits: Any = lambda *_: True, **settings: object) -> None:
         self.now = 1_000.0
@@ -45,29 +45,29 @@ class Bench:
         self.session = ServerSession(known, lambda: self.bounds, lambda a: a == OWN, Random(7), permits)
 
     def receive(self, *datagrams: bytes, source: Address = CLIENT) -> list[Event]:
-        """The events of ``datagrams``, each by itself."""
+        """Receive *datagrams* one at a time; return the events."""
         return [e for d in datagrams for e in self.session.receive_datagrams(d, max(len(d), 1), source, self.now)]
 
     def causes(self, *datagrams: bytes, source: Address = CLIENT) -> list[str]:
-        """Why each was dropped; nothing else may have come of them."""
+        """Receive *datagrams*, which must all be dropped; return the causes."""
         events = self.receive(*datagrams, source=source)
         assert all(isinstance(event, Dropped) for event in events), events
         assert self.session.data_to_send() == []
         return [event.cause for event in events if isinstance(event, Dropped)]
 
     def join(self, *clients: Address, flags: Flags = Flags.NONE) -> None:
-        """The first two KEEPALIVEs of each of ``clients``."""
+        """Receive the first two KEEPALIVEs of each client."""
         for client in clients:
             assert self.receive(*[keep_alive(client, flags)] * 2, source=client) == []
         self.session.data_to_send()
 
     def asking(self, *clients: Address) -> Bench:
-        """Itself, with ``clients`` that send KEEPALIVEs and want nothing but answers to their REQUESTs."""
+        """Return self after KEEPALIVEs of *clients* with NOSUBSCRIBE and NOJOURNAL."""
         self.join(*clients or [CLIENT], flags=QUIET)
         return self
 
-    def listening(self) -> list[Address]:
-        return self.session.listening(self.now)
+    def established(self) -> list[Address]:
+        return self.session.established(self.now)
 
 
 def keep_alive(address: Address, flags: Flags = Flags.NONE, token: bytes = TOKEN) -> bytes:
@@ -81,19 +81,19 @@ def request(first: int, last: int, address: Address = CLIENT) -> bytes:
 # PUSH: rules 3 and 5.
 
 
-def test_a_push_from_a_stranger_is_taken() -> None:
-    """Threat: PUSH from strangers, which the text lets publish."""
+def test_push_without_keepalive_is_accepted() -> None:
+    """Threat: PUSH from strangers, which rule 5 of the backbone accepts."""
     event = Pushed(source=OTHER, lengths=pack("<I", 2), payload=b"hi", large=0)
     assert Bench().receive(Push(data=b"hi").encode(), source=OTHER) == [event]
 
 
-def test_an_empty_push_is_a_message() -> None:
+def test_empty_push_is_published() -> None:
     assert Bench().receive(Push(data=b"").encode()) == [
         Pushed(source=CLIENT, lengths=pack("<I", 0), payload=b"", large=0)
     ]
 
 
-def test_a_train_of_pushes_is_one_event_and_other_datagrams_in_it_count() -> None:
+def test_train_of_pushes_is_one_event() -> None:
     bench = Bench().asking()
     push = Push(data=b"x" * 10).encode()
     train = push + push + request(1, 5) + push[:-1]
@@ -120,7 +120,7 @@ def test_push_rate_of_an_address() -> None:
         Pushed(source=CLIENT, lengths=pack("<36I", *[1] * 36), payload=b"x" * 36, large=0),
     ]
     assert third == [Dropped(source=CLIENT, cause="push-rate", count=64)]
-    # Another port of the same address is the same; another address is not.
+    # The rate counts the address, whatever the port.
     assert bench.causes(train[:10], source=(CLIENT[0], 9)) == ["push-rate"]
     assert isinstance(bench.receive(train[:10], source=OTHER)[0], Pushed)
     bench.now += 0.5
@@ -128,7 +128,7 @@ def test_push_rate_of_an_address() -> None:
     assert events[-1] == Pushed(source=CLIENT, lengths=pack("<50I", *[1] * 50), payload=b"x" * 50, large=0)
 
 
-def test_a_length_that_counts_the_header() -> None:
+def test_length_may_include_the_header_by_option() -> None:
     datagram = b"\x02\0\x0b" + bytes(6) + b"hi"
     assert Bench().causes(datagram) == ["wrong-size"]
     taken = Bench(total_length=True).receive(datagram)
@@ -144,7 +144,7 @@ def test_every_keepalive_is_acknowledged_with_its_token() -> None:
         token = bytes([i]) * 16
         assert bench.receive(keep_alive(CLIENT, token=token)) == []
         assert bench.session.data_to_send() == [(CLIENT, KeepAliveAck(token=token).encode())]
-    assert bench.listening() == [CLIENT]
+    assert bench.established() == [CLIENT]
 
 
 def test_the_ack_goes_to_the_address_that_the_keepalive_names() -> None:
@@ -153,22 +153,22 @@ def test_the_ack_goes_to_the_address_that_the_keepalive_names() -> None:
         bench.receive(keep_alive((CLIENT[0], 999)))
         bench.receive(keep_alive(("0.0.0.0", 998)))
         assert [destination for destination, _ in bench.session.data_to_send()] == [(CLIENT[0], 999), (CLIENT[0], 998)]
-    assert bench.listening() == [(CLIENT[0], 999), (CLIENT[0], 998)]
+    assert bench.established() == [(CLIENT[0], 999), (CLIENT[0], 998)]
 
 
 def test_a_subscription_lasts_five_seconds_inclusive() -> None:
     bench = Bench()
     bench.join(CLIENT)
     bench.now += 5.0
-    assert bench.listening() == [CLIENT]
+    assert bench.established() == [CLIENT]
     bench.now += 0.001
-    assert bench.listening() == []
+    assert bench.established() == []
 
 
 def test_threat_forged_address() -> None:
     bench = Bench()
     assert bench.causes(keep_alive(OTHER), request(1, 5, OTHER)) == ["foreign-address"] * 2
-    assert bench.listening() == []
+    assert bench.established() == []
 
 
 def test_threat_addresses_that_nobody_has() -> None:
@@ -181,7 +181,7 @@ def test_threat_addresses_that_nobody_has() -> None:
 def test_threat_own_address() -> None:
     bench = Bench()
     assert bench.causes(keep_alive(OWN), request(1, 5, OWN), source=OWN) == ["own-address"] * 2
-    assert bench.listening() == []
+    assert bench.established() == []
 
 
 def test_threat_strangers_may_neither_publish_nor_subscribe() -> None:
@@ -196,7 +196,8 @@ def test_threat_strangers_may_neither_publish_nor_subscribe() -> None:
     assert bench.causes(Push(data=b"x").encode(), keep_alive(stranger), source=stranger) == ["Forbidden"] * 2
     assert bench.causes(request(1, 5, stranger), source=stranger) == ["Forbidden"]
     (dropped,) = bench.session.receive_datagrams(Push(data=b"x").encode() * 3, 10, OTHER, 0.0)
-    assert dropped == Dropped(source=OTHER, cause="Forbidden", detail="it may not publish", count=3)
+    detail = "the access policy does not permit it to publish"
+    assert dropped == Dropped(source=OTHER, cause="Forbidden", detail=detail, count=3)
     assert bench.receive(keep_alive(OTHER), source=OTHER) == []
     assert isinstance(bench.receive(Push(data=b"x").encode())[0], Pushed)
     assert set(asked) == {
@@ -210,7 +211,7 @@ def test_threat_token_or_flags_of_another() -> None:
     bench = Bench()
     bench.join(CLIENT)
     assert bench.causes(keep_alive(CLIENT, Flags.NOSUBSCRIBE), source=OTHER) == ["foreign-address"]
-    assert bench.listening() == [CLIENT]
+    assert bench.established() == [CLIENT]
 
 
 def test_threat_flood_of_keepalives() -> None:
@@ -221,22 +222,22 @@ def test_threat_flood_of_keepalives() -> None:
         acked += len(bench.session.data_to_send())
     assert acked == 1_024
     assert len(bench.session.newcomers(bench.now)) == 1_024
-    # Those that were there first are not pushed out, and go on being acknowledged.
+    # Earlier clients keep their places and are acknowledged.
     bench.receive(keep_alive(("0.0.0.0", 1)), source=("10.0.0.0", 1))
     assert len(bench.session.data_to_send()) == 1
-    assert bench.listening() == [("10.0.0.0", 1)]
+    assert bench.established() == [("10.0.0.0", 1)]
     assert bench.causes(keep_alive(CLIENT)) == ["too-many-subscribers"]
 
 
 def flood(bench: Bench, host: str, count: int) -> int:
-    """KEEPALIVEs from ``count`` ports of ``host``; how many are acknowledged."""
+    """Receive KEEPALIVEs from *count* ports of *host*; return the number of ACKs."""
     for port in range(1, count + 1):
         bench.receive(keep_alive((host, port)), source=(host, port))
     return len(bench.session.data_to_send())
 
 
 @pytest.mark.parametrize(("crowd", "admitted"), [(1_023, 1_023), (1_024, 1_024), (1_025, 1_024), (1_100, 1_024)])
-def test_a_crowd_behind_one_address_has_all_places_that_nobody_else_wants(crowd: int, admitted: int) -> None:
+def test_clients_behind_one_address_may_have_all_places(crowd: int, admitted: int) -> None:
     bench = Bench()
     assert flood(bench, CLIENT[0], crowd) == admitted
     assert bench.causes(keep_alive(CLIENT), source=CLIENT) == ["too-many-subscribers"] if crowd > 1_023 else True
@@ -245,31 +246,31 @@ def test_a_crowd_behind_one_address_has_all_places_that_nobody_else_wants(crowd:
 def test_threat_one_host_takes_all_places() -> None:
     bench = Bench()
     flood(bench, CLIENT[0], 1_100)
-    # Every other host gets in, up to as many as the host of the flood is left with.
+    # Other hosts get places, up to as many as the flooding host keeps.
     for n in range(512):
         (dropped,) = bench.receive(keep_alive((OTHER[0], n + 1)), source=(OTHER[0], n + 1))
         assert dropped == Dropped(
             source=(CLIENT[0], n + 1),  # the one that has been silent for the longest
             cause="subscriber-displaced",
-            detail="all 1024 places are taken, and its address holds the most, and 10.0.0.3 needs one; "
+            detail="all 1024 places are taken, and its address holds the most: 10.0.0.3 gets the place; "
             "raise backbone.subscribers",
         )
         assert [to for to, _ in bench.session.data_to_send()] == [(OTHER[0], n + 1)]
     assert bench.causes(keep_alive((OTHER[0], 600)), source=(OTHER[0], 600)) == ["too-many-subscribers"]
-    # A third host takes from both, and the flood takes nothing back.
+    # A third host displaces clients of both, and the flood regains nothing.
     third = "10.0.0.4"
     assert flood(bench, third, 400) == 341
     assert 341 <= flood(bench, CLIENT[0], 1_100) <= 342
-    hosts = Counter(host for host, _ in [*bench.listening(), *(to for to, _ in bench.session.newcomers(bench.now))])
+    hosts = Counter(host for host, _ in [*bench.established(), *(to for to, _ in bench.session.newcomers(bench.now))])
     assert sorted(hosts.values()) == [341, 341, 342]
 
 
-def test_a_client_that_lost_its_place_gets_the_next_that_is_free() -> None:
+def test_displaced_client_gets_the_next_free_place() -> None:
     bench = Bench(subscribers=2)
     bench.join((CLIENT[0], 1), (CLIENT[0], 2))
     bench.receive(*[keep_alive(OTHER)] * 2, source=OTHER)
     bench.session.data_to_send()
-    assert bench.listening() == [(CLIENT[0], 2), OTHER]
+    assert bench.established() == [(CLIENT[0], 2), OTHER]
     for _ in range(5):
         bench.now += 1.0
         assert bench.causes(keep_alive((CLIENT[0], 1)), source=(CLIENT[0], 1)) == ["too-many-subscribers"]
@@ -277,22 +278,22 @@ def test_a_client_that_lost_its_place_gets_the_next_that_is_free() -> None:
         bench.session.data_to_send()
     bench.now += 0.001  # OTHER has been silent for more than 5 s
     bench.join((CLIENT[0], 1))
-    assert bench.listening() == [(CLIENT[0], 2), (CLIENT[0], 1)]
+    assert bench.established() == [(CLIENT[0], 2), (CLIENT[0], 1)]
 
 
-def test_clients_that_want_nothing_are_acknowledged_with_a_place_or_without() -> None:
+def test_quiet_clients_are_acknowledged_without_a_place() -> None:
     bench = Bench(subscribers=4)
     for port in range(1, 10):
         bench.receive(keep_alive((CLIENT[0], port), QUIET), source=(CLIENT[0], port))
     assert len(bench.session.data_to_send()) == 9
-    assert flood(bench, CLIENT[0], 4) == 4, "they take no place of a subscriber"
+    assert flood(bench, CLIENT[0], 4) == 4, "quiet clients take no place of a subscriber"
 
 
 # Until the second KEEPALIVE.
 
 
 def delivery(*sizes: int, first: int = 1) -> tuple[tuple[Train, ...], int]:
-    """DELIVERs of so many bytes each, headers included, and the number of the last."""
+    """Return DELIVERs of the given sizes, headers included, and the last sequence."""
     run = Run.of("backbone", [bytes(size - 9) for size in sizes], source="x").numbered(first, 0)
     return encode_delivers((run,)).trains, run.last_seq
 
@@ -304,16 +305,16 @@ def numbers(trains: list[Train]) -> list[int]:
 
 @pytest.mark.parametrize(("size", "sent"), [(69, [1]), (70, [1]), (71, [])])
 def test_threat_one_keepalive_brings_three_times_its_size(size: int, sent: list[int]) -> None:
-    """29 bytes came, and the ACK of 17 has gone out."""
+    """29 bytes were received, and the ACK of 17 bytes was sent."""
     bench = Bench()
     bench.receive(keep_alive(CLIENT))
-    assert bench.listening() == []
+    assert bench.established() == []
     [(_, client)] = bench.session.newcomers(bench.now)
     assert numbers(bench.session.ration(client, *delivery(size))) == sent
     assert numbers(bench.session.ration(client, *delivery(70, first=2))) == ([] if sent else [2])
 
 
-def test_what_a_newcomer_pushes_comes_back_to_it() -> None:
+def test_newcomer_receives_its_own_pushes() -> None:
     bench = Bench()
     bench.receive(keep_alive(CLIENT), *[Push(data=bytes(91)).encode()] * 2)
     [(_, client)] = bench.session.newcomers(bench.now)
@@ -322,7 +323,7 @@ def test_what_a_newcomer_pushes_comes_back_to_it() -> None:
     assert client.credit == 70
 
 
-def test_newcomer_is_sent_nothing_behind_what_its_credit_does_not_cover() -> None:
+def test_newcomer_receives_nothing_beyond_its_credit() -> None:
     bench = Bench()
     bench.receive(keep_alive(CLIENT))
     [(_, client)] = bench.session.newcomers(bench.now)
@@ -330,24 +331,24 @@ def test_newcomer_is_sent_nothing_behind_what_its_credit_does_not_cover() -> Non
     assert client.held == (1, 3)
 
 
-def test_the_second_keepalive_brings_what_was_held_back() -> None:
+def test_second_keepalive_brings_held_records() -> None:
     bench = Bench()
     bench.receive(keep_alive(CLIENT))
     [(_, client)] = bench.session.newcomers(bench.now)
     assert numbers(bench.session.ration(client, *delivery(*[30] * 5, first=11))) == [11, 12]
     assert numbers(bench.session.ration(client, *delivery(*[30] * 5, first=16))) == []
     assert bench.receive(keep_alive(CLIENT)) == [Replay(destination=CLIENT, first=13, last=20)]
-    assert bench.listening() == [CLIENT]
+    assert bench.established() == [CLIENT]
     assert bench.session.newcomers(bench.now) == []
     assert bench.receive(keep_alive(CLIENT)) == []
 
 
-def test_a_client_that_was_silent_for_more_than_five_seconds_is_a_newcomer_again() -> None:
+def test_client_is_a_newcomer_again_after_five_seconds_of_silence() -> None:
     bench = Bench()
     bench.join(CLIENT)
     bench.now += 5.001
     bench.receive(keep_alive(CLIENT))
-    assert bench.listening() == []
+    assert bench.established() == []
     assert [to for to, _ in bench.session.newcomers(bench.now)] == [CLIENT]
 
 
@@ -371,7 +372,7 @@ def test_threat_a_request_without_a_keepalive_brings_nothing() -> None:
     bench.asking()
     bench.now += 5.001
     assert bench.causes(request(1, 100)) == ["request-without-keepalive"]
-    assert len(bench.session._asked) == len(bench.session._requests) == 0, "strangers leave nothing behind"
+    assert len(bench.session._recent_requests) == len(bench.session._requests) == 0, "strangers use no memory"
 
 
 def test_no_forward_to_a_newcomer() -> None:
@@ -386,7 +387,7 @@ def test_no_forward_to_a_newcomer() -> None:
 
 
 def test_the_journal_answers_a_repeated_request() -> None:
-    """300 clients with FLAGS=0 never answer: the second REQUEST is enough, even of a slightly different range."""
+    """300 clients with FLAGS=0 never answer; the server answers the second REQUEST, even of a slightly other range."""
     bench = Bench(last=2_000)
     bench.join(*((OTHER[0], port) for port in range(1, 301)))
     for port in range(1, 51):
@@ -398,7 +399,7 @@ def test_the_journal_answers_a_repeated_request() -> None:
         bench.join(*((OTHER[0], port) for port in range(1, 301)))
         bench.asking(asker)
         assert bench.receive(request(2, 2_000, asker)) == [Replay(destination=asker, first=2, last=2_000)]
-        # What it asks for next does not wait for such peers either.
+        # The next ranges of the requester do not wait for such peers either.
         assert bench.receive(request(2_000, 2_000, asker)) == [Replay(destination=asker, first=2_000, last=2_000)]
 
 
@@ -424,7 +425,7 @@ def test_a_client_that_repeated_itself_is_forwarded_again_after_ten_seconds() ->
     assert any(forwarded() for _ in range(3))
 
 
-def test_the_journal_answers_when_nobody_else_can() -> None:
+def test_journal_answers_without_other_peers() -> None:
     bench = Bench()
     bench.join(CLIENT)  # the requester itself
     bench.join(OTHER, flags=Flags.NOJOURNAL)
@@ -437,7 +438,7 @@ def test_a_request_is_forwarded_in_turn_and_never_to_the_requester() -> None:
     bench = Bench(last=300, request_rate=10_000, forward_rate=10_000)
     third = ("10.0.0.4", 4000)
     bench.join(CLIENT, OTHER)
-    bench.join(third, flags=Flags.NOSUBSCRIBE)  # answers without listening
+    bench.join(third, flags=Flags.NOSUBSCRIBE)  # answers without established
     turns: Counter[Address | None] = Counter()
     for i in range(300):
         events = bench.receive(request(1 + i, 1 + i))
@@ -476,7 +477,7 @@ def test_threat_a_request_for_everything() -> None:
     assert all(isinstance(each, Forward) and (each.first, each.last) == (500, 600) for each in sent)
 
 
-def test_the_edges_of_what_is_kept() -> None:
+def test_request_is_clamped_to_kept_records() -> None:
     bench = Bench(oldest=10, last=20, request_rate=100).asking()
     assert bench.receive(request(20, 20)) == [Replay(destination=CLIENT, first=20, last=20)]
     assert bench.receive(request(0, 10)) == [Replay(destination=CLIENT, first=10, last=10)]
@@ -485,7 +486,7 @@ def test_the_edges_of_what_is_kept() -> None:
     assert bench.causes(request(0, 5)) == ["request-of-nothing"]
 
 
-def test_threat_from_above_to() -> None:
+def test_threat_backward_range() -> None:
     backward = b"\x04" + bytes([10, 0, 0, 2]) + (4000).to_bytes(2, "big") + bytes(5) + b"\x02" + bytes(5) + b"\x01"
     assert Bench().causes(backward) == ["backward-range"]
 
@@ -500,7 +501,7 @@ def test_threat_requests_without_end() -> None:
     assert sum(isinstance(bench.receive(request(2, 3 + i))[0], Replay) for i in range(50)) == 5
 
 
-def test_the_same_request_within_a_tenth_of_a_second_is_one() -> None:
+def test_equal_requests_within_a_tenth_of_a_second_are_merged() -> None:
     """Threat: REQUEST [0, 2^48), again and again."""
     bench = Bench().asking()
     assert isinstance(bench.receive(request(1, 5))[0], Replay)
@@ -526,7 +527,7 @@ def test_requests_to_be_merged_are_remembered_within_bounds() -> None:
         bench.asking((CLIENT[0], port % 1_000 + 1)).receive(
             request(1, 1 + port // 1_000, (CLIENT[0], port % 1_000 + 1))
         )
-    assert len(bench.session._asked) == 4_096
+    assert len(bench.session._recent_requests) == 4_096
 
 
 def test_threat_forwards_as_an_attack_on_peers() -> None:
@@ -545,7 +546,7 @@ def test_threat_forwards_as_an_attack_on_peers() -> None:
     assert counts == {"replay": 2_500, "forward-rate": 1_500}
 
 
-# All else.
+# Other datagrams.
 
 
 def test_threat_datagrams_that_are_not_for_servers() -> None:
@@ -558,7 +559,7 @@ def test_threat_datagrams_that_are_not_for_servers() -> None:
         assert bench.causes(frame.encode()) == ["not-for-servers"], frame
 
 
-def test_threat_every_type_and_length_is_dropped_in_silence() -> None:
+def test_threat_every_type_and_length_is_dropped_without_answer() -> None:
     bench = Bench()
     for kind in range(256):
         for size in (*range(64), 1_000, 65_507):
@@ -566,11 +567,11 @@ def test_threat_every_type_and_length_is_dropped_in_silence() -> None:
             if len(datagram) in (19, 29) and kind in (4, 16):
                 continue  # those are frames, and forged
             assert len(bench.causes(datagram)) == 1, (kind, size)
-    assert bench.listening() == []
+    assert bench.established() == []
 
 
 @given(datagram=st.binary(max_size=80), segment=st.integers(1, 40), kind=st.sampled_from([1, 2, 4, 8, 16, 32]))
-def test_any_bytes_at_all(datagram: bytes, segment: int, kind: int) -> None:
+def test_any_bytes_are_events_or_dropped(datagram: bytes, segment: int, kind: int) -> None:
     bench = Bench()
     data = bytes([kind]) + datagram
     events = bench.session.receive_datagrams(data, segment, CLIENT, bench.now)
@@ -578,7 +579,7 @@ def test_any_bytes_at_all(datagram: bytes, segment: int, kind: int) -> None:
     assert accounted + len(bench.session.data_to_send()) == -(-len(data) // segment)
 
 
-# What goes out.
+# Rates.
 
 
 def test_threat_bytes_to_one_host() -> None:
@@ -590,7 +591,7 @@ def test_threat_bytes_to_one_host() -> None:
             sent += 60_000
         bench.now += 0.001
     assert 1_600_000 <= sent <= 1_600_000 + 100_000 + 60_000
-    # The host counts, whatever the port: a thousand subscriptions of one victim are one.
+    # The rate counts the host, whatever the port.
     bench.session.charge(CLIENT, 1_000_000, bench.now)
     assert not bench.session.ready((CLIENT[0], 1), bench.now)
     assert bench.session.ready(OTHER, bench.now)

@@ -1,4 +1,4 @@
-"""The server's options, as text."""
+"""The options of the backbone server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fyrehose.options import build
 from fyrehose.protocols.backbone.settings import Settings
 
 
-def test_from_text() -> None:
+def test_options_are_parsed_from_text() -> None:
     settings = build(
         Settings,
         "backbone",
@@ -34,7 +34,7 @@ def test_from_text() -> None:
     )
 
 
-def test_the_defaults_that_the_documents_name() -> None:
+def test_defaults_match_the_documentation() -> None:
     settings = Settings()
     assert (settings.stream, settings.subscribers) == ("backbone", 1_024)
     assert (settings.push_rate, settings.request_rate, settings.forward_rate) == (50_000, 10, 1_000)
@@ -42,6 +42,6 @@ def test_the_defaults_that_the_documents_name() -> None:
 
 
 @pytest.mark.parametrize("key", ["subscribers", "push_rate", "request_rate", "forward_rate", "destination_rate"])
-def test_a_limit_of_nothing(key: str) -> None:
+def test_limit_of_zero_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key} must be at least 1, not 0"):
         build(Settings, "backbone", {key: "0"})

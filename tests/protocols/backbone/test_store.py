@@ -1,4 +1,4 @@
-"""What a journal peer keeps."""
+"""The records that a journal peer stores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(store: Store, first: int, last: int) -> list[tuple[int, bytes]]:
     ]
 
 
-def test_what_is_asked_for_and_no_more() -> None:
+def test_read_returns_exactly_the_range() -> None:
     store = Store(1_000)
     store.add(run(5, b"5", b"6", b"7"))
     store.add(run(1, b"1", b"2"))  # repaired later
@@ -29,7 +29,7 @@ def test_what_is_asked_for_and_no_more() -> None:
     assert read(store, 8, 9) == []
 
 
-def test_the_oldest_go_first() -> None:
+def test_oldest_runs_are_removed_first() -> None:
     store = Store(100)
     for seq in range(1, 50):
         store.add(run(seq, bytes(6)))  # 10 with its length
@@ -37,7 +37,7 @@ def test_the_oldest_go_first() -> None:
     assert [seq for seq, _ in read(store, 1, 99)] == list(range(40, 50))
 
 
-def test_what_is_larger_than_all_is_not_kept() -> None:
+def test_run_larger_than_the_limit_is_not_stored() -> None:
     store = Store(0)
     store.add(run(1, b""))
     assert (store.size, read(store, 1, 1)) == (0, [])

@@ -1,4 +1,4 @@
-"""Who is there, and whose turn it is."""
+"""The table of clients, and the rotation."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def client(n: int) -> Address:
 
 
 def joined(table: Subscribers, address: Address, flags: Flags, now: float) -> bool:
-    """Whether ``address`` is admitted with its first two KEEPALIVEs."""
-    return all(table.seen(address, flags, now, 0).admitted for _ in range(2))
+    """Return whether *address* is admitted with its first two KEEPALIVEs."""
+    return all(table.keep_alive(address, flags, now, 0).admitted for _ in range(2))
 
 
-def test_five_seconds_inclusive() -> None:
+def test_client_is_alive_for_five_seconds_inclusive() -> None:
     table = Subscribers(9)
     assert joined(table, client(1), Flags.NONE, 10.0)
-    assert table.listening(15.0) == [client(1)]
+    assert table.established(15.0) == [client(1)]
     assert table.journals(15.0) == [client(1)]
-    assert table.listening(15.001) == []
+    assert table.established(15.001) == []
     assert table.journals(15.001) == []
     assert len(table) == 0
 
@@ -70,29 +70,29 @@ def test_client_that_finds_no_place_is_sent_nothing_of_what_it_asked_for() -> No
     assert table.find(client(2), 1.0) is None
 
 
-def test_a_keepalive_makes_it_five_more() -> None:
+def test_keepalive_extends_life_by_five_seconds() -> None:
     table = Subscribers(9)
     joined(table, client(1), Flags.NONE, 0.0)
     joined(table, client(2), Flags.NONE, 3.0)
     joined(table, client(1), Flags.NONE, 4.0)
-    assert set(table.listening(8.5)) == {client(1)}
-    assert table.listening(9.5) == []
+    assert set(table.established(8.5)) == {client(1)}
+    assert table.established(9.5) == []
 
 
-def test_the_latest_flags_win() -> None:
+def test_latest_flags_count() -> None:
     table = Subscribers(9)
     joined(table, client(1), Flags.NONE, 0.0)
     joined(table, client(1), Flags.NOSUBSCRIBE, 1.0)
-    assert (table.listening(1.0), table.journals(1.0)) == ([], [client(1)])
+    assert (table.established(1.0), table.journals(1.0)) == ([], [client(1)])
     joined(table, client(1), Flags.NOJOURNAL, 2.0)
-    assert (table.listening(2.0), table.journals(2.0)) == ([client(1)], [])
+    assert (table.established(2.0), table.journals(2.0)) == ([client(1)], [])
     joined(table, client(1), Flags.NOSUBSCRIBE | Flags.NOJOURNAL, 3.0)
-    assert (table.listening(3.0), table.journals(3.0)) == ([], [])
+    assert (table.established(3.0), table.journals(3.0)) == ([], [])
     joined(table, client(1), Flags.NONE, 4.0)
-    assert (table.listening(4.0), table.journals(4.0)) == ([client(1)], [client(1)])
+    assert (table.established(4.0), table.journals(4.0)) == ([client(1)], [client(1)])
 
 
-def test_the_table_is_bounded_and_those_in_it_stay() -> None:
+def test_table_is_bounded_and_its_clients_stay() -> None:
     table = Subscribers(2)
     assert joined(table, client(1), Flags.NONE, 0.0)
     assert joined(table, client(2), Flags.NONE, 0.0)
@@ -104,8 +104,8 @@ def test_the_table_is_bounded_and_those_in_it_stay() -> None:
     assert len(table) == 2
 
 
-def test_the_count_of_places_by_host_is_kept_whatever_comes_and_goes() -> None:
-    """The host that holds the most is known without a look at the others: here it is counted."""
+def test_largest_host_is_tracked_correctly() -> None:
+    """The table tracks the largest host incrementally; the test counts."""
     dice = Random(4)
     table = Table(20)
     for turn in range(5_000):
@@ -127,25 +127,25 @@ def test_the_count_of_places_by_host_is_kept_whatever_comes_and_goes() -> None:
     assert (len(table.clients), table._largest, table._hosts, table._holding) == (0, 0, {}, {})
 
 
-def test_flags_may_change_what_a_client_is_and_keep_what_it_has_shown() -> None:
+def test_changed_flags_move_a_client_between_tables() -> None:
     table = Subscribers(9)
-    assert table.seen(client(1), Flags.NONE, 0.0, credit=70).owed == []
+    assert table.keep_alive(client(1), Flags.NONE, 0.0, credit=70).deferred == []
     [(_, newcomer)] = table.newcomers(0.0)
-    assert table.fresh == {client(1): newcomer}
+    assert table.new_clients == {client(1): newcomer}
     assert newcomer.credit == 70
     newcomer.hold(3, 4)
-    newcomer.owe(1, 2)
-    assert table.seen(client(1), QUIET, 1.0, 0).owed == [(3, 4), (1, 2)]
+    newcomer.defer(1, 2)
+    assert table.keep_alive(client(1), QUIET, 1.0, 0).deferred == [(3, 4), (1, 2)]
     assert len(table) == 0
     found = table.find(client(1), 6.0)
     assert found is newcomer
     assert found.credit is None
-    assert table.seen(client(1), Flags.NONE, 6.0, 0).admitted
-    assert table.listening(6.0) == [client(1)]
+    assert table.keep_alive(client(1), Flags.NONE, 6.0, 0).admitted
+    assert table.established(6.0) == [client(1)]
     assert table.find(client(1), 11.1) is None
 
 
-def test_what_is_held_back_is_no_more_than_one_answer() -> None:
+def test_held_range_is_bounded_by_one_answer() -> None:
     newcomer = Client(0.0, Flags.NONE, 0)
     newcomer.hold(5, 5)
     newcomer.hold(6, 90_000)
@@ -177,7 +177,7 @@ def test_the_latest_32_ranges_are_remembered(number: int, repeated: bool) -> Non
     assert asking.repeats(number, number, 0.0) is repeated
 
 
-def test_a_repeat_counts_for_ten_seconds() -> None:
+def test_repetition_counts_for_ten_seconds() -> None:
     asking = Client(0.0, Flags.NONE)
     assert not asking.repeats(1, 5, 0.0)
     assert asking.repeats(5, 9, 1.0)
@@ -186,7 +186,7 @@ def test_a_repeat_counts_for_ten_seconds() -> None:
     assert asking.repeats(1, 1, 12.0)
 
 
-def test_a_rotation_is_fair_random_and_never_asks_who_asks() -> None:
+def test_rotation_is_fair_and_random_and_excludes_the_requester() -> None:
     rotation = Rotation(Random(1))
     members = [None, client(1), client(2), client(3)]
     rounds = [[rotation.next(members, client(9)) for _ in range(4)] for _ in range(50)]
@@ -196,7 +196,7 @@ def test_a_rotation_is_fair_random_and_never_asks_who_asks() -> None:
         assert rotation.next(members, client(2)) != client(2)
 
 
-def test_a_requester_keeps_its_turn() -> None:
+def test_requester_keeps_its_turn() -> None:
     for seed in range(20):
         rotation = Rotation(Random(seed))
         members = [client(1), client(2)]
@@ -214,7 +214,7 @@ def test_the_turn_that_a_requester_kept_comes_before_those_of_the_next_round() -
         assert rotation.next(members, client(9)) == client(1)
 
 
-def test_who_comes_and_goes_while_turns_go_round() -> None:
+def test_members_may_join_and_leave_during_a_rotation() -> None:
     rotation = Rotation(Random(2))
     assert rotation.next([None], client(1)) is None
     assert {rotation.next([None, client(2)], client(1)) for _ in range(2)} == {None, client(2)}
@@ -222,7 +222,7 @@ def test_who_comes_and_goes_while_turns_go_round() -> None:
     assert {rotation.next([None], client(1)) for _ in range(5)} == {None}
 
 
-def test_a_seed_tells_all() -> None:
+def test_seed_determines_the_rotation() -> None:
     def turns(seed: int) -> list[Address | None]:
         rotation = Rotation(Random(seed))
         return [rotation.next([None, *map(client, range(9))], client(99)) for _ in range(30)]
@@ -230,6 +230,6 @@ def test_a_seed_tells_all() -> None:
     assert turns(5) == turns(5) != turns(6)
 
 
-def test_nobody_to_ask() -> None:
+def test_rotation_without_other_members_raises() -> None:
     with pytest.raises(ValueError, match="besides the requester"):
         Rotation(Random(1)).next([client(1)], client(1))

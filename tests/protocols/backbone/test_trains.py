@@ -1,4 +1,4 @@
-"""Trains: deliveries and pushes, ready for the wire."""
+"""Trains of DELIVERs and PUSHes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def datagrams(train: Train) -> list[bytes]:
     return [data[at : at + train.segment] for at in range(0, len(data), train.segment)]
 
 
-def test_small_runs_that_follow_on_make_one_train() -> None:
+def test_consecutive_small_runs_make_one_train() -> None:
     encoded = encode_delivers((run(1, b"a"), run(2, b"b", b"c"), run(4, b"d")))
     assert [train.count for train in encoded.trains] == [4]
     assert datagrams(encoded.trains[0]) == [Deliver(seq=i + 1, data=b"abcd"[i : i + 1]).encode() for i in range(4)]
     assert (encoded.count, encoded.left_out) == (4, 0)
 
 
-def test_a_number_that_is_missing_ends_a_train() -> None:
+def test_gap_ends_a_train() -> None:
     encoded = encode_delivers((run(1, b"a", b"b"), run(9, b"c")))
     assert [datagrams(train) for train in encoded.trains] == [
         [Deliver(seq=1, data=b"a").encode(), Deliver(seq=2, data=b"b").encode()],
@@ -31,7 +31,7 @@ def test_a_number_that_is_missing_ends_a_train() -> None:
     ]
 
 
-def test_what_no_datagram_can_hold_is_left_out_and_the_rest_is_not() -> None:
+def test_oversized_records_are_left_out() -> None:
     large = bytes(MAX_DATA + 1)
     encoded = encode_delivers((run(1, b"a", large, b"c", large), run(5, large), run(6, b"f")))
     sent = [datagram for train in encoded.trains for datagram in datagrams(train)]
@@ -40,12 +40,12 @@ def test_what_no_datagram_can_hold_is_left_out_and_the_rest_is_not() -> None:
     assert encode_delivers((run(1, large),)).trains == ()
 
 
-def test_the_largest_goes_out_alone() -> None:
+def test_largest_record_is_a_train_of_its_own() -> None:
     encoded = encode_delivers((run(1, bytes(MAX_DATA), bytes(MAX_DATA)),))
     assert [(train.size, train.segment, train.count) for train in encoded.trains] == [(65_507, 65_507, 1)] * 2
 
 
-def test_columns_of_a_slice() -> None:
+def test_slice_of_a_run_is_encoded() -> None:
     part = run(1, b"aa", b"bb", b"cc").slice(1, 3)
     assert (
         encode_delivers((part,)).trains[0].data
@@ -53,7 +53,7 @@ def test_columns_of_a_slice() -> None:
     )
 
 
-def test_pushes() -> None:
+def test_pushes_are_encoded_as_trains() -> None:
     trains = encode_pushes([b"aa", b"bb", b"c", b"dd"])
     assert [datagrams(train) for train in trains] == [
         [Push(data=b"aa").encode(), Push(data=b"bb").encode(), Push(data=b"c").encode()],
@@ -63,5 +63,5 @@ def test_pushes() -> None:
     assert [train.count for train in encode_pushes([b"x" * 8] * 130)] == [64, 64, 2]
 
 
-def test_a_single_datagram() -> None:
+def test_single_datagram_is_a_train() -> None:
     assert (single(b"abc").segment, single(b"abc").count, single(b"abc").size) == (3, 1, 3)

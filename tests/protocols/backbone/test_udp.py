@@ -1,4 +1,4 @@
-"""The UDP port: batches where the kernel can, goes on where it cannot; the kernel here is a double."""
+"""The UDP port, with a fake socket: batches, and kernels without them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AWAY = ("10.9.9.9", 4000)
 
 
 class FakeReactor:
-    """Remembers who reads and writes."""
+    """Records readers and writers."""
 
     def __init__(self) -> None:
         self.readers: set[object] = set()
@@ -45,7 +45,7 @@ class FakeReactor:
 
 
 class FakeSocket:
-    """A kernel: takes what it is sent unless ``refuse`` says no, and hands over what is in ``incoming``."""
+    """A socket: sends unless ``refuse`` returns an errno, and receives the items of ``incoming``."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, int, Address]] = []
@@ -100,7 +100,7 @@ class FakeSocket:
         return len(data)
 
     def datagrams(self) -> list[bytes]:
-        """What is on the wire."""
+        """Return the datagrams on the wire."""
         return [d[at : at + (s or len(d))] for d, s, _ in self.sent for at in range(0, len(d), s or len(d))]
 
 
@@ -108,7 +108,7 @@ class Owner:
     def __init__(self) -> None:
         self.received: list[tuple[bytes, int, Address]] = []
         self.turns = 0
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self.fail = False
 
     def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
@@ -120,21 +120,21 @@ class Owner:
         self.turns += 1
 
     def congested(self) -> None:
-        self.said.append("congested")
+        self.calls.append("congested")
 
     def relieved(self) -> None:
-        self.said.append("relieved")
+        self.calls.append("relieved")
 
 
 class Bench:
-    def __init__(self, prepare: Callable[[FakeSocket], None] = lambda made: None, **settings: Any) -> None:
+    def __init__(self, prepare: Callable[[FakeSocket], None] = lambda sock: None, **settings: Any) -> None:
         self.reactor, self.owner, self.socket, self.counters = FakeReactor(), Owner(), FakeSocket(), Counters()
         prepare(self.socket)
         self.port = UDPPort(
             self.reactor,
             self.owner,
             ("10.0.0.1", 0),
-            plugin="backbone",
+            protocol="backbone",
             counters=self.counters,
             make_socket=lambda: self.socket,  # type: ignore[arg-type, return-value]
             **settings,
@@ -158,7 +158,7 @@ def pieces(whole: Train) -> list[bytes]:
     return [data[at : at + whole.segment] for at in range(0, len(data), whole.segment)]
 
 
-def test_it_is_a_descriptor() -> None:
+def test_port_is_a_read_write_descriptor() -> None:
     bench = Bench()
     assert verifyObject(IReadWriteDescriptor, bench.port)
     assert (bench.port.fileno(), bench.port.logPrefix()) == (77, "backbone")
@@ -170,7 +170,7 @@ def test_it_is_a_descriptor() -> None:
     assert bench.reactor.readers == set()
 
 
-def test_a_taken_address() -> None:
+def test_address_in_use_fails_listen() -> None:
     def taken(made: FakeSocket) -> None:
         made.bind_error = OSError(errno.EADDRINUSE, "in use")
 
@@ -212,7 +212,7 @@ def test_a_destination_that_is_refused_either_way_does_not_end_batching() -> Non
     assert bench.count("send-EINVAL") == 1
 
 
-def test_a_path_of_smaller_packets_gets_plain_datagrams_and_the_others_do_not() -> None:
+def test_path_with_a_smaller_mtu_gets_single_datagrams() -> None:
     bench = Bench()
     bench.socket.refuse = lambda size, segment, to: errno.EMSGSIZE if segment > 1_000 else None
     bench.send(train(segment=1_400, last=1_400))
@@ -222,7 +222,7 @@ def test_a_path_of_smaller_packets_gets_plain_datagrams_and_the_others_do_not() 
     assert bench.socket.calls == 23
 
 
-def test_segments_larger_than_a_packet_go_plainly() -> None:
+def test_segments_larger_than_a_packet_are_sent_singly() -> None:
     bench = Bench()
     bench.send(train(segment=1_473, last=1_473))
     assert {segment for _, segment, _ in bench.socket.sent} == {0}
@@ -231,7 +231,7 @@ def test_segments_larger_than_a_packet_go_plainly() -> None:
 @pytest.mark.parametrize(
     "error", [errno.ECONNREFUSED, errno.EMSGSIZE, errno.ENOBUFS, errno.EPERM, errno.ENETUNREACH, errno.EHOSTUNREACH]
 )
-def test_threat_an_error_of_one_destination_costs_nobody_else_anything(error: int) -> None:
+def test_threat_error_of_one_destination_affects_no_other(error: int) -> None:
     bench = Bench()
     bench.socket.refuse = lambda size, segment, to: error if to == AWAY else None
     for to in (AWAY, THERE, AWAY, THERE):
@@ -245,7 +245,7 @@ def test_threat_an_error_of_one_destination_costs_nobody_else_anything(error: in
     assert not bench.socket.closed
 
 
-def test_an_error_that_an_earlier_datagram_met_costs_this_one_nothing() -> None:
+def test_error_of_an_earlier_datagram_does_not_drop_this_one() -> None:
     bench = Bench()
     errors = [errno.ECONNREFUSED]
     bench.socket.refuse = lambda size, segment, to: errors.pop() if errors else None
@@ -253,7 +253,7 @@ def test_an_error_that_an_earlier_datagram_met_costs_this_one_nothing() -> None:
     assert bench.socket.datagrams() == pieces(train())
 
 
-def test_what_the_kernel_has_no_room_for_waits_in_order_and_says_so() -> None:
+def test_unsent_trains_wait_in_order_and_report_congestion() -> None:
     bench = Bench()
     room = [2]
 
@@ -265,21 +265,21 @@ def test_what_the_kernel_has_no_room_for_waits_in_order_and_says_so() -> None:
     for i in range(5):
         bench.port.send(Train(bytes([i]) * 10, 10), THERE)
     bench.port.flush()
-    assert (bench.owner.said, bench.port.waiting) == (["congested"], 3)
+    assert (bench.owner.calls, bench.port.waiting) == (["congested"], 3)
     assert bench.reactor.writers == {bench.port}
     bench.port.flush()  # not before the kernel asks for more
     assert bench.socket.calls == 3
     room[0] = 1
     bench.port.doWrite()
-    assert (bench.owner.said, bench.port.waiting) == (["congested"], 2)
+    assert (bench.owner.calls, bench.port.waiting) == (["congested"], 2)
     room[0] = 9
     bench.port.doWrite()
-    assert (bench.owner.said, bench.port.waiting) == (["congested", "relieved"], 0)
+    assert (bench.owner.calls, bench.port.waiting) == (["congested", "relieved"], 0)
     assert bench.reactor.writers == set()
     assert bench.socket.datagrams() == [bytes([i]) * 10 for i in range(5)]
 
 
-def test_a_train_goes_on_where_the_kernel_stopped() -> None:
+def test_train_continues_where_the_kernel_stopped() -> None:
     bench = Bench(batching=False)
     room = [3]
 
@@ -293,10 +293,10 @@ def test_a_train_goes_on_where_the_kernel_stopped() -> None:
     room[0] = 99
     bench.port.doWrite()
     assert bench.socket.datagrams() == pieces(train(last=50))
-    assert bench.owner.said == ["congested", "relieved"]
+    assert bench.owner.calls == ["congested", "relieved"]
 
 
-def test_a_batch_that_has_to_wait_is_sent_whole_later() -> None:
+def test_waiting_batch_is_sent_whole_later() -> None:
     bench = Bench()
     bench.socket.refuse = lambda size, segment, to: errno.EAGAIN
     bench.send(train())
@@ -305,7 +305,7 @@ def test_a_batch_that_has_to_wait_is_sent_whole_later() -> None:
     assert [segment for _, segment, _ in bench.socket.sent] == [100]
 
 
-def test_much_to_send_leaves_others_their_turn() -> None:
+def test_sending_is_bounded_per_turn() -> None:
     bench = Bench()
     for _ in range(1_000):
         bench.port.send(train(), THERE)
@@ -317,10 +317,10 @@ def test_much_to_send_leaves_others_their_turn() -> None:
         turns += 1
     assert bench.socket.calls == 1_000
     assert turns == 7
-    assert bench.owner.said == ["congested", "relieved"]
+    assert bench.owner.calls == ["congested", "relieved"]
 
 
-def test_answers_do_not_pile_up() -> None:
+def test_answers_are_dropped_when_many_trains_wait() -> None:
     bench = Bench()
     bench.socket.refuse = lambda size, segment, to: errno.EAGAIN
     for _ in range(udp.MOST_WAITING + 5):
@@ -340,7 +340,7 @@ def drops(n: int) -> tuple[int, int, bytes]:
     return (socket.SOL_SOCKET, udp.SO_RXQ_OVFL, pack("=I", n))
 
 
-def test_what_comes_in_is_handed_over_with_its_segment() -> None:
+def test_received_datagrams_have_their_segment() -> None:
     bench = Bench()
     other = (socket.SOL_IP, 1, b"1234")
     bench.socket.incoming = [(b"abcabc", [other, gro(3)], THERE), (b"abcd", [], AWAY), (b"", [], AWAY)]
@@ -349,7 +349,7 @@ def test_what_comes_in_is_handed_over_with_its_segment() -> None:
     assert bench.owner.turns == 1
 
 
-def test_what_follows_on_is_handed_over_as_one_train() -> None:
+def test_consecutive_datagrams_become_one_train() -> None:
     bench = Bench()
     bench.socket.incoming = [
         (b"abcdef", [gro(3)], THERE),
@@ -390,7 +390,7 @@ def test_what_follows_on_is_handed_over_as_one_train() -> None:
 def test_threat_receive_buffer_overflow_a_flood_leaves_others_their_turn(
     data: bytes, options: list[Any], calls: int
 ) -> None:
-    """PROTOCOLS: receive buffer overflow; so many calls, datagrams and bytes a turn, and not more."""
+    """Threat: receive buffer overflow; a turn is bounded in calls, datagrams and bytes."""
     bench = Bench()
     bench.socket.incoming = [(data, options, THERE)] * 1_000
     bench.port.doRead()
@@ -398,7 +398,7 @@ def test_threat_receive_buffer_overflow_a_flood_leaves_others_their_turn(
     assert b"".join(received for received, _, _ in bench.owner.received) == data * calls
 
 
-def test_what_the_kernel_drops_is_counted() -> None:
+def test_datagrams_dropped_by_the_kernel_are_counted() -> None:
     """Threat: receive buffer overflow."""
     bench = Bench()
     bench.socket.incoming = [(b"x", [drops(n)], THERE) for n in (0, 0, 5, 5, 7, 0xFFFFFFFF)]
@@ -420,7 +420,7 @@ def test_errors_while_reading_do_not_stop_the_port() -> None:
     assert len(bench.socket.incoming) == 1_000 - udp.READ_CALLS
 
 
-def test_a_bug_met_by_one_datagram_does_not_make_it_deaf(logged_errors: Any) -> None:
+def test_exception_for_one_datagram_does_not_stop_the_port(logged_errors: Any) -> None:
     bench = Bench()
     bench.owner.fail = True
     bench.socket.incoming = [(b"x", [], THERE), (b"x", [], AWAY)]
@@ -438,7 +438,7 @@ def test_a_bug_met_by_one_datagram_does_not_make_it_deaf(logged_errors: Any) -> 
     assert bench.owner.received == [(b"y", 1, THERE)]
 
 
-def test_closed_in_the_midst_of_reading() -> None:
+def test_port_may_be_closed_while_reading() -> None:
     bench = Bench()
     bench.owner.datagrams_received = lambda *_: bench.port.close()  # type: ignore[method-assign]
     bench.socket.incoming = [(b"x", [], THERE), (b"x", [], AWAY), (b"x", [], AWAY)]
@@ -450,7 +450,7 @@ def test_closed_in_the_midst_of_reading() -> None:
     bench.port.stop_reading()
 
 
-def test_a_kernel_without_any_of_it() -> None:
+def test_port_works_without_kernel_support() -> None:
     def old(made: FakeSocket) -> None:
         made.no_options = {udp.UDP_GRO, udp.SO_RXQ_OVFL, socket.SO_RCVBUF}
         made.receive_buffer = 1_000
@@ -463,7 +463,7 @@ def test_a_kernel_without_any_of_it() -> None:
     assert bench.owner.received == [(b"x", 1, THERE)]
 
 
-def test_the_options_that_are_set() -> None:
+def test_socket_options_are_set() -> None:
     assert Bench().socket.options == {
         (socket.SOL_SOCKET, socket.SO_RCVBUF): 4 << 20,
         (socket.SOL_SOCKET, udp.SO_RXQ_OVFL): 1,
@@ -472,7 +472,7 @@ def test_the_options_that_are_set() -> None:
     assert (udp.SOL_UDP, udp.UDP_GRO) not in Bench(batching=False).socket.options
 
 
-def test_stop_reading_still_sends() -> None:
+def test_stopped_reading_still_sends() -> None:
     bench = Bench()
     bench.port.stop_reading()
     assert bench.reactor.readers == set()
