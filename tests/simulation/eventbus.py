@@ -127,9 +127,9 @@ class Listener(Service):
             judge.request(message)
             server.request_received(message, count)
 
-        snapshot = ServerPort(self.host, side.room, judge.answers, request, server.requests_over)
+        snapshot = ServerPort(self.host, side.room, judge.answers, request, server.serve_snapshots)
         publisher = ServerPort(self.host, side.room * 10, judge.broadcasts)
-        collector = ServerPort(self.host, 1, judge.answers, pub, server.pubs_over)
+        collector = ServerPort(self.host, 1, judge.answers, pub, server.publish_turn)
         side.listening = dict(zip(PORTS, (snapshot, publisher, collector), strict=True))
         server.start(snapshot, publisher, collector)
 

@@ -18,7 +18,7 @@ from twisted.internet.error import ConnectionLost
 from world import Host, World
 
 from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
-from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Crowded, Full, Gone
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Full, Gone, MemoryFull
 
 Message = list[bytes]
 
@@ -171,7 +171,7 @@ class ServerPort(Port):
         size = len(message[-1])
         large = lent is not None and size >= lent.free
         if lent is not None and large and not lent.fits(size):
-            raise Crowded
+            raise MemoryFull
         if self.receive is None:
             self._publish(parcel)
         else:

@@ -30,7 +30,7 @@ from fyrehose.protocols.eventbus.ports import Peers, Port
 from fyrehose.protocols.eventbus.session import Batch, Refused, ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
-from fyrehose.protocols.eventbus.zmqport import Crowded, Full, Gone
+from fyrehose.protocols.eventbus.zmqport import Full, Gone, MemoryFull
 from fyrehose.records import Delivery
 
 log = Logger()
@@ -87,7 +87,7 @@ class EventBusServer:
         self._laggards_checked = 0.0
         self._session = ServerSession(settings)
         self._account = broker.budget.account(self)
-        self._crowded = False
+        self._over_budget = False
         self._in_flight = 0
         self._published = 0
         self._unwritten: list[Batch] = []
@@ -135,11 +135,11 @@ class EventBusServer:
     # Called by the budget, to pause and resume the reading of COLLECTOR.
 
     def pauseProducing(self) -> None:
-        self._crowded = True
+        self._over_budget = True
         self._update_reading()
 
     def resumeProducing(self) -> None:
-        self._crowded = False
+        self._over_budget = False
         self._update_reading()
 
     # Called by the ports.
@@ -150,7 +150,7 @@ class EventBusServer:
         if refused is not None:
             self._drop(refused, self._collector)
 
-    def pubs_over(self) -> None:
+    def publish_turn(self) -> None:
         """Publish all events of this turn of COLLECTOR in one batch."""
         batch = self._session.take()
         if batch is not None:
@@ -191,7 +191,7 @@ class EventBusServer:
                 port=self._snapshot.name,
             )
 
-    def requests_over(self) -> None:
+    def serve_snapshots(self) -> None:
         """Send snapshots: a turn of SNAPSHOT is over, or its socket has room again."""
         if len(self._session.snapshots):
             self._serve_soon(0)
@@ -267,7 +267,7 @@ class EventBusServer:
         self._update_reading()
 
     def _update_reading(self) -> None:
-        if self._crowded or self._unwritten or self._reading_ended:
+        if self._over_budget or self._unwritten or self._reading_ended:
             self._collector.pause()
         else:
             self._collector.start()
@@ -393,7 +393,7 @@ class EventBusServer:
                 sent += 1
                 left -= 1
         except Full as full:
-            snapshot.starved = isinstance(full, Crowded) and not snapshot.account.size
+            snapshot.starved = isinstance(full, MemoryFull) and not snapshot.account.size
             self._park(snapshot, now)
         except Gone:
             self._cancel(snapshot, "snapshot-left")

@@ -231,9 +231,9 @@ class EventBusService(Service):
         )
         server = self._server = EventBusServer(reactor, self._broker, self._settings, peers)
         names = [f"{name} (port {port})" for port, name in enumerate(NAMES, self._port)]
-        requests = ZMQPort(reactor, snapshot, server.request_received, server.requests_over, names[0])
+        requests = ZMQPort(reactor, snapshot, server.request_received, server.serve_snapshots, names[0])
         broadcasts = ZMQPort(reactor, publisher, name=names[1])
-        pubs = ZMQPort(reactor, collector, server.pub_received, server.pubs_over, names[2])
+        pubs = ZMQPort(reactor, collector, server.pub_received, server.publish_turn, names[2])
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
         self._monitors = [

@@ -51,7 +51,7 @@ class Full(Exception):
     """The queue of the peer is full, or there is no peer; no part of the message was sent."""
 
 
-class Crowded(Full):
+class MemoryFull(Full):
     """The message would exceed the memory for queued messages; no part of it was sent."""
 
 
@@ -119,7 +119,7 @@ class ZMQPort:
         """Send one message, completely or not at all.
 
         :param lent: accounts for the memory of large messages, which are sent without a copy; None: copy
-        :raises Crowded: *lent* has no room for the message
+        :raises MemoryFull: *lent* has no room for the message
         :raises Full: the queue of the peer (ROUTER), or the queues of all peers (DEALER), are full
         :raises Gone: no such peer is connected to the ROUTER
         """
@@ -127,7 +127,7 @@ class ZMQPort:
         size = len(data)
         small = lent is None or size < lent.free
         if lent is not None and not small and not lent.fits(size):
-            raise Crowded
+            raise MemoryFull
         try:
             if lent is None or small:
                 self._messages.send(frames)

@@ -19,7 +19,7 @@ from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
 from fyrehose.protocols.eventbus.ports import Peers
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
-from fyrehose.protocols.eventbus.zmqport import Crowded, Full, Gone
+from fyrehose.protocols.eventbus.zmqport import Full, Gone, MemoryFull
 from fyrehose.records import Buffer
 from fyrehose.testing import MemoryJournal
 
@@ -95,7 +95,7 @@ class FakePort:
             raise Gone
         accounted = lent is not None and size >= lent.free
         if lent is not None and accounted and not lent.fits(size):
-            raise Crowded
+            raise MemoryFull
         if client in self.room:
             if not self.room[client]:
                 raise Full
@@ -154,13 +154,13 @@ class World:
         """Receive PUBs in one turn."""
         for frames in events:
             self.server.pub_received([identity, *frames], 1 + len(frames))
-        self.server.pubs_over()
+        self.server.publish_turn()
         self.run()
 
     def ask(self, *frames: bytes, identity: bytes = b"c") -> None:
         """Receive a message at SNAPSHOT."""
         self.server.request_received([identity, *frames], 1 + len(frames))
-        self.server.requests_over()
+        self.server.serve_snapshots()
 
     def count(self, what: str) -> int:
         return self.broker.counters.counts["eventbus", what]

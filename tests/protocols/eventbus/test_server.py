@@ -212,7 +212,7 @@ class TestSnapshots:
         world.clock.advance(0)
         assert len(world.snapshot.sent) == 500
         world.server.pub_received([b"p", *make_event()], 7)
-        world.server.pubs_over()
+        world.server.publish_turn()
         world.clock.advance(0)
         assert world.sequences() == [3_001], "broadcasts do not wait for the snapshot"
         world.run()
@@ -241,7 +241,7 @@ class TestSnapshots:
         assert len(world.snapshot.sent) == 700
         world.pass_time(4)
         world.snapshot.room.clear()
-        world.server.requests_over()
+        world.server.serve_snapshots()
         world.run()
         sent = world.snapshot.take()
         assert [int(frames[3]) for frames in sent[:-1]] == list(range(1, 2_001))
@@ -295,7 +295,7 @@ class TestSnapshots:
         self.fill(world, 100)
         for n in range(1_000):
             world.server.request_received([b"%d" % n, b"SYNCSTART", b"", b"0"], 4)
-        world.server.requests_over()
+        world.server.serve_snapshots()
         world.run(500)
         sent = world.snapshot.take()
         assert sum(frames[1] == b"SYNCEND" for frames in sent) == 1_000, "specification: the server MUST respond"
@@ -420,7 +420,7 @@ class TestStopping:
         assert world.collector.reading
         world.publish(*make_event(2))
         world.collector.empty = True
-        world.server.pubs_over()
+        world.server.publish_turn()
         assert not world.collector.reading
         assert done == []
         world.journal.commit()

@@ -43,23 +43,25 @@ class Reactor(Clock):
     def removeReader(self, reader: Any) -> None:
         self.readers.discard(reader)
 
-    def turn(self) -> None:
-        """Call readable readers, then calls that are due."""
-        readable, _, _ = select([reader for reader in self.readers if reader.fileno() >= 0], [], [], 0)
+    def turn(self, timeout: float = 0.0) -> None:
+        """Call readable readers, then calls that are due; wait up to *timeout* seconds for the former."""
+        readable, _, _ = select([reader for reader in self.readers if reader.fileno() >= 0], [], [], timeout)
         for reader in readable:
             reader.doRead()
-        due = [call for call in self.calls if call.getTime() <= self.seconds()]
-        for call in due:
+        for call in self.due():
             if call.active():
                 self.calls.remove(call)
                 call.called = 1
                 call.func(*call.args, **call.kw)
 
+    def due(self) -> list[Any]:
+        return [call for call in self.calls if call.getTime() <= self.seconds()]
+
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 20
         while not condition():
             assert time.monotonic() < deadline
-            self.turn()
+            self.turn(0.0 if self.due() else 0.01)
 
 
 _sockets: list[zmq.Socket[bytes]] = []
@@ -154,6 +156,7 @@ def test_messages_before_start_are_read(context: Context) -> None:
     pair.peer.send(b"early")
     pair.port.start()
     pair.reactor.until(lambda: bool(pair.received))
+    assert pair.received == [([b"\0peer\xff", b"early"], 2)]
 
 
 def test_long_turn_is_continued_in_the_next(context: Context) -> None:
@@ -220,6 +223,7 @@ def test_messages_hidden_by_a_send_are_read(context: Context) -> None:
         if n % 50 == 0:
             pair.reactor.turn()
     pair.reactor.until(lambda: len(pair.received) == 5_000)
+    assert [frames[1] for frames, _ in pair.received] == [b"%d" % n for n in range(5_000)]
 
 
 @pytest.mark.parametrize("failure", [Full, Gone])
@@ -305,6 +309,8 @@ def test_owner_is_called_when_there_is_room_again(context: Context) -> None:
     for _ in range(3):
         pair.peer.recv()
     pair.reactor.until(lambda: bool(pair.turns))
+    pair.port.send([b"\0peer\xff", b"again"])
+    assert pair.peer.recv() == b"again"
 
 
 def test_publisher_processes_subscriptions(context: Context) -> None:
