@@ -20,7 +20,7 @@ from twisted.internet.defer import Deferred
 from world import Host, Violation, World
 from zeromq import ClientPort, Message, ServerPort
 
-from fyrehose.protocols.eventbus.client import EventBusClient, Unconfirmable
+from fyrehose.protocols.eventbus.client import EventBusClient, PubUnconfirmed
 from fyrehose.protocols.eventbus.client_session import Options
 from fyrehose.protocols.eventbus.frames import SYNC, Broadcast, Dialect, Subtrees, Sync, SyncEnd, SyncStart
 from fyrehose.protocols.eventbus.server import EventBusServer
@@ -229,7 +229,7 @@ class Client:
             event = side.events[payload] = Published(topic)
             side.history.send(STREAM, payload, Sent(self.name, None, partial(event.copies, side.settings.dedup)))
             self.client.publish(topic, payload).addCallback(partial(self._confirmed, payload)).addErrback(
-                lambda failure: failure.trap(Unconfirmable, Violation)
+                lambda failure: failure.trap(PubUnconfirmed, Violation)
             ).addBoth(self._settled)
 
     def _confirmed(self, payload: bytes, seq: int) -> None:

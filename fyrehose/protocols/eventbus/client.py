@@ -58,7 +58,7 @@ MOST_TOPICS = 1_000
 NEEDED = {"publisher", "snapshot"}
 
 
-class Unconfirmable(PublishError):
+class PubUnconfirmed(PublishError):
     """The BROADCAST of an event did not arrive in time, so the event may or may not be published."""
 
     retriable = True
@@ -166,7 +166,7 @@ class EventBusClient:
         :param timestamp: ISO 8601 text; default: the current time
         :param uuid: default: a new UUID of version 4
         :return: fires with the sequence of the event when its BROADCAST or SYNC arrives, so that it is durable on the
-            server; fails with :class:`Unconfirmable` if none arrives after ``options.retries``, or if the client is
+            server; fails with :class:`PubUnconfirmed` if none arrives after ``options.retries``, or if the client is
             closed
         :raises LocalProtocolError: a label or the data is too long, the client is not connected, or more than twice
             ``options.window`` events are unconfirmed
@@ -221,7 +221,7 @@ class EventBusClient:
         return None if self._session is None else self._session.position
 
     def close(self) -> Deferred[None]:
-        """Close the client; unconfirmed events fail with :class:`Unconfirmable`.
+        """Close the client; unconfirmed events fail with :class:`PubUnconfirmed`.
 
         :return: fires when all sockets are closed
         """
@@ -387,7 +387,7 @@ class EventBusClient:
         elif isinstance(event, Confirmed):
             event.handle.callback(event.sequence)
         elif isinstance(event, Unconfirmed):
-            event.handle.errback(Unconfirmable("no BROADCAST of the event arrived: it may or may not be published"))
+            event.handle.errback(PubUnconfirmed("no BROADCAST of the event arrived: it may or may not be published"))
         elif isinstance(event, Lost):
             self.on_lost(event.first, event.last)
         elif isinstance(event, Synchronised):

@@ -142,8 +142,10 @@ class ClientSession:
         self._subtrees = Subtrees.of(options.subtrees)
         self._random = random
         self._pubs = Confirmations(options.confirm, options.retries)
+        #: the highest sequence that was delivered, and those beyond `position` that were delivered
         self._highest = 0
         self._ahead: set[int] = set()
+        #: broadcasts that wait for the end of the synchronization, and whether some were dropped
         self._held: list[Broadcast] = []
         self._held_bytes = 0
         self._overflowed = False
@@ -151,8 +153,10 @@ class ClientSession:
         # Broadcasts are held back from the beginning, because the events before them have to be delivered first.
         self._syncing = True
         self._unanswered = False
+        #: sequence of the last SYNCSTART, and the last broadcast that arrived before it
         self._requested = 0
         self._covered = 0
+        #: time of the last message, and of the last SYNCEND
         self._progressed = self._checked = now
         self._spread = self._jitter()
         self._out: list[Broadcast] = []
@@ -211,7 +215,7 @@ class ClientSession:
             if frames and frames[0] == SYNCEND:
                 end = _parsed(SyncEnd.parse, frames, events)
                 if end is not None:
-                    self._end(end, events, now)
+                    self._end_sync(end, events, now)
             else:
                 sync = _parsed(Sync.parse, frames, events)
                 if sync is not None:
@@ -226,41 +230,42 @@ class ClientSession:
             if now - self._progressed >= self.options.answer:
                 events.append(Silent())
                 self._request_sync(now, Target.NEW_SNAPSHOT)
-        elif now >= self._due():
+        elif now >= self._sync_due():
             self._request_sync(now)
         if self._pubs.next_due() <= now and not self._syncing:
             if self.position is None:
                 self._resend(events, now)
             else:
-                # They may be published: the synchronization confirms those, and _end sends the others again.
+                # They may be published: the synchronization confirms those, and _end_sync sends the others again.
                 self._request_sync(now)
         return events
 
     def next_due(self) -> float:
         """Return the time at which :meth:`tick` has to be called."""
-        due = self._progressed + self.options.answer if self._syncing else self._due()
+        due = self._progressed + self.options.answer if self._syncing else self._sync_due()
         return due if self._syncing else min(due, self._pubs.next_due())
 
     # Received messages.
 
     def _broadcast(self, broadcast: Broadcast, events: list[Event], now: float) -> None:
+        """Process a BROADCAST: confirm an own event, notice another journal, then hold or deliver the event."""
         self._confirm(broadcast, events)
         seq = broadcast.sequence
         if not self._syncing:
             self._progressed = now
-        heard, self._last_broadcast = self._last_broadcast, seq
+        previous, self._last_broadcast = self._last_broadcast, seq
         if not self.options.subscribe or not self._subtrees.match(broadcast.topic):
             return
-        if heard is not None and seq <= heard:
+        if previous is not None and seq <= previous:
             self._restart(events, now)
         if self.position is None:
             self.position = seq - 1
         if self._syncing:
             self._hold(broadcast)
         else:
-            self._take(broadcast, now)
+            self._deliver(broadcast, now)
 
-    def _take(self, broadcast: Broadcast, now: float) -> None:
+    def _deliver(self, broadcast: Broadcast, now: float) -> None:
         """Deliver a broadcast, or request the events that are missing before it."""
         assert self.position is not None
         seq = broadcast.sequence
@@ -279,6 +284,7 @@ class ClientSession:
             self._request_sync(now)
 
     def _sync(self, sync: Sync, events: list[Event], now: float) -> None:
+        """Process a SYNC: confirm an own event, and deliver the event if it is new, late if it is out of order."""
         self._confirm(sync, events)
         if not self._syncing or self.position is None:
             return
@@ -297,7 +303,7 @@ class ClientSession:
         else:
             self._out.append(sync)
 
-    def _end(self, end: SyncEnd, events: list[Event], now: float) -> None:
+    def _end_sync(self, end: SyncEnd, events: list[Event], now: float) -> None:
         """End a synchronization: deliver the broadcasts that were held back, up to the next gap."""
         if not self._syncing:
             return
@@ -325,6 +331,7 @@ class ClientSession:
             self._request_sync(now)
 
     def _release(self, broadcast: Broadcast, events: list[Event], now: float) -> None:
+        """Deliver a broadcast that was held back, or hold it further if a new synchronization has begun."""
         assert self.position is not None
         seq = broadcast.sequence
         if self._syncing:
@@ -335,9 +342,10 @@ class ClientSession:
             # The broadcast arrived before the request, so the answer would have had the missing events.
             self._report_lost(self.position + 1, seq - 1, events)
             self.position = seq - 1
-        self._take(broadcast, now)
+        self._deliver(broadcast, now)
 
     def _restart(self, events: list[Event], now: float) -> None:
+        """Start again with the first event of another journal."""
         self._flush(events)
         events.append(Restarted())
         self.position = self._highest = 0
@@ -388,7 +396,7 @@ class ClientSession:
             self._to_send.append((Target.COLLECTOR, frames))
         events += self._pubs.given_up()
 
-    def _due(self) -> float:
+    def _sync_due(self) -> float:
         due = self._progressed + self.options.quiet * self._spread
         if self._ahead and self.options.recheck:
             due = min(due, self._checked + self.options.recheck * self._spread)

@@ -27,7 +27,7 @@ def world(make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> An
     return world
 
 
-class Reader:
+class Subscriber:
     def __init__(self, world: Any, after: int | None) -> None:
         self.payloads: list[bytes] = []
         self.lost: list[tuple[int, int]] = []
@@ -49,7 +49,7 @@ def fired(deferred: Deferred[Any]) -> bool:
 
 def test_module_provides_clients(world: Any) -> None:
     assert verifyObject(IClients, cli)
-    assert verifyObject(ITailer, Reader(world, None).tailer)
+    assert verifyObject(ITailer, Subscriber(world, None).tailer)
     assert cli.default_port == 2323
 
 
@@ -67,79 +67,79 @@ def test_publisher_confirms_messages(world: Any) -> None:
 
 def test_tailer_pauses_and_resumes(world: Any) -> None:
     world.send(Push(data=b"1"), Push(data=b"2"))
-    reader = Reader(world, 0)
-    assert not reader.tailer.connect().called
+    subscriber = Subscriber(world, 0)
+    assert not subscriber.tailer.connect().called
     world.run(1)
-    assert reader.payloads == [b"1", b"2"]
-    reader.tailer.pause()
-    reader.tailer.pause()
+    assert subscriber.payloads == [b"1", b"2"]
+    subscriber.tailer.pause()
+    subscriber.tailer.pause()
     world.send(Push(data=b"3"))
     world.run(1)
-    assert reader.payloads == [b"1", b"2"]
-    reader.tailer.resume()
+    assert subscriber.payloads == [b"1", b"2"]
+    subscriber.tailer.resume()
     world.send(Push(data=b"4"))
     world.run(2)
-    assert reader.payloads == [b"1", b"2", b"3", b"4"]
-    assert fired(reader.tailer.close())
-    assert reader.lost == []
+    assert subscriber.payloads == [b"1", b"2", b"3", b"4"]
+    assert fired(subscriber.tailer.close())
+    assert subscriber.lost == []
 
 
 def test_tailer_paused_before_the_first_record_keeps_its_start(world: Any) -> None:
     world.send(Push(data=b"1"))
-    reader = Reader(world, 0)
-    reader.tailer.connect().addErrback(lambda why: None)
-    reader.tailer.pause()
-    assert fired(reader.tailer.close())
-    reader.tailer.resume()
+    subscriber = Subscriber(world, 0)
+    subscriber.tailer.connect().addErrback(lambda why: None)
+    subscriber.tailer.pause()
+    assert fired(subscriber.tailer.close())
+    subscriber.tailer.resume()
     world.run(1)
-    assert reader.payloads == [b"1"]
-    reader.tailer.close()
+    assert subscriber.payloads == [b"1"]
+    subscriber.tailer.close()
 
 
 def test_tailer_resumes_when_the_server_returns(world: Any) -> None:
-    reader = Reader(world, None)
-    reader.tailer.connect()
+    subscriber = Subscriber(world, None)
+    subscriber.tailer.connect()
     world.run(0.1)
-    reader.tailer.pause()
+    subscriber.tailer.pause()
     world.server.stop()
-    reader.tailer.resume()
+    subscriber.tailer.resume()
     world.run(6)
     world.serve()
     world.run(6)
     world.send(Push(data=b"1"))
     world.run(1)
-    assert reader.payloads == [b"1"], "it continues when the server returns"
-    reader.tailer.close()
+    assert subscriber.payloads == [b"1"], "it continues when the server returns"
+    subscriber.tailer.close()
 
 
 def test_shortfall_names_missing_records(world: Any) -> None:
     for i in range(1, 10):
         world.send(Push(data=b"%d" % i))
     world.journal.forget("backbone", 4)
-    reader = Reader(world, 0)
-    reader.tailer.connect()
+    subscriber = Subscriber(world, 0)
+    subscriber.tailer.connect()
     world.run(1)
     missing = "records 1 to 3 did not arrive: no longer kept, or the answers were lost"
-    assert reader.tailer.shortfall(False) == missing, "a gap that is still requested"
-    assert reader.tailer.shortfall(True) == ""
+    assert subscriber.tailer.shortfall(False) == missing, "a gap that is still requested"
+    assert subscriber.tailer.shortfall(True) == ""
     world.run(12)
-    assert (reader.lost, reader.payloads) == ([(1, 3)], [b"4", b"5", b"6", b"7", b"8", b"9"])
-    assert reader.tailer.shortfall(True) == missing, "a gap that was given up"
+    assert (subscriber.lost, subscriber.payloads) == ([(1, 3)], [b"4", b"5", b"6", b"7", b"8", b"9"])
+    assert subscriber.tailer.shortfall(True) == missing, "a gap that was given up"
     world.server.stop()
     world.run(6)
     gone = "the server has not answered for 5 s: the records after 9 may be missing"
-    assert reader.tailer.shortfall(False) == f"{missing}; {gone}"
-    assert reader.tailer.shortfall(True) == missing
-    reader.tailer.close()
+    assert subscriber.tailer.shortfall(False) == f"{missing}; {gone}"
+    assert subscriber.tailer.shortfall(True) == missing
+    subscriber.tailer.close()
 
 
 def test_shortfall_is_empty_for_a_complete_tail(world: Any) -> None:
     world.send(Push(data=b"1"))
-    reader = Reader(world, 0)
-    reader.tailer.connect()
+    subscriber = Subscriber(world, 0)
+    subscriber.tailer.connect()
     world.run(3)
-    assert (reader.tailer.shortfall(False), reader.tailer.shortfall(True)) == ("", "")
-    reader.tailer.close()
+    assert (subscriber.tailer.shortfall(False), subscriber.tailer.shortfall(True)) == ("", "")
+    subscriber.tailer.close()
 
 
 def test_publisher_waits_for_the_server(world: Any) -> None:

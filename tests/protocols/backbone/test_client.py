@@ -20,7 +20,7 @@ from fyrehose.records import Run
 Make = Callable[..., Any]
 
 
-class Reader:
+class Subscriber:
     """Records what a client delivers; keywords are passed to the client."""
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ def outcome(deferred: Deferred[Any]) -> Any:
 
 
 def test_publish_and_subscribe(make_world: Make) -> None:
-    world, reader = make_world(), Reader()
-    client = connected(world, world.client(1, **reader.callbacks))
+    world, subscriber = make_world(), Subscriber()
+    client = connected(world, world.client(1, **subscriber.callbacks))
     published = [client.publish(b"%d" % i) for i in range(200)]
     world.run(0.1)
     assert [outcome(each) for each in published] == list(range(1, 201))
-    assert reader.records == [(i + 1, b"%d" % i) for i in range(200)]
-    assert reader.alive == [True]
+    assert subscriber.records == [(i + 1, b"%d" % i) for i in range(200)]
+    assert subscriber.alive == [True]
     assert (client.position, client.address) == (200, ("10.0.1.1", 5000))
     client.close()
     assert outcome(client.close()) is None
@@ -81,17 +81,17 @@ def test_messages_of_one_turn_share_a_train(make_world: Make) -> None:
 
 
 def test_catch_up_from_the_oldest_record(make_world: Make) -> None:
-    world, reader = make_world(), Reader()
+    world, subscriber = make_world(), Subscriber()
     for i in range(25):
         world.send(*[Push(data=b"%d" % i)] * 500)
-    connected(world, world.client(1, after=0, **reader.callbacks))
+    connected(world, world.client(1, after=0, **subscriber.callbacks))
     world.run(3, step=0.05)
-    assert reader.records == [(seq + 1, b"%d" % (seq // 500)) for seq in range(12_500)]
-    assert reader.gaps == []
+    assert subscriber.records == [(seq + 1, b"%d" % (seq // 500)) for seq in range(12_500)]
+    assert subscriber.gaps == []
 
 
 def test_catch_up_from_a_sequence_with_removed_records(make_world: Make) -> None:
-    world, late, early = make_world(), Reader(), Reader()
+    world, late, early = make_world(), Subscriber(), Subscriber()
     for i in range(1, 21):
         world.send(Push(data=b"%d" % i))
     world.journal.forget("backbone", 11)
@@ -105,9 +105,9 @@ def test_catch_up_from_a_sequence_with_removed_records(make_world: Make) -> None
 
 def test_peer_answers_a_request(make_world: Make) -> None:
     """A subscriber misses one message; the peer that stores it sends it directly."""
-    world, reader = make_world(), Reader()
+    world, subscriber = make_world(), Subscriber()
     peer = connected(world, world.client(1, store=1 << 20))
-    client = connected(world, world.client(2, **reader.callbacks))
+    client = connected(world, world.client(2, **subscriber.callbacks))
     for i in range(1, 31):
         data = b"%d" % i
         if i % 3 == 0:
@@ -116,7 +116,7 @@ def test_peer_answers_a_request(make_world: Make) -> None:
         world.network.ports[client.address] = client._port
         world.run(0.5, step=0.05)
     world.run(2)
-    assert reader.records == [(i, b"%d" % i) for i in range(1, 31)]
+    assert subscriber.records == [(i, b"%d" % i) for i in range(1, 31)]
     forwards = [frame for frame in world.network.sent_to(peer.address) if isinstance(frame, Forward)]
     straight = [to for source, to, _ in world.network.log if source == peer.address and to == client.address]
     assert len(forwards) >= 3
@@ -137,17 +137,17 @@ def test_connect_fails_without_an_answer(make_world: Make) -> None:
 
 
 def test_client_reports_lost_and_found_server(make_world: Make) -> None:
-    world, reader = make_world(), Reader()
-    client = connected(world, world.client(1, timeout=3.0, **reader.callbacks))
+    world, subscriber = make_world(), Subscriber()
+    client = connected(world, world.client(1, timeout=3.0, **subscriber.callbacks))
     world.port.reading = False
     lost = client.publish(b"lost")
     world.run(8)
     assert isinstance(outcome(lost), PushUnconfirmed)
-    assert reader.alive == [True, False]
+    assert subscriber.alive == [True, False]
     kept = client.publish(b"kept")
     world.port.reading = True
     world.run(2)
-    assert reader.alive == [True, False, True]
+    assert subscriber.alive == [True, False, True]
     assert outcome(kept) == 1
 
 
@@ -209,17 +209,17 @@ def test_publish_is_refused_when_too_much_waits(make_world: Make, monkeypatch: p
 
 
 def test_failing_callback_does_not_stop_the_client(make_world: Make, logged_errors: Any) -> None:
-    world, reader = make_world(), Reader()
+    world, subscriber = make_world(), Subscriber()
 
     def take(run: Run) -> None:
-        reader.take(run)
+        subscriber.take(run)
         raise RuntimeError("a bug of the program")
 
     client = connected(world, world.client(1, on_records=take))
     for _ in range(3):
         client.publish(b"x")
         world.run(0.1)
-    assert len(reader.records) == 3
+    assert len(subscriber.records) == 3
     assert len(logged_errors.take()) == 3
 
 
@@ -272,12 +272,12 @@ def test_a_congested_port_holds_pushes_back(make_world: Make) -> None:
 
 
 def test_datagrams_of_strangers_are_ignored_and_counted(make_world: Make) -> None:
-    world, reader = make_world(), Reader()
-    client = connected(world, world.client(1, **reader.callbacks))
+    world, subscriber = make_world(), Subscriber()
+    client = connected(world, world.client(1, **subscriber.callbacks))
     world.network.carry(Deliver(seq=7, data=b"forged").encode(), ("10.6.6.6", 6), client.address)
     world.network.carry(b"\x40", ("10.6.6.6", 6), client.address)
     world.run(0.1)
-    assert reader.records == []
+    assert subscriber.records == []
     assert client.ignored == {"not-requested": 1, "unknown-type": 1}
 
 
@@ -325,7 +325,7 @@ def test_default_bind_address_faces_the_server() -> None:
 
 def test_address_in_use_fails_the_connection() -> None:
     class Silent(Clock):
-        """A reactor to which no reader is added."""
+        """A reactor to which no subscriber is added."""
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
@@ -341,10 +341,10 @@ def test_a_repaired_subscriber_ends_equal_to_the_journal(make_world: Make, seed:
     world = make_world()
     network = world.network
     network.random = Random(seed + 1_000)
-    readers = [Reader() for _ in range(3)]
+    readers = [Subscriber() for _ in range(3)]
     clients = [
-        connected(world, world.client(n, store=store, retries=3, timeout=1.0, **reader.callbacks))
-        for n, (reader, store) in enumerate(zip(readers, (1 << 20, 1 << 12, 0), strict=True))
+        connected(world, world.client(n, store=store, retries=3, timeout=1.0, **subscriber.callbacks))
+        for n, (subscriber, store) in enumerate(zip(readers, (1 << 20, 1 << 12, 0), strict=True))
     ]
     world.send(Push(data=b"the first"))  # everybody knows where the stream begins
     world.run(0.1)
@@ -361,9 +361,9 @@ def test_a_repaired_subscriber_ends_equal_to_the_journal(make_world: Make, seed:
     world.run(10, step=0.02)
 
     journal = list(enumerate(world.payloads(), 1))
-    for reader in readers:
-        assert reader.gaps == []
-        assert reader.records == journal
+    for subscriber in readers:
+        assert subscriber.gaps == []
+        assert subscriber.records == journal
     # Every confirmed message is in the journal with its sequence.
     results = {payload: outcome(deferred) for payload, deferred in published.items()}
     confirmed = {result: payload for payload, result in results.items() if isinstance(result, int)}

@@ -10,7 +10,7 @@ import zmq
 from twisted.internet.task import Clock
 
 from fyrehose.errors import Closed, LocalProtocolError
-from fyrehose.protocols.eventbus.client import EventBusClient, Unconfirmable
+from fyrehose.protocols.eventbus.client import EventBusClient, PubUnconfirmed
 from fyrehose.protocols.eventbus.client_session import Options
 from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED
 
@@ -30,17 +30,17 @@ class Bus:
     def __init__(self, fake: Any, **options: Any) -> None:
         self.fake = fake
         self.reactor = Reactor()
-        self.heard: list[Any] = []
+        self.reported: list[Any] = []
         names = {name: options.pop(name) for name in ("topics", "on_late", "server_key") if name in options}
         self.client = EventBusClient(
             self.reactor,
             options.pop("host", "127.0.0.1"),
             5556,
             options=Options(**options),
-            on_events=lambda events: self.heard.extend(event.sequence for event in events),
-            on_lost=lambda first, last: self.heard.append((first, last)),
-            on_restart=lambda: self.heard.append("restart"),
-            on_alive=lambda alive: self.heard.append(alive),
+            on_events=lambda events: self.reported.extend(event.sequence for event in events),
+            on_lost=lambda first, last: self.reported.append((first, last)),
+            on_restart=lambda: self.reported.append("restart"),
+            on_alive=lambda alive: self.reported.append(alive),
             now=lambda: 1_714_558_830_123_000,
             producer="tests",
             **names,
@@ -58,8 +58,8 @@ class Bus:
         """Connect to a server with an empty stream."""
         for name in ("publisher", "snapshot", "collector"):
             self.up(name)
-        (question,) = self.snapshot.sent
-        self.snapshot.get([b"SYNCEND", b"", question[2]])
+        (request,) = self.snapshot.sent
+        self.snapshot.get([b"SYNCEND", b"", request[2]])
         self.snapshot.sent.clear()
 
 
@@ -112,12 +112,12 @@ def test_client_synchronizes_once_both_ports_are_connected(make_bus: Any) -> Non
     assert bus.snapshot.sent == [[b"SYNCSTART", b"", bytes(8)]]
     assert not bus.connecting.called
     bus.snapshot.get([b"SYNC", *broadcast(1)])
-    assert bus.heard == [1]
+    assert bus.reported == [1]
     bus.snapshot.get([b"SYNCEND", b"", b"1"])
     assert bus.connecting.called
-    assert bus.heard == [1, True]
+    assert bus.reported == [1, True]
     bus.publisher.get(broadcast(2), broadcast(3))
-    assert bus.heard[2:] == [2, 3]
+    assert bus.reported[2:] == [2, 3]
     assert bus.client.position == 3
 
 
@@ -129,7 +129,7 @@ def test_publish_fires_with_the_sequence(make_bus: Any) -> None:
     assert bus.publisher.socket.subscriptions == [b"/p/"]
     assert bus.collector.sent == [[b"/p/", b"null", b"tests", TIME, str(uuid).encode(), b"data"]]
     bus.publisher.get([b"/p/", b"9", b"tests", TIME, str(uuid).encode(), b"data"])
-    assert bus.heard == [True], "without Options.subscribe only confirmations are processed"
+    assert bus.reported == [True], "without Options.subscribe only confirmations are processed"
     assert bus.client._session.pending == 0
     results: list[int] = []
     published.addCallback(results.append)
@@ -198,7 +198,7 @@ def test_unconfirmed_publish_fails(make_bus: Any) -> None:
     bus.client.publish("/a/", b"1").addErrback(lambda failure: failed.append(failure.value))
     for _ in range(30):
         bus.reactor.advance(0.1)
-    assert [type(error) for error in failed] == [Unconfirmable]
+    assert [type(error) for error in failed] == [PubUnconfirmed]
     assert len(bus.collector.sent) == 2
 
 
@@ -208,12 +208,12 @@ def test_client_resynchronizes_after_a_reconnect(make_bus: Any) -> None:
     bus.publisher.get(broadcast(1))
     bus.monitors["publisher"].happened(DISCONNECTED, 0)
     bus.monitors["snapshot"].happened(DISCONNECTED, 0)
-    assert bus.heard == [True, 1, False]
+    assert bus.reported == [True, 1, False]
     bus.up("snapshot")
     bus.up("publisher")
     assert bus.snapshot.sent == [[b"SYNCSTART", b"", b"\0\0\0\0\0\0\0\x01"]]
     bus.snapshot.get([b"SYNC", *broadcast(2)], [b"SYNCEND", b"", b"2"])
-    assert bus.heard[3:] == [2, True]
+    assert bus.reported[3:] == [2, True]
 
 
 def test_unanswered_request_is_repeated_on_a_new_connection(make_bus: Any) -> None:
@@ -257,7 +257,7 @@ def test_late_events(make_bus: Any) -> None:
         bus.reactor.advance(0.1)
     bus.snapshot.get([b"SYNC", *broadcast(3)], [b"SYNC", *broadcast(5)], [b"SYNCEND", b"/a/", b"5"])
     assert late == [3]
-    assert 5 in bus.heard
+    assert 5 in bus.reported
 
 
 def test_callbacks_report_lost_restarted_and_ignored(make_bus: Any) -> None:
@@ -265,9 +265,9 @@ def test_callbacks_report_lost_restarted_and_ignored(make_bus: Any) -> None:
     bus.begin()
     bus.publisher.get(broadcast(5))
     bus.snapshot.get([b"SYNC", *broadcast(3)], [b"SYNCEND", b"", b"5"])
-    assert bus.heard == [True, (1, 2), 3, (4, 4), 5]
+    assert bus.reported == [True, (1, 2), 3, (4, 4), 5]
     bus.publisher.get([b"nonsense"], broadcast(2))
-    assert bus.heard[-1] == "restart"
+    assert bus.reported[-1] == "restart"
     assert bus.client.ignored == {"wrong-frame-count": 1}
 
 
@@ -301,7 +301,7 @@ def test_close_fails_pending_calls_and_closes_sockets(make_bus: Any) -> None:
     bus.client.publish("/a/", b"").addErrback(lambda failure: failures.append(failure.value))
     bus.client.ready().addErrback(lambda failure: failures.append(failure.value))
     assert bus.client.close().called
-    assert [type(failure) for failure in failures] == [Unconfirmable, Closed, Closed]
+    assert [type(failure) for failure in failures] == [PubUnconfirmed, Closed, Closed]
     assert bus.fake.ports
     assert all(port.socket.linger for port in bus.fake.ports)  # libzmq may be in the middle of a message
     assert bus.client.close().called

@@ -52,7 +52,7 @@ def session(**options: Any) -> ClientSession:
     return ClientSession(Options(**options), Random(1), 0.0)
 
 
-def asked(one: ClientSession) -> list[tuple[Target, int]]:
+def requests(one: ClientSession) -> list[tuple[Target, int]]:
     """Return target and sequence of the SYNCSTARTs to send."""
     return [
         (to, int.from_bytes(bytes(frames[2]), "big")) for to, frames in one.data_to_send() if to is not Target.COLLECTOR
@@ -63,8 +63,8 @@ def ready(**options: Any) -> ClientSession:
     """Return a session that has synchronized with an empty stream."""
     one = session(**options)
     one.connected(0)
-    (question,) = asked(one)
-    one.receive_syncs([end(question[1], b";".join(s.encode() for s in options.get("subtrees", ())))], 0)
+    (request,) = requests(one)
+    one.receive_syncs([end(request[1], b";".join(s.encode() for s in options.get("subtrees", ())))], 0)
     return one
 
 
@@ -90,7 +90,7 @@ class TestTheStart:
     def test_start_with_new_events(self) -> None:
         one = session()
         one.connected(0)
-        assert asked(one) == [(Target.SNAPSHOT, 2**48 - 1)], "without a position: only checks that the server is alive"
+        assert requests(one) == [(Target.SNAPSHOT, 2**48 - 1)], "without a position: a check of the server"
         assert one.receive_broadcasts([broadcast(7)], 0) == []
         events = one.receive_syncs([end(2**48 - 1)], 0)
         assert sequences(events) == [7]
@@ -118,10 +118,10 @@ class TestTheStart:
     def test_start_with_new_events_and_a_gap_before_the_first_answer(self) -> None:
         one = session()
         one.connected(0)
-        asked(one)
+        requests(one)
         assert one.receive_broadcasts([broadcast(7), broadcast(9)], 0) == []
         assert sequences(one.receive_syncs([end(2**48 - 1)], 0)) == [7]
-        assert asked(one) == [(Target.SNAPSHOT, 7)]
+        assert requests(one) == [(Target.SNAPSHOT, 7)]
         assert one.position == 7, "the echoed sequence is no position"
         assert sequences(one.receive_syncs([sync(8), sync(9), end(9)], 0)) == [8, 9]
         assert sequences(one.receive_broadcasts([broadcast(10)], 0)) == [10]
@@ -129,19 +129,19 @@ class TestTheStart:
     def test_outstanding_answer_is_not_mistaken_for_the_next_one(self) -> None:
         one = session(after=0)
         one.connected(0)
-        assert asked(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(Target.SNAPSHOT, 0)]
         one.disconnected(1)
         one.connected(2)
-        assert asked(one) == [(Target.NEW_SNAPSHOT, 0)], "the first answer may still arrive"
+        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)], "the first answer may still arrive"
         one.receive_syncs([end(0)], 3)
         one.disconnected(4)
         one.connected(5)
-        assert asked(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(Target.SNAPSHOT, 0)]
 
     def test_start_after_a_sequence(self) -> None:
         one = session(after=5)
         one.connected(0)
-        assert asked(one) == [(Target.SNAPSHOT, 5)]
+        assert requests(one) == [(Target.SNAPSHOT, 5)]
         assert sequences(one.receive_syncs([sync(5), sync(6), end(6)], 0)) == [6]
 
     def test_decimal_dialect(self) -> None:
@@ -160,7 +160,7 @@ class TestGaps:
     def test_gap_is_requested_and_order_kept(self) -> None:
         one = ready(after=0)
         assert sequences(one.receive_broadcasts([broadcast(1), broadcast(4), broadcast(5)], 1)) == [1]
-        assert asked(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(Target.SNAPSHOT, 1)]
         assert sequences(one.receive_syncs([sync(2), sync(3), sync(4), sync(5), end(5)], 1)) == [2, 3, 4, 5]
         assert sequences(one.receive_broadcasts([broadcast(5), broadcast(6)], 1)) == []
 
@@ -198,19 +198,19 @@ class TestGaps:
     def test_gap_after_a_request_needs_another_request(self) -> None:
         one = session(after=0)
         one.connected(0)
-        asked(one)
+        requests(one)
         one.receive_broadcasts([broadcast(3), broadcast(4), broadcast(5)], 0)
         assert sequences(one.receive_syncs([sync(1), end(1)], 0)) == [1]
-        assert asked(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(Target.SNAPSHOT, 1)]
         assert sequences(one.receive_syncs([sync(2), sync(3), end(3)], 0)) == [2, 3, 4, 5]
 
     def test_gaps_with_subtrees_are_rechecked(self) -> None:
         one = ready(after=0, subtrees=("/a/",), recheck=60, quiet=1_000)
         assert sequences(one.receive_broadcasts([broadcast(3), broadcast(7), broadcast(9)], 1)) == [3, 7, 9]
-        assert asked(one) == []
+        assert requests(one) == []
         assert one.tick(59) == []
         assert one.tick(80) == []
-        assert asked(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(Target.SNAPSHOT, 0)]
         events = one.receive_syncs([sync(3), sync(5), sync(7), sync(9), sync(11), end(11, b"/a/")], 80)
         assert [(event.late, sequences([event])) for event in events if isinstance(event, Events)] == [
             (True, [5]),
@@ -232,11 +232,11 @@ class TestGaps:
     def test_dropped_held_broadcasts_are_requested_again(self) -> None:
         one = session(after=0)
         one.connected(0)
-        asked(one)
+        requests(one)
         one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(1, 40)], 0)
         assert one._held_bytes <= 16 << 20
         assert sequences(one.receive_syncs([end(0)], 0)) == list(range(1, 17))
-        assert asked(one) == [(Target.SNAPSHOT, 16)]
+        assert requests(one) == [(Target.SNAPSHOT, 16)]
         one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(40, 60)], 0)
         assert sequences(one.receive_syncs([*map(sync, range(17, 40)), end(39)], 0)) == list(range(17, 56))
         assert asked(one) == [(To.SNAPSHOT, 55)], "there is as much room as before"
@@ -256,7 +256,7 @@ class TestGaps:
         monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_AHEAD", 3)
         one = ready(after=0, subtrees=("/a/",))
         one.receive_broadcasts([broadcast(3), broadcast(5), broadcast(7)], 1)
-        assert asked(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(Target.SNAPSHOT, 0)]
 
 
 class TestTime:
@@ -301,18 +301,18 @@ class TestTime:
         assert one.next_due() >= 15
         one.receive_broadcasts([broadcast(1)], 10)
         assert one.tick(24) == []
-        assert asked(one) == []
+        assert requests(one) == []
         one.tick(29)
-        assert asked(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(Target.SNAPSHOT, 1)]
 
     def test_unanswered_request_is_repeated_on_a_new_connection(self) -> None:
         one = session(after=0, answer=10)
         one.connected(0)
-        asked(one)
+        requests(one)
         one.receive_syncs([sync(1)], 5)
         assert one.tick(14) == []
         assert one.tick(15) == [Silent()]
-        assert asked(one) == [(Target.NEW_SNAPSHOT, 1)]
+        assert requests(one) == [(Target.NEW_SNAPSHOT, 1)]
         assert one.next_due() == 25
 
     def test_reconnect_requests_missed_events(self) -> None:
@@ -321,7 +321,7 @@ class TestTime:
         one.disconnected(2)
         assert one.receive_broadcasts([broadcast(5)], 3) == [], "held until the missed events are known"
         one.connected(4)
-        assert asked(one) == [(Target.SNAPSHOT, 1)]
+        assert requests(one) == [(Target.SNAPSHOT, 1)]
         events = one.receive_syncs([sync(seq) for seq in range(2, 6)] + [end(5)], 4)
         assert sequences(events) == [2, 3, 4, 5]
 
@@ -335,7 +335,7 @@ class TestTime:
     def test_resume_requests_on_a_new_connection(self) -> None:
         one = ready(after=0)
         one.resumed(100)
-        assert asked(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
 
 
 class TestAnotherJournal:
@@ -363,10 +363,10 @@ class TestAnotherJournal:
         one.disconnected(2)
         one.connected(3)
         one.receive_syncs([end(3)], 3)
-        asked(one)
+        requests(one)
         events = one.receive_broadcasts([broadcast(1)], 4)
         assert events == [Restarted()]
-        assert asked(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
         assert sequences(one.receive_syncs([sync(1), end(1)], 4)) == [1]
 
     def test_decreasing_sequence_is_a_restart_without_prior_broadcasts(self) -> None:
@@ -375,28 +375,28 @@ class TestAnotherJournal:
         one.receive_syncs([sync(1), sync(2), end(2)], 0)
         one.tick(100)
         one.receive_syncs([end(2)], 100)
-        asked(one)
+        requests(one)
         assert one.receive_broadcasts([broadcast(1)], 101) != [Restarted()], (
             "the broadcast may have waited in the socket"
         )
         one = session(after=5)
         one.connected(0)
-        asked(one)
+        requests(one)
         one.receive_syncs([end(5)], 0)
         assert one.receive_broadcasts([broadcast(2)], 1) == [Restarted()]
 
     def test_answer_that_ends_before_the_position_is_a_restart(self) -> None:
         one = session(after=5)
         one.connected(0)
-        assert asked(one) == [(Target.SNAPSHOT, 5)]
+        assert requests(one) == [(Target.SNAPSHOT, 5)]
         assert one.receive_syncs([end(3)], 0) == [Restarted()]
-        assert asked(one) == [(Target.NEW_SNAPSHOT, 0)]
+        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
         assert sequences(one.receive_syncs([sync(1), sync(2), sync(3), end(3)], 1)) == [1, 2, 3]
 
     def test_answer_without_a_position_is_no_restart(self) -> None:
         one = session()
         one.connected(0)
-        assert asked(one) == [(Target.SNAPSHOT, (1 << 48) - 1)]
+        assert requests(one) == [(Target.SNAPSHOT, (1 << 48) - 1)]
         assert Restarted() not in one.receive_syncs([end(3)], 0)
 
 
@@ -426,7 +426,7 @@ class TestPublishing:
         one.publish(pub(b"other"), "not stored", 0)
         one.data_to_send()
         one.tick(5)
-        assert asked(one) == [(Target.SNAPSHOT, 0)]
+        assert requests(one) == [(Target.SNAPSHOT, 0)]
         assert one.tick(6) == []
         events = one.receive_syncs([sync(1), end(1)], 7)
         assert Confirmed(handle="stored", sequence=1) in events
