@@ -70,15 +70,13 @@ BOUNDARIES = {
     ),
     "relink.backlog": "tests/protocols/relink/test_limits.py::test_threat_backlog",
     "relink.backlog_size": "tests/protocols/relink/test_limits.py::test_threat_backlog_bytes",
-    "relink.drop_after": "tests/protocols/relink/test_server.py::test_silence_is_asked_and_then_given_up",
+    "relink.drop_after": "tests/protocols/relink/test_server.py::test_silent_peer_is_pinged_then_dropped",
     "relink.max_channels": "tests/protocols/relink/test_limits.py::test_threat_flood_of_channels",
-    "relink.max_message": "tests/protocols/relink/test_limits.py::test_a_message_may_be_as_large_as_the_limit",
-    "relink.ping_after": "tests/protocols/relink/test_server.py::test_silence_is_asked_and_then_given_up",
-    "relink.retention": "tests/protocols/relink/test_server.py::test_links_that_are_not_used_do_not_stay",
-    "relink.unused_retention": "tests/protocols/relink/test_server.py::test_links_that_are_not_used_do_not_stay",
-    "relink.window": (
-        "tests/protocols/relink/test_limits.py::test_as_many_messages_as_the_window_says_are_sent_to_a_subscriber"
-    ),
+    "relink.max_message": "tests/protocols/relink/test_limits.py::test_message_size_limit_is_inclusive",
+    "relink.ping_after": "tests/protocols/relink/test_server.py::test_silent_peer_is_pinged_then_dropped",
+    "relink.retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
+    "relink.unused_retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
+    "relink.window": ("tests/protocols/relink/test_limits.py::test_subscriber_gets_at_most_a_window_of_messages"),
     "server.max_streams": "tests/conformance/test_stream_limit.py::test_as_many_streams_are_made_as_the_limit_says",
     "server.memory": (
         "tests/conformance/test_memory_limits.py::test_all_connections_may_have_published_as_much_as_the_limit_leaves_for_it"
@@ -97,7 +95,7 @@ BOUNDARIES = {
 ELSEWHERE = {
     "lumberjack.max_inflated": "tests/protocols/lumberjack/test_inflate.py::test_what_a_frame_may_come_to_is_exact",
     "relink.link_memory": "tests/protocols/relink/test_limits.py::test_threat_channels_of_many_links",
-    "relink.max_links": "tests/protocols/relink/test_server.py::test_there_are_only_so_many_links",
+    "relink.max_links": "tests/protocols/relink/test_server.py::test_number_of_links_is_limited",
 }
 #: Numbers that no peer can reach.
 NO_LIMITS = {

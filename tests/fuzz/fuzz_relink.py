@@ -192,7 +192,7 @@ class Fuzzer:
             old = Link(terms, True, 5, 6, self.limits) if resumed else None
             hello = Hello(terms=terms, epoch=5 if resumed else 0, link_id=6 if resumed else 0)
             session = ConnectorSession(
-                self.limits, old, hello=hello, fresh=lambda e, i: Link(terms, True, e, i, self.limits)
+                self.limits, old, hello=hello, new_link=lambda e, i: Link(terms, True, e, i, self.limits)
             )
             session.receive_data(pack_version(0) + pack_reply(5, 6))
             return session
@@ -211,7 +211,7 @@ class Fuzzer:
         for chunks in ([bytes(data)], self.pieces(bytes(data))):
             session = ListenerSession(self.limits)
             got = [event for chunk in chunks for event in session.receive_data(chunk)]
-            found.append([e if isinstance(e, events.Asked) else str(e.error) for e in got])  # type: ignore[union-attr]
+            found.append([e if isinstance(e, events.HelloReceived) else str(e.error) for e in got])  # type: ignore[union-attr]
         assert found[0] == found[1], data.hex()
 
     def disks(self) -> None:

@@ -170,7 +170,7 @@ def _asks_only_once(self: ClientSession, now: float) -> None:
 
 def _settles_at_once(self: RelinkProtocol, runs: Any, staged: Any, refused: Any = None) -> None:
     assert self.entry is not None
-    self._written_through(self.entry, staged)
+    self._settle_staged(self.entry, staged)
     _write(self, runs, staged, refused)
 
 
@@ -179,7 +179,7 @@ def _commits_everything(self: Publishing, event: Decided) -> None:
 
 
 def _messages_alone(self: Registry, entry: Any, channels: Any, runs: Any, then: Any, broker: Any = None) -> None:
-    self._about(entry, runs, (), then, broker)
+    self._publish(entry, runs, (), then, broker)
 
 
 def _decided_too_late(self: Transactions, transaction: Any) -> None:

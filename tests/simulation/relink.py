@@ -237,8 +237,8 @@ class Numbered:
         dice = self.side.world.random
         connection = self.client._connection
         if dice.random() < 0.2 and self.client.link is not None and connection is not None:
-            self.client.broken()  # as if the listener had broken a rule
-            connection.give_up()
+            self.client.protocol_broken()  # as if the listener had violated the protocol
+            connection.abort()
             return
         (self.client.pause if dice.random() < 0.3 else self.client.resume)()
 

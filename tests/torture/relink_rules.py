@@ -104,7 +104,7 @@ def meant_by(channel: SendChannel, kind: Ack, number: int | None) -> int:
 #: rule -> what takes it away
 RULES: dict[str, Any] = {
     "rollback-resend": lambda: [patch.object(SendChannel, "resend_decisions", _no_rollbacks_again)],
-    "fence": list,  # the owner's duty: Side.on_asked leaves it out
+    "fence": list,  # the owner's duty: Side.on_helloreceived leaves it out
     "retention": lambda: [patch.object(ReceiveChannel, "settle", _results_forgotten)],
     "order": lambda: [patch.object(ReceiveChannel, "settle", _consumed_first)],
     "barrier": _barrier_and_close_anytime,

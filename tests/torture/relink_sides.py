@@ -40,7 +40,7 @@ class WorldLink(Link):
     def _open(self, channel: int) -> ReceiveChannel:
         found = super()._open(channel)
         found.next = self.origin
-        found.dec = found.done = found.consumed = found.told = self.origin - 1
+        found.dec = found.done = found.consumed = found.acknowledged = self.origin - 1
         return found
 
 
@@ -193,7 +193,7 @@ class Side:
         for event in found:
             getattr(self, f"on_{type(event).__name__.lower()}")(event)
 
-    def on_asked(self, event: events.Asked) -> None:
+    def on_helloreceived(self, event: events.HelloReceived) -> None:
         world, hello = self.world, event.hello
         if hello.terms != world.terms:
             raise Violation("other terms arrived than were sent")
@@ -222,7 +222,7 @@ class Side:
     def on_linked(self, event: events.Linked) -> None:
         if event.lost is not None:
             old = event.lost
-            if self.leaving and old.shutdown_said and not old.sending:
+            if self.leaving and old.shutdown_ever_sent and not old.sending:
                 self.done = True  # the listener had come to the good end before
                 self.world.ends += 1
                 return

@@ -91,7 +91,7 @@ class World:
         old = a.link
         hello = Hello(terms=self.terms, epoch=old.epoch if old else 0, link_id=old.id if old else 0)
         a.session = ConnectorSession(
-            self.limits, old, hello=hello, fresh=lambda epoch, id_: self.new_link(a, epoch, id_)
+            self.limits, old, hello=hello, new_link=lambda epoch, id_: self.new_link(a, epoch, id_)
         )
         if b.session is not None and b.connection is not None and b.connection.up["B"]:
             b.stale.append((b.session, b.connection))
@@ -121,7 +121,7 @@ class World:
             found = session.receive_data(chunk)
             fresh = session is side.session
             side.take(found if fresh else [event for event in found if not fresh and _harmless(event)])
-            if any(isinstance(event, (events.Asked, events.Linked)) for event in found):
+            if any(isinstance(event, (events.HelloReceived, events.Linked)) for event in found):
                 side.take(session.receive_data(b""))
 
     def cut(self) -> None:
@@ -254,7 +254,7 @@ class World:
         a, b = self.a, self.b
         if a.done and not b.done and (b.link is None or self.rnd.random() < 0.5):
             # A has discarded the link and will not come back: B's expires, and nothing may be in it.
-            if b.link is not None and (b.link.sending or b.link.receiving or not b.link.shutdown_said):
+            if b.link is not None and (b.link.sending or b.link.receiving or not b.link.shutdown_ever_sent):
                 raise Violation("one side came to its end, the other has something left")
             self.ends += 1
             b.done = True
@@ -312,7 +312,7 @@ class World:
 
 def _harmless(event: Any) -> bool:
     """What a connection may still say that has been replaced by one that has not asked for the link yet."""
-    return not isinstance(event, (events.Asked, events.Linked))
+    return not isinstance(event, (events.HelloReceived, events.Linked))
 
 
 def _channels(link: Link) -> str:

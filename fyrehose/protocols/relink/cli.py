@@ -1,4 +1,4 @@
-"""Relink for ``fyrehose publish`` and ``fyrehose tail``."""
+"""The Relink side of the commands ``fyrehose publish`` and ``fyrehose tail``."""
 
 from __future__ import annotations
 
@@ -26,15 +26,19 @@ moduleProvides(IClients)
 
 default_port = 7733
 
-#: A transaction that gets nothing more for so long is committed as it is, in seconds.
-PATIENCE = 0.2
-#: What a server that has not been told otherwise takes without a decision.
-LARGEST = Limits().backlog
+#: An open transaction is committed when no message was added to it for this long, in seconds.
+COMMIT_DELAY = 0.2
+#: Largest transaction that a server with default limits keeps until its commit, in messages.
+MAX_TRANSACTION = Limits().backlog
 
 
 def publisher(reactor: Any, host: str, port: int, stream: str | None, window: int) -> RelinkPublisher:
-    """A publisher to one stream, each message by itself."""
-    name = publish_name(_named(stream))
+    """Return a publisher to one stream that sends each message on a plain channel.
+
+    :param window: number of messages that may be sent before the first of them is consumed
+    :raises ConfigError: no stream was given
+    """
+    name = publish_name(_require_stream(stream))
     limits = Limits(window=window)
     return RelinkPublisher(RelinkClient(reactor, HostnameEndpoint(reactor, host, port), name, limits=limits))
 
@@ -42,11 +46,14 @@ def publisher(reactor: Any, host: str, port: int, stream: str | None, window: in
 def transactional_publisher(
     reactor: Any, host: str, port: int, stream: str | None, window: int, size: int
 ) -> TransactionalPublisher:
-    """A publisher to one stream, ``size`` messages at a time or none of them."""
-    if size > LARGEST:
-        raise ConfigError(f"a transaction of {size} messages is too large, {LARGEST} are the most")
+    """Return a publisher to one stream that commits *size* messages at a time.
+
+    :raises ConfigError: no stream was given, or *size* is larger than a server accepts by default
+    """
+    if size > MAX_TRANSACTION:
+        raise ConfigError(f"a transaction of {size} messages is too large; the limit is {MAX_TRANSACTION}")
     limits = Limits(window=max(window, size))
-    name = publish_name(_named(stream))
+    name = publish_name(_require_stream(stream))
     endpoint = HostnameEndpoint(reactor, host, port)
     client = RelinkClient(reactor, endpoint, name, transactional=True, limits=limits)
     return TransactionalPublisher(reactor, client, size)
@@ -61,14 +68,20 @@ def tailer(
     take: Callable[[Run], object],
     lost: Callable[[int, int], object],
 ) -> RelinkTailer:
-    """A reader of one stream."""
-    return RelinkTailer(reactor, HostnameEndpoint(reactor, host, port), _named(stream), after, take, lost)
+    """Return a subscriber of one stream.
+
+    :param after: number of the last record that is not wanted (0: begin with the oldest); None: only new records
+    :param take: called with each run of records
+    :param lost: called with the first and last number of a range of records that the stream no longer has
+    :raises ConfigError: no stream was given
+    """
+    return RelinkTailer(reactor, HostnameEndpoint(reactor, host, port), _require_stream(stream), after, take, lost)
 
 
 @implementer(IPublisher)
 @attrs.frozen
 class RelinkPublisher:
-    """A client that publishes to one stream."""
+    """Publish to one stream on a plain channel."""
 
     client: RelinkClient
 
@@ -88,7 +101,10 @@ class RelinkPublisher:
 @implementer(IPublisher)
 @attrs.define(eq=False)
 class TransactionalPublisher:
-    """The same, in transactions of ``size`` messages; the last may have fewer."""
+    """Publish to one stream in transactions of ``size`` messages.
+
+    A transaction with fewer messages is committed after ``COMMIT_DELAY``.
+    """
 
     clock: Any
     client: RelinkClient
@@ -104,7 +120,7 @@ class TransactionalPublisher:
     def publish(self, payload: bytes) -> Deferred[None]:
         done: Deferred[None] = Deferred()
         added: Deferred[Any] = self._lock.run(lambda: Deferred.fromCoroutine(self._add(payload, done)))
-        added.addErrback(self._lost, done)
+        added.addErrback(self._fail_open, done)
         return done
 
     def ready(self) -> Deferred[None]:
@@ -112,7 +128,7 @@ class TransactionalPublisher:
         return idle.addCallback(lambda _: self.client.ready())
 
     def close(self) -> Deferred[None]:
-        self._stop_waiting()
+        self._cancel_timer()
         return self.client.close()
 
     async def _add(self, payload: bytes, done: Deferred[None]) -> None:
@@ -120,35 +136,35 @@ class TransactionalPublisher:
             self._open = await self.client.transaction().begin()
         await self._open.send(payload)
         self._waiting.append(done)
-        self._stop_waiting()
+        self._cancel_timer()
         if len(self._waiting) >= self.size:
             self._commit()
         else:
-            self._timer = self.clock.callLater(PATIENCE, self._commit)
+            self._timer = self.clock.callLater(COMMIT_DELAY, self._commit)
 
     def _commit(self) -> None:
-        self._stop_waiting()
+        self._cancel_timer()
         transaction, self._open = self._open, None
         waiting, self._waiting = self._waiting, []
         assert transaction is not None
 
         def settled(result: Any) -> None:
             for one in waiting:
-                one.callback(result)  # None, or the Failure
+                one.callback(result)  # A Failure makes Twisted call the errbacks.
 
         try:
             transaction.commit().addBoth(settled)
         except Exception:
             settled(Failure())
 
-    def _lost(self, failure: Failure, done: Deferred[None]) -> None:
-        """The link was lost while the transaction was open: nothing of it counts."""
+    def _fail_open(self, failure: Failure, done: Deferred[None]) -> None:
+        """Fail every message of the open transaction, because its link was lost."""
         self._open = None
         waiting, self._waiting = self._waiting, []
         for one in [*waiting, done]:
             one.errback(failure)
 
-    def _stop_waiting(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._timer = None
@@ -157,7 +173,7 @@ class TransactionalPublisher:
 @implementer(ITailer)
 @attrs.define(eq=False)
 class RelinkTailer:
-    """A client that reads one stream, and goes on behind the last record when its link is lost."""
+    """Subscribe to one stream; after the link is lost, continue behind the last record."""
 
     clock: Any
     endpoint: Any
@@ -182,20 +198,20 @@ class RelinkTailer:
         self.reader.client.resume()
 
     def shortfall(self, complete: bool) -> str:
-        return ""  # records come in order over one connection
+        return ""  # Records arrive in order over one connection, so none can be missing at the end.
 
     def close(self) -> Deferred[None]:
         return self.reader.client.close()
 
     def record(self, seq: int, parts: tuple[bytes, ...]) -> None:
-        """Hand a record on."""
+        """Pass a record on to ``take``; several parts are joined into one payload (see parts.py)."""
         if len(parts) == 1:
             self.take(Run.of(self.stream, parts, source="relink", first_seq=seq))
         else:
             self.take(Run.of(self.stream, [join(parts)], source="relink", content_type=CONTENT_TYPE, first_seq=seq))
 
 
-def _named(stream: str | None) -> str:
+def _require_stream(stream: str | None) -> str:
     if stream is None:
-        raise ConfigError("say which stream: --stream NAME")
+        raise ConfigError("no stream was given; use --stream NAME")
     return stream

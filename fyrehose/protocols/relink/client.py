@@ -1,4 +1,4 @@
-"""Relink's client for programs: one link to one endpoint, over connections that come and go.
+"""Relink client for Twisted programs: one link to one endpoint, kept over any number of connections.
 
     client = RelinkClient(reactor, clientFromString(reactor, "tcp:127.0.0.1:7733"), "publish:notes", transactional=True)
     client.connect()
@@ -7,9 +7,9 @@
         await transaction.send(b"two")
     await client.close()
 
-It reconnects for ever and resumes its link: inside one link each message is processed once, in order.  When the
-listener does not know the link any more, what was under way fails with UnknownOutcome, and the client goes on with a
-new link.
+The client reconnects until it is closed, and resumes its link: within one link each message is processed once, in
+order.  If the listener no longer knows the link, all outstanding messages fail with UnknownOutcome, and the client
+continues on a new link.
 """
 
 from __future__ import annotations
@@ -43,29 +43,35 @@ from fyrehose.protocols.relink.transactions import Transaction, Transactions
 
 log = Logger()
 
-#: How long :meth:`RelinkClient.close` waits for the listener to agree, in seconds.
-FAREWELL = 5.0
+#: How long :meth:`RelinkClient.close` waits for the listener's shutdown, in seconds.
+CLOSE_TIMEOUT = 5.0
 
 
 def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> float:
-    """How long to wait before the next try, in seconds, after ``attempt`` tries have failed: 0, 0.1, 0.2, 0.4 ... 5,
-    each 20 % more or less.  However long a server was away, its clients are back within 10 s."""
+    """Return the delay before the next connection attempt, in seconds: 0, 0.1, 0.2, 0.4 ... 5, each 20 % more or less.
+
+    The upper limit brings every client back within 10 s, however long the server was away.
+
+    :param attempt: number of attempts that have failed
+    """
     return min(0.1 * 2.0 ** min(attempt - 1, 10), 5.0) * (0.8 + 0.4 * randomness()) if attempt > 0 else 0.0
 
 
 @attrs.define(eq=False)
 class RelinkClient:
-    """A connector.
-
-    :ivar clock: the reactor, or a Clock
-    :ivar name: the endpoint's name, as the listener has it: ``publish:STREAM`` or ``subscribe:STREAM[@SEQ][?seq]``
-    :ivar transactional: whether our messages count only when they are committed
-    :ivar on_message: is called with channel, number and parts of each message of the listener, in order; when it has
-        returned, or the Deferred that it returned has fired, the message is consumed.  If that fails, a committed
-        message is reported as not processed; a plain one ends the link.
-    :ivar rename: gives the endpoint's name anew for each new link; then a link that is lost is not replaced before that
-    :ivar on_lost: is called with the messages whose outcome is not known, when the link was lost
-    :ivar on_state: is called with True when the link can be used, with False when its connection is gone
+    """A connector: sends and receives messages over one link, which it resumes on each new connection.
+    :ivar clock: the reactor, or a Clock in tests
+    :ivar name: the endpoint name: ``publish:STREAM`` or ``subscribe:STREAM[@SEQ][?seq]``
+    :ivar transactional: whether the connector's channel uses transactions (specification, 1 and 3.2)
+    :ivar id_size: size of the connector's channel ids, in bytes
+    :ivar on_message: called with channel, sequence number and parts of each message of the listener, in order.  The
+        message is consumed when the call has returned, or the Deferred that it returned has fired.  If that fails, a
+        committed message is reported as uncommitted; a plain message ends the link.
+    :ivar rename: called for the endpoint name before each new link is requested.  The client then requires its old link
+        (handshake flag 2), so that a lost link is never replaced under the old name
+    :ivar on_lost: called with the messages of unknown outcome when the link is lost
+    :ivar on_state: called with True when the link becomes usable, and with False when its connection is lost
+    :ivar retry: returns the delay before a connection attempt from the number of failed ones; see :func:`backoff`
     """
 
     clock: IReactorTime
@@ -85,51 +91,58 @@ class RelinkClient:
     _transactions: Transactions = attrs.field(init=False)
     _service: ClientService | None = attrs.field(default=None, init=False)
     _connection: Connection | None = attrs.field(default=None, init=False)
-    _first: Deferred[None] = attrs.field(factory=Deferred, init=False)
-    _sent: dict[int, deque[tuple[int, Deferred[None]]]] = attrs.field(factory=dict, init=False)
-    _rooms: list[tuple[int, Deferred[None]]] = attrs.field(factory=list, init=False)
-    _closes: dict[int, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
-    #: messages of the listener that wait: channel, number (its complement: rolled back), parts (None: refused)
+    _connected: Deferred[None] = attrs.field(factory=Deferred, init=False)
+    _send_waiters: dict[int, deque[tuple[int, Deferred[None]]]] = attrs.field(factory=dict, init=False)
+    _room_waiters: list[tuple[int, Deferred[None]]] = attrs.field(factory=list, init=False)
+    _close_waiters: dict[int, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
+    #: Received messages that were not passed to ``on_message`` yet: channel, sequence number (its complement if the
+    #: message was rolled back), parts (None if they were dropped, so that the commit fails).
     _inbox: deque[tuple[int, int, tuple[bytes, ...] | None]] = attrs.field(factory=deque, init=False)
     _busy: bool = attrs.field(default=False, init=False)
-    _handing_out: bool = attrs.field(default=False, init=False)
+    _delivering: bool = attrs.field(default=False, init=False)
     _paused: bool = attrs.field(default=False, init=False)
     _ended: Deferred[None] | None = attrs.field(default=None, init=False)
     _closing: bool = attrs.field(default=False, init=False)
-    _tries: int = attrs.field(default=0, init=False)
+    _attempts: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._transactions = Transactions(self)
 
-    # For programs.
+    # The interface for programs.
 
     def connect(self) -> Deferred[None]:
-        """Connect, and stay connected until :meth:`close`; fires when there is a link for the first time."""
+        """Connect, and reconnect until :meth:`close` is called.
+
+        :return: fires when the first link is established
+        :raises LocalProtocolError: connect or close was called before
+        """
         if self._service is not None or self._closing:
-            raise LocalProtocolError("a client connects once")
+            raise LocalProtocolError("connect() may be called only once; create another RelinkClient")
         self._service = ClientService(self.endpoint, _Factory(self), retryPolicy=self._delay, clock=self.clock)
         self._service.startService()
-        return self._first
+        return self._connected
 
     def send(self, parts: Parts, channel: int = 0) -> Deferred[None]:
-        """Send a message on a plain channel; fires when the listener has consumed it.
+        """Send a message on a plain channel.
 
-        :raises LocalProtocolError: there is no link, or no room: see :meth:`ready`
+        :return: fires when the listener has consumed the message; fails with UnknownOutcome if the link is lost
+        :raises LocalProtocolError: there is no link, or the window is full (see :meth:`ready`)
         """
         return self.multicast(parts, (channel,))
 
     def multicast(self, parts: Parts, channels: Sequence[int]) -> Deferred[None]:
-        """Send one message on each of several channels; fires when the listener has consumed all of them.
+        """Send one message on each of several plain channels.
 
-        :raises LocalProtocolError: as for :meth:`send`; then it was sent on none
+        :return: fires when the listener has consumed the message on all of them
+        :raises LocalProtocolError: as for :meth:`send`; the message was sent on none of the channels
         """
         if self.transactional:
-            raise LocalProtocolError("the channels of this link are transactional: use transaction()")
-        seqs = self._link().send(tuple(channels), parts_of(parts))
+            raise LocalProtocolError("the channels of this link are transactional; use transaction()")
+        seqs = self._require_link().send(tuple(channels), parts_of(parts))
         waiting: list[Deferred[None]] = []
         for channel, seq in zip(channels, seqs, strict=True):
             waiting.append(Deferred())
-            self._sent.setdefault(channel, deque()).append((seq, waiting[-1]))
+            self._send_waiters.setdefault(channel, deque()).append((seq, waiting[-1]))
         self.flush_soon()
         if len(waiting) == 1:
             return waiting[0]
@@ -137,56 +150,65 @@ class RelinkClient:
         return done.addCallbacks(lambda _: None, lambda failure: failure.value.subFailure)
 
     def ready(self, channel: int = 0) -> Deferred[None]:
-        """Fires when there is a link, and room for another message on ``channel``."""
+        """Wait until there is a link, and *channel* has room for another message.
+
+        :raises LocalProtocolError: the client is closed
+        """
         if self._closing:
             raise LocalProtocolError("the client is closed")
         if self.room(channel):
             return succeed(None)
-        self._rooms.append((channel, Deferred()))
-        return self._rooms[-1][1]
+        self._room_waiters.append((channel, Deferred()))
+        return self._room_waiters[-1][1]
 
     def room(self, channel: int) -> int:
-        """How many messages more ``channel`` has room for."""
+        """Return how many more messages may be sent on *channel* now; 0 without a link."""
         if self.link is None or self.link.over:
             return 0
         found = self.link.sending.get(channel)
         return self.limits.window if found is None else found.room
 
     def transaction(self, channel: int = 0) -> Transaction:
-        """A transaction: ``async with``, or its methods.  One at a time on each channel is open; the others wait."""
+        """Return a new transaction on *channel*; it begins when the one before on this channel is decided.
+
+        :raises LocalProtocolError: the channels of this link are plain
+        """
         if not self.transactional:
-            raise LocalProtocolError("the channels of this link are plain: use send()")
+            raise LocalProtocolError("the channels of this link are plain; use send()")
         return Transaction(self._transactions, channel)
 
     def close_channel(self, channel: int) -> Deferred[None]:
-        """Close a channel when everything on it is consumed; fires when the listener has forgotten it.
+        """Close a channel as soon as everything on it is consumed.
 
-        :raises LocalProtocolError: it is not open
+        :return: fires when the listener has acknowledged the closure
+        :raises LocalProtocolError: there is no link, or the channel is not open
         """
-        self._link().close(channel)
+        self._require_link().close(channel)
         closed: Deferred[None] = Deferred()
-        self._closes.setdefault(channel, []).append(closed)
+        self._close_waiters.setdefault(channel, []).append(closed)
         self.flush_soon()
         return closed
 
     def pause(self) -> None:
-        """Hand out no more messages until :meth:`resume`."""
+        """Call ``on_message`` no more until :meth:`resume`."""
         self._paused = True
 
     def resume(self) -> None:
-        """Go on."""
+        """Call ``on_message`` again, beginning with the messages that were received meanwhile."""
         self._paused = False
-        self._hand_out()
+        self._deliver()
 
     def close(self) -> Deferred[None]:
-        """Settle what was sent, end the link, and let go of the listener; all of that for FAREWELL seconds at the most.
+        """Roll back open transactions, wait until all messages are settled, shut down the link, and disconnect.
 
-        What is not settled then fails with :class:`~fyrehose.errors.Closed`.
+        After CLOSE_TIMEOUT, messages that are not settled fail with :class:`~fyrehose.errors.Closed`.
+
+        :return: fires when the client is disconnected
         """
         self._closing = True
         link = self.link
-        if self._ended is not None:  # it was called before
-            return self._when_ended()
+        if self._ended is not None:  # close() was called before.
+            return self._wait_for_end()
         if self._service is None or link is None or link.over:
             return self._stop()
         self._transactions.abandon()
@@ -194,35 +216,34 @@ class RelinkClient:
             if channel.mode is Sending.OPEN and not channel.undecided:
                 link.close(channel.id)
         ended = self._ended = Deferred()
-        patience = self.clock.callLater(FAREWELL, self._end)
-        ended.addCallback(lambda _: patience.cancel() if patience.active() else None)
+        timeout = self.clock.callLater(CLOSE_TIMEOUT, self._end)
+        ended.addCallback(lambda _: timeout.cancel() if timeout.active() else None)
         ended.addCallback(lambda _: self._stop())
-        done = self._when_ended()
+        done = self._wait_for_end()
         self.handle(link.shutdown())
         self.flush_soon()
         return done
 
-    def _when_ended(self) -> Deferred[None]:
-        """Fires when :meth:`close` has come to its end."""
+    def _wait_for_end(self) -> Deferred[None]:
+        """Return a Deferred of its own for each call of :meth:`close`; all fire when the link has ended."""
         done: Deferred[None] = Deferred()
         assert self._ended is not None
 
-        def tell(result: Any) -> None:
+        def notify(result: Any) -> None:
             done.callback(result)
 
-        self._ended.addBoth(tell)
+        self._ended.addBoth(notify)
         return done
 
-    # Inside.
-
-    def _link(self) -> Link:
+    # Internals.
+    def _require_link(self) -> Link:
         if self._closing or self.link is None or self.link.over:
-            raise LocalProtocolError("there is no link: wait until connect() has fired, or ready()")
+            raise LocalProtocolError("there is no link; wait for connect() or ready()")
         return self.link
 
     def _delay(self, attempt: int) -> float:
-        self._tries += 1
-        return self.retry(self._tries - 1)
+        self._attempts += 1
+        return self.retry(self._attempts - 1)
 
     def _end(self) -> None:
         ended, self._ended = self._ended, None
@@ -230,9 +251,9 @@ class RelinkClient:
             ended.callback(None)
 
     def _stop(self) -> Deferred[None]:
-        self._fail(Closed("the client was closed before the listener had acknowledged it"))
-        if not self._first.called:
-            self._first.errback(Closed("the client was closed"))
+        self._fail(Closed("the client was closed before the listener acknowledged the message"))
+        if not self._connected.called:
+            self._connected.errback(Closed("the client was closed"))
         service, self._service = self._service, None
         if service is None:
             return succeed(None)
@@ -240,30 +261,30 @@ class RelinkClient:
         return stopped.addCallback(lambda _: None)
 
     def _fail(self, error: Exception) -> None:
-        """Nothing that was under way will be settled."""
-        waiting = [one for sent in self._sent.values() for _, one in sent]
-        waiting += [one for closes in self._closes.values() for one in closes]
-        self._sent.clear()
-        self._closes.clear()
+        """Fail everything that waits for the listener with *error*."""
+        waiting = [one for sent in self._send_waiters.values() for _, one in sent]
+        waiting += [one for closes in self._close_waiters.values() for one in closes]
+        self._send_waiters.clear()
+        self._close_waiters.clear()
         self._inbox.clear()
         if self._closing:
-            waiting += [one for _, one in self._rooms]
-            self._rooms.clear()
+            waiting += [one for _, one in self._room_waiters]
+            self._room_waiters.clear()
         for one in waiting:
             one.errback(error)
         self._transactions.fail(error)
 
     def flush_soon(self) -> None:
-        """Write what there is when this turn of the reactor is over."""
+        """Write pending packets at the end of this turn of the reactor."""
         if self._connection is not None:
             self._connection.flush_soon()
 
-    # What a connection calls.
+    # Called by a connection.
 
-    def made(self, connection: Connection) -> ConnectorSession:
-        """There is a transport: the session that begins on it."""
+    def connection_made(self, connection: Connection) -> ConnectorSession:
+        """Return the session for a new connection, which resumes the link if there is one; abort the old connection."""
         if self._connection is not None:
-            self._connection.give_up()
+            self._connection.abort()
         self._connection = connection
         old = None if self.link is None or self.link.over else self.link
         if old is None and self.rename is not None:
@@ -282,35 +303,35 @@ class RelinkClient:
             link_id=old.id if old else 0,
         )
 
-        def fresh(epoch: int, link_id: int) -> Link:
+        def new_link(epoch: int, link_id: int) -> Link:
             return Link(terms, True, epoch, link_id, self.limits)
 
-        return ConnectorSession(self.limits, old, hello=hello, fresh=fresh)
+        return ConnectorSession(self.limits, old, hello=hello, new_link=new_link)
 
-    def gone(self, connection: Connection) -> None:
-        """The transport is gone; the link stays."""
+    def connection_gone(self, connection: Connection) -> None:
+        """Record that the connection is lost; the link is kept."""
         if self._connection is connection:
             self._connection = None
             self.on_state(False)
             if self._closing and self._ended is not None and self.link is not None and self.link.over:
                 self._end()
 
-    def broken(self) -> None:
-        """The listener has broken a rule: the link is lost."""
+    def protocol_broken(self) -> None:
+        """Drop the link, because the listener violated the protocol."""
         if self.link is not None:
-            self._lose(self.link)
+            self._drop_link(self.link)
 
     def handle(self, found: Sequence[Any]) -> None:
-        """Deal with what a session or the link says."""
+        """Handle events of the session or the link, in order."""
         for event in found:
             if self._closing and self._ended is None:
-                return  # it has come to its end: a link that was made meanwhile brings nothing
+                return  # The client has ended; events of a link that was made meanwhile have no effect.
             getattr(self, f"_on_{type(event).__name__.lower()}")(event)
-        self._make_room()
+        self._notify_room_waiters()
 
     def _on_linked(self, event: events.Linked) -> None:
-        self._tries = 0
-        if event.lost is not None and not self._lost(event.lost):
+        self._attempts = 0
+        if event.lost is not None and not self._listener_forgot(event.lost):
             return
         self.link = event.link
         if event.resumed:
@@ -318,42 +339,42 @@ class RelinkClient:
         if self._closing:
             self._end()
             return
-        self._usable()
+        self._announce_link()
 
     def _on_refused(self, event: events.Refused) -> None:
-        """The listener does not know our link any more: connect again, for a new one."""
-        self._tries = 0
-        if event.lost is None or not self._lost(event.lost):
+        """Reconnect for a new link, because the listener no longer knows the required one."""
+        self._attempts = 0
+        if event.lost is None or not self._listener_forgot(event.lost):
             return
         if self._closing:
             self._end()
         elif self._connection is not None:
-            self._connection.give_up()
+            self._connection.abort()
 
-    def _lost(self, link: Link) -> bool:
-        """Deal with a link that the listener does not know any more; return False if that was its good end."""
-        if link.shutdown_said and not link.sending:
-            self._on_ended(None)  # it had come to its good end, and only we had not heard of it
+    def _listener_forgot(self, link: Link) -> bool:
+        """Drop *link*, which the listener no longer knows; return False if it had ended in good order."""
+        if link.shutdown_ever_sent and not link.sending:
+            self._on_ended(None)  # The link had ended, and only the listener's shutdown packet did not arrive.
             return False
-        self._lose(link)
+        self._drop_link(link)
         return True
 
     def _on_resumed(self, event: events.Resumed) -> None:
-        self._usable()
+        self._announce_link()
 
-    def _usable(self) -> None:
+    def _announce_link(self) -> None:
         self.on_state(True)
-        if not self._first.called:
-            self._first.callback(None)
+        if not self._connected.called:
+            self._connected.callback(None)
 
-    def _lose(self, link: Link) -> None:
+    def _drop_link(self, link: Link) -> None:
         unknown = link.unknown()
         link.over = True
         self.on_lost(unknown)
         self._fail(UnknownOutcome(unknown))
 
     def _on_consumed(self, event: events.Consumed) -> None:
-        sent = self._sent.get(event.channel)
+        sent = self._send_waiters.get(event.channel)
         while sent and sent[0][0] <= event.last:
             sent.popleft()[1].callback(None)
 
@@ -361,8 +382,8 @@ class RelinkClient:
         self._transactions.resulted(event.channel, event.last, event.result)
 
     def _on_closed(self, event: events.Closed) -> None:
-        self._sent.pop(event.channel, None)
-        for closed in self._closes.pop(event.channel, []):
+        self._send_waiters.pop(event.channel, None)
+        for closed in self._close_waiters.pop(event.channel, []):
             closed.callback(None)
 
     def _on_ended(self, event: events.Ended | None) -> None:
@@ -371,29 +392,29 @@ class RelinkClient:
         self._end()
 
     def _on_peershutdown(self, event: events.PeerShutdown) -> None:
-        """The listener opens no more channels; what it has sent goes on."""
+        """Do nothing: the listener opens no more channels, and its open ones continue."""
 
     def _on_finished(self, event: events.Finished) -> None:
         link = self.link
         if link is not None and event.channel in link.receiving:
             self.handle(link.forget(event.channel))
 
-    def _make_room(self) -> None:
-        rooms, self._rooms = self._rooms, []
+    def _notify_room_waiters(self) -> None:
+        rooms, self._room_waiters = self._room_waiters, []
         for channel, waiting in rooms:
             if self.room(channel) > 0:
                 waiting.callback(None)
             else:
-                self._rooms.append((channel, waiting))
+                self._room_waiters.append((channel, waiting))
 
-    # Messages of the listener.
+    # Messages from the listener.
 
     def _on_received(self, event: events.Received) -> None:
         if self.link is None or self.link.over:
-            return  # it was lost by a message that came together with these
+            return  # The link was lost by an earlier message of the same read.
         for seq, parts in enumerate(event.messages, event.first):
             self._inbox.append((event.channel, seq, parts))
-        self._hand_out()
+        self._deliver()
 
     def _on_decided(self, event: events.Decided) -> None:
         if self.link is None or self.link.over:
@@ -402,21 +423,24 @@ class RelinkClient:
             self._inbox.append((event.channel, event.last if event.commit else ~event.last, None))
         for seq, parts in enumerate(event.messages, event.first):
             self._inbox.append((event.channel, seq if event.commit else ~seq, parts))
-        self._hand_out()
+        self._deliver()
 
-    def _hand_out(self) -> None:
-        """One message after the other; those that are taken at once in one loop, however many there are."""
-        if self._handing_out:
+    def _deliver(self) -> None:
+        """Pass received messages to ``on_message`` one after the other, until it returns a Deferred that has not fired.
+
+        Messages that are processed at once are handled by this loop, not by recursion, however many there are.
+        """
+        if self._delivering:
             return
-        self._handing_out = True
+        self._delivering = True
         try:
             while self._inbox and not self._busy and not self._paused:
-                self._hand_out_one(*self._inbox.popleft())
+                self._deliver_one(*self._inbox.popleft())
         finally:
-            self._handing_out = False
+            self._delivering = False
         self.flush_soon()
 
-    def _hand_out_one(self, channel: int, seq: int, parts: tuple[bytes, ...] | None) -> None:
+    def _deliver_one(self, channel: int, seq: int, parts: tuple[bytes, ...] | None) -> None:
         link = self.link
         assert link is not None
         if seq < 0:
@@ -426,31 +450,31 @@ class RelinkClient:
             link.consume(channel, seq, Ack.UNCOMMITTED)
             return
         self._busy = True
-        done: Deferred[Any] = maybeDeferred(self._take, channel, seq, parts)
-        done.addBoth(self._taken, link, channel, seq)
+        done: Deferred[Any] = maybeDeferred(self._call_on_message, channel, seq, parts)
+        done.addBoth(self._message_processed, link, channel, seq)
 
-    def _take(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> Any:
+    def _call_on_message(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> Any:
         if self.on_message is None:
-            raise LocalProtocolError("the listener sends messages, and nobody takes them")
+            raise LocalProtocolError("received a message, but on_message is not set")
         return self.on_message(channel, seq, parts)
 
-    def _taken(self, result: Any, link: Link, channel: int, seq: int) -> None:
+    def _message_processed(self, result: Any, link: Link, channel: int, seq: int) -> None:
         self._busy = False
         if link is not self.link or link.over:
             return
         ok = not isinstance(result, Failure)
         if not ok:
-            log.failure("a message of {name} was not taken", result, name=self.name)
+            log.failure("message {seq} of {name!r} could not be processed", result, seq=seq, name=self.name)
         if link.peer_transactions:
             link.consume(channel, seq, Ack.COMMITTED if ok else Ack.UNCOMMITTED)
         elif ok:
             link.consume(channel, seq)
         else:
             if self._connection is not None:
-                self._connection.give_up()
-            self._lose(link)
+                self._connection.abort()
+            self._drop_link(link)
             return
-        self._hand_out()
+        self._deliver()
 
 
 class _Factory(Factory):

@@ -1,4 +1,4 @@
-"""One connection of a client: a transport outside, a session inside, and its timers."""
+"""One connection of a client: connects a Twisted transport to a session, and runs its timers."""
 
 from __future__ import annotations
 
@@ -16,30 +16,34 @@ from fyrehose.protocols.relink.tables import PACKETS
 
 log = Logger()
 
-#: How long a handshake may take, in seconds.
-HANDSHAKE = 10.0
-#: After so much silence a ping is sent, in seconds.
+#: A handshake that takes longer ends the connection; in seconds.
+HANDSHAKE_TIMEOUT = 10.0
+#: A ping is sent after this much silence of the peer, in seconds.
 PING_AFTER = 15.0
-#: After so much silence the connection is given up, in seconds.
+#: The connection is aborted after this much silence of the peer, in seconds.
 DROP_AFTER = 45.0
-#: How long the end of a link may take to arrive, in seconds.
+#: How long the last bytes of an ended link may take to be sent before the connection is aborted, in seconds.
 LINGER = 5.0
 
 
 class Owner(Protocol):
-    """Who has the link: a client."""
+    """The client as its connection sees it."""
 
-    def made(self, connection: Connection) -> ConnectorSession: ...
+    def connection_made(self, connection: Connection) -> ConnectorSession:
+        """Return the session for a new transport; the old connection, if any, is aborted."""
 
-    def gone(self, connection: Connection) -> None: ...
+    def connection_gone(self, connection: Connection) -> None:
+        """Record that the transport was lost."""
 
-    def broken(self) -> None: ...
+    def protocol_broken(self) -> None:
+        """Drop the link, because the listener violated the protocol."""
 
-    def handle(self, found: Sequence[Any]) -> None: ...
+    def handle(self, found: Sequence[Any]) -> None:
+        """Handle events of the session, in order."""
 
 
 class Connection(TwistedProtocol):
-    """One connection."""
+    """The Twisted protocol of a connector: decodes packets, passes events to the owner, and sends pings."""
 
     transport: Any
     session: ConnectorSession
@@ -47,67 +51,67 @@ class Connection(TwistedProtocol):
     def __init__(self, owner: Owner, clock: IReactorTime) -> None:
         self.owner = owner
         self.clock = clock
-        self._heard = 0.0
+        self._last_received = 0.0
         self._over = False
         self._reading = True
-        self._watch: IDelayedCall | None = None
+        self._silence_timer: IDelayedCall | None = None
         self._flush_due: IDelayedCall | None = None
         self._linger: IDelayedCall | None = None
 
-    # What the reactor calls.
+    # Called by the reactor.
 
     def connectionMade(self) -> None:
-        self.session = self.owner.made(self)
-        self._heard = self.clock.seconds()
-        self._watch = self.clock.callLater(HANDSHAKE, self._check)
+        self.session = self.owner.connection_made(self)
+        self._last_received = self.clock.seconds()
+        self._silence_timer = self.clock.callLater(HANDSHAKE_TIMEOUT, self._check_silence)
         self.flush()
 
     def dataReceived(self, data: bytes) -> None:
-        self._heard = self.clock.seconds()
+        self._last_received = self.clock.seconds()
         if not self._over:
-            self._take(self.session.receive_data(data))
+            self._dispatch(self.session.receive_data(data))
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._over = True
-        for timer in (self._watch, self._flush_due, self._linger):
+        for timer in (self._silence_timer, self._flush_due, self._linger):
             if timer is not None and timer.active():
                 timer.cancel()
         self.session.receive_eof()
-        self.owner.gone(self)
+        self.owner.connection_gone(self)
 
-    # What the owner calls.
+    # Called by the owner.
 
     def flush_soon(self) -> None:
-        """Write what there is when this turn of the reactor is over."""
+        """Write pending packets at the end of this turn of the reactor."""
         if self._flush_due is None and not self._over:
             self._flush_due = self.clock.callLater(0, self._flush_now)
 
     def flush(self) -> None:
-        """Write what the session has to send."""
+        """Write pending packets now."""
         self.transport.writeSequence(self.session.data_to_send())
 
     def finish(self) -> None:
-        """The link has come to its end: what says so is to arrive."""
+        """Close the connection of an ended link, after its last packets were sent."""
         self.flush()
         self._over = True
         self.transport.loseConnection()
         if self._linger is None:
             self._linger = self.clock.callLater(LINGER, self.transport.abortConnection)
 
-    def give_up(self) -> None:
-        """Nothing of this connection counts any more."""
+    def abort(self) -> None:
+        """Abort the connection; nothing that it still receives has an effect."""
         self._over = True
         self.session.fenced()
         self.transport.abortConnection()
 
-    # Inside.
-
-    def _take(self, found: Sequence[Any]) -> None:
+    # Internals.
+    def _dispatch(self, found: Sequence[Any]) -> None:
+        """Pass events on to the owner; an event Broken aborts the connection after those before it."""
         for at, event in enumerate(found):
             if isinstance(event, Broken):
-                log.warn("the listener breaks the protocol: {error}", error=event.error)
+                log.warn("the listener violates the protocol, so the link is lost: {error}", error=event.error)
                 self.owner.handle(found[:at])
-                self.owner.broken()
+                self.owner.protocol_broken()
                 self._over = True
                 self.transport.abortConnection()
                 return
@@ -115,10 +119,10 @@ class Connection(TwistedProtocol):
         if self._over:
             return
         self.flush()
-        self._switch()
+        self._update_reading()
 
-    def _switch(self) -> None:
-        """Read no further while too much waits for our owner."""
+    def _update_reading(self) -> None:
+        """Pause the transport while too many messages wait for the owner, and resume it afterwards."""
         reading = not self.session.waiting
         if reading != self._reading:
             self._reading = reading
@@ -129,21 +133,21 @@ class Connection(TwistedProtocol):
         if self._over:
             return
         if self.session.link is not None:
-            self._take(self.session.receive_data(b""))
+            self._dispatch(self.session.receive_data(b""))
         else:
             self.flush()
 
-    def _check(self) -> None:
-        silence = self.clock.seconds() - self._heard
-        self._watch = None
+    def _check_silence(self) -> None:
+        silence = self.clock.seconds() - self._last_received
+        self._silence_timer = None
         if self._over:
             return
         if self.session.phase not in PACKETS or (silence >= DROP_AFTER and self._reading):
-            log.info("the listener is silent: connecting again")
+            log.info("no data from the listener for {silence:.0f} s: reconnecting", silence=silence)
             self.transport.abortConnection()
             return
         if silence >= PING_AFTER and self.session.link is not None:
             self.session.link.ping()
             self.flush()
         left = PING_AFTER - silence
-        self._watch = self.clock.callLater(left if left > 0 else PING_AFTER, self._check)
+        self._silence_timer = self.clock.callLater(left if left > 0 else PING_AFTER, self._check_silence)

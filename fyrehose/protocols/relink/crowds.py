@@ -1,7 +1,7 @@
-"""Links without a connection, counted by network: they say which link gives way when there are too many.
+"""Links without a connection, counted by network, to choose the link that is discarded when there are too many.
 
-Many honest links may come from one address (NAT, Kubernetes), so no address has a limit of its own.  When the listener
-as a whole is full, the network with the most links gives up its oldest one.
+Many honest links may come from one address (NAT, Kubernetes), so no single address has a limit.  When the listener as a
+whole is full, the network with the most links loses its oldest one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class Crowd(Generic[T]):
-    """Members of networks, each network's in the order in which they were added.
+    """Members grouped by network; each network keeps the order in which its members were added.
 
-    Adding, removing and finding the largest network take the same time however many there are.
+    Adding, removing and finding the largest network take constant time.
     """
 
     _members: dict[str, dict[T, None]] = attrs.field(factory=dict, init=False)
-    #: network of each member
+    #: member -> network
     _networks: dict[T, str] = attrs.field(factory=dict, init=False)
-    #: number of members -> the networks that have as many
+    #: number of members -> the networks that have that many
     _levels: dict[int, dict[str, None]] = attrs.field(factory=dict, init=False)
     _most: int = attrs.field(default=0, init=False)
 
@@ -38,7 +38,7 @@ class Crowd(Generic[T]):
         self._networks[member] = network
 
     def discard(self, member: T) -> None:
-        """Remove *member*, if it is there."""
+        """Remove *member*; do nothing if it is not a member."""
         network = self._networks.pop(member, None)
         if network is None:
             return
@@ -49,19 +49,20 @@ class Crowd(Generic[T]):
             del self._members[network]
 
     def oldest_of_largest(self) -> T | None:
-        """Return the oldest member of the network that has the most, or None if there are no members."""
+        """Return the oldest member of the network with the most members, or None if there are no members."""
         if not self._most:
             return None
         network = next(iter(self._levels[self._most]))
         return next(iter(self._members[network]))
 
     def _move(self, network: str, old: int, new: int) -> None:
+        """Record that *network* now has *new* members instead of *old*, and update the largest count."""
         if old:
             del self._levels[old][network]
             if not self._levels[old]:
                 del self._levels[old]
         if new:
             self._levels.setdefault(new, {})[network] = None
-        # A count changes by one, so the largest one does, too.
+        # Counts change by one at a time, so the largest count cannot change by more.
         if new > self._most or (old == self._most and old not in self._levels):
             self._most = new

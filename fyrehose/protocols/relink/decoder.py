@@ -1,8 +1,8 @@
-"""From bytes to packets, however they were cut.
+"""Decode packets from a byte stream (specification, "2. Packets"), wherever the stream was cut.
 
-    in: bytes that the reactor read      out: packets, in order; RemoteProtocolError at the first that is none
+    in: bytes that the reactor read      out: packets, in order; RemoteProtocolError at the first invalid one
 
-Every length is judged as soon as its own bytes are there: nothing is collected for a packet that will be refused.
+Each length field is checked as soon as its own bytes have arrived, so a packet that will be refused takes no memory.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ _GENERAL = {kind: GeneralPacket(kind=kind) for kind in General}
 _FORMATS = {form.value: form for form in Format}
 _OPS = tuple(Op)
 _ACKS = tuple(Ack)
-#: The first byte of a message to one channel whose fields are the short ones, but for the bit that is not used.
+#: First byte of a unicast message that is neither long nor large.
 _SIMPLE = 1 | Format.MESSAGE << 2
+#: The bit of the first byte of a message that has no meaning and is ignored.
 _UNUSED = 1 << 7
-#: The struct code of an id of each size.
+#: channel id size -> struct code
 _ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
-#: Why a type that must not be sent was refused: the name of the counter.
+#: format -> cause with which an unknown packet type is refused; also the name of the counter
 _UNKNOWN = {
     Format.OPERATION: "operation-unknown",
     Format.ACKNOWLEDGEMENT: "acknowledgement-unknown",
@@ -55,63 +56,72 @@ _UNKNOWN = {
 
 
 class Owner(Protocol):
-    """Who takes many messages at a time: a link."""
+    """The link, as the decoder of many messages at a time sees it."""
 
     def room(self) -> tuple[int, int]:
-        """How many messages of one channel, and how many bytes of all, may come at once; never none."""
+        """Return how many messages of one channel, and how many bytes of all channels, may be decoded at once.
 
-    def takes(self, channels: Sequence[int]) -> bool:
-        """Whether a message on each of ``channels`` breaks no rule."""
+        Both are at least 1.
+        """
+
+    def accepts(self, channels: Sequence[int]) -> bool:
+        """Return whether a message on each of *channels* would violate no rule."""
 
 
-class _MoreNeeded(Exception):  # not an error: it says how many bytes the packet has at the least
+class _MoreNeeded(Exception):
+    """Raised inside the decoder when a packet has not arrived completely.
+
+    :ivar size: number of bytes that the packet has at least
+    """
+
     def __init__(self, size: int) -> None:
         self.size = size
 
 
 @attrs.define(eq=False)
 class Decoder:
-    """Takes packets out of a buffer.
+    """Buffer received bytes, and cut packets from them.
 
-    :ivar sender_size: the size of the peer's channel ids (those of its messages), in bytes
-    :ivar receiver_size: the size of ours (those of its acknowledgements), in bytes
-    :ivar owner: takes messages of one part as :class:`~.frames.Gathered`; None: each is a packet
+    :ivar sender_size: size of the peer's channel ids, in bytes (used by messages and operations that it sends)
+    :ivar receiver_size: size of our channel ids, in bytes (used by acknowledgements that it sends)
+    :ivar owner: the link, if messages of one part are to be returned as :class:`~.frames.Gathered`; None: each message
+        is a packet of its own
     """
 
     sender_size: int
     receiver_size: int
     limits: Limits = attrs.field(factory=Limits)
     owner: Owner | None = None
-    #: what came in, and up to where it was taken; what was taken to its end is let go
+    #: The received bytes, of which those before ``_at`` are decoded already.
     _buffer: bytes | bytearray = attrs.field(default=b"", init=False)
     _at: int = attrs.field(default=0, init=False)
-    #: messages of how many channels are gathered at once
-    _together: int = attrs.field(default=kernel.CHANNELS, init=False)
-    #: what the packet at ``_at`` has at the least, in bytes
+    #: Largest number of channels whose messages are gathered into one result.
+    _max_channels: int = attrs.field(default=kernel.CHANNELS, init=False)
+    #: The least number of bytes that the packet at ``_at`` has, as far as its fields have arrived.
     _needed: int = attrs.field(default=2, init=False)
 
     @property
     def expected(self) -> int:
-        """The size of the packet that is coming in, in bytes, as far as it is known; 0 between packets."""
+        """The least size of the packet that is arriving, in bytes, as far as it is known; 0 between packets."""
         return max(self._needed, 8) if self._buffer else 0
 
     @property
     def ready(self) -> bool:
-        """Whether another call of :meth:`next_packet` may give a packet without more bytes."""
+        """Whether :meth:`next_packet` may return a packet without more bytes."""
         return len(self._buffer) - self._at >= self._needed
 
     @property
     def size(self) -> int:
-        """How many bytes there are that were not taken."""
+        """The number of bytes that are not decoded yet."""
         return len(self._buffer) - self._at
 
     @property
     def rest(self) -> bytes:
-        """What was not taken."""
+        """The bytes that are not decoded yet."""
         return bytes(self._buffer[self._at :])
 
     def feed(self, data: bytes) -> None:
-        """More bytes; they are copied only where something was left that they continue."""
+        """Append received bytes; they are copied only if an incomplete packet is in the buffer."""
         if not self._buffer:
             self._buffer = data
             return
@@ -123,19 +133,19 @@ class Decoder:
         self._buffer += data
 
     def drop(self, size: int) -> None:
-        """The next ``size`` bytes are taken."""
+        """Remove the next *size* bytes."""
         self._at += size
         if self._at >= len(self._buffer):
             self.clear()
 
     def clear(self) -> None:
-        """All bytes are taken."""
+        """Remove all bytes."""
         self._buffer, self._at = b"", 0
 
     def next_packet(self) -> Incoming | None:
-        """The next packet; None when it is not all there.
+        """Return the next packet, or None if it has not arrived completely.
 
-        :raises RemoteProtocolError: it is none that may be sent, or over a limit
+        :raises RemoteProtocolError: the packet is invalid or exceeds a limit
         """
         while len(self._buffer) - self._at >= self._needed:
             try:
@@ -153,23 +163,27 @@ class Decoder:
             raise _MoreNeeded(size)
 
     def _gathered(self, at: int) -> tuple[Incoming, int] | None:
-        """The messages of one part that follow each other from ``at``, and where they end; None: there are none."""
+        """Return the messages of one part that follow each other from *at*, and the offset of their end.
+
+        :return: None if there is no such message at *at*, or no owner that takes them
+        """
         buffer, owner = self._buffer, self.owner
         if owner is None or buffer[at] & ~_UNUSED != _SIMPLE or buffer[at + 1] != 1:
             return None
         each, size = owner.room()
         largest = self.limits.message_size
-        end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._together)
-        if len(runs) > 1 and not owner.takes([channel for channel, _, _ in runs]):
-            # From now on one by one, so that what comes before the one that is not taken counts, and nothing behind it.
-            self._together = 1
-            end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._together)
+        end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._max_channels)
+        if len(runs) > 1 and not owner.accepts([channel for channel, _, _ in runs]):
+            # One of the messages violates a rule.  From now on gather one channel at a time, so that everything before
+            # that message takes effect, and nothing behind it.
+            self._max_channels = 1
+            end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._max_channels)
         if not runs:
             return None
         return Gathered(runs=tuple([(channel, Column(lengths, payload)) for channel, lengths, payload in runs])), end
 
     def _packet(self, at: int) -> tuple[Incoming, int]:
-        """The packet at ``at`` and where it ends."""
+        """Return the packet at *at*, and the offset of its end."""
         first = self._buffer[at]
         kind = first >> 5
         if not first & 1:
@@ -201,7 +215,10 @@ class Decoder:
         return packet, at + size
 
     def _channels(self, at: int, id_size: int, multicast: bool) -> tuple[tuple[int, int, int], int]:
-        """Where the ids are (their place, count and size), and what they end at, from the packet's first byte."""
+        """Locate the channel ids of the packet at *at* (2.3).
+
+        :return: offset, count and size of the ids, and the offset of their end, all relative to the packet's first byte
+        """
         if not multicast:
             return (2, 1, id_size), 2 + id_size
         self._require(8)
@@ -213,12 +230,13 @@ class Decoder:
     def _ids(self, at: int, place: int, count: int, id_size: int) -> tuple[int, ...]:
         if not id_size:
             return (0,) * count
-        ids: tuple[int, ...] = Struct(f"<{count}{_ID_CODES[id_size]}").unpack_from(self._buffer, at + place)
-        return ids
+        channels: tuple[int, ...] = Struct(f"<{count}{_ID_CODES[id_size]}").unpack_from(self._buffer, at + place)
+        return channels
 
     def _message(
         self, at: int, ids: tuple[int, int, int], place: int, multicast: bool, flags: int
     ) -> tuple[Message, int]:
+        """Return the message at *at* (2.3.3), whose fields after the channel ids begin at *place*, and its end."""
         place += place & 1
         if flags & LONG:
             self._require(place + NUMBER.size)

@@ -1,9 +1,9 @@
-"""Endpoints that a connector can ask for: publish to a stream, or subscribe to one (names.py has the names).
+"""The two endpoints of the server: publish to a stream, or subscribe to one (names.py defines the endpoint names).
 
-    Publishing    messages -> runs -> the journal, together with the link's cursors -> consumed, committed
-    Subscribing   the journal -> messages on channel 0, as far as the window that the peer's consumed holds open
+    Publishing    messages -> runs -> journal, in one batch with the link's cursors -> consumed, committed
+    Subscribing   journal -> messages on channel 0, limited by the window
 
-Each is one connection's part in it; what outlives the connection is in its registry entry.
+An endpoint object belongs to one connection; everything that outlives the connection is in the link's registry entry.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
     from fyrehose.protocols.relink.server import RelinkProtocol
 
 PROTOCOL = "relink"
-#: How many gaps of a stream may lie in what a subscriber has not consumed.
-MOST_ANCHORS = 1_000
+#: Largest number of gaps in the part of a stream that a subscriber has not consumed.
+MAX_ANCHORS = 1_000
 
 
 def first_anchor(broker: IBroker, place: Place) -> Anchors:
-    """Where a new subscriber's channel begins in its stream."""
+    """Return where a new subscriber's channel begins in its stream; an empty list for a publisher."""
     if not place.subscribe:
         return []
     oldest, last = broker.bounds(place.stream)
     after = last if place.after is None else min(max(place.after, oldest - 1), last)
-    return [(int(place.seqs), after + 1)]  # what comes before it says where it begins
+    return [(int(place.seqs), after + 1)]  # With ?seq, message 0 is no record: it says where the channel begins.
 
 
 def stream_seq(anchors: Anchors, channel_seq: int) -> int:
-    """The number in the stream of the record that is number ``channel_seq`` on the channel."""
+    """Return the number in the stream of the record that has number *channel_seq* on the channel."""
     begin, seq = next(anchor for anchor in reversed(anchors) if anchor[0] <= channel_seq)
     return seq + channel_seq - begin
 
 
 class Endpoint:
-    """What a connection does with its link's events."""
+    """Base of the endpoints: handles the link's events on one connection."""
 
     def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
         self.protocol = protocol
@@ -62,46 +62,46 @@ class Endpoint:
         self.registry = protocol.registry
 
     def begin(self) -> None:
-        """Messaging may begin: the link is new."""
+        """Start messaging on a new link."""
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Release resources, because the connection is closed."""
 
     def after_read(self) -> None:
-        """Everything that came in together has been dealt with."""
+        """Handle everything that one read has collected."""
 
     def received(self, event: events.Received) -> None:
-        """A message of the peer."""
+        """Handle messages on a plain channel."""
         raise NotImplementedError
 
     def decided(self, event: events.Decided) -> None:
-        """A commit or a rollback of the peer."""
+        """Handle a commit or rollback operation."""
         raise NotImplementedError
 
     def finished(self, event: events.Finished) -> None:
-        """A channel of the peer is closed."""
+        """Handle the closure of a peer's channel."""
         raise NotImplementedError
 
     def consumed(self, event: events.Consumed) -> None:
-        """The peer has consumed."""
+        """Handle a consumed acknowledgement."""
 
     def rewound(self, event: events.Rewound) -> None:
-        """The peer says what it has of ours."""
+        """Handle the peer's report on a resumed link: it says which of our messages the peer holds."""
 
     def peer_shutdown(self) -> None:
-        """The peer wants to end the link."""
+        """Handle the peer's shutdown packet."""
 
 
 class Publishing(Endpoint):
-    """Takes what the peer sends into a stream."""
+    """Publish the peer's messages to a stream."""
 
     def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
         super().__init__(protocol, entry, place)
-        #: messages of plain channels that came in together: channel -> first number, messages
+        #: messages of plain channels from the current read: channel -> first sequence number, messages
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
-        #: what was decided together, in order, and is staged
+        #: commits and rollbacks of the current read, in order; they are staged already
         self._decided: list[events.Decided] = []
-        #: why a message of a plain channel can never be written
+        #: set when the stream has refused a message of a plain channel for good
         self._refusal: PublishError | None = None
 
     def received(self, event: events.Received) -> None:
@@ -118,7 +118,7 @@ class Publishing(Endpoint):
         self.link.stage(event.channel, event.last, result if event.commit else None)
 
     def after_read(self) -> None:
-        """All that came together is one write: the messages, and once the cursors of each channel."""
+        """Write everything that came in one read at once: the messages, and the cursors of each channel."""
         if self._plain:
             plain = [(channel, first, Messages(tuple(pieces))) for channel, (first, pieces) in self._plain.items()]
             self._plain = {}
@@ -127,25 +127,30 @@ class Publishing(Endpoint):
                 self.protocol.end_link(self._refusal)
         if self._decided:
             decided, self._decided = self._decided, []
-            runs = self._committed(decided)
+            runs = self._committed_runs(decided)
             staged = {event.channel: event.last for event in decided}
-            self.protocol.write(runs, staged, partial(self._apart, decided) if runs else None)
+            self.protocol.write(runs, staged, partial(self._write_separately, decided) if runs else None)
 
     def _write_plain(self, plain: list[tuple[int, int, Messages]]) -> None:
-        """Write messages of plain channels: for each channel the number of the first, and the messages."""
+        """Write messages of plain channels.
+
+        :param plain: channel, first sequence number and messages of each channel
+        """
         runs: list[Run] = []
         staged: dict[int, int | None] = {}
         for channel, first, messages in plain:
             runs += self._runs(channel, first, messages)
             last = staged[channel] = first + len(messages) - 1
             self.link.stage(channel, last)
-        self.protocol.write(runs, staged, partial(self._plain_apart, plain))
+        self.protocol.write(runs, staged, partial(self._write_plain_separately, plain))
 
-    def _plain_apart(self, plain: list[tuple[int, int, Messages]], error: PublishError) -> bool:
-        """Write what the stream takes of *plain*, which it refuses as a whole.
+    def _write_plain_separately(self, plain: list[tuple[int, int, Messages]], error: PublishError) -> bool:
+        """Write the part of *plain* that the stream accepts, after it has refused the whole.
 
-        Of each channel that is all before the first message that is refused.  There is no way to refuse a message of a
-        plain channel but to end the link.
+        For each channel that part ends before the first refused message.  A plain channel has no way to refuse a
+        message, so that message ends the link.
+
+        :return: True, because the refusal is handled
         """
         for channel, first, _ in plain:
             self.link.unstage(channel, first - 1)
@@ -155,8 +160,8 @@ class Publishing(Endpoint):
             return True
         channel, first, messages = plain[0]
         if len(messages) == 1:
-            refusal = f"message {first} of channel {channel} is refused, so the link ends: {error}"
-            self._refusal = type(error)(f"{refusal}; in a transaction it alone would be refused")
+            refusal = f"message {first} of channel {channel} was refused, so the link ends: {error}"
+            self._refusal = type(error)(f"{refusal}; send it in a transaction to have only the transaction refused")
             return True
         head, tail = messages.cut(len(messages) // 2)
         self._write_plain([(channel, first, head)])
@@ -164,8 +169,8 @@ class Publishing(Endpoint):
             self._write_plain([(channel, first + len(head), tail)])
         return True
 
-    def _committed(self, decided: list[events.Decided]) -> list[Run]:
-        """The runs of what was committed; commits that follow on are written as one."""
+    def _committed_runs(self, decided: list[events.Decided]) -> list[Run]:
+        """Return the runs of all committed messages; commits that follow each other on a channel are joined."""
         found: list[tuple[int, int, list[Piece]]] = []
         expected: tuple[int, int] | None = None
         for event in decided:
@@ -177,20 +182,28 @@ class Publishing(Endpoint):
             expected = (event.channel, event.last + 1)
         return [run for channel, first, pieces in found for run in self._runs(channel, first, Messages(tuple(pieces)))]
 
-    def _apart(self, decided: list[events.Decided], error: PublishError) -> bool:
-        """One of the commits can never be written; the others, which it kept from it, are written by themselves."""
+    def _write_separately(self, decided: list[events.Decided], error: PublishError) -> bool:
+        """Write each commit by itself, because the stream has refused one of them for good, and so the whole batch.
+
+        :return: whether the refusal is handled
+        """
         if len(decided) == 1:
             return self._uncommit(decided[0], error)
         for event in reversed(decided):
             self.link.unstage(event.channel, event.first - 1)
         for event in decided:
             self._stage(event)
-            runs = self._committed([event])
-            self.protocol.write(runs, {event.channel: event.last}, partial(self._apart, [event]) if runs else None)
+            runs = self._committed_runs([event])
+            self.protocol.write(
+                runs, {event.channel: event.last}, partial(self._write_separately, [event]) if runs else None
+            )
         return True
 
     def _uncommit(self, event: events.Decided, error: PublishError) -> bool:
-        """The commit can never be written: that is its result."""
+        """Stage *event* as uncommitted, because the stream has refused it for good.
+
+        :return: False if the link has changed meanwhile, so that there is nothing to stage
+        """
         link = self.link
         if event.channel not in link.receiving or link.receiving[event.channel].done != event.last:
             return False
@@ -201,7 +214,7 @@ class Publishing(Endpoint):
         return True
 
     def _runs(self, channel: int, first: int, messages: Messages) -> list[Run]:
-        # A channel may be opened again and begin at 0 again: its ordinal keeps (producer, producer_seq) unique.
+        # A reopened channel begins at number 0 again; its ordinal keeps (producer, producer_seq) unique.
         ordinal = self.link.receiving[channel].ordinal
         producer = f"{self.entry.label}.{ordinal}"
         return messages.runs(first, self.place.stream, source=PROTOCOL, producer=producer, topic=str(channel))
@@ -216,39 +229,39 @@ class Publishing(Endpoint):
         self.protocol.handle_events(self.link.shutdown())
 
 
-def _said(seq: int) -> bytes:
-    """A record's number, as a part of a message."""
+def _pack_seq(seq: int) -> bytes:
+    """Return a record's number as a message part."""
     return seq.to_bytes(SEQ_SIZE, "little")
 
 
 @attrs.frozen
 class _Gap:
-    """What follows begins at this number of the stream."""
+    """Mark a gap in the pending messages: the next record has number ``seq`` in the stream."""
 
     seq: int
 
 
 @implementer(ISink)
 class Subscribing(Endpoint):
-    """Sends what a stream holds, from where the peer is."""
+    """Send the records of a stream on channel 0, from where the peer left off."""
 
     def __init__(self, protocol: RelinkProtocol, entry: Entry, place: Place) -> None:
         super().__init__(protocol, entry, place)
         self._subscription: Windowed | None = None
-        #: what was read and is not sent: messages of one part each by the run, the others one by one
+        #: records that wait for the window: columns of messages of one part, single messages, and gaps
         self._pending: deque[Column | Parts | _Gap] = deque()
-        self._writing = False
+        self._writing_anchor = False
 
-    # What the session says.
+    # Events of the session.
 
     def begin(self) -> None:
-        # The pong shows that the peer knows the link, which is then kept for long, even if no record comes.
+        # The pong shows that the peer knows the link, which is then kept for the full retention, even without records.
         self.link.ping()
         self._subscribe(0)
 
     def rewound(self, event: events.Rewound) -> None:
         if self.link.shutdown_received:
-            self._leave()
+            self._shut_down()
         else:
             self._subscribe(event.next)
 
@@ -259,26 +272,26 @@ class Subscribing(Endpoint):
         self._pump()
 
     def received(self, event: events.Received) -> None:
-        self._not_asked()
+        self._reject_message()
 
     def decided(self, event: events.Decided) -> None:
-        self._not_asked()
+        self._reject_message()
 
     def finished(self, event: events.Finished) -> None:
         self.protocol.handle_events(self.link.forget(event.channel))
 
     def peer_shutdown(self) -> None:
-        """It wants no more: after a restart it need not be known, and now what was sent is still to be consumed."""
+        """Stop sending; the link ends when the peer has consumed what was sent, and is not kept over a restart."""
         self.end()
         self.registry.forget(self.entry)
-        self._leave()
+        self._shut_down()
 
-    def _leave(self) -> None:
+    def _shut_down(self) -> None:
         link = self.link
         channel = link.sending.get(0)
-        if channel is not None and link.may_send:  # else the peer's report says what it holds: see rewound
+        if channel is not None and link.may_send:  # Otherwise rewound() does this, after the peer's report.
             if not channel.next:
-                del link.sending[0]  # nothing was sent on it, so the peer never saw it open
+                del link.sending[0]  # Nothing was sent on the channel, so the peer never saw it open.
             elif channel.mode is Sending.OPEN:
                 link.close(0)
         self.protocol.handle_events(link.shutdown())
@@ -289,7 +302,7 @@ class Subscribing(Endpoint):
         if subscription is not None:
             self.protocol.detach(subscription)
 
-    # What the broker says.
+    # Called by the broker.
 
     @property
     def subscriber(self) -> tuple[str, str]:
@@ -297,11 +310,11 @@ class Subscribing(Endpoint):
 
     def deliver(self, delivery: Delivery) -> None:
         seqs = self.place.seqs
-        most = self.link.limits.parts - seqs
+        max_parts = self.link.limits.parts - seqs
         for run in delivery.runs:
-            piece = piece_of(run, most)
+            piece = piece_of(run, max_parts)
             if seqs:
-                self._pending.extend((_said(seq), *parts) for seq, parts in enumerate(piece, run.first_seq))
+                self._pending.extend((_pack_seq(seq), *parts) for seq, parts in enumerate(piece, run.first_seq))
             else:
                 self._pending.extend([piece] if isinstance(piece, Column) else piece)
         self._pump()
@@ -314,12 +327,12 @@ class Subscribing(Endpoint):
     def ended(self, reason: Exception) -> None:
         self.protocol.finish()
 
-    # Inside.
+    # Internals.
 
     def _subscribe(self, channel_seq: int) -> None:
-        """Go on with the record that is number ``channel_seq`` on the channel."""
+        """Subscribe to the stream, beginning with the record that has number *channel_seq* on the channel."""
         if self.place.seqs and not channel_seq:
-            self._pending.append((b"", _said(self.entry.anchors[0][1] - 1)))
+            self._pending.append((b"", _pack_seq(self.entry.anchors[0][1] - 1)))
             channel_seq = 1
         wanted = stream_seq(self.entry.anchors, channel_seq)
         subscription = self.protocol.broker.subscribe(self.place.stream, wanted - 1, self)
@@ -334,44 +347,47 @@ class Subscribing(Endpoint):
 
     @property
     def full(self) -> bool:
-        """Whether the window has no room for more."""
+        """Whether records are pending because the window is full."""
         return bool(self._pending)
 
     def _pump(self) -> None:
-        """Send what the window has room for.  It goes out when whatever led to it is dealt with."""
+        """Send pending records while the window has room; the caller flushes."""
         channel = self.link.sending.get(0)
-        if self._writing or channel is None or not self.link.may_send:
+        if self._writing_anchor or channel is None or not self.link.may_send:
             return
         while self._pending and channel.room > 0:
-            one = self._pending.popleft()
-            if isinstance(one, _Gap):
-                self._write_anchor(channel.next, one.seq)
+            item = self._pending.popleft()
+            if isinstance(item, _Gap):
+                self._write_anchor(channel.next, item.seq)
                 break
-            self._send(channel, one)
+            self._send(channel, item)
         if self._subscription is not None:
             self._subscription.update()
 
-    def _send(self, channel: SendChannel, one: Column | Parts) -> None:
-        if not isinstance(one, Column):
-            self.link.send((channel.id,), one)
+    def _send(self, channel: SendChannel, item: Column | Parts) -> None:
+        if not isinstance(item, Column):
+            self.link.send((channel.id,), item)
             return
-        if len(one) > channel.room:
-            one, rest = one.cut(channel.room)
+        if len(item) > channel.room:
+            item, rest = item.cut(channel.room)
             self._pending.appendleft(rest)
-        self.link.send_run(channel.id, one)
+        self.link.send_run(channel.id, item)
 
     def _write_anchor(self, channel_seq: int, seq: int) -> None:
-        """What follows a gap is sent when it is durable where it lies: a later connection has to find it again."""
+        """Write where the channel continues behind a gap.
+
+        Sending continues when the anchor is durable, because a later connection needs it to find the record again.
+        """
         entry = self.entry
         entry.anchors = [*(anchor for anchor in entry.anchors if anchor[0] < channel_seq), (channel_seq, seq)]
-        if len(entry.anchors) > MOST_ANCHORS:
+        if len(entry.anchors) > MAX_ANCHORS:
             self.protocol.reject(RemoteProtocolError("too-many-gaps"))
             return
-        self._writing = True
-        self.registry.write_entry(entry, self._anchored)
+        self._writing_anchor = True
+        self.registry.write_entry(entry, self._anchor_written)
 
-    def _anchored(self, result: Any) -> None:
-        self._writing = False
+    def _anchor_written(self, result: Any) -> None:
+        self._writing_anchor = False
         if isinstance(result, Failure):
             result.trap(PublishError)
             self.protocol.reject(RemoteProtocolError("gap-not-written", result.getErrorMessage()))
@@ -379,18 +395,18 @@ class Subscribing(Endpoint):
             self._pump()
             self.protocol.flush_soon()
 
-    def _not_asked(self) -> None:
+    def _reject_message(self) -> None:
         self.protocol.reject(RemoteProtocolError("message-to-subscription"))
 
 
 @implementer(ISubscription)
 class Windowed:
-    """A subscription that goes on when its transport and the peer's window both have room."""
+    """A subscription that is resumed only while both its transport and the peer's window have room."""
 
     def __init__(self, subscription: ISubscription, endpoint: Subscribing) -> None:
         self._subscription = subscription
         self._endpoint = endpoint
-        self._wanted = False
+        self._transport_ready = False
 
     @property
     def position(self) -> int:
@@ -399,16 +415,16 @@ class Windowed:
         return position
 
     def pauseProducing(self) -> None:
-        self._wanted = False
+        self._transport_ready = False
         self._subscription.pauseProducing()
 
     def resumeProducing(self) -> None:
-        self._wanted = True
+        self._transport_ready = True
         self.update()
 
     def update(self) -> None:
-        """The window has changed."""
-        if self._wanted and not self._endpoint.full:
+        """Resume or pause the subscription after the window or the transport has changed."""
+        if self._transport_ready and not self._endpoint.full:
             self._subscription.resumeProducing()
         else:
             self._subscription.pauseProducing()

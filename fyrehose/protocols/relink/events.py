@@ -1,6 +1,7 @@
-"""What a session tells its owner.  Numbers of messages never wrap; on the wire they are the low 32 bits.
+"""Events that a session returns to its owner.
 
-:class:`fyrehose.errors.Broken` is the last event of a peer that breaks a rule; its link is lost.
+Sequence numbers in events never wrap; on the wire they are the low 32 bits (3.1).  :class:`fyrehose.errors.Broken` is
+the last event of a peer that violates the protocol; its link is lost.
 """
 
 from __future__ import annotations
@@ -19,37 +20,37 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Asked:
-    """Listener: a connector wants this.  Answer with ``accept`` or ``refuse`` of the session, now or later."""
+class HelloReceived:
+    """Listener: the connector has sent its part of the handshake (1); call ``accept`` or ``refuse`` of the session."""
 
     hello: Hello
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Linked:
-    """The handshake is over.  With ``resumed`` the link is the old one, and :class:`Resumed` follows."""
+    """The handshake is complete; if ``resumed``, the link is the old one, and :class:`Resumed` follows."""
 
     link: Link
     resumed: bool
-    #: connector: the old link, when the listener did not know it any more (see Link.unknown)
+    #: connector: the old link, if the listener no longer knew it (see Link.unknown)
     lost: Link | None = None
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Refused:
-    """Connector: the old link was required, and the listener does not know it any more."""
+    """Connector: the listener does not know the old link, which the handshake required."""
 
     lost: Link | None
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Resumed:
-    """The peer's report is complete, and what it had not got was sent again: messaging goes on."""
+    """The peer has sent its resume packet (3.5), and missing messages were sent again: messaging continues."""
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Received:
-    """Messages on a plain channel, from number ``first``; ``stage`` and ``settle`` them."""
+    """Messages on a plain channel, numbered from ``first``; the owner has to stage and settle them."""
 
     channel: int
     first: int
@@ -58,9 +59,10 @@ class Received:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Decided:
-    """The peer commits or rolls back its messages ``first`` to ``last``; ``stage`` and ``settle`` them.
+    """The peer commits or rolls back its messages ``first`` to ``last``; the owner has to stage and settle them.
 
-    :ivar dropped: the messages were not kept, because too much was undecided: a commit of them fails
+    :ivar commit: True for a commit, False for a rollback
+    :ivar dropped: the messages were not kept, because too many were undecided; a commit of them has to fail
     """
 
     channel: int
@@ -73,7 +75,7 @@ class Decided:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Resulted:
-    """Our committed messages ``first`` to ``last`` were processed (COMMITTED), or were not (UNCOMMITTED)."""
+    """The peer has acknowledged our commit of ``first`` to ``last`` with ``result``: COMMITTED or UNCOMMITTED."""
 
     channel: int
     first: int
@@ -83,7 +85,7 @@ class Resulted:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Consumed:
-    """The peer is done with our messages ``first`` to ``last``."""
+    """The peer has consumed our messages ``first`` to ``last``."""
 
     channel: int
     first: int
@@ -92,7 +94,10 @@ class Consumed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Rewound:
-    """The peer holds what is below ``next`` of a channel that is not kept: go on from there, and close it again."""
+    """On a resumed link whose messages are not kept: the peer holds all messages below ``next``.
+
+    The owner has to send again from there; if the channel was being closed, it has to be closed again.
+    """
 
     channel: int
     next: int
@@ -100,30 +105,30 @@ class Rewound:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Closed:
-    """The peer has forgotten our channel: its number may be used again, from number 0."""
+    """The peer has acknowledged the closure of our channel, which may be opened again, from number 0."""
 
     channel: int
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Finished:
-    """The peer's channel is closed, and it knows everything: ``forget`` it (durably first, if links are)."""
+    """The peer's channel is closed, and the peer knows all results; the owner has to ``forget`` the channel."""
 
     channel: int
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class PeerShutdown:
-    """The peer opens no more channels."""
+    """The peer has sent its shutdown packet (3.6): it opens no more channels."""
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Ended:
-    """Both peers have shut down and no channel is left: the link has come to its good end."""
+    """Both peers have sent shutdown, and no channel is left: the link has ended in good order."""
 
 
 Event = (
-    Asked
+    HelloReceived
     | Linked
     | Refused
     | Resumed
@@ -142,9 +147,9 @@ Event = (
 
 @attrs.frozen(kw_only=True, slots=True)
 class Unknown:
-    """A message of ours whose fate nobody knows, because its link was lost.
+    """A message of ours whose outcome is unknown, because its link was lost.
 
-    :ivar decided: False: it was never committed, so it was certainly not processed
+    :ivar decided: False if the message was never committed, so that it was certainly not processed
     """
 
     channel: int

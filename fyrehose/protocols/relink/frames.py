@@ -1,7 +1,7 @@
-"""Relink's packets (relink.md, "2. Packets").
+"""Relink's packets (specification, "2. Packets").
 
-A packet begins with two bytes and ends at a multiple of eight.  All integers are little-endian; alignment counts from
-the packet's first byte; what is unused is sent as zero and ignored.
+A packet begins with a header of two bytes, and is padded to a multiple of eight bytes.  All integers are little-endian;
+alignment counts from the packet's first byte; unused bits are sent as zero and ignored.
 
      bit 0   1           2..4     5..7          byte 1
     +-------+-----------+--------+-------------+---------------+
@@ -14,9 +14,9 @@ the packet's first byte; what is unused is sent as zero and ignored.
                                                                       u16 size x parts, or align 8, u64 size x parts,
                                                                       align 8, each part padded to 8
 
-The lowest bit of the format says whose channels the ids are: 0 the sender's, 1 the receiver's.
+The lowest bit of the format selects the channel id space: 0 the sender's, 1 the receiver's.
 
-Messages of one part each are packed and unpacked many at a time, as columns: :class:`MessageRun`, :class:`Gathered`.
+Messages of one part are packed and unpacked many at a time, as columns: see :class:`MessageRun` and :class:`Gathered`.
 
     out: ``packet.serialize(id_size)`` -> bytes      in: :mod:`fyrehose.protocols.relink.decoder`
 """
@@ -32,13 +32,13 @@ from fyrehose.errors import LocalProtocolError
 from fyrehose.kernels import relink as kernel
 from fyrehose.protocols.relink.messages import Column
 
-#: What a channel id may take, in bytes (the handshake says which, for each direction).
+#: The possible sizes of a channel id, in bytes; the handshake agrees on one for each direction.
 ID_SIZES = frozenset({0, 1, 2, 4, 8})
-#: The largest payload that a small size vector can say, in bytes.
+#: The largest payload part that fits a small payload size vector, in bytes (2.3.3.2).
 MAX_SMALL = (1 << 16) - 1
-#: The most parts that the short length can say.
+#: The largest number of parts that fits the short message length (2.3.3.1).
 MAX_SHORT = (1 << 8) - 1
-#: Numbers on the wire have 32 bits and wrap.
+#: Sequence numbers have 32 bits on the wire and wrap (3.1).
 NUMBER_MASK = (1 << 32) - 1
 
 HEADER = Struct(
@@ -54,12 +54,12 @@ MULTICAST = Struct(
 NUMBER = Struct(
     "<I"  # sequence number, or long message length
 )
-#: The first of the eight bytes that a general packet is; the other seven are padding.
+#: A general packet: one byte, and seven bytes of padding (2.2).
 _GENERAL = Struct("<B7x")
 
 
 class General(IntEnum):
-    """Packets that are about no channel (2.2)."""
+    """General packet types (2.2)."""
 
     NOP = 0
     PING = 1
@@ -69,7 +69,7 @@ class General(IntEnum):
 
 
 class Format(IntEnum):
-    """Packets that are about channels (2.1)."""
+    """Channel packet formats (2.1)."""
 
     OPERATION = 0
     ACKNOWLEDGEMENT = 1
@@ -79,7 +79,7 @@ class Format(IntEnum):
 
 
 class Op(IntEnum):
-    """What the sender of messages asks for (2.3.1); COMMIT and ROLLBACK may carry a number (2.3.2)."""
+    """Channel operations of the sender of messages (2.3.1); COMMIT and ROLLBACK may have a sequence number (2.3.2)."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -87,7 +87,10 @@ class Op(IntEnum):
 
 
 class Ack(IntEnum):
-    """What the receiver of messages says (2.3.1); all but CLOSED may carry a number (2.3.2)."""
+    """Channel acknowledgements of the receiver of messages (2.3.1).
+
+    All but CLOSED may have a sequence number (2.3.2).
+    """
 
     RECEIVED = 0
     CONSUMED = 1
@@ -96,50 +99,50 @@ class Ack(IntEnum):
     CLOSED = 4
 
 
-#: Bits of a message's flags (2.3.3).
+#: Message flags (2.3.3).
 LONG, LARGE = 1, 2
 
-#: How many types each format has; the rest must not be sent.
+#: Number of packet types of each format; a larger value must not be sent.
 TYPES = {
     Format.OPERATION: len(Op),
     Format.ACKNOWLEDGEMENT: len(Ack),
     Format.SEQUENCE_OPERATION: 2,
     Format.SEQUENCE_ACKNOWLEDGEMENT: 4,
-    Format.MESSAGE: 8,  # flags, the third unused
+    Format.MESSAGE: 8,  # Not types but flags, of which the third is unused.
 }
 
 
 def aligned(size: int) -> int:
-    """``size`` and the padding up to the next multiple of eight."""
+    """Return *size* rounded up to a multiple of eight."""
     return size + 7 & ~7
 
 
 def encode_ids(channels: tuple[int, ...], id_size: int) -> bytes:
-    """A channel id vector.
+    """Return a channel id vector.
 
-    :raises LocalProtocolError: an id does not fit
+    :raises LocalProtocolError: an id does not fit into *id_size* bytes
     """
     try:
         return b"".join(channel.to_bytes(id_size, "little") for channel in channels)
     except OverflowError:
-        raise LocalProtocolError(f"a channel id of {id_size} bytes cannot be one of {channels[:8]}") from None
+        raise LocalProtocolError(f"channel ids {channels[:8]} do not all fit into {id_size} bytes") from None
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class GeneralPacket:
-    """A packet that is about no channel."""
+    """A packet that concerns no channel (2.2)."""
 
     kind: General
 
     def serialize(self, id_size: int = 0) -> bytes:
-        """The eight bytes; ``id_size`` does not matter."""
+        """Return the packet's eight bytes; *id_size* has no effect."""
         return _GENERAL.pack(self.kind << 5)
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class _ChannelPacket:
     channels: tuple[int, ...]
-    #: whether the ids are in the multicast layout, which may also hold one or none
+    #: whether to use the multicast layout (2.3), which also allows one channel or none
     multicast: bool = False
 
     def _head(self, form: Format, data: int, short: int, id_size: int) -> bytes:
@@ -148,17 +151,17 @@ class _ChannelPacket:
             first = 0b11 | form << 2 | data << 5
             return HEADER.pack(first, short) + MULTICAST.pack(len(self.channels)) + ids
         if len(self.channels) != 1:
-            raise LocalProtocolError(f"a packet for {len(self.channels)} channels has to be a multicast")
+            raise LocalProtocolError(f"a unicast packet has 1 channel, not {len(self.channels)}; use multicast")
         return HEADER.pack(0b01 | form << 2 | data << 5, short) + ids
 
     def _without_payload(self, form: Format, kind: int, number: int | None, id_size: int) -> bytes:
-        """A whole packet that is only its head, and a number if there is one."""
+        """Return a whole packet that has only a head and possibly a sequence number."""
         if self.multicast or len(self.channels) != 1 or self.channels[0] >> 8 * id_size:
             packet = self._head(form, kind, 0, id_size)
             if number is not None:
                 packet += bytes(-len(packet) & 3) + NUMBER.pack(number & NUMBER_MASK)
             return packet + bytes(-len(packet) & 7)
-        # The same for one channel, as nearly all of them are: little-endian as it is, it is one integer.
+        # Nearly all packets are unicast.  They are built faster as one little-endian integer.
         whole = 0b01 | form << 2 | kind << 5 | self.channels[0] << 16
         size = 2 + id_size
         if number is not None:
@@ -170,42 +173,57 @@ class _ChannelPacket:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Operation(_ChannelPacket):
-    """The sender of messages about its channels; ``number`` is that of the last message meant, None the next one."""
+    """An operation on the sender's channels (2.3.1, 2.3.2).
+
+    :ivar number: sequence number of the last targeted message; None: the message after the one targeted before
+    """
 
     kind: Op
     number: int | None = None
 
     def serialize(self, id_size: int) -> bytes:
-        """The whole packet; ``id_size`` is that of the sender's channels."""
+        """Return the packet's bytes.
+
+        :param id_size: size of the sender's channel ids
+        :raises LocalProtocolError: close has a sequence number, or a channel id does not fit
+        """
         if self.number is not None and self.kind is Op.CLOSE:
-            raise LocalProtocolError("close carries no number")
+            raise LocalProtocolError("a close operation has no sequence number")
         form = Format.OPERATION if self.number is None else Format.SEQUENCE_OPERATION
         return self._without_payload(form, self.kind, self.number, id_size)
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Acknowledgement(_ChannelPacket):
-    """The receiver of messages about the other's channels; ``number`` as in :class:`Operation`."""
+    """An acknowledgement for the other peer's channels (2.3.1, 2.3.2); ``number`` as in :class:`Operation`."""
 
     kind: Ack
     number: int | None = None
 
     def serialize(self, id_size: int) -> bytes:
-        """The whole packet; ``id_size`` is that of the receiver's channels."""
+        """Return the packet's bytes.
+
+        :param id_size: size of the receiver's channel ids
+        :raises LocalProtocolError: closed has a sequence number, or a channel id does not fit
+        """
         if self.number is not None and self.kind is Ack.CLOSED:
-            raise LocalProtocolError("closed carries no number")
+            raise LocalProtocolError("a closed acknowledgement has no sequence number")
         form = Format.ACKNOWLEDGEMENT if self.number is None else Format.SEQUENCE_ACKNOWLEDGEMENT
         return self._without_payload(form, self.kind, self.number, id_size)
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Message(_ChannelPacket):
-    """A message of any number of parts, none and empty ones included; each channel gives it a number of its own."""
+    """A message of any number of parts, even none (2.3.3); it gets a sequence number of its own on each channel."""
 
     parts: tuple[bytes, ...]
 
     def serialize(self, id_size: int, *, long: bool = False, large: bool = False) -> bytes:
-        """The whole packet, as short as it can be; ``long`` and ``large`` ask for the wider fields all the same."""
+        """Return the packet's bytes in the shortest form.
+
+        :param long: use the long message length in any case
+        :param large: use the large payload size vector in any case
+        """
         sizes = [len(part) for part in self.parts]
         long = long or len(sizes) > MAX_SHORT
         large = large or max(sizes, default=0) > MAX_SMALL
@@ -226,24 +244,24 @@ class Message(_ChannelPacket):
 
 @attrs.frozen(kw_only=True, slots=True)
 class MessageRun:
-    """Messages of one part each on one channel: as many packets, end to end."""
+    """Consecutive messages of one part each on one channel, which are serialized as one packet each."""
 
     channel: int
     messages: Column
 
     def serialize(self, id_size: int) -> bytes:
-        """The packets, each as short as it can be."""
+        """Return the bytes of all packets, each in its shortest form."""
         return kernel.frames(id_size, self.channel, self.messages.lengths, self.messages.payload)
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Gathered:
-    """What came in as messages of one part each that followed each other: those of each channel."""
+    """Received messages of one part each that followed each other, grouped by channel."""
 
     runs: tuple[tuple[int, Column], ...]
 
 
-#: What is sent, and what comes in.
+#: Packets that are sent, and packets that the decoder returns.
 Packet = GeneralPacket | Operation | Acknowledgement | Message | MessageRun
 Incoming = GeneralPacket | Operation | Acknowledgement | Message | Gathered
 

@@ -1,4 +1,4 @@
-"""Relink's handshake (relink.md, "1. Handshake"): who says what, half-duplex, before the first packet.
+"""The fields of Relink's handshake (specification, "1. Handshake"), which the peers exchange half-duplex.
 
 connector   version u8 | pad 7
 listener    version u8 | pad 7
@@ -6,7 +6,7 @@ connector   name length u8 | name | connector's id size u8 | listener's id size 
             old epoch u64 | old link id u64
 listener    epoch u64 | link id u64
 
-in: a buffer -> how much of it is needed, or what it says      out: ``serialize()``
+in: a buffer -> number of bytes needed, or the fields      out: ``serialize()``, ``pack_version()``, ``pack_reply()``
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import attrs
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import ID_SIZES, aligned
 
-#: The only version there is.
+#: The highest protocol version that we support.
 VERSION = 0
-#: Link ids are within [1, 2^63[; zero stands for none.
+#: Link ids are within [1, 2^63[; zero means no link.
 MAX_LINK_ID = (1 << 63) - 1
 
 _VERSION = Struct(
@@ -33,9 +33,9 @@ _REPLY = Struct(
     "Q"  # epoch, microseconds since 1970 UTC
     "Q"  # link id
 )
-#: The fixed fields behind the name, and the name's length before it.
+#: Size of the fixed fields around the name: its length before it, two id sizes and the flags behind it.
 _FIXED = 1 + 3
-#: Bits of the flags.
+#: Handshake flags.
 CONNECTOR_TRANSACTIONS, LISTENER_TRANSACTIONS, REQUIRE_LINK = 1, 2, 4
 
 VERSION_SIZE = _VERSION.size
@@ -44,12 +44,12 @@ REPLY_SIZE = _REPLY.size
 
 def _link_id(instance: object, attribute: object, value: int) -> None:
     if not 0 <= value <= MAX_LINK_ID:
-        raise LocalProtocolError(f"{value} is no link id")
+        raise LocalProtocolError(f"link id {value} is not within [0, 2^63[")
 
 
 def _id_size(instance: object, attribute: object, value: int) -> None:
     if value not in ID_SIZES:
-        raise LocalProtocolError(f"channel ids have 0, 1, 2, 4 or 8 bytes, not {value}")
+        raise LocalProtocolError(f"invalid channel id size {value}: expected 0, 1, 2, 4 or 8 bytes")
 
 
 def _endpoint(instance: object, attribute: object, value: str) -> None:
@@ -58,12 +58,12 @@ def _endpoint(instance: object, attribute: object, value: str) -> None:
     except UnicodeEncodeError:
         size = 256
     if size > 255:
-        raise LocalProtocolError(f"an endpoint name has 255 bytes of UTF-8 at the most: {value[:80]!r}")
+        raise LocalProtocolError(f"invalid endpoint name {value[:80]!r}: expected at most 255 bytes of UTF-8")
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Terms:
-    """What the peers have to agree on, and what a link is bound to."""
+    """The fields of the handshake on which the peers have to agree, and which a resumed link cannot change."""
 
     endpoint: str = attrs.field(validator=_endpoint)
     connector_size: int = attrs.field(default=0, validator=_id_size)
@@ -74,7 +74,12 @@ class Terms:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Hello:
-    """The connector's second transmission."""
+    """The connector's second transmission.
+
+    :ivar require: handshake flag 2: refuse rather than make a new link
+    :ivar epoch: the old epoch, or 0
+    :ivar link_id: the old link id, or 0
+    """
 
     terms: Terms
     require: bool = False
@@ -82,7 +87,7 @@ class Hello:
     link_id: int = attrs.field(default=0, validator=_link_id)
 
     def serialize(self) -> bytes:
-        """The bytes after the versions."""
+        """Return the bytes that follow the version."""
         terms = self.terms
         name = terms.endpoint.encode()
         flags = (
@@ -95,24 +100,24 @@ class Hello:
 
 
 def pack_version(version: int) -> bytes:
-    """The first transmission of either peer."""
+    """Return the first transmission of either peer."""
     return _VERSION.pack(version)
 
 
 def pack_reply(epoch: int, link_id: int) -> bytes:
-    """The listener's second transmission."""
+    """Return the listener's second transmission; a link id of 0 means that the required link is not known."""
     return _REPLY.pack(epoch, link_id)
 
 
 def unpack_version(buffer: bytes | bytearray) -> int:
-    """The version that the first :data:`VERSION_SIZE` bytes say."""
+    """Return the version from the first :data:`VERSION_SIZE` bytes."""
     return buffer[0]
 
 
 def unpack_reply(buffer: bytes | bytearray) -> tuple[int, int]:
-    """The epoch and the link id that the first :data:`REPLY_SIZE` bytes say.
+    """Return epoch and link id from the first :data:`REPLY_SIZE` bytes.
 
-    :raises RemoteProtocolError: that is no link id
+    :raises RemoteProtocolError: the link id is not below 2^63
     """
     epoch, link_id = _REPLY.unpack_from(buffer)
     if link_id > MAX_LINK_ID:
@@ -121,26 +126,26 @@ def unpack_reply(buffer: bytes | bytearray) -> tuple[int, int]:
 
 
 def hello_size(buffer: bytes | bytearray) -> int:
-    """How long the hello at the start of ``buffer`` is at the least; what is known of it is judged.
+    """Return the size of the hello at the start of *buffer* as far as it is known; check the fields that have arrived.
 
-    :raises RemoteProtocolError: an id size is none, or the name is not UTF-8
+    :raises RemoteProtocolError: a channel id size is invalid, or the name is not UTF-8
     """
     if not buffer:
         return 1
     end = 1 + buffer[0]
-    # In the order in which they come, so that it does not matter how they were cut.
+    # Checked in their order, so that the error does not depend on how the bytes were cut.
     if len(buffer) >= end:
         _text(buffer[1:end])
     for place in (end, end + 1):
         if len(buffer) > place and buffer[place] not in ID_SIZES:
-            raise RemoteProtocolError("bad-id-size", f"channel ids of {buffer[place]} bytes")
+            raise RemoteProtocolError("bad-id-size", f"channel id size {buffer[place]} is not 0, 1, 2, 4 or 8")
     return aligned(buffer[0] + _FIXED) + _REPLY.size
 
 
 def unpack_hello(buffer: bytes | bytearray) -> Hello:
-    """The hello at the start of ``buffer``, which is all there.
+    """Return the hello at the start of *buffer*, which must be complete.
 
-    :raises RemoteProtocolError: that is no link id
+    :raises RemoteProtocolError: the link id is not below 2^63, or as for :func:`hello_size`
     """
     size = hello_size(buffer)
     end = 1 + buffer[0]

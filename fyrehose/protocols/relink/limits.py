@@ -1,4 +1,4 @@
-"""What a peer may ask of us: every limit of a session and its link, with a default."""
+"""Every limit that a session and its link impose on the peer, with its default."""
 
 from __future__ import annotations
 
@@ -6,33 +6,38 @@ import attrs
 
 from fyrehose.records import MAX_PAYLOAD
 
-#: What the largest record takes besides, in bytes, when its number is sent with it.
+#: Extra size that a message may have beyond the largest record when it carries the record's number (``?seq``), in
+#: bytes.
 NUMBERED = 64
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Limits:
-    """Limits of one link.  What is over a limit costs the peer its link, but where it says that it waits."""
+    """Limits of one link.
+
+    A peer that exceeds a limit loses its link, except for ``backlog`` and ``backlog_size``, which stop reading instead.
+    """
 
     #: channel ids in one packet
     targets: int = 1_024
     #: parts of one message
     parts: int = 1_024
-    #: the parts of one message, padding included (and, but for one part, a table of their sizes), in bytes
+    #: size of one message's parts with their padding, and of the size table if there is not exactly one part, in bytes
     message_size: int = MAX_PAYLOAD
-    #: the same of a message that we send
+    #: the same for messages that we send
     sent_size: int = MAX_PAYLOAD
-    #: the peer's channels that are open at a time
+    #: channels that the peer may have open at a time
     channels: int = 4_096
-    #: messages of one channel that wait for us before we read no further; twice as many may wait for its decision
+    #: messages of one channel that wait to be settled before reading stops; twice as many may wait for the peer's
+    #: decision
     backlog: int = 1_024
-    #: bytes of all messages that wait, as for ``backlog``
+    #: size of all waiting messages in bytes, counted like ``backlog``
     backlog_size: int = 16 << 20
-    #: our own messages on one channel that the peer has not consumed
+    #: messages on one of our channels that the peer has not consumed
     window: int = 1_024
-    #: results that are kept before a ping asks whether they may be forgotten (R6)
+    #: results that are kept before a ping is sent, whose pong allows to forget them (R6)
     results: int = 256
-    #: separate runs of results that are kept while that ping is not answered
+    #: runs of equal results that are kept while that ping is unanswered
     result_runs: int = 4_096
-    #: bytes that may come in while the listener looks the link up: nothing should (L1)
+    #: bytes that may arrive while the listener looks up the link; a correct peer sends none (L1)
     early: int = 1 << 20

@@ -1,9 +1,9 @@
-"""A link: the channels of both peers, and what they have told each other.  It outlives its connections.
+"""A link: the channels of both peers, and what the peers know of each other's state.  It outlives its connections.
 
-    in: packets of one connection at a time, and what the owner does      out: events, packets as bytes
+    in: packets of one connection at a time, and calls of the owner      out: events, and packets as bytes
 
-A link is attached to a connection, or detached.  While it is detached its owner goes on: what is sent, decided and
-finished then goes out behind the next resume.
+A link is either attached to a connection or detached.  While it is detached the owner may still send, decide and settle
+messages; the packets go out after the next resume.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import Event as Mode
 from fyrehose.protocols.relink.tables import Receiving, Sending
 
-#: What a channel of the peer takes in memory, in bytes.
-CHANNEL = 2_048
+#: Estimated memory of one channel of the peer, in bytes.
+CHANNEL_MEMORY = 2_048
 
 
 @attrs.define(eq=False)
 class Link(Roles):
-    """One link, from one peer's point of view.
+    """One link, from the point of view of one peer.
 
-    :ivar durable: the link outlives its process.  What the owner was given and did not settle is forgotten with the
-        connection, and the peer sends it again; what the peer has not decided is kept as long as the process lives
-    :ivar kept: whether messages of ours are kept until they are consumed, or made again by the owner
+    Names such as S2, R5 and L4 refer to the rules in docs/protocols/relink.md.
+
+    :ivar durable: the link outlives its process.  Messages that the owner has received and not settled are forgotten
+        with the connection, and the peer sends them again; undecided messages are kept as long as the process lives
+    :ivar kept: whether our messages are kept until they are consumed; False: the owner can produce them again
     """
 
     epoch: int = 0
@@ -55,86 +57,91 @@ class Link(Roles):
     kept: bool = attrs.field(default=True, kw_only=True)
     sending: dict[int, SendChannel] = attrs.field(factory=dict, init=False)
     receiving: dict[int, ReceiveChannel] = attrs.field(factory=dict, init=False)
-    #: how many channels the peer has opened so far
+    #: number of channels that the peer has opened so far
     opened: int = attrs.field(default=0, init=False)
-    #: whether it came to its good end, or was lost
+    #: whether the link has ended in good order, or was lost
     over: bool = attrs.field(default=False, init=False)
     attached: bool = attrs.field(default=False, init=False)
-    #: whether a packet of the peer ever came in, which shows that the peer knows the link
-    heard: bool = attrs.field(default=False, init=False)
-    #: whether messages may go out: the link is new, or the peer has resumed
+    #: whether a packet of the peer has ever arrived, which shows that the peer knows the link
+    used: bool = attrs.field(default=False, init=False)
+    #: whether messages may be sent: the link is new, or the peer has resumed
     may_send: bool = attrs.field(default=False, init=False)
     shutting_down: bool = attrs.field(default=False, init=False)
-    #: whether shutdown went out, on any connection so far
-    shutdown_said: bool = attrs.field(default=False, init=False)
+    #: whether shutdown was sent on any connection so far; ``shutdown_sent``: on this one
+    shutdown_ever_sent: bool = attrs.field(default=False, init=False)
     shutdown_sent: bool = attrs.field(default=False, init=False)
     shutdown_received: bool = attrs.field(default=False, init=False)
     pings: int = attrs.field(default=0, init=False)
     pongs: int = attrs.field(default=0, init=False)
     _out: list[bytes] = attrs.field(factory=list, init=False)
     _backlog: Backlog = attrs.field(init=False)
-    _unsaid: set[int] = attrs.field(factory=set, init=False)
+    #: ids of channels with messages from the current read that need a received acknowledgement
+    _unacknowledged: set[int] = attrs.field(factory=set, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._backlog = Backlog(self.limits, self.receiving)
 
     @property
-    def held(self) -> bool:
-        """Whether so much waits for the owner that nothing more is to come in until some of it is settled."""
-        return self._backlog.held
+    def blocked(self) -> bool:
+        """Whether reading has to stop until the owner has settled some messages."""
+        return self._backlog.blocked
 
     # Our own channels.
 
     def channel(self, channel: int) -> SendChannel:
-        """Our channel ``channel``, opened if it is not.
+        """Return our channel with id *channel*, and open it first if necessary.
 
-        :raises LocalProtocolError: its id does not fit, or shutdown was asked for
+        :raises LocalProtocolError: the id does not fit, or the link is shutting down
         """
         found = self.sending.get(channel)
         if found is None:
             if self.shutting_down or self.over:
-                raise LocalProtocolError("the link is shutting down: no more channels")
+                raise LocalProtocolError(f"cannot open channel {channel}: the link is shutting down")
             if not 0 <= channel < 1 << 8 * self.our_size:
-                raise LocalProtocolError(f"{channel} does not fit into {self.our_size} bytes of channel id")
+                raise LocalProtocolError(f"channel id {channel} does not fit into {self.our_size} bytes")
             found = SendChannel(channel, self.our_transactions, self.limits.window, self.kept)
             self.sending[channel] = found
         return found
 
     def send(self, channels: Sequence[int], parts: tuple[bytes, ...]) -> tuple[int, ...]:
-        """Send a message on each of ``channels``, as one packet; its numbers.
+        """Send a message on each of *channels* as one packet, and return its sequence number on each.
 
-        :raises LocalProtocolError: it is too large, or one of the windows is full; then nothing was sent
+        :raises LocalProtocolError: the message is too large, or one of the windows is full; nothing was sent
         """
         limits = self.limits
         size = sum(frames.aligned(len(part)) for part in parts) + (0 if len(parts) == 1 else 4 + 4 * len(parts))
         if len(parts) > limits.parts or len(channels) > limits.targets or size > limits.sent_size:
-            raise LocalProtocolError(f"a message of {len(parts)} parts and {size} bytes is too large")
+            raise LocalProtocolError(
+                f"a message of {len(parts)} parts and {size} bytes to {len(channels)} channels exceeds the limit of "
+                f"{limits.parts} parts, {limits.sent_size} bytes and {limits.targets} channels"
+            )
         for channel in set(channels):
             room = self.channel(channel).room
             if room < channels.count(channel):
-                raise LocalProtocolError(f"channel {channel} has room for {room} messages more")
+                raise LocalProtocolError(f"the window of channel {channel} is full: it has room for {room} messages")
         seqs = tuple(self.channel(channel).add((parts,)) for channel in channels)
         if self.may_send and channels:
             self._emit(Message(channels=tuple(channels), parts=parts, multicast=len(channels) > 1), self.our_size)
         return seqs
 
     def send_run(self, channel: int, messages: Column) -> int:
-        """Send messages of one part each on ``channel``; the number of the first.
+        """Send messages of one part each on *channel*, and return the sequence number of the first.
 
-        :raises LocalProtocolError: one is too large, or the window has no room for all; then nothing was sent
+        :raises LocalProtocolError: a message is too large, or the window has no room for all; nothing was sent
         """
-        most = self.limits.sent_size
-        if frames.aligned(len(messages.payload)) > most and frames.aligned(max(messages.sizes)) > most:
-            raise LocalProtocolError(f"a message of {max(messages.sizes)} bytes is too large")
+        limit = self.limits.sent_size
+        if frames.aligned(len(messages.payload)) > limit and frames.aligned(max(messages.sizes)) > limit:
+            raise LocalProtocolError(f"a message of {max(messages.sizes)} bytes exceeds the limit of {limit} bytes")
         first = self.channel(channel).add(messages)
         if self.may_send:
             self._emit(MessageRun(channel=channel, messages=messages), self.our_size)
         return first
 
     def decide(self, channel: int, op: Op, through: int | None = None) -> tuple[int, int]:
-        """Commit or roll back what is undecided, up to number ``through``; the first and the last.
+        """Commit or roll back the undecided messages of our *channel*, and return the numbers of the first and last.
 
-        :raises LocalProtocolError: there is nothing
+        :param through: number of the last message to decide; None: all
+        :raises LocalProtocolError: the channel is not open, or has no such undecided message
         """
         found = self.sending.get(channel)
         if found is None:
@@ -145,15 +152,15 @@ class Link(Roles):
         return first, last
 
     def close(self, channel: int) -> None:
-        """Close our channel when everything on it is consumed; :class:`~.events.Closed` says when that is done.
+        """Close our *channel* when everything on it is consumed; :class:`~.events.Closed` reports the closure.
 
-        :raises LocalProtocolError: it is not open, or holds undecided messages
+        :raises LocalProtocolError: the channel is not open, or has undecided messages
         """
         found = self.sending.get(channel)
         if found is None or found.mode is not Sending.OPEN:
             raise LocalProtocolError(f"channel {channel} is not open")
         if found.undecided:
-            raise LocalProtocolError(f"channel {channel} has {found.undecided} undecided messages")
+            raise LocalProtocolError(f"cannot close channel {channel}: {found.undecided} messages are undecided")
         found.advance(Mode.CLOSE)
         self._drain(found)
 
@@ -165,18 +172,18 @@ class Link(Roles):
 
     @staticmethod
     def drained(channel: SendChannel) -> bool:
-        """Whether close may go out (S6)."""
+        """Return whether the close operation may be sent, because everything is consumed (S6)."""
         return channel.base == channel.next
 
     def shutdown(self) -> list[Event]:
-        """Open no more channels; when ours are closed, the peer is told.  It may be the end of the link."""
+        """Open no more channels, and send shutdown when ours are closed (3.6); return Ended if that ends the link."""
         self.shutting_down = True
         return self._shutdown()
 
     def _shutdown(self) -> list[Event]:
         if self.shutting_down and not self.sending and not self.shutdown_sent and self.may_send:
             self._emit(frames.SHUTDOWN)
-            self.shutdown_sent = self.shutdown_said = True
+            self.shutdown_sent = self.shutdown_ever_sent = True
         return self._end()
 
     def _end(self) -> list[Event]:
@@ -186,40 +193,44 @@ class Link(Roles):
         return [events.Ended()]
 
     def unknown(self) -> list[Unknown]:
-        """Our messages whose fate nobody knows when the link is lost (S7)."""
+        """Return our messages whose outcome is unknown if the link is lost (S7)."""
         return [unknown for channel in self.sending.values() for unknown in channel.unknown()]
 
     # The peer's channels.
 
     def stage(self, channel: int, through: int, result: Ack | None = None) -> None:
-        """How the peer's messages up to ``through`` end; nothing is said before :meth:`settle`."""
+        """Record how the peer's messages up to *through* end; the peer is informed by :meth:`settle`.
+
+        :param result: COMMITTED or UNCOMMITTED; None for plain messages and rollbacks
+        :raises LocalProtocolError: there are no such messages to stage
+        """
         self._received(channel).stage(through, result)
 
     def unstage(self, channel: int, through: int) -> None:
-        """What was staged beyond ``through`` was not written after all."""
+        """Undo :meth:`stage` for the messages beyond *through*, because they were not written."""
         self._received(channel).unstage(through)
 
     def settle(self, channel: int, through: int) -> None:
-        """What was staged up to ``through`` is durable: tell the peer."""
+        """Acknowledge the staged messages up to *through*, because they are durable."""
         found = self._received(channel)
         packets, freed = found.settle(through)
-        self._backlog.let_go(found, freed)
+        self._backlog.release(found, freed)
         for packet in packets:
             self._emit(packet, self.peer_size)
         self.trim(found)
         self._barrier(found)
 
     def consume(self, channel: int, through: int, result: Ack | None = None) -> None:
-        """Both at once, for owners that keep nothing on disk."""
+        """Stage and settle at once, for owners that keep nothing on disk."""
         self.stage(channel, through, result)
         self.settle(channel, through)
 
     def leave(self, channel: int) -> None:
-        """The peer's channel is finished: from now on snapshots have it no more, and then :meth:`forget`."""
+        """Exclude the peer's finished channel from snapshots; :meth:`forget` follows when that is durable."""
         self._received(channel).leaving = True
 
     def forget(self, channel: int) -> list[Event]:
-        """The peer's channel, which is finished, is forgotten durably: say closed.  It may be the end of the link."""
+        """Remove the peer's finished channel and acknowledge the closure; return Ended if that ends the link."""
         found = self._received(channel)
         found.advance(Mode.FORGOTTEN)
         self._drop(channel)
@@ -229,7 +240,7 @@ class Link(Roles):
     def _drop(self, channel: int) -> None:
         del self.receiving[channel]
         self._backlog.drop(channel)
-        self._unsaid.discard(channel)
+        self._unacknowledged.discard(channel)
 
     def _received(self, channel: int) -> ReceiveChannel:
         found = self.receiving.get(channel)
@@ -238,13 +249,13 @@ class Link(Roles):
         return found
 
     def trim(self, channel: ReceiveChannel) -> None:
-        """Ask, now and then, whether results may be forgotten: by a ping behind them (R6)."""
-        if channel.unconfirmed > self.limits.results and channel.trim is None and self.attached:
-            channel.trim = (self.ping(), channel.consumed)
+        """Send a ping behind the last results if many are kept; its pong allows to forget them (R6)."""
+        if channel.unconfirmed > self.limits.results and channel.trim_barrier is None and self.attached:
+            channel.trim_barrier = (self.ping(), channel.consumed)
             channel.unconfirmed = 0
 
     def _barrier(self, channel: ReceiveChannel) -> None:
-        """Everything of a closing channel is consumed: closed goes out only behind a ping and its pong (R7)."""
+        """Send a ping behind the last acknowledgement of a closing channel; closed is sent after its pong (R7)."""
         if channel.exhausted and self.attached:
             channel.barrier = self.ping()
             channel.advance(Mode.PING)
@@ -252,15 +263,15 @@ class Link(Roles):
     # The connection.
 
     def attach(self, *, resumed: bool) -> None:
-        """A connection has agreed on this link; where it is an old one, our report and resume go out at once (R5)."""
+        """Attach the link to a connection; if it is an old link, send our report and resume (R5)."""
         self.attached, self.may_send = True, not resumed
         if not resumed:
             return
         for sent in self.sending.values():
             sent.attach()
         for received in self.receiving.values():
-            if self.durable and not received.held:
-                self._backlog.let_go(received, received.rewind())
+            if self.durable and not received.resumable:
+                self._backlog.release(received, received.rewind())
             for packet in received.report():
                 self._emit(packet, self.peer_size)
         self._emit(frames.RESUME)
@@ -269,45 +280,45 @@ class Link(Roles):
             self.trim(received)
 
     def detach(self) -> None:
-        """The connection is gone, or what it still brings does not count any more (L4)."""
+        """Detach the link, because its connection is lost, or because another one takes over (L4)."""
         self.attached = self.may_send = self.shutdown_sent = False
         self.pings = self.pongs = 0
         self._out.clear()
-        self._unsaid.clear()
+        self._unacknowledged.clear()
         for channel in self.receiving.values():
             channel.detach()
 
     def rewind(self) -> None:
-        """Forget what came in and is not durable, because it could not be written; the peer will send it again.
+        """Forget received messages that could not be written; the peer will send them again.
 
         :raises LocalProtocolError: the link is attached, or not durable
         """
         if self.attached or not self.durable:
-            raise LocalProtocolError("only a detached, durable link can be rewound")
+            raise LocalProtocolError("cannot rewind a link that is attached or not durable")
         for channel in self.receiving.values():
-            self._backlog.let_go(channel, channel.rewind())
+            self._backlog.release(channel, channel.rewind())
 
     def ping(self) -> int:
-        """Send a ping; its place among those of this connection, from 1."""
+        """Send a ping, and return its position among the pings of this connection, from 1."""
         self._emit(frames.PING)
         self.pings += 1
         return self.pings
 
     def acknowledge(self) -> None:
-        """Say ``received``, once for all that came in since the last time (R2).
+        """Send ``received`` once per channel for everything that has arrived since the last time (R2).
 
-        A durable link says it only where the peer's decision is missing: in all other cases ``consumed`` follows, which
-        implies it, when the messages are durable.
+        A durable link sends it only if the peer's decision is missing.  In all other cases ``consumed`` implies it, and
+        follows when the messages are durable.
         """
-        for id_ in sorted(self._unsaid):
+        for id_ in sorted(self._unacknowledged):
             channel = self.receiving[id_]
-            receipt = channel.receipt(self.durable) if not self.durable or channel.undecided else None
+            receipt = channel.acknowledge_received(self.durable) if not self.durable or channel.undecided else None
             if receipt is not None:
                 self._emit(receipt, self.peer_size)
-        self._unsaid.clear()
+        self._unacknowledged.clear()
 
     def data_to_send(self) -> list[bytes]:
-        """The bytes for the peer; each is handed out once."""
+        """Return the bytes for the peer; each is returned once."""
         data, self._out = self._out, []
         return data
 
@@ -315,39 +326,39 @@ class Link(Roles):
         if self.attached:
             self._out.append(packet.serialize(id_size))
 
-    # What comes in: one method for each kind of packet (tables.PACKETS).
+    # Received packets: one method for each kind (tables.PACKETS).
 
     def nop(self, packet: GeneralPacket) -> list[Event]:
-        """Nothing."""
+        """Ignore the packet."""
         return []
 
     def pinged(self, packet: GeneralPacket) -> list[Event]:
-        """Answer on this connection (L5)."""
+        """Answer with a pong on this connection (L5)."""
         self._emit(frames.PONG)
         return []
 
     def ponged(self, packet: GeneralPacket) -> list[Event]:
-        """The k-th pong answers the k-th ping."""
+        """Handle a pong: the k-th answers the k-th ping of the connection."""
         if self.pongs == self.pings:
-            return []  # nobody asked, and it answers nothing
+            return []  # A pong without a ping is ignored.
         self.pongs += 1
         found: list[Event] = []
         for channel in self.receiving.values():
-            if channel.trim is not None and channel.trim[0] <= self.pongs:
-                channel.forget_results(channel.trim[1])
-                channel.trim = None
+            if channel.trim_barrier is not None and channel.trim_barrier[0] <= self.pongs:
+                channel.forget_results(channel.trim_barrier[1])
+                channel.trim_barrier = None
             if channel.mode is Receiving.BARRIER and channel.barrier is not None and channel.barrier <= self.pongs:
                 channel.advance(Mode.PONG)
                 found.append(events.Finished(channel=channel.id))
         return found
 
     def shut_down(self, packet: GeneralPacket) -> list[Event]:
-        """The peer opens no more channels; said again after each resume."""
+        """Handle shutdown: the peer opens no more channels.  It is repeated after each resume."""
         again, self.shutdown_received = self.shutdown_received, True
         return [*([] if again else [events.PeerShutdown()]), *self._end()]
 
     def resumed(self, packet: GeneralPacket) -> list[Event]:
-        """The peer's report is complete: send again what it has not got (S2, S4), then go on."""
+        """Handle resume: the peer's report is complete, so send what it is missing (S2, S4), and continue."""
         self.may_send = True
         found: list[Event] = []
         for channel in self.sending.values():
@@ -358,11 +369,14 @@ class Link(Roles):
         return [events.Resumed(), *found, *self._shutdown()]
 
     def room(self) -> tuple[int, int]:
-        """How many messages of one channel, and how many bytes of all, may come before they are judged; never none."""
+        """Return how many messages of one channel, and how many bytes of all channels, may be decoded in one step.
+
+        Both are at least 1.
+        """
         return self._backlog.room(self.peer_transactions)
 
-    def takes(self, channels: Sequence[int]) -> bool:
-        """Whether a message on each of ``channels`` breaks no rule."""
+    def accepts(self, channels: Sequence[int]) -> bool:
+        """Return whether a message on each of *channels* would violate no rule."""
         known = [self.receiving[id_] for id_ in channels if id_ in self.receiving]
         new = len(channels) - len(known)
         if new and (self.shutdown_received or len(self.receiving) + new > self.limits.channels):
@@ -370,34 +384,35 @@ class Link(Roles):
         return all(channel.mode is Receiving.OPEN for channel in known)
 
     def messages(self, packet: Gathered) -> list[Event]:
-        """Messages of one part each, by the channel."""
-        return [
-            event for id_, column in packet.runs for event in self._take(id_, column, len(column.payload), column.sizes)
-        ]
+        """Handle messages of one part each, which are grouped by channel."""
+        found: list[Event] = []
+        for id_, column in packet.runs:
+            found += self._receive(id_, column, len(column.payload), column.sizes)
+        return found
 
     def message(self, packet: Message) -> list[Event]:
-        """A message on each of its channels, which have its payload in common."""
+        """Handle a message on each of its channels; a multicast's payload is held, and charged, once."""
         size = sum(map(len, packet.parts)) // max(1, len(packet.channels))
-        return [event for id_ in packet.channels for event in self._take(id_, (packet.parts,), size, (size,))]
+        return [event for id_ in packet.channels for event in self._receive(id_, (packet.parts,), size, (size,))]
 
-    def _take(self, id_: int, messages: Piece, size: int, sizes: Sequence[int]) -> list[Event]:
+    def _receive(self, id_: int, messages: Piece, size: int, sizes: Sequence[int]) -> list[Event]:
         channel = self.receiving.get(id_) or self._open(id_)
         cost = size + OVERHEAD * len(sizes)
         if channel.transactional:
-            self._unsaid.add(id_)
+            self._unacknowledged.add(id_)
             if not self._backlog.fits(channel, len(sizes), cost):
-                return self._take_some(channel, messages, sizes)
+                return self._receive_partly(channel, messages, sizes)
         elif not self.durable:
-            self._unsaid.add(id_)
+            self._unacknowledged.add(id_)
         first = channel.accept(messages, cost, sizes)
         self._backlog.add(channel, cost)
         if channel.transactional:
             return []
         return [events.Received(channel=id_, first=first, messages=Messages((messages,)))]
 
-    def _take_some(self, channel: ReceiveChannel, messages: Piece, sizes: Sequence[int]) -> list[Event]:
-        """Keep what still fits of a transaction that is too large; the others only have their numbers."""
-        count = self._backlog.fitting(channel, sizes)
+    def _receive_partly(self, channel: ReceiveChannel, messages: Piece, sizes: Sequence[int]) -> list[Event]:
+        """Keep the messages that still fit of a transaction that is too large; the others only get their numbers."""
+        count = self._backlog.count_fitting(channel, sizes)
         if count:
             cost = sum(sizes[:count]) + OVERHEAD * count
             channel.accept(cut(messages, count)[0], cost, sizes[:count])
@@ -406,19 +421,19 @@ class Link(Roles):
         return []
 
     def drop_undecided(self) -> None:
-        """Let go of all messages that the peer has not decided; a commit of them will have failed."""
+        """Drop the payloads of all undecided messages, so that a commit of them fails."""
         for channel in self.receiving.values():
             if channel.undecided:
-                self._backlog.let_go(channel, channel.drop_undecided())
+                self._backlog.release(channel, channel.drop_undecided())
 
     @property
     def weight(self) -> int:
-        """Memory that the peer's channels take, in bytes: themselves, and undecided messages.
+        """Memory that the peer's channels take, in bytes, with their undecided messages.
 
-        Messages of plain channels do not count: they wait for the journal, and the connection's account has them.
+        Messages of plain channels are not included: they wait for the journal, and are charged to the connection.
         """
         undecided = self._backlog.size if self.peer_transactions else 0
-        return CHANNEL * len(self.receiving) + undecided
+        return CHANNEL_MEMORY * len(self.receiving) + undecided
 
     def _open(self, channel: int) -> ReceiveChannel:
         if self.shutdown_received:
@@ -430,19 +445,19 @@ class Link(Roles):
         return found
 
     def operation(self, packet: Operation) -> list[Event]:
-        """Commit, rollback or close, on each of its channels."""
+        """Handle commit, rollback or close on each of the packet's channels."""
         found: list[Event] = []
         for id_ in packet.channels:
             if packet.kind is Op.CLOSE:
                 found += self._closing(id_)
-            elif id_ in self.receiving:  # else: of a channel that is closed and forgotten (R4)
+            elif id_ in self.receiving:  # Operations on forgotten channels are ignored (R4).
                 found += self._decided(self.receiving[id_], packet)
         return found
 
     def _decided(self, channel: ReceiveChannel, packet: Operation) -> list[Event]:
         decided = channel.decide(packet.number)
         if len(channel.results) > self.limits.result_runs:
-            raise RemoteProtocolError("results-unconfirmed", f"{len(channel.results)} runs of them, and no pong")
+            raise RemoteProtocolError("results-unconfirmed", f"{len(channel.results)} runs of results without a pong")
         self._backlog.measure(channel)
         if decided is None:
             return []
@@ -471,7 +486,7 @@ class Link(Roles):
         return []
 
     def acknowledged(self, packet: Acknowledgement) -> list[Event]:
-        """What the peer says of ours; nothing of channels that are closed."""
+        """Handle an acknowledgement for our channels; channels that are closed are ignored."""
         found: list[Event] = []
         for id_ in packet.channels:
             channel = self.sending.get(id_)

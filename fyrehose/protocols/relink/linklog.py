@@ -1,6 +1,6 @@
-"""Links on disk: the records of a stream of their own, written in one batch with the messages that they are about.
+"""Links on disk: a stream holds their state, written in one batch with the messages concerned.
 
-    u8 version | u8 kind | u64 epoch | u64 where the last checkpoint begins (its seq) | body
+    u8 version | u8 kind | u64 epoch | u64 seq of the first record of the last checkpoint | body
 
     CHECKPOINT  u32 index | u32 count | entries, each after its u32 size     all links, in ``count`` records
     ENTRY       an entry                                                     a link is new, or has another anchor
@@ -10,12 +10,11 @@
     entry: name | u8 size of the identity | identity | u16 size of the hello | hello | u16 anchors |
            (u64 channel seq | u64 stream seq) x anchors | snapshot
 
-All integers are little-endian.  A name is eight bytes that are derived from epoch and id, and lead nowhere back:
-whoever reads the stream cannot take a link over.  Nobody else writes records of source :data:`SOURCE`; what others
-publish into the stream is passed over.
+All integers are little-endian.  A name is a one-way hash of epoch and link id, so that a reader of the stream cannot
+take a link over.  Only this module writes records with source :data:`SOURCE`; others are skipped.
 
-Reading begins at the last checkpoint, which every record names, so the stream is as short as the distance between two
-checkpoints.  If any of that is missing or damaged, the links are lost: they get another epoch, and connectors are told.
+Recovery begins at the last checkpoint, to which every record refers, so only the records behind it are needed.  If any
+of them is missing or damaged, all links are lost: the listener takes a new epoch, which tells the connectors.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.records import Record, Run
 
-#: What marks our records.
+#: Source of our records.
 SOURCE = "relink-links"
 VERSION = 1
 NAME_SIZE = 8
-#: How much of a checkpoint goes into one record, in bytes.
-PIECE = 1 << 20
-#: How much is read at a time, in bytes.
-READ = 4 << 20
+#: A checkpoint begins a new record when the last one is larger than this, in bytes.
+RECORD_SIZE = 1 << 20
+#: Size of one read during recovery, in bytes.
+READ_SIZE = 4 << 20
 
 HEADER = Struct(
     "<"
@@ -51,18 +50,18 @@ HEADER = Struct(
 PLACE = Struct(
     "<"
     "I"  # index of this record of the checkpoint
-    "I"  # how many it has
+    "I"  # number of records of the checkpoint
 )
 _U16 = Struct("<H")
 _U32 = Struct("<I")
 _ANCHOR = Struct("<QQ")
 
-#: (number on the channel, number in the stream), ascending: between them both go up by one
+#: (number on the channel, number in the stream), ascending; from one anchor to the next both numbers increase by one
 Anchors = list[tuple[int, int]]
 
 
 class Kind(IntEnum):
-    """What a record says."""
+    """Kind of a record."""
 
     CHECKPOINT = 0
     ENTRY = 1
@@ -72,31 +71,31 @@ class Kind(IntEnum):
 
 @attrs.frozen(kw_only=True)
 class Saved:
-    """A link as it is on disk."""
+    """The state of one link on disk."""
 
     name: bytes
     terms: Terms
     identity: bytes
     anchors: Anchors
-    #: its snapshot, and those of some channels since
+    #: its full snapshot, and the later snapshots of some channels, in order
     snapshots: list[bytes]
 
 
 @attrs.frozen(kw_only=True)
 class Recovered:
-    """What a stream of links says."""
+    """The links that a stream holds."""
 
-    epoch: int = 0  #: the last one that was used; 0: none
-    links: dict[bytes, Saved] | None = None  #: None: they are lost
+    epoch: int = 0  #: the last epoch that was used; 0: none
+    links: dict[bytes, Saved] | None = None  #: by name; None: lost
 
 
 def name_of(epoch: int, link_id: int) -> bytes:
-    """A link's public name."""
+    """Return a link's public name."""
     return blake2b(epoch.to_bytes(8, "little") + link_id.to_bytes(8, "little"), digest_size=NAME_SIZE).digest()
 
 
 def pack_entry(name: bytes, terms: Terms, identity: bytes, anchors: Anchors, snapshot: bytes) -> bytes:
-    """An entry."""
+    """Return the bytes of an entry."""
     hello = Hello(terms=terms).serialize()
     places = b"".join(_ANCHOR.pack(*anchor) for anchor in anchors)
     sizes = bytes([len(identity)]), _U16.pack(len(hello)), _U16.pack(len(anchors))
@@ -104,9 +103,9 @@ def pack_entry(name: bytes, terms: Terms, identity: bytes, anchors: Anchors, sna
 
 
 def unpack_entry(data: bytes) -> Saved:
-    """What :func:`pack_entry` made.
+    """Return the link that an entry from :func:`pack_entry` describes.
 
-    :raises ValueError: it did not
+    :raises ValueError: the bytes are not a valid entry
     """
     try:
         at = NAME_SIZE + 1 + data[NAME_SIZE]
@@ -118,22 +117,22 @@ def unpack_entry(data: bytes) -> Saved:
         at += 2
         anchors: Anchors = [_ANCHOR.unpack_from(data, at + _ANCHOR.size * i) for i in range(count)]
     except (error, IndexError, ProtocolError) as damage:
-        raise ValueError(f"no entry of a link: {damage}") from damage
+        raise ValueError(f"invalid entry of a link: {damage}") from damage
     snapshot = data[at + _ANCHOR.size * count :]
     return Saved(name=data[:NAME_SIZE], terms=hello.terms, identity=identity, anchors=anchors, snapshots=[snapshot])
 
 
 def pack(kind: Kind, epoch: int, checkpoint: int, body: bytes) -> bytes:
-    """A record."""
+    """Return the payload of a record."""
     return HEADER.pack(VERSION, kind, epoch, checkpoint) + body
 
 
 def pack_checkpoint(epoch: int, entries: Iterable[bytes]) -> list[bytes]:
-    """The records of a checkpoint; one at the least."""
+    """Return the payloads of a checkpoint's records, of which there is at least one."""
     pieces: list[list[bytes]] = [[]]
     filled = 0
     for entry in entries:
-        if filled > PIECE:
+        if filled > RECORD_SIZE:
             pieces.append([])
             filled = 0
         pieces[-1] += (_U32.pack(len(entry)), entry)
@@ -145,9 +144,11 @@ def pack_checkpoint(epoch: int, entries: Iterable[bytes]) -> list[bytes]:
 
 
 def recover(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, bounds: tuple[int, int]) -> Recovered:
-    """What ``stream`` says about the links; ``read`` and ``bounds`` are the journal's.
+    """Read the links from *stream*.
 
-    :raises JournalCorrupt: it cannot be read
+    :param read: the journal's ``read``: stream, first number, size in bytes -> runs
+    :param bounds: the oldest and the last number of the stream
+    :raises JournalCorrupt: the stream cannot be read
     """
     oldest, last = bounds
     newest = _last(read, stream, oldest, last)
@@ -176,7 +177,7 @@ def recover(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, bound
 def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> None:
     version, kind, its_epoch, _ = HEADER.unpack_from(data)
     if version != VERSION or its_epoch != epoch:
-        raise ValueError("a record of another version or epoch behind the last checkpoint")
+        raise ValueError(f"a record has version {version} and epoch {its_epoch}, expected {VERSION} and {epoch}")
     body = data[HEADER.size :]
     if kind == Kind.CHECKPOINT:
         if PLACE.unpack_from(body)[0] == 0:
@@ -205,7 +206,7 @@ def _pieces(data: bytes) -> Iterator[Saved]:
 
 def _records(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, start: int, last: int) -> Iterator[Record]:
     while start <= last:
-        runs = read(stream, start, READ)
+        runs = read(stream, start, READ_SIZE)
         if not runs:
             return
         for run in runs:
@@ -214,7 +215,7 @@ def _records(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, star
 
 
 def _last(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, oldest: int, last: int) -> Record | None:
-    """The last record of ours, whatever others have published behind it."""
+    """Return the last record of ours, searching backwards past records of other sources; None if there is none."""
     step, end = 1, last
     while end >= oldest:
         start = max(oldest, end - step + 1)

@@ -1,9 +1,9 @@
-"""Messages by the run: consecutive ones of a channel, as columns where each has one part, as most have.
+"""Runs of consecutive messages of a channel, stored as columns where each message has one part, as most have.
 
     Column      messages of one part each: u32 x n lengths, and the payloads end to end
-    Messages    any: a few pieces, each a Column or messages with their parts
+    Messages    any messages: a few pieces, each a Column or a tuple of messages with their parts
 
-As records a message of one part is the payload as it is; see :mod:`~fyrehose.protocols.relink.parts` for the others.
+The record of a message of one part has its payload unchanged; parts.py describes the others.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ class Column:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """The payloads' lengths, as integers."""
+        """The lengths of the payloads in bytes."""
         return memoryview(self.lengths).cast("I")
 
     def cut(self, count: int) -> tuple[Column, Column]:
-        """The first ``count`` messages and the others, sharing these bytes; it takes time for the first only."""
+        """Return the first *count* messages and the others; both share the bytes of this column."""
         end = sum(self.sizes[:count])
         lengths, payload = memoryview(self.lengths), memoryview(self.payload)
         return Column(lengths[: 4 * count], payload[:end]), Column(lengths[4 * count :], payload[end:])
 
 
-#: Messages, in one of the two forms.
+#: Consecutive messages in one of the two forms.
 Piece = Column | tuple[Parts, ...]
 
 
 def cut(piece: Piece, count: int) -> tuple[Piece, Piece]:
-    """The first ``count`` messages and the others."""
+    """Return the first *count* messages and the others."""
     return piece.cut(count) if isinstance(piece, Column) else (piece[:count], piece[count:])
 
 
 @attrs.frozen(slots=True, eq=False)
 class Messages:
-    """Consecutive messages; two are equal that have the same messages, in whatever pieces."""
+    """Consecutive messages; equal if the messages are equal, however they are divided into pieces."""
 
     pieces: tuple[Piece, ...]
 
     @classmethod
     def of(cls, *messages: Parts) -> Messages:
-        """These, one by one."""
+        """Return *messages* as one piece."""
         return cls((messages,))
 
     def __len__(self) -> int:
@@ -92,17 +92,20 @@ class Messages:
         return isinstance(other, Messages) and tuple(self) == tuple(other)
 
     def runs(self, first: int, stream: str, *, source: str, producer: str, topic: str) -> list[Run]:
-        """As runs of drafts, the first of them with the producer's number ``first``."""
+        """Return runs of drafts for the journal.
+
+        :param first: the producer's number of the first message
+        """
         runs = []
         for single, columns in self._columns():
-            one = columns[0]
+            joined = columns[0]
             if len(columns) > 1:
-                one = Column(b"".join(c.lengths for c in columns), b"".join(c.payload for c in columns))
+                joined = Column(b"".join(c.lengths for c in columns), b"".join(c.payload for c in columns))
             runs.append(
                 Run(
                     stream=stream,
-                    lengths=one.lengths,
-                    payload=one.payload,
+                    lengths=joined.lengths,
+                    payload=joined.payload,
                     producer_seq=first,
                     content_type=None if single else CONTENT_TYPE,
                     source=source,
@@ -110,11 +113,11 @@ class Messages:
                     topic=topic,
                 )
             )
-            first += len(one)
+            first += len(joined)
         return runs
 
     def _columns(self) -> list[tuple[bool, list[Column]]]:
-        """Payloads, and whether each is the one part of its message; as few as there can be."""
+        """Return the payloads in as few columns as possible, each with whether its messages have one part each."""
         found: list[tuple[bool, list[Column]]] = []
         for piece in self.pieces:
             for single, column in [(True, piece)] if isinstance(piece, Column) else _columns_of(piece):
@@ -126,19 +129,19 @@ class Messages:
 
 
 def _columns_of(messages: tuple[Parts, ...]) -> Iterator[tuple[bool, Column]]:
-    """The same of messages that came one by one."""
+    """Return the same for messages that are not in a column."""
     for single, group in groupby(messages, lambda parts: len(parts) == 1):
         yield single, column_of(parts[0] if single else join(parts) for parts in group)
 
 
 def column_of(payloads: Iterable[bytes]) -> Column:
-    """The column of single payloads."""
+    """Return the column of messages that have one part each."""
     run = Run.of("", payloads, source="")
     return Column(run.lengths, run.payload)
 
 
-def piece_of(run: Run, most: int) -> Piece:
-    """Records as messages of ``most`` parts at the most."""
+def piece_of(run: Run, max_parts: int) -> Piece:
+    """Return the messages that the records of *run* hold, of at most *max_parts* parts each."""
     if run.content_type == CONTENT_TYPE:
-        return tuple(split(payload, most) for payload in run.payloads())
+        return tuple(split(payload, max_parts) for payload in run.payloads())
     return Column(run.lengths, run.payload)

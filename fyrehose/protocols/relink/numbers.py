@@ -1,4 +1,4 @@
-"""Sequence numbers: 32 bits on the wire, wrapping (3.1); plain integers that never wrap in here."""
+"""Sequence numbers have 32 bits on the wire and wrap (3.1); in memory they are integers that never wrap."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ _MASK = (1 << 32) - 1
 
 
 def nearest(number: int, cursor: int) -> int:
-    """The integer with the low 32 bits ``number`` that is nearest to ``cursor``; for what is past, maybe below zero."""
+    """Return the integer nearest to *cursor* whose low 32 bits are *number*; it may be negative."""
     return cursor + ((number - cursor + _HALF) & _MASK) - _HALF

@@ -1,4 +1,4 @@
-"""How a message of a client can end other than well."""
+"""Errors with which the Deferred of a sent message may fail."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from fyrehose.protocols.relink.events import Unknown
 
 
 class Uncommitted(PublishError):
-    """The listener could not process a transaction: none of its messages."""
+    """The listener has refused or could not process a transaction; none of its messages took effect."""
 
 
 class UnknownOutcome(PublishError):
-    """The link was lost: the message may have been processed, or not.
+    """The link was lost, so the message may or may not have been processed.
 
-    :ivar unknown: all messages of the link of which that is so; those whose ``decided`` is False were not committed, so
-        they were certainly not processed
+    :ivar unknown: all such messages of the link; those whose ``decided`` is False were not committed, so they were
+        certainly not processed
     """
 
     retriable = True
 
     def __init__(self, unknown: Sequence[Unknown] = ()) -> None:
-        super().__init__(
-            f"the link was lost, and what became of {len(unknown)} messages is not known: they may have been processed"
-        )
+        super().__init__(f"the link was lost; {len(unknown)} messages may or may not have been processed")
         self.unknown = tuple(unknown)

@@ -1,4 +1,4 @@
-"""What the framework finds: the Relink plugin."""
+"""The protocol plugin of Relink."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ from fyrehose.protocols.relink.settings import Settings
 
 
 def wall_clock() -> int:
-    """Microseconds since 1970 UTC."""
+    """Return microseconds since January 1, 1970 UTC."""
     return time.time_ns() // 1000
 
 
 def links_stream(endpoint: str) -> str:
-    """Where the links of the listener at ``endpoint`` are written: an endpoint may name files, so it is not named."""
+    """Return the name of the stream that holds the links of the listener at *endpoint*.
+
+    The name has a hash instead of the endpoint string, which may contain paths of files.
+    """
     return f".relink/{blake2b(endpoint.encode(), digest_size=8).hexdigest()}"
 
 
 @implementer(IProtocolPlugin)
 @attrs.frozen
 class RelinkPlugin:
-    """Relink."""
+    """The object by which the framework finds Relink."""
 
     name: str = PROTOCOL
-    description: str = "Relink: resumable links with acknowledged and transactional channels, by TCP"
+    description: str = "Relink: resumable links with acknowledged and transactional channels over TCP"
     default_endpoint: str = "tcp:7733:interface=127.0.0.1"
     settings: type[Settings] = Settings
 

@@ -1,10 +1,10 @@
-"""Relink's reader for programs: the records of one stream with their numbers, nothing lost and nothing doubled unsaid.
+"""Relink subscriber for Twisted programs: reads one stream with the records' numbers, and reports every gap.
 
     reader = RelinkReader(reactor, clientFromString(reactor, "tcp:127.0.0.1:7733"), "log", after=0, on_record=take)
     reader.client.connect()
 
-calls ``take(seq, parts)`` for each record.  A program that remembers the last number goes on from there with
-``after=seq``, after a restart of its own as well.
+calls ``take(seq, parts)`` for each record.  A program that stores the last number can continue from there with
+``after=seq``, even after its own restart.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ log = Logger()
 
 @attrs.define(eq=False)
 class RelinkReader:
-    """A connector that reads a stream, and goes on behind its last record when its link is lost.
+    """A connector that subscribes to a stream; after its link is lost, it continues behind the last record.
 
-    :ivar after: begin behind this number (0: with the oldest record); None: with what is published from now on
-    :ivar on_record: is called with the number and the parts of each record, in order; the record is consumed when it
-        has returned, or when the Deferred that it returned has fired.  If that fails, the record comes again.
-    :ivar on_gap: is called with the first and the last number of a range that the stream does not have any more
-    :ivar position: the number of the last record that was handed out, or the one before the first; None: not known yet
-    :ivar client: connects, pauses, resumes, closes
+    :ivar after: begin behind this number (0: with the oldest record); None: only with new records
+    :ivar on_record: called with the number and the parts of each record, in order.  The record is consumed when the
+        call has returned, or the Deferred that it returned has fired.  If that fails, the record is delivered again.
+    :ivar on_gap: called with the first and last number of a range of records that the stream no longer has
+    :ivar position: number of the last record passed to ``on_record``, or the one before the first; None: not known yet
+    :ivar client: the client to connect, pause, resume and close
     """
 
     clock: IReactorTime
@@ -52,39 +52,42 @@ class RelinkReader:
         self.position = self.after
         limits = Limits(message_size=MAX_PAYLOAD + NUMBERED)
         self.client = RelinkClient(
-            self.clock, self.endpoint, self._name(), rename=self._name, limits=limits, on_message=self._message
+            self.clock, self.endpoint, self._name(), rename=self._name, limits=limits, on_message=self._on_message
         )
 
     def _name(self) -> str:
-        """Return the name of the endpoint that goes on where we are."""
+        """Return the name of the endpoint that continues behind ``position``."""
         return subscribe_name(self.stream, self.position, seqs=True)
 
-    def _message(self, channel: int, number: int, parts: tuple[bytes, ...]) -> Any:
+    def _on_message(self, channel: int, number: int, parts: tuple[bytes, ...]) -> Any:
         if not parts or len(parts[0]) not in (0, SEQ_SIZE) or (not parts[0] and len(parts) < 2):
-            raise RemoteProtocolError("seq-missing", f"message {number} does not say the number of its record")
+            raise RemoteProtocolError("seq-missing", f"message {number} does not begin with the number of its record")
         if not parts[0]:
-            self._begins_behind(int.from_bytes(parts[1], "little"))
+            self._set_start(int.from_bytes(parts[1], "little"))
             return None
         seq = int.from_bytes(parts[0], "little")
         before, self.position = self.position, seq
         if before is not None and seq > before + 1:
             self.on_gap(before + 1, seq - 1)
-        return self._handed_out(seq, parts[1:])
+        return self._call_on_record(seq, parts[1:])
 
-    def _begins_behind(self, seq: int) -> None:
-        """The channel begins behind number *seq*."""
+    def _set_start(self, seq: int) -> None:
+        """Record that the channel begins behind number *seq*; report a gap if that is not where reading stopped."""
         before, self.position = self.position, seq
         if before is not None and seq > before:
             self.on_gap(before + 1, seq)
         elif before is not None and seq < before:
             log.warn(
-                "stream {stream!r} ends at {seq}, before {before}: was it restored?  Reading goes on at its end",
+                "stream {stream!r} ends at record {seq}, before record {before} that was read already; "
+                "it may have been restored from a backup; continuing at its end",
                 stream=self.stream,
                 seq=seq,
                 before=before,
             )
 
-    def _handed_out(self, seq: int, parts: tuple[bytes, ...]) -> Any:
+    def _call_on_record(self, seq: int, parts: tuple[bytes, ...]) -> Any:
+        """Call ``on_record``; if that fails, step back so that the record is requested again."""
+
         def failed(failure: Failure) -> Failure:
             self.position = seq - 1
             return failure

@@ -1,11 +1,11 @@
-"""One of the peer's channels: what came in, what was decided, and what we have said of it (RELINK R1-R7).
+"""One of the peer's channels: its received messages, their decisions and results (docs/protocols/relink.md, R1-R7).
 
        acknowledged       staged by the owner     decided       received
     -------------------|----------------------|-------------|-------------|  ->
                     consumed                done           dec           next
 
-The owner finishes messages in two steps.  ``stage`` says how they end: from then on a snapshot of the channel has them
-behind it, and goes to the disk together with what became of them.  ``settle``, when that is durable, tells the peer.
+The owner finishes messages in two steps.  ``stage`` records how they end: from then on a snapshot of the channel counts
+them as done, and is written together with the messages.  ``settle`` acknowledges them to the peer when that is durable.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack, Acknowledgement
 from fyrehose.protocols.relink.messages import Messages, Piece, cut
 from fyrehose.protocols.relink.numbers import nearest
-from fyrehose.protocols.relink.sending import MAX_WINDOW as MOST_UNDECIDED
+from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
 from fyrehose.protocols.relink.tables import RECEIVING, Event, Receiving
 
-#: What a message costs besides its payload, in bytes: so that a flood of empty ones is counted, too.
+#: Estimated memory of a message besides its payload, in bytes; charged so that empty messages count, too.
 OVERHEAD = 64
 
 
@@ -38,9 +38,9 @@ class ResultRun:
 
 @attrs.define(eq=False)
 class ReceiveChannel:
-    """The cursors of one channel.
+    """The cursors of one channel, as sequence numbers of messages (see the module's drawing).
 
-    :ivar ordinal: how many channels the peer had opened on its link before it
+    :ivar ordinal: number of channels that the peer had opened on its link before this one
     """
 
     id: int
@@ -51,58 +51,61 @@ class ReceiveChannel:
     dec: int = attrs.field(default=-1, init=False)
     done: int = attrs.field(default=-1, init=False)
     consumed: int = attrs.field(default=-1, init=False)
-    #: up to where the peer knows that we hold its messages, by whatever was said on this connection
-    told: int = attrs.field(default=-1, init=False)
-    #: up to where ``received`` itself was said on this connection
-    _receipt: int | None = attrs.field(default=None, init=False)
+    #: the last message that the peer knows we hold, by any acknowledgement on this connection
+    acknowledged: int = attrs.field(default=-1, init=False)
+    #: the last message covered by a received acknowledgement on this connection
+    _received_through: int | None = attrs.field(default=None, init=False)
     results: list[ResultRun] = attrs.field(factory=list, init=False)
-    #: the ping that is sent behind the last acknowledgement, as its place among all of this connection
+    #: position of the ping that was sent behind the last acknowledgement, among the pings of this connection
     barrier: int | None = attrs.field(default=None, init=False)
-    #: the ping whose pong lets results be forgotten, and up to where
-    trim: tuple[int, int] | None = attrs.field(default=None, init=False)
-    #: whether snapshots have it no more: it is finished, and forgotten as soon as that is durable
+    #: position of the ping whose pong allows to forget results, and the number of the last message whose result it
+    #: covers
+    trim_barrier: tuple[int, int] | None = attrs.field(default=None, init=False)
+    #: whether the channel is finished and excluded from snapshots; it is forgotten as soon as that is durable
     leaving: bool = attrs.field(default=False, init=False)
-    #: how many results went out since the last such ping
+    #: number of results sent since the last such ping
     unconfirmed: int = attrs.field(default=0, init=False)
-    #: the first of the undecided messages that are not kept, because too much is undecided; None: all are kept
+    #: number of the first undecided message that was not kept, because too many were undecided; None: all are kept
     dropped: int | None = attrs.field(default=None, init=False)
-    #: what came together and is not consumed: its number of messages, what it costs in all, and the bytes of each
-    #: message, or None where they are not kept
+    #: unconsumed messages, grouped as they arrived: their count, total cost in bytes, and the size of each message
+    #: (None if the messages are not kept)
     _costs: deque[tuple[int, int, Sequence[int] | None]] = attrs.field(factory=deque, init=False)
     _undecided: deque[Piece] = attrs.field(factory=deque, init=False)
-    #: the last result that went out on this connection
+    #: the last result sent on this connection, and the number of its last message
     _emitted: tuple[Ack, int] | None = attrs.field(default=None, init=False)
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for our owner."""
+        """The number of messages that wait for our owner."""
         return (self.dec if self.transactional else self.next - 1) - self.consumed
 
     @property
     def undecided(self) -> int:
-        """How many messages wait for the peer's commit or rollback."""
+        """The number of messages that wait for the peer's commit or rollback."""
         return self.next - 1 - self.dec if self.transactional else 0
 
     @property
-    def held(self) -> bool:
-        """Whether only the peer's decisions are missing: everything that came in is kept, or finished."""
+    def resumable(self) -> bool:
+        """Whether nothing waits for the owner, so that undecided messages can be kept over a reconnection."""
         return self.transactional and not self.leaving and self.dec == self.done == self.consumed
 
     @property
     def exhausted(self) -> bool:
-        """Whether it is closing, and everything is consumed."""
+        """Whether the channel is closing, and everything is consumed."""
         return self.mode is Receiving.CLOSING and self.consumed + 1 == self.next
 
     def advance(self, event: Event) -> None:
-        """Go on to the next mode."""
+        """Change the mode according to the table."""
         self.mode = RECEIVING[self.mode, event]
 
-    # What the peer does.
+    # Called for the peer's packets.
 
     def accept(self, messages: Piece, cost: int, sizes: Sequence[int]) -> int:
-        """Messages more, which cost ``cost`` and have so many bytes each; the number of the first (R1).
+        """Add received messages, and return the sequence number of the first (R1).
 
-        :raises RemoteProtocolError: close came before them
+        :param cost: their size in bytes, including OVERHEAD for each
+        :param sizes: the size of each message in bytes
+        :raises RemoteProtocolError: the channel was closed before
         """
         if self.mode is not Receiving.OPEN:
             raise RemoteProtocolError("message-after-close")
@@ -114,9 +117,9 @@ class ReceiveChannel:
         return first
 
     def accept_dropped(self, count: int) -> None:
-        """Give *count* messages more their numbers without keeping them: the transaction they are in is too large.
+        """Number *count* more messages without keeping them, because their transaction is too large.
 
-        :raises RemoteProtocolError: close came before them, or more are undecided than numbers can tell apart
+        :raises RemoteProtocolError: the channel was closed before, or more than MAX_UNDECIDED messages are undecided
         """
         if self.mode is not Receiving.OPEN:
             raise RemoteProtocolError("message-after-close")
@@ -126,11 +129,11 @@ class ReceiveChannel:
         if self._costs and self._costs[-1][2] is None:
             count += self._costs.pop()[0]
         self._costs.append((count, 0, None))
-        if self.undecided > MOST_UNDECIDED:
-            raise RemoteProtocolError("backlog-too-large", f"more than {MOST_UNDECIDED} undecided messages")
+        if self.undecided > MAX_UNDECIDED:
+            raise RemoteProtocolError("backlog-too-large", f"more than {MAX_UNDECIDED} undecided messages")
 
     def drop_undecided(self) -> int:
-        """Keep the numbers of all undecided messages, and not the messages; return the bytes let go."""
+        """Drop the payloads of all undecided messages, and return the bytes released; their numbers stay."""
         count, freed = self.undecided, 0
         left = count
         while left:
@@ -149,11 +152,11 @@ class ReceiveChannel:
         return freed
 
     def decide(self, number: int | None) -> tuple[int, int, Messages | None] | None:
-        """Decide what is undecided up to *number*, and return the first, the last, and the messages.
+        """Decide the undecided messages up to *number* (None: the next one).
 
-        Returns None where that is nothing (R4), and None in the place of messages that were not kept.
-
-        :raises RemoteProtocolError: that did not come in, or the channel has no transactions
+        :return: the numbers of the first and the last message, and the messages (None if they were not kept); or None
+            if there is nothing to decide (R4)
+        :raises RemoteProtocolError: message *number* was not received, or the channel has no transactions
         """
         if not self.transactional:
             raise RemoteProtocolError("operation-not-transactional")
@@ -165,7 +168,7 @@ class ReceiveChannel:
             return None
         self.dec = last
         if self.dropped is not None and last >= self.dropped:
-            self._undecided.clear()  # what is kept came before what is not
+            self._undecided.clear()  # Kept messages precede those that are not kept, so all of them are decided now.
             self.dropped = None if last + 1 == self.next else last + 1
             return first, last, None
         return first, last, Messages(tuple(self._oldest_undecided(last - first + 1)))
@@ -179,16 +182,16 @@ class ReceiveChannel:
             count -= len(piece)
             yield piece
 
-    # What the owner does.
+    # Called by the owner.
 
     def stage(self, through: int, result: Ack | None) -> None:
-        """Messages up to ``through`` end with ``result``; None: plain ones, or rolled back.
+        """Record that messages up to *through* end with *result*; None for plain messages and rollbacks.
 
-        :raises LocalProtocolError: they are staged already, not decided, or did not come in
+        :raises LocalProtocolError: the messages are staged already, not decided, or not received
         """
         first = self.done + 1
         if not first <= through <= (self.dec if self.transactional else self.next - 1):
-            raise LocalProtocolError(f"channel {self.id} has nothing to finish up to number {through}")
+            raise LocalProtocolError(f"channel {self.id} has no message to stage up to number {through}")
         if result is not None:
             last = self.results[-1] if self.results else None
             if last is not None and last.result is result and last.last == first - 1:
@@ -198,7 +201,7 @@ class ReceiveChannel:
         self.done = through
 
     def unstage(self, through: int) -> None:
-        """What was staged beyond ``through`` was not written after all."""
+        """Undo :meth:`stage` for the messages beyond *through*, because they were not written."""
         self.done = max(self.consumed, min(self.done, through))
         while self.results and self.results[-1].last > self.done:
             if self.results[-1].first > self.done:
@@ -207,22 +210,23 @@ class ReceiveChannel:
                 self.results[-1].last = self.done
 
     def settle(self, through: int) -> tuple[list[Acknowledgement], int]:
-        """What was staged up to ``through`` is durable: what the peer is told, in order (R3), and the bytes let go.
+        """Mark the staged messages up to *through* as durable.
 
-        :raises LocalProtocolError: it is not staged
+        :return: the acknowledgements for the peer in their order (R3), and the bytes released
+        :raises LocalProtocolError: the messages are not staged
         """
         first = self.consumed + 1
         if not first <= through <= self.done:
-            raise LocalProtocolError(f"channel {self.id} has nothing staged up to number {through}")
-        # A peer that does not say that it knows them makes us keep many; only the last may be new.
+            raise LocalProtocolError(f"channel {self.id} has no staged message up to number {through}")
+        # Many results may be kept until the peer confirms them, but only the last ones can be new.
         begin = bisect_left(self.results, first, key=lambda run: run.last)
-        packets = [self._said(run, first, through) for run in self.results[begin:] if run.first <= through]
-        packets.append(self._consumed(through))
-        self.consumed, self.told = through, max(through, self.told)
-        return packets, self._let_go(through - first + 1)
+        packets = [self._result_packet(run, first, through) for run in self.results[begin:] if run.first <= through]
+        packets.append(self._consumed_packet(through))
+        self.consumed, self.acknowledged = through, max(through, self.acknowledged)
+        return packets, self._release(through - first + 1)
 
-    def _let_go(self, count: int) -> int:
-        """What the oldest ``count`` messages cost."""
+    def _release(self, count: int) -> int:
+        """Remove the oldest *count* messages from ``_costs``, and return their cost in bytes."""
         freed = 0
         while count:
             n, cost, sizes = self._costs.popleft()
@@ -234,33 +238,38 @@ class ReceiveChannel:
             freed += cost
         return freed
 
-    def _said(self, run: ResultRun, first: int, through: int) -> Acknowledgement:
-        """A result: without a number only behind the same result on this connection (S5)."""
+    def _result_packet(self, run: ResultRun, first: int, through: int) -> Acknowledgement:
+        """Return the acknowledgement of *run*.
+
+        The number is omitted only behind the same result on this connection (S5).
+        """
         first, last = max(run.first, first), min(run.last, through)
         plain = first == last and self._emitted == (run.result, first - 1)
         self._emitted = (run.result, last)
         self.unconfirmed += last - first + 1
         return Acknowledgement(kind=run.result, channels=(self.id,), number=None if plain else last)
 
-    def _consumed(self, through: int) -> Acknowledgement:
+    def _consumed_packet(self, through: int) -> Acknowledgement:
         plain = through == self.consumed + 1
         return Acknowledgement(kind=Ack.CONSUMED, channels=(self.id,), number=None if plain else through)
 
-    def receipt(self, numbered: bool) -> Acknowledgement | None:
-        """``received``, for all that came in since the last time; without a number only behind another (S5).
+    def acknowledge_received(self, numbered: bool) -> Acknowledgement | None:
+        """Return ``received`` for all new messages, or None if there are none.
 
-        :param numbered: say the number in any case, because a later report may say less: to a peer that counts them,
-            what follows it would mean other messages
+        The number is omitted only behind another ``received`` on this connection (S5).
+
+        :param numbered: always add the number, because a later report may take messages back: a peer that counts
+            acknowledgements without numbers would then apply the next ones to the wrong messages
         """
         last = self.next - 1
-        if self.told >= last:
+        if self.acknowledged >= last:
             return None
-        plain = self._receipt == last - 1 and not numbered
-        self.told = self._receipt = last
+        plain = self._received_through == last - 1 and not numbered
+        self.acknowledged = self._received_through = last
         return Acknowledgement(kind=Ack.RECEIVED, channels=(self.id,), number=None if plain else last)
 
     def forget_results(self, through: int) -> None:
-        """The peer knows the results up to ``through`` (R6)."""
+        """Forget the results up to message *through*, because the peer knows them (R6)."""
         while self.results and self.results[0].last <= through:
             del self.results[0]
         if self.results:
@@ -269,15 +278,15 @@ class ReceiveChannel:
     # Connections.
 
     def detach(self) -> None:
-        """The connection is gone, and with it the pings."""
+        """Forget the pings of a lost connection."""
         if self.mode is Receiving.BARRIER:
             self.advance(Event.DETACHED)
-        if self.trim is not None:
+        if self.trim_barrier is not None:
             self.unconfirmed = sum(run.last - run.first + 1 for run in self.results)
-        self.barrier = self.trim = None
+        self.barrier = self.trim_barrier = None
 
     def rewind(self) -> int:
-        """Forget what is not durable: the peer will send it again.  The bytes let go."""
+        """Forget messages that are not durable, because the peer will send them again; return the bytes released."""
         self.next, self.dec = self.consumed + 1, self.consumed
         self.leaving = False
         self.unstage(self.consumed)
@@ -290,12 +299,12 @@ class ReceiveChannel:
         return freed
 
     def report(self) -> list[Acknowledgement]:
-        """The resync report (R5)."""
-        self._emitted = self._receipt = None
-        self.told = self.next - 1
+        """Return the acknowledgements of the report on a resumed link (R5)."""
+        self._emitted = self._received_through = None
+        self.acknowledged = self.next - 1
         packets: list[Acknowledgement] = []
         if self.next - 1 > self.consumed:
-            self._receipt = self.next - 1
+            self._received_through = self.next - 1
             packets.append(Acknowledgement(kind=Ack.RECEIVED, channels=(self.id,), number=self.next - 1))
         for run in self.results:
             if run.first <= self.consumed:

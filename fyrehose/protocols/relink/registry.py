@@ -1,7 +1,7 @@
-"""The links that a listener knows: in memory, and in a stream of the journal of their own (linklog.py).
+"""All links of a listener: in memory, and in a stream of their own in the journal (linklog.py).
 
-What becomes of a link is written in the same batch as the messages that it is about, so after a crash the links are
-where the journal is.  A link without a connection is kept for a while, and there are limits on how many.
+The state of a link is written in the same batch as the messages concerned, so after a crash both agree.  A link
+without a connection is kept for a limited time, and the number of links is limited.
 """
 
 from __future__ import annotations
@@ -29,29 +29,31 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: How often links are looked through, in seconds.
-LOOK = 1.0
-#: A checkpoint is written when the records behind the last one have more bytes than this, and than four such.
+#: How often expired links and due checkpoints are looked for, in seconds.
+CHECK_INTERVAL = 1.0
+#: A checkpoint is written when the records behind the last one exceed this many bytes, and four times its own size.
 CHECKPOINT = 1 << 20
 
 
 class Holder(Protocol):
-    """A connection that has a link."""
+    """The connection to which a link is attached."""
 
     def fenced(self) -> None:
-        """Another connection takes the link over: nothing of this one counts any more."""
+        """Ignore everything that this connection still receives, because another connection takes over its link."""
 
 
 @attrs.define(eq=False)
 class Entry:
-    """A link that the listener knows.
+    """A link with the data that the listener keeps about it.
 
-    :ivar identity: what the connector proved to be, if anything; it has to prove it again
-    :ivar anchors: where numbers of our channel lie in the stream that it reads
-    :ivar host: from where it was used last
-    :ivar saved: whether it is known after a restart
-    :ivar writes: how many writes about it have not come to their end
-    :ivar expires: when it is forgotten, while it has no connection
+    :ivar name: the link's public name; see :func:`~.linklog.name_of`
+    :ivar identity: digest of the connector's certificate, or empty; a connector that resumes has to present the same
+    :ivar anchors: positions of our channel in the stream that it reads
+    :ivar host: address of the last connection
+    :ivar saved: whether the link survives a restart
+    :ivar holder: the connection that the link is attached to
+    :ivar writes: number of unfinished writes for this link
+    :ivar expires: when a link without a connection is discarded, by the reactor's clock; None while it is attached
     """
 
     link: Link
@@ -63,26 +65,26 @@ class Entry:
     holder: Holder | None = None
     writes: int = 0
     expires: float | None = None
-    #: what it holds in memory, as it was measured last, in bytes
+    #: memory that the link took when it was last measured, in bytes
     weight: int = 0
-    #: whether a write was refused, so that what it was about has to come again
+    #: whether a write was refused, so that the peer has to send its messages again
     failed: bool = False
     _settled: list[Deferred[None]] = attrs.field(factory=list, init=False)
 
     @property
     def label(self) -> str:
-        """What its messages are published under."""
+        """The producer name under which the link's messages are published, without the channel's ordinal."""
         return self.name.hex()
 
     def settled(self) -> Deferred[None]:
-        """Fires when everything that was written about it is durable, or was refused."""
+        """Return a Deferred that fires when no write for this link is unfinished."""
         if not self.writes:
             return succeed(None)
         self._settled.append(Deferred())
         return self._settled[-1]
 
-    def wrote(self) -> None:
-        """One write has come to its end."""
+    def write_finished(self) -> None:
+        """Count a write as finished; after the last one, rewind the link if any write was refused."""
         self.writes -= 1
         if self.writes:
             return
@@ -90,17 +92,17 @@ class Entry:
             self.link.rewind()
         self.failed = False
         waiting, self._settled = self._settled, []
-        for one in waiting:
-            one.callback(None)
+        for deferred in waiting:
+            deferred.callback(None)
 
 
 @attrs.define(eq=False)
 class Registry:
     """All links of one listener.
 
-    :ivar stream: where they are written
-    :ivar now: the wall clock, in microseconds since 1970 UTC
-    :ivar randbits: unguessable bits
+    :ivar stream: name of the stream that holds the links
+    :ivar now: returns microseconds since January 1, 1970 UTC
+    :ivar randbits: returns the given number of unpredictable bits
     """
 
     broker: IBroker
@@ -113,24 +115,28 @@ class Registry:
     entries: dict[bytes, Entry] = attrs.field(factory=dict, init=False)
     _checkpoint: int = attrs.field(default=0, init=False)
     _checkpoint_size: int = attrs.field(default=0, init=False)
-    _behind: int = attrs.field(default=0, init=False)
+    _bytes_since_checkpoint: int = attrs.field(default=0, init=False)
     _checkpointing: bool = attrs.field(default=False, init=False)
-    #: links without a connection: those on which the peer ever said something, and the others
+    #: links without a connection on which the peer has sent packets
     _detached: Crowd[Entry] = attrs.field(factory=Crowd, init=False)
+    #: links without a connection on which the peer never sent a packet
     _unused: Crowd[Entry] = attrs.field(factory=Crowd, init=False)
-    #: what all links hold in memory, in bytes
+    #: memory of all links as last measured, in bytes
     _weight: int = attrs.field(default=0, init=False)
-    _looking: LoopingCall | None = attrs.field(default=None, init=False)
+    _check_loop: LoopingCall | None = attrs.field(default=None, init=False)
 
     # Opening and closing.
 
     def open(self) -> Deferred[None]:
-        """Find the links that were; fires when it is written which there are now."""
+        """Recover the links from their stream, and write a checkpoint.
+
+        :return: fires when the checkpoint is durable; fails if it cannot be written
+        """
         try:
             found = linklog.recover(self.broker.read, self.stream, self.broker.bounds(self.stream))
             links = found.links
         except JournalCorrupt as damage:
-            log.warn("relink: the links in {stream} are lost: {damage}", stream=self.stream, damage=str(damage))
+            self._log_loss(damage)
             found, links = linklog.Recovered(), None
         if links is not None:
             self.epoch = found.epoch
@@ -138,47 +144,56 @@ class Registry:
                 for saved in links.values():
                     self._restore(saved)
             except ValueError as damage:
-                log.warn("relink: the links in {stream} are lost: {damage}", stream=self.stream, damage=str(damage))
+                self._log_loss(damage)
                 links = None
         if links is None:
             self.entries.clear()
             self._detached = Crowd()
             self._weight = 0
             self.epoch = max(self.now(), found.epoch + 1)
-        log.info("relink: {count} links in stream {stream}", count=len(self.entries), stream=self.stream)
+        log.info("relink: recovered {count} links from stream {stream}", count=len(self.entries), stream=self.stream)
         return self._write_checkpoint().addCallback(self._opened)
 
+    def _log_loss(self, damage: Exception) -> None:
+        log.warn(
+            "relink: the links in stream {stream} are lost, and clients get new ones: {damage}",
+            stream=self.stream,
+            damage=str(damage),
+        )
+
     def _opened(self, _: None) -> None:
-        self._looking = LoopingCall(self._look)
-        self._looking.clock = self.clock
-        self._looking.start(LOOK, now=False).addErrback(lambda f: log.failure("looking through the links failed", f))
+        self._check_loop = LoopingCall(self._check_links)
+        self._check_loop.clock = self.clock
+        self._check_loop.start(CHECK_INTERVAL, now=False).addErrback(
+            lambda f: log.failure("relink: checking links failed; expired links are kept until a restart", f)
+        )
 
     def close(self) -> None:
-        """Look no more."""
-        if self._looking is not None:
-            self._looking.stop()
-            self._looking = None
+        """Stop checking for expired links."""
+        if self._check_loop is not None:
+            self._check_loop.stop()
+            self._check_loop = None
 
     def _restore(self, saved: linklog.Saved) -> None:
-        link = self._link(saved.terms, 0)
+        link = self._new_link(saved.terms, 0)
         for part in saved.snapshots:
             snapshot.restore(link, part)
-        link.heard = True
+        link.used = True
         entry = Entry(link, saved.name, saved.identity, "", saved.anchors)
         self.entries[saved.name] = entry
-        self._leave(entry)
+        self._start_retention(entry)
         self._weigh(entry, link.weight)
 
-    def _link(self, terms: Terms, link_id: int) -> Link:
+    def _new_link(self, terms: Terms, link_id: int) -> Link:
         return Link(terms, False, self.epoch, link_id, self.settings.limits, durable=True, kept=False)
 
     # Links.
 
     def find(self, hello: Hello, identity: bytes, host: str) -> Entry | None:
-        """Return the link that *hello* asks for, or None if it is not known by these terms and this identity.
+        """Return the link that *hello* requests, or None if no link has this id, these terms and this identity.
 
-        The peer does not learn which of these it was: it gets a new link in either case.  So nothing is limited here: a
-        guess of 63 random bits costs the same as any new link, and an honest peer whose link is lost is not refused.
+        The peer does not learn the reason, because it gets a new link in each case.  Requests are not rate-limited: a
+        guess of 63 random bits costs as much as any new link, and honest peers whose links are lost are not refused.
         """
         if not hello.link_id or hello.epoch != self.epoch:
             return None
@@ -187,15 +202,15 @@ class Registry:
             self.broker.counters.add("relink", "links-unknown")
             return None
         if entry.link.terms != hello.terms or entry.identity != identity:
-            differs = "terms" if entry.link.terms != hello.terms else "a certificate"
-            detail = f"link {entry.label} was made with {differs} other than these; the peer gets a new link"
+            differs = "terms" if entry.link.terms != hello.terms else "certificates"
+            detail = f"link {entry.label} was made with different {differs}; the peer gets a new link"
             self.broker.counters.refuse(log, "relink", "resumes-mismatched", host, detail)
             return None
         entry.link.id = hello.link_id
         return entry
 
     def create(self, terms: Terms, identity: bytes, host: str, anchors: Anchors) -> Entry | None:
-        """A new link, which is not written yet; None: there are too many."""
+        """Return a new link, which is not written yet, or None if there are too many links."""
         if len(self.entries) >= self.settings.max_links and not self._make_room():
             return None
         while True:
@@ -203,7 +218,7 @@ class Registry:
             name = linklog.name_of(self.epoch, link_id)
             if name not in self.entries:
                 break
-        entry = Entry(self._link(terms, link_id), name, identity, host, anchors)
+        entry = Entry(self._new_link(terms, link_id), name, identity, host, anchors)
         if anchors:
             entry.link.channel(0)
         self.entries[name] = entry
@@ -212,16 +227,20 @@ class Registry:
     def _make_room(self) -> bool:
         """Discard one link without a connection, and return whether there was one.
 
-        Links that nothing was ever said on go first; otherwise the network that has the most links gives up its oldest.
+        Links that were never used go first; then the network that has the most links loses its oldest one.
         """
         entry = self._unused.oldest_of_largest() or self._detached.oldest_of_largest()
         if entry is None:
             return False
-        self.discard(entry, "links-displaced", f"all {self.settings.max_links} links are taken; raise relink.max-links")
+        detail = f"limit of {self.settings.max_links} links reached; raise relink.max-links"
+        self.discard(entry, "links-displaced", detail)
         return True
 
     def attached(self, entry: Entry, holder: Holder, host: str) -> Deferred[None]:
-        """``holder`` takes the link over; fires when its state is settled, and the old connection means nothing."""
+        """Attach the link to *holder* and fence its old connection.
+
+        :return: fires when the link's earlier writes are finished
+        """
         old, entry.holder = entry.holder, holder
         self._unused.discard(entry)
         self._detached.discard(entry)
@@ -231,21 +250,25 @@ class Registry:
         return entry.settled()
 
     def detached(self, entry: Entry) -> None:
-        """The link has no connection any more."""
+        """Start the retention time of a link whose connection is lost."""
         entry.holder = None
         if self.entries.get(entry.name) is entry:
-            self._leave(entry)
+            self._start_retention(entry)
             self.measure(entry)
 
-    def _leave(self, entry: Entry) -> None:
-        """Keep *entry*, which has no connection, for a while."""
-        heard = entry.link.heard
-        (self._detached if heard else self._unused).add(entry, network_of(entry.host))
-        keep = self.settings.retention if heard else self.settings.unused_retention
+    def _start_retention(self, entry: Entry) -> None:
+        """Set when *entry*, which has no connection, is discarded."""
+        used = entry.link.used
+        (self._detached if used else self._unused).add(entry, network_of(entry.host))
+        keep = self.settings.retention if used else self.settings.unused_retention
         entry.expires = self.clock.seconds() + keep
 
     def discard(self, entry: Entry, why: str | None = None, detail: str = "") -> None:
-        """The link has ended, or is lost."""
+        """Remove a link that has ended or is lost.
+
+        :param why: name of the counter if the link is lost; None if it has ended or expired
+        :param detail: the reason, for the log
+        """
         if self.entries.pop(entry.name, None) is None:
             return
         entry.link.over = True
@@ -257,7 +280,7 @@ class Registry:
         self.forget(entry)
 
     def forget(self, entry: Entry) -> None:
-        """After a restart the link is not to be known any more."""
+        """Write that the link is not to be recovered after a restart."""
         if entry.saved:
             entry.saved = False
             self._write(Kind.GONE, entry.name).addErrback(self._not_written)
@@ -265,22 +288,22 @@ class Registry:
     # Memory.
 
     def measure(self, entry: Entry) -> None:
-        """Note what *entry* holds in memory; where that is too much for all links together, let go of some of it."""
+        """Update the memory that *entry* takes, and reduce the memory of all links if it exceeds the limit."""
         weight = entry.link.weight
         if weight == entry.weight or entry.link.over:
             return
         self._weigh(entry, weight)
         if self._weight > self.settings.link_memory:
-            self._relieve()
+            self._reduce_memory()
 
     def _weigh(self, entry: Entry, weight: int) -> None:
         self._weight += weight - entry.weight
         entry.weight = weight
 
-    def _relieve(self) -> None:
-        """Let go of an eighth of the limit, of the networks that hold the most, and there of the largest links.
+    def _reduce_memory(self) -> None:
+        """Release an eighth of the memory limit: from the networks with the most memory, largest links first.
 
-        A link that still has no room without its undecided messages, because it has so many channels, is lost.
+        First the links lose their undecided messages; if that is not enough, the links themselves are discarded.
         """
         goal = self.settings.link_memory * 7 // 8
         networks: dict[str, list[Entry]] = {}
@@ -297,16 +320,16 @@ class Registry:
                 if self._weight <= goal:
                     return
                 holder = entry.holder
-                self.discard(entry, "links-too-large", "all links hold too much; raise relink.link-memory")
+                self.discard(entry, "links-too-large", "all links exceed the memory limit; raise relink.link-memory")
                 if holder is not None:
                     holder.fenced()
 
     # Writing.
 
     def write_entry(self, entry: Entry, then: Callable[[Any], None]) -> None:
-        """The link is new, or its anchors are; ``then`` is called with the result, or with the Failure."""
+        """Write a link that is new or has a new anchor; *then* is called with the result or a Failure."""
         entry.saved = True
-        self._about(entry, (), (self._record(Kind.ENTRY, self._packed(entry)),), then)
+        self._publish(entry, (), (self._record(Kind.ENTRY, self._pack_entry(entry)),), then)
 
     def write_delta(
         self,
@@ -316,14 +339,15 @@ class Registry:
         then: Callable[[Any], None],
         broker: IBroker | None = None,
     ) -> None:
-        """Write what is staged on ``channels`` and the messages that it is about: both, or none.
+        """Write the staged state of *channels* together with the messages in *runs*: all or nothing.
 
-        :param broker: the broker as the peer may use it, so that new streams count as the peer's; None: the server's
+        :param then: called with the result, or with a Failure
+        :param broker: the broker with the peer's rights and quotas; None: the server's
         """
         body = entry.name + snapshot.save(entry.link, channels)
-        self._about(entry, runs, (self._record(Kind.DELTA, body),), then, broker)
+        self._publish(entry, runs, (self._record(Kind.DELTA, body),), then, broker)
 
-    def _about(
+    def _publish(
         self,
         entry: Entry,
         runs: Sequence[Run],
@@ -331,27 +355,28 @@ class Registry:
         then: Callable[[Any], None],
         broker: IBroker | None = None,
     ) -> None:
-        """Whoever waits for the link hears of it when ``then`` is over."""
+        """Publish *runs* and our records *own* in one batch; the write is unfinished until *then* has returned."""
         entry.writes += 1
 
         def ended(result: Any) -> None:
             try:
                 then(result)
             except Exception:
-                log.failure("what became of a link's messages was not dealt with")
-            entry.wrote()
+                log.failure("relink: handling the result of a write failed")
+            entry.write_finished()
 
         written: Deferred[Any] = (self.broker if broker is None else broker).publish(runs, own)
         written.addBoth(ended)
 
-    def _packed(self, entry: Entry) -> bytes:
+    def _pack_entry(self, entry: Entry) -> bytes:
+        """Return the bytes of an entry of the link log."""
         link = entry.link
         return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, snapshot.save(link))
 
     def _record(self, kind: Kind, body: bytes) -> Run:
         record = linklog.pack(kind, self.epoch, self._checkpoint, body)
-        self._behind += len(record)
-        # What Run.of would make of it, without its lists: this is done for every write.
+        self._bytes_since_checkpoint += len(record)
+        # The same as Run.of, but without building lists, because this is done for every write.
         return Run(stream=self.stream, source=linklog.SOURCE, lengths=len(record).to_bytes(4, "little"), payload=record)
 
     def _write(self, kind: Kind, body: bytes) -> Deferred[Any]:
@@ -359,10 +384,10 @@ class Registry:
 
     def _write_checkpoint(self) -> Deferred[None]:
         self._checkpointing = True
-        entries = [self._packed(entry) for entry in self.entries.values() if entry.saved]
+        entries = [self._pack_entry(entry) for entry in self.entries.values() if entry.saved]
         records = linklog.pack_checkpoint(self.epoch, entries)
         size = sum(map(len, records))
-        behind, self._behind = self._behind, 0
+        behind, self._bytes_since_checkpoint = self._bytes_since_checkpoint, 0
 
         def durable(firsts: tuple[int, ...]) -> None:
             self._checkpointing = False
@@ -370,7 +395,7 @@ class Registry:
 
         def refused(failure: Failure) -> Failure:
             self._checkpointing = False
-            self._behind += behind
+            self._bytes_since_checkpoint += behind
             return failure
 
         written = self.broker.publish([Run.of(self.stream, records, source=linklog.SOURCE)])
@@ -378,17 +403,18 @@ class Registry:
 
     def _not_written(self, failure: Failure) -> None:
         failure.trap(PublishError)
-        log.warn("relink: the links were not written: {why}", why=failure.getErrorMessage())
+        log.warn("relink: the state of links was not written: {why}", why=failure.getErrorMessage())
 
-    # Now and then.
+    # Periodic checks.
 
-    def _look(self) -> None:
+    def _check_links(self) -> None:
+        """Discard expired links, and write a checkpoint if it is due."""
         now = self.clock.seconds()
-        for entry in [one for one in self.entries.values() if one.expires is not None and one.expires <= now]:
+        for entry in [e for e in self.entries.values() if e.expires is not None and e.expires <= now]:
             self.broker.counters.add("relink", "links-expired")
             self.discard(entry)
-        much = self._behind > max(CHECKPOINT, 4 * self._checkpoint_size)
-        # The journal keeps what it was told to keep; where that was the last checkpoint, another is due.
-        gone = self.broker.bounds(self.stream)[0] > self._checkpoint
-        if (much or gone) and not self._checkpointing:
+        due = self._bytes_since_checkpoint > max(CHECKPOINT, 4 * self._checkpoint_size)
+        # Retention may have deleted the last checkpoint, without which the links cannot be recovered.
+        deleted = self.broker.bounds(self.stream)[0] > self._checkpoint
+        if (due or deleted) and not self._checkpointing:
             self._write_checkpoint().addErrback(self._not_written)

@@ -1,4 +1,4 @@
-"""Which of the terms of a link are ours, and which are the peer's."""
+"""Select the terms of a link that apply to us, and those that apply to the peer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fyrehose.protocols.relink.handshake import Terms
 
 @attrs.define(eq=False)
 class Roles:
-    """The terms of a link, from one peer's point of view.
+    """The terms of a link from the point of view of one peer.
 
-    :ivar connector: whether we are the peer that connects
+    :ivar connector: whether we are the connector
     """
 
     terms: Terms
@@ -19,12 +19,12 @@ class Roles:
 
     @property
     def our_size(self) -> int:
-        """The size of our channel ids."""
+        """The size of our channel ids, in bytes."""
         return self.terms.connector_size if self.connector else self.terms.listener_size
 
     @property
     def peer_size(self) -> int:
-        """The size of the peer's channel ids."""
+        """The size of the peer's channel ids, in bytes."""
         return self.terms.listener_size if self.connector else self.terms.connector_size
 
     @property

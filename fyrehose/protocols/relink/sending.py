@@ -1,11 +1,11 @@
-"""One of our own channels: what was sent, what was decided, and what the peer said of it (RELINK S1-S7).
+"""One of our own channels: its sent messages, their decisions and results (docs/protocols/relink.md, rules S1-S7).
 
        consumed        result known     decided        sent
     ---------------|----------------|--------------|------------|  ->
-                  base            settled         dec          next        recv: the highest that the peer holds
+                  base            settled         dec          next        recv: the last one that the peer holds
 
-A message is kept until it is consumed.  Of a channel that is not ``kept`` only the cursors are: its owner can make the
-messages again from their numbers (the server reads them from the journal).
+A message is kept until it is consumed.  A channel that is not ``kept`` stores only the cursors: its owner can produce
+the messages again from their numbers (the server reads them from the journal).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fyrehose.protocols.relink.messages import Piece
 from fyrehose.protocols.relink.numbers import nearest
 from fyrehose.protocols.relink.tables import SENDING, Event, Sending
 
-#: Numbers are compared within a window of half their range.
+#: Largest window: 32-bit numbers are compared within half their range.
 MAX_WINDOW = (1 << 31) - 1
 
 
 @attrs.define(eq=False)
 class Sent:
-    """A message that is not consumed."""
+    """A message that is not consumed yet."""
 
     parts: tuple[bytes, ...]
     decision: Op | None = None
@@ -37,7 +37,7 @@ class Sent:
 
 @attrs.define(eq=False)
 class SendChannel:
-    """The cursors of one channel, and the messages that they are about."""
+    """The cursors of one channel, as sequence numbers of messages, and the unconsumed messages."""
 
     id: int
     transactional: bool
@@ -49,34 +49,34 @@ class SendChannel:
     recv: int = attrs.field(default=-1, init=False)
     dec: int = attrs.field(default=-1, init=False)
     settled: int = attrs.field(default=-1, init=False)
-    #: restored, so that only the peer's report says how much was sent
+    #: whether the channel was restored, so that only the peer's report says how many messages were sent
     unsure: bool = attrs.field(default=False, init=False)
     _messages: deque[Sent] = attrs.field(factory=deque, init=False)
-    #: the last decision that went out on this connection
+    #: the last decision sent on this connection, and the number of its last message
     _emitted: tuple[Op, int] | None = attrs.field(default=None, init=False)
 
     @property
     def room(self) -> int:
-        """How many more messages the window has room for."""
+        """The number of messages that the window has room for; 0 if the channel is not open."""
         return self.window - (self.next - self.base) if self.mode is Sending.OPEN else 0
 
     @property
     def undecided(self) -> int:
-        """How many messages wait for commit or rollback."""
+        """The number of messages that wait for a commit or rollback."""
         return self.next - 1 - self.dec if self.transactional else 0
 
     def message(self, seq: int) -> Sent:
-        """The message number ``seq``, which is not consumed."""
+        """Return the unconsumed message with number *seq*."""
         return self._messages[seq - self.base]
 
     def advance(self, event: Event) -> None:
-        """Go on to the next mode."""
+        """Change the mode according to the table."""
         self.mode = SENDING[self.mode, event]
 
-    # What we do.
+    # Called for our own messages and decisions.
 
     def add(self, messages: Piece) -> int:
-        """Messages more; the number of the first.
+        """Add messages, and return the sequence number of the first.
 
         :raises LocalProtocolError: the channel is closing, or the window has no room for all of them
         """
@@ -93,9 +93,9 @@ class SendChannel:
         return first
 
     def decide(self, op: Op, through: int) -> tuple[int, int]:
-        """Commit or roll back what is undecided up to number ``through``; the first and the last of them.
+        """Commit or roll back the undecided messages up to *through*, and return the numbers of the first and last.
 
-        :raises LocalProtocolError: there is nothing to decide
+        :raises LocalProtocolError: there is no such undecided message
         """
         first = self.dec + 1
         if not self.transactional or not first <= through < self.next:
@@ -106,31 +106,35 @@ class SendChannel:
         return first, through
 
     def decision(self, op: Op, first: int, last: int) -> Operation:
-        """The packet that says so: without a number only behind the same decision on this connection (S5)."""
+        """Return the packet of a decision.
+
+        The number is omitted only behind the same decision on this connection (S5).
+        """
         plain = first == last and self._emitted == (op, first - 1)
         self._emitted = (op, last)
         return Operation(kind=op, channels=(self.id,), number=None if plain else last)
 
     def unknown(self) -> Iterator[Unknown]:
-        """Messages whose fate nobody knows when the link is lost (S7); none of a channel that is not kept."""
+        """Yield the messages whose outcome is unknown if the link is lost (S7); none if messages are not kept."""
         for seq, message in enumerate(self._messages, self.base):
             if message.decision is not Op.ROLLBACK and message.result is None:
                 decided = message.decision is not None
                 yield Unknown(channel=self.id, seq=seq, parts=message.parts, decided=decided)
 
-    # What the peer says.
+    # Called for the peer's acknowledgements.
 
     def received(self, number: int | None) -> None:
-        """The peer holds everything up to ``number``.
+        """Record that the peer holds all messages up to *number* (None: one more).
 
-        :raises RemoteProtocolError: that was not sent
+        :raises RemoteProtocolError: that message was not sent
         """
         self.recv = max(self.recv, self._sent(self.recv + 1 if number is None else nearest(number, self.recv)))
 
     def consumed(self, number: int | None) -> tuple[int, int] | None:
-        """The peer is done with everything up to ``number``; the first and the last that are new.
+        """Record that the peer has consumed all messages up to *number* (None: one more).
 
-        :raises RemoteProtocolError: that was not sent, or is not decided, or its result was not said before (R3)
+        :return: the numbers of the first and last newly consumed message; None if there is none
+        :raises RemoteProtocolError: a message was not sent or not decided, or its result has not arrived before (R3)
         """
         last = self._sent(self.base if number is None else nearest(number, self.base - 1))
         if last < self.base:
@@ -150,9 +154,10 @@ class SendChannel:
         return first, last
 
     def resulted(self, ack: Ack, number: int | None) -> list[tuple[int, int]]:
-        """Commits up to ``number`` have the result ``ack``; the first and the last of each run of them that are new.
+        """Record *ack* as the result of the commits up to *number* (None: the next commit).
 
-        :raises RemoteProtocolError: it was not committed, or the channel has no transactions
+        :return: the numbers of the first and last message of each run of new results
+        :raises RemoteProtocolError: a message is not decided, or the channel has no transactions
         """
         if not self.transactional:
             raise RemoteProtocolError("result-not-transactional")
@@ -185,12 +190,12 @@ class SendChannel:
     # Connections.
 
     def attach(self) -> None:
-        """A new connection: what was said on the old one counts no more; the peer's report says what it holds."""
+        """Begin a new connection: ``recv`` is reset, because the peer's report says what it holds."""
         self._emitted = None
         self.recv = self.base - 1
 
     def resend(self) -> Iterator[Message | Operation]:
-        """What the peer may not have got, when its report is complete (S2, S4): messages, decisions, close."""
+        """Yield the messages, decisions and close that the peer lacks according to its complete report (S2, S4)."""
         if not self.kept:
             self.next = self.recv + 1
             self.unsure = False
@@ -204,7 +209,7 @@ class SendChannel:
             yield Operation(kind=Op.CLOSE, channels=(self.id,))
 
     def resend_decisions(self) -> Iterator[Operation]:
-        """Every commit without a result and every rollback that is not consumed, as runs (S4)."""
+        """Yield every commit without a result and every unconsumed rollback, as runs with numbers (S4)."""
         run: tuple[Op, int] | None = None
         for seq in range(self.base, self.dec + 1):
             message = self.message(seq)

@@ -1,9 +1,9 @@
-"""Relink's server: a session in the TCP shell, its link in the registry, the broker behind both.
+"""Relink's server: connects the session of each connection to its link in the registry, and to the broker.
 
-    Asked -> registry: fence the old connection, wait for what it wrote -> accept -> report, resume, messages
+    HelloReceived -> registry: fence the old connection, wait for its writes -> accept -> report, resume, messages
     Received, Decided -> one write of messages and cursors -> durable -> consumed, committed
 
-A connection that ends leaves its link behind.  A peer that breaks a rule loses both.
+A link stays when its connection is lost.  A peer that violates the protocol loses both.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: How long a listener that a full disk keeps shut waits before it tries again, in seconds.
-FULL_WAIT = 2.0
-#: Deals with a write that was refused for good, before :meth:`RelinkProtocol.write` returns; whether it could.
+#: Delay before a listener that could not open because of a full disk tries again, in seconds.
+DISK_FULL_RETRY = 2.0
+#: Called when a write is refused for good, before :meth:`RelinkProtocol.write` returns; returns whether it has handled
+#: that.
 Refused = Callable[[PublishError], bool]
-#: Refusals that are for good.  They are known at once, before anything else is written.
+#: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
 FOR_GOOD = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
 
 
 class RelinkProtocol(SessionProtocol):
-    """One connection."""
+    """The Twisted protocol of one connection to the server."""
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {
-        events.Asked: "asked",
+        events.HelloReceived: "hello_received",
         events.Linked: "linked",
         events.Resumed: "resumed",
         events.Received: "message_received",
@@ -81,27 +82,27 @@ class RelinkProtocol(SessionProtocol):
         self.registry = registry
         self.entry: Entry | None = None
         self.endpoint: Endpoint | None = None
-        self._heard = 0.0
-        self._deadline: IDelayedCall | None = None
+        self._last_received = 0.0
+        self._timer: IDelayedCall | None = None
         self._flush_due: IDelayedCall | None = None
         self._unread_paused = False
         self._hung_up = False
-        #: whether the link ends with the connection, when everything that was written is acknowledged
+        #: whether the link ends with the connection, after everything written was acknowledged
         self._ends_link = False
 
-    # What the reactor calls.
+    # Called by the reactor.
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self._heard = self.clock.seconds()
-        self._deadline = self.clock.callLater(self.settings.handshake_timeout, self._handshake_over)
+        self._last_received = self.clock.seconds()
+        self._timer = self.clock.callLater(self.settings.handshake_timeout, self._handshake_timed_out)
 
     def dataReceived(self, data: bytes) -> None:
-        self._heard = self.clock.seconds()
+        self._last_received = self.clock.seconds()
         super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        for timer in (self._deadline, self._flush_due):
+        for timer in (self._timer, self._flush_due):
             if timer is not None and timer.active():
                 timer.cancel()
         self.session.fenced()
@@ -112,7 +113,7 @@ class RelinkProtocol(SessionProtocol):
         super().connectionLost(reason)
 
     def pauseProducing(self) -> None:
-        """The peer reads more slowly than we write: what it makes us answer has to wait, too."""
+        """Stop reading as well, because what the peer sends may need answers."""
         super().pauseProducing()
         if not self._unread_paused and not self._closing:
             self._unread_paused = True
@@ -126,8 +127,8 @@ class RelinkProtocol(SessionProtocol):
 
     # The handshake.
 
-    def asked(self, event: events.Asked) -> None:
-        """A connector wants a link."""
+    def hello_received(self, event: events.HelloReceived) -> None:
+        """Check the connector's request, then resume its link, refuse it, or create a new one."""
         hello, identity = event.hello, self._identity()
         try:
             place = parse(hello.terms)
@@ -137,9 +138,9 @@ class RelinkProtocol(SessionProtocol):
         self.broker.check(Action.SUBSCRIBE if place.subscribe else Action.PUBLISH, place.stream)
         entry = self.registry.find(hello, identity, self.peer)
         if entry is not None:
-            self._hold(entry)
+            self._pause_for_link(entry)
             settled = self.registry.attached(entry, self, self.peer)
-            settled.addCallback(lambda _: self._settled(entry, place, resumed=True)).addErrback(self._failed)
+            settled.addCallback(lambda _: self._link_ready(entry, place, resumed=True)).addErrback(self._failed)
         elif hello.require:
             self.session.refuse(self.registry.epoch)
             self.finish()
@@ -151,27 +152,29 @@ class RelinkProtocol(SessionProtocol):
         if entry is None:
             self.drop(RemoteProtocolError("too-many-links", f"{self.settings.max_links} are kept"))
             return
-        self._hold(entry)
+        self._pause_for_link(entry)
         self.registry.attached(entry, self, self.peer)
 
         def written(result: Any) -> None:
             if isinstance(result, Failure):
                 result.trap(PublishError)
                 entry.saved = False
-                if not (place.subscribe and isinstance(result.value, ReadOnly)):  # reading goes on, while we live
+                # Subscribing works without room on the disk, except that a restart loses the link.
+                if not (place.subscribe and isinstance(result.value, ReadOnly)):
                     self.registry.discard(entry)
                     self._refused(result)
-                    self._go_on()
-            self._settled(entry, place, resumed=False)
+                    self._continue()
+            self._link_ready(entry, place, resumed=False)
 
         self.registry.write_entry(entry, written)
 
-    def _hold(self, entry: Entry) -> None:
-        """Read nothing until the registry has settled what the connector is told."""
+    def _pause_for_link(self, entry: Entry) -> None:
+        """Read nothing more until the registry has decided about the link."""
         self.entry = entry
         self.reading.pauseProducing()
 
-    def _settled(self, entry: Entry, place: Place, *, resumed: bool) -> None:
+    def _link_ready(self, entry: Entry, place: Place, *, resumed: bool) -> None:
+        """Continue reading after the link was written, or after its earlier writes are finished."""
         if self._disconnected():
             return
         self.reading.resumeProducing()
@@ -188,33 +191,33 @@ class RelinkProtocol(SessionProtocol):
             self.received(self.session.receive_data(b""))
 
     def linked(self, event: events.Linked) -> None:
-        """The handshake is over."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self.clock.callLater(self.settings.ping_after, self._watch_silence)
+        """Complete the handshake, and start messaging on a new link."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.clock.callLater(self.settings.ping_after, self._watch_silence)
         self.broker.counters.add(PROTOCOL, "links-resumed" if event.resumed else "links-made")
         if not event.resumed and self.endpoint is not None:
             self.endpoint.begin()
 
     def _identity(self) -> bytes:
-        """What the peer has proved to be: its certificate."""
+        """Return the digest of the peer's certificate, or nothing if it has none."""
         certificate = getattr(self.transport, "getPeerCertificate", lambda: None)()
         return b"" if certificate is None else bytes(certificate.digest("sha256"))
 
-    def _handshake_over(self) -> None:
-        self._deadline = None
+    def _handshake_timed_out(self) -> None:
+        self._timer = None
         if self.session.phase not in PACKETS and not self._closing:
             self.drop(RemoteProtocolError("handshake-timeout"))
 
     def _watch_silence(self) -> None:
-        """Ask whether anybody is there; give the connection up if nobody is.  The link stays."""
-        self._deadline = None
+        """Send a ping to a silent peer, and drop the connection if the silence lasts; the link stays."""
+        self._timer = None
         settings = self.settings
         if self._closing or self.entry is None:
             return
         if self.reading.paused:
-            self._heard = self.clock.seconds()
-        silence = self.clock.seconds() - self._heard
+            self._last_received = self.clock.seconds()
+        silence = self.clock.seconds() - self._last_received
         if silence >= settings.drop_after:
             self.broker.counters.refuse(self.log, PROTOCOL, "silent-peer", self.peer)
             self._closing = True
@@ -224,9 +227,9 @@ class RelinkProtocol(SessionProtocol):
             self.entry.link.ping()
             self.flush()
         left = settings.ping_after - silence
-        self._deadline = self.clock.callLater(left if left > 0 else settings.ping_after, self._watch_silence)
+        self._timer = self.clock.callLater(left if left > 0 else settings.ping_after, self._watch_silence)
 
-    # What the link says.
+    # Events of the link.
 
     def received(self, found: Sequence[object]) -> None:
         super().received(found)
@@ -236,7 +239,7 @@ class RelinkProtocol(SessionProtocol):
                 self.registry.measure(self.entry)
 
     def handle_events(self, found: Sequence[object]) -> None:
-        """Deal with what our own doing has led to."""
+        """Handle events that were caused by our own calls of the link."""
         for event in found:
             self._handle(event)
         self.flush_soon()
@@ -244,42 +247,42 @@ class RelinkProtocol(SessionProtocol):
     def _handle(self, event: object) -> None:
         if isinstance(event, Broken) and self.entry is not None and not self._closing:
             if self.endpoint is not None:
-                self.endpoint.after_read()  # what came before it counts
+                self.endpoint.after_read()  # Messages before the violation take effect.
             self.registry.discard(self.entry)
         super()._handle(event)
 
     def resumed(self, event: events.Resumed) -> None:
-        """Messages go on."""
+        """Do nothing: the endpoint continues by itself."""
 
     def message_received(self, event: events.Received) -> None:
-        """To the endpoint."""
+        """Pass the event to the endpoint."""
         self._endpoint.received(event)
 
     def decided(self, event: events.Decided) -> None:
-        """To the endpoint."""
+        """Pass the event to the endpoint."""
         self._endpoint.decided(event)
 
     def finished(self, event: events.Finished) -> None:
-        """To the endpoint."""
+        """Pass the event to the endpoint."""
         self._endpoint.finished(event)
 
     def consumed(self, event: events.Consumed) -> None:
-        """To the endpoint."""
+        """Pass the event to the endpoint."""
         self._endpoint.consumed(event)
 
     def rewound(self, event: events.Rewound) -> None:
-        """To the endpoint."""
+        """Pass the event to the endpoint."""
         self._endpoint.rewound(event)
 
     def channel_closed(self, event: events.Closed) -> None:
-        """The link may be at its end now: the session says so."""
+        """Do nothing: if that ends the link, another event reports it."""
 
     def peer_shutdown(self, event: events.PeerShutdown) -> None:
-        """To the endpoint."""
+        """Pass the event to the endpoint."""
         self._endpoint.peer_shutdown()
 
     def link_ended(self, event: events.Ended) -> None:
-        """A good end: the peer need not come back."""
+        """Discard a link that has ended in good order, and close the connection."""
         assert self.entry is not None
         self.broker.counters.add(PROTOCOL, "links-ended")
         self.registry.discard(self.entry)
@@ -290,13 +293,13 @@ class RelinkProtocol(SessionProtocol):
         assert self.endpoint is not None
         return self.endpoint
 
-    # What the endpoint asks for.
+    # Called by the endpoint.
 
     def write(self, runs: Sequence[Run], staged: Mapping[int, int | None], refused: Refused | None = None) -> None:
-        """Write messages and what is staged; when it is durable, tell the peer.
+        """Write messages and the staged state of channels; acknowledge them to the peer when they are durable.
 
-        :param staged: up to which number of each channel; None: the channel is forgotten
-        :param refused: deals with a refusal that is for good
+        :param staged: channel -> number of the last staged message; None if the channel is to be forgotten
+        :param refused: called if the write is refused for good; returns whether it has handled that
         """
         entry, account = self.entry, self._account
         assert entry is not None
@@ -321,13 +324,13 @@ class RelinkProtocol(SessionProtocol):
                 elif not (isinstance(error, FOR_GOOD) and refused is not None and refused(error)):
                     self._not_written(entry, result, error)
             elif not entry.link.over:
-                self._written_through(entry, staged)
-            self._go_on()
+                self._settle_staged(entry, staged)
+            self._continue()
 
         self.registry.write_delta(entry, list(staged), runs, settle, self.broker)
 
     def _forbidden(self, stream: str) -> None:
-        """End the link, because its peer was allowed to publish when the link was made, and is not any more."""
+        """End the link, because the access policy does not allow its peer to publish any more."""
         self._ends_link = True
         try:
             self.broker.check(Action.PUBLISH, stream)
@@ -337,13 +340,13 @@ class RelinkProtocol(SessionProtocol):
     def end_link(self, error: PublishError) -> None:
         """End the link, because the stream refuses a message of a plain channel for good, and would do so again.
 
-        What was written before is acknowledged first.
+        Messages that were written before are acknowledged first.
         """
         self._ends_link = True
         self.count_refusal(error)
         self.finish()
 
-    def _written_through(self, entry: Entry, staged: Mapping[int, int | None]) -> None:
+    def _settle_staged(self, entry: Entry, staged: Mapping[int, int | None]) -> None:
         link = entry.link
         for channel, through in staged.items():
             found = link.receiving.get(channel)
@@ -355,36 +358,38 @@ class RelinkProtocol(SessionProtocol):
 
     def _forgotten(self, found: Sequence[object]) -> None:
         if found and self._closing and self.entry is not None:
-            self.registry.discard(self.entry)  # it ended without us
+            self.registry.discard(self.entry)  # The link has ended while the connection was closing.
         self.handle_events(found)
 
     def _not_written(self, entry: Entry, failure: Failure, error: PublishError) -> None:
-        """Nothing of it counts: the peer will send it again, on another connection."""
+        """Close the connection after a refused write; the peer sends the messages again on another one."""
         entry.failed = True
         self.session.fenced()
         if isinstance(error, FOR_GOOD):
-            self.registry.discard(entry)  # and would be refused again
+            self.registry.discard(entry)  # A retry would be refused, too.
         self._refused(failure)
 
     def count_too_large(self, messages: int) -> None:
-        """Count a transaction that was not kept, because too much was undecided."""
+        """Count a transaction that was not kept, because too many messages were undecided."""
         detail = (
-            f"a transaction of {messages} messages is not committed; raise relink.backlog, backlog-size or link-memory"
+            f"a transaction of {messages} messages was too large to be kept, so its commit failed; "
+            "raise relink.backlog, relink.backlog-size or relink.link-memory"
         )
         self.broker.counters.refuse(self.log, PROTOCOL, "transactions-too-large", self.peer, detail)
 
     def count_refusal(self, error: PublishError) -> None:
-        """A publish was refused for good."""
+        """Count messages that were refused for good."""
         self.broker.counters.refuse(self.log, PROTOCOL, type(error).__name__, self.peer, str(error))
 
-    def _go_on(self) -> None:
-        """Something is settled: say so, and take what had to wait."""
+    def _continue(self) -> None:
+        """Flush acknowledgements after a write has finished, and decode packets that were held back."""
         if self._closing:
             if not self._in_flight and not self._disconnected():
                 self._hang_up()
             return
-        # One commit may settle several writes, one after the other, and the last of them says it for all.  What was
-        # held back is taken in a turn of its own: it is written again, and that may settle at once, and so on.
+        # One commit may finish several writes in a row, and one flush after the last of them is enough.  Packets that
+        # were held back are decoded in a new turn of the reactor, because their write may finish at once as well, and
+        # so on without end.
         if self.session.ready or (self.entry is not None and self.entry.writes > 1):
             self.flush_soon()
         else:
@@ -399,7 +404,7 @@ class RelinkProtocol(SessionProtocol):
                 self.registry.discard(self.entry)
 
     def flush_soon(self) -> None:
-        """Write when this turn of the reactor is over, and take what was held back."""
+        """Flush at the end of this turn of the reactor, and decode packets that were held back."""
         if self._flush_due is None and not self._disconnected():
             self._flush_due = self.clock.callLater(0, self._flush_now)
 
@@ -408,11 +413,11 @@ class RelinkProtocol(SessionProtocol):
         if self._closing or not self.session.ready:
             self.flush()
             return
-        # What was held back while too much was not durable comes now; it may hold back again.
+        # Decode the packets that were held back; that stops again when too many messages are not durable.
         self.received(self.session.receive_data(b""))
 
     def fenced(self) -> None:
-        """Another connection has taken the link over (L4)."""
+        """Abort the connection, because another one has taken over its link (L4)."""
         self.session.fenced()
         if self.endpoint is not None:
             self.endpoint.end()
@@ -422,7 +427,7 @@ class RelinkProtocol(SessionProtocol):
             self.transport.abortConnection()
 
     def reject(self, error: RemoteProtocolError) -> None:
-        """The peer has broken a rule of its endpoint: it loses its link."""
+        """Discard the link and close the connection of a peer that has violated a rule of its endpoint."""
         self.session.fenced()
         if self.entry is not None:
             self.registry.discard(self.entry)
@@ -430,53 +435,56 @@ class RelinkProtocol(SessionProtocol):
 
 
 class RelinkService(TCPService):
-    """Listens as long as it runs, with the links that its registry finds."""
+    """Service that recovers the links of a listener, and then opens it."""
 
     def __init__(
         self, reactor: Any, endpoint: str, factory: SessionFactory, registry: Registry, around: Any = None
     ) -> None:
         super().__init__(reactor, PROTOCOL, endpoint, factory, around)
         self.registry = registry
-        self._waiting: IDelayedCall | None = None
+        self._retry_timer: IDelayedCall | None = None
 
     def startService(self) -> Deferred[Any]:
-        """Find the links, then listen.  While the disk is full only this listener stays closed."""
+        """Recover the links, then listen.  While the disk is full, only this listener stays closed."""
         Service.startService(self)
-        return self._open().addErrback(self._no_room)
+        return self._open().addErrback(self._disk_full)
 
     def _open(self) -> Deferred[Any]:
-        return self.registry.open().addCallback(self._found)
+        return self.registry.open().addCallback(self._links_recovered)
 
-    def _found(self, _: None) -> Deferred[IListeningPort] | None:
+    def _links_recovered(self, _: None) -> Deferred[IListeningPort] | None:
         if self.running:
             return TCPService.startService(self)
-        self.registry.close()  # it was stopped in the meantime
+        self.registry.close()  # The service was stopped in the meantime.
         return None
 
-    def _no_room(self, failure: Failure) -> None:
+    def _disk_full(self, failure: Failure) -> None:
         failure.trap(ReadOnly)
-        log.warn("relink: nobody is let in before the links can be written: {why}", why=failure.getErrorMessage())
-        self._waiting = self.registry.clock.callLater(FULL_WAIT, self._try_again)
+        log.warn(
+            "relink: the listener stays closed until its links can be written; retrying: {why}",
+            why=failure.getErrorMessage(),
+        )
+        self._retry_timer = self.registry.clock.callLater(DISK_FULL_RETRY, self._retry_open)
 
-    def _try_again(self) -> None:
-        self._waiting = None
-        self._open().addErrback(self._no_room).addErrback(self._not_opened)
+    def _retry_open(self) -> None:
+        self._retry_timer = None
+        self._open().addErrback(self._disk_full).addErrback(self._open_failed)
 
-    def _not_opened(self, failure: Failure) -> None:
+    def _open_failed(self, failure: Failure) -> None:
         if self.running:
-            log.failure("relink: the links cannot be written, so nobody is let in", failure)
+            log.failure("relink: links cannot be written, so the listener stays closed; restart the server", failure)
 
     def stopService(self) -> Deferred[None]:
-        """Close the port and the connections; the links stay on disk."""
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        """Close the listener and its connections; the links stay on disk."""
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
         self.registry.close()
         return super().stopService()
 
 
 def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings, registry: Registry) -> SessionFactory:
-    """What listens."""
+    """Return the factory that builds the protocol of each connection."""
     return SessionFactory(
         lambda: RelinkProtocol(broker, clock, settings, registry), PROTOCOL, RelinkProtocol.log, broker, clock, settings
     )

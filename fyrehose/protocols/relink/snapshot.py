@@ -1,15 +1,15 @@
-"""A link's cursors as bytes, so that it can outlive its process.
+"""Serialize a link's cursors, so that the link can outlive its process.
 
     u8 version | varint opened | varint count, then for each of the peer's channels:
         varint id << 1 | gone      (gone: nothing follows)
         varint ordinal | varint done + 1 | varint runs, then for each:  varint length << 1 | uncommitted | varint gap
     varint count, then for each of ours:  varint id | varint base
 
-A varint is unsigned LEB128.  A run's gap is that between its first message and the end of the run before it.
+A varint is unsigned LEB128.  A run's gap is the number of messages between its first one and the end of the run before.
 
-What is saved is what is *staged*: whoever writes the snapshot together with what became of those messages has both or
-none.  Of the peer's channels the rest - messages that are not finished - comes again; our own have to be ones that the
-owner can make again (``Link.kept`` is False).
+A snapshot counts *staged* messages as done, so it must be written in one batch with them.  The peer sends its other
+messages again.  Messages of our own channels are not saved: the owner must be able to produce them again (``Link.kept``
+is False).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ VERSION = 1
 
 
 def save(link: Link, channels: Iterable[int] | None = None) -> bytes:
-    """The whole link, or what became of some of the peer's ``channels``.
+    """Return a snapshot of the whole link, or of those of the peer's channels that *channels* names.
 
-    :raises LocalProtocolError: the link keeps messages of ours, which are no cursors
+    :raises LocalProtocolError: the link keeps messages of its own, which a snapshot cannot hold
     """
     if link.kept and link.sending:
-        raise LocalProtocolError("a link that keeps messages cannot be saved")
+        raise LocalProtocolError("cannot save a link that keeps messages")
     ids = sorted(link.receiving if channels is None else set(channels))
     fields = [link.opened, len(ids)]
     for id_ in ids:
@@ -41,30 +41,30 @@ def save(link: Link, channels: Iterable[int] | None = None) -> bytes:
     fields.append(len(ours))
     for sent in ours:
         fields += sent.id, sent.base
-    return _packed(fields)
+    return _pack(fields)
 
 
 def restore(link: Link, data: bytes) -> None:
-    """Bring ``link``, which is detached, to where ``data`` says; channels that it does not name stay as they are.
+    """Apply the snapshot *data* to the detached *link*; channels that it does not contain stay unchanged.
 
-    :raises ValueError: it is not what :func:`save` makes
+    :raises ValueError: *data* is not a valid snapshot
     """
     if not data or data[0] != VERSION:
-        raise ValueError(f"a link's snapshot of version {data[:1].hex() or 'none'}, not {VERSION}")
+        raise ValueError(f"a link's snapshot has version {data[:1].hex() or 'none'}, expected {VERSION}")
     fields = _Fields(data, 1)
-    link.opened = fields.take()
-    for _ in range(fields.take()):
+    link.opened = fields.read()
+    for _ in range(fields.read()):
         _take_channel(fields, link)
-    for _ in range(fields.take()):
-        sent = link.channel(fields.take())
-        sent.base = sent.next = fields.take()
+    for _ in range(fields.read()):
+        sent = link.channel(fields.read())
+        sent.base = sent.next = fields.read()
         sent.recv = sent.base - 1
         sent.unsure = True
     if fields.at != len(data):
-        raise ValueError("a link's snapshot has bytes too many")
+        raise ValueError(f"a link's snapshot is followed by {len(data) - fields.at} extra bytes")
 
 
-def _packed(fields: Iterable[int]) -> bytes:
+def _pack(fields: Iterable[int]) -> bytes:
     out = bytearray([VERSION])
     for value in fields:
         while value > 0x7F:
@@ -79,7 +79,7 @@ class _Fields:
     data: bytes
     at: int
 
-    def take(self) -> int:
+    def read(self) -> int:
         value = shift = 0
         while self.at < len(self.data) and shift < 70:
             byte = self.data[self.at]
@@ -88,7 +88,7 @@ class _Fields:
             if byte < 0x80:
                 return value
             shift += 7
-        raise ValueError("a link's snapshot ends within a number")
+        raise ValueError("a link's snapshot is truncated")
 
 
 def _add_channel(fields: list[int], id_: int, channel: ReceiveChannel | None) -> None:
@@ -103,18 +103,18 @@ def _add_channel(fields: list[int], id_: int, channel: ReceiveChannel | None) ->
 
 
 def _take_channel(fields: _Fields, link: Link) -> None:
-    named = fields.take()
+    named = fields.read()
     id_ = named >> 1
     if named & 1:
         link.receiving.pop(id_, None)
         return
-    channel = ReceiveChannel(id_, link.peer_transactions, fields.take())
-    channel.consumed = channel.done = channel.dec = fields.take() - 1
+    channel = ReceiveChannel(id_, link.peer_transactions, fields.read())
+    channel.consumed = channel.done = channel.dec = fields.read() - 1
     channel.next = channel.done + 1
     end = 0
-    for _ in range(fields.take()):
-        size = fields.take()
-        first = end + fields.take()
+    for _ in range(fields.read()):
+        size = fields.read()
+        first = end + fields.read()
         end = first + (size >> 1)
         channel.results.append(ResultRun(Ack.UNCOMMITTED if size & 1 else Ack.COMMITTED, first, end - 1))
     link.receiving[id_] = channel

@@ -1,10 +1,10 @@
-"""The state machines of Relink, as the tables that run them and that docs/protocols/relink.md is drawn from.
+"""The state machines of Relink, as tables that the code runs and from which docs/protocols/relink.md is drawn.
 
-    CONNECTOR, LISTENER    (phase of a connection, what happened) -> (method of the session, next phase)
-    PACKETS                phase -> kinds of packets that may come in -> method of the link
-    SENDING, RECEIVING     (mode of a channel, what happened) -> next mode
+    CONNECTOR, LISTENER    (phase of a connection, happening) -> (method of the session, next phase)
+    PACKETS                phase -> kinds of packets that the peer may send -> method of the link
+    SENDING, RECEIVING     (mode of a channel, event) -> next mode
 
-What a table does not have is an error of whoever did it.
+A combination that is not in a table is an error.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from enum import Enum
 
 
 class State(Enum):
-    """What the tables are about.
+    """Base of the enumerations used as keys of the tables.
 
-    A member is equal to itself alone, so the machine's own hash will do: Enum's is a function in Python, and tables are
-    looked into for every read.
+    The tables are consulted for each read, and the hash of Enum is a slow function in Python.  Members are singletons,
+    so the hash of object serves.
     """
 
     __hash__ = object.__hash__
 
 
 class Phase(State):
-    """How far a connection is."""
+    """State of a connection."""
 
     VERSION = "waits for the peer's version"
     HELLO = "waits for the connector's hello"
-    LOOKUP = "waits for its owner to look the link up"
+    LOOKUP = "waits for its owner to look up the link"
     REPLY = "waits for the listener's epoch and link id"
     RESYNC = "an old link: waits for the peer's report and its resume"
-    OPEN = "messages go both ways"
-    ENDED = "takes nothing more in"
+    OPEN = "both peers may send messages"
+    ENDED = "ignores all further bytes"
 
 
 class Happening(State):
-    """What moves a connection on."""
+    """Event that changes the state of a connection."""
 
     VERSION = "version"
     HELLO = "hello"
@@ -44,7 +44,7 @@ class Happening(State):
     SAME = "the old link"
     NONE = "no link"
     RESUME = "resume"
-    BROKEN = "a broken rule"
+    BROKEN = "a protocol violation"
     FENCED = "fenced, or the end of the transport"
 
 
@@ -58,7 +58,7 @@ def _with_endings(
     table: Mapping[tuple[Phase, Happening], tuple[str, Phase]],
 ) -> Mapping[tuple[Phase, Happening], tuple[str, Phase]]:
     phases = {phase for phase, _ in table} | {phase for _, phase in table.values()}
-    endings = {(phase, what): to for phase in phases - {Phase.ENDED} for what, to in _ANYWHERE.items()}
+    endings = {(phase, happening): to for phase in phases - {Phase.ENDED} for happening, to in _ANYWHERE.items()}
     return {**table, **endings}
 
 
@@ -75,7 +75,7 @@ CONNECTOR = _with_endings(
 LISTENER = _with_endings(
     {
         (Phase.VERSION, Happening.VERSION): ("send_version", Phase.HELLO),
-        (Phase.HELLO, Happening.HELLO): ("ask_owner", Phase.LOOKUP),
+        (Phase.HELLO, Happening.HELLO): ("request_link", Phase.LOOKUP),
         (Phase.LOOKUP, Happening.NEW): ("begin", Phase.OPEN),
         (Phase.LOOKUP, Happening.SAME): ("report", Phase.RESYNC),
         (Phase.LOOKUP, Happening.NONE): ("refuse_reply", Phase.ENDED),
@@ -83,7 +83,7 @@ LISTENER = _with_endings(
     }
 )
 
-#: What may come in once there is a link.  Messages may come before the peer's resume: it has ours.
+#: Packets that are allowed once there is a link.  The peer may send messages before its resume, because it has ours.
 _ALWAYS = {
     "nop": "nop",
     "ping": "pinged",
@@ -101,34 +101,34 @@ PACKETS: Mapping[Phase, Mapping[str, str]] = {
 
 
 class Sending(State):
-    """How far one of our own channels is."""
+    """State of one of our own channels."""
 
-    OPEN = "takes messages"
-    DRAINING = "takes no more, and waits until all are consumed"
-    CLOSING = "close is sent, and again after each resume"
+    OPEN = "accepts messages"
+    DRAINING = "accepts no more messages, and waits until all are consumed"
+    CLOSING = "close was sent, and is sent again after each resume"
     GONE = "may be opened again, from number 0"
 
 
 class Receiving(State):
-    """How far a channel of the peer is."""
+    """State of a channel of the peer."""
 
-    OPEN = "takes messages"
-    CLOSING = "close came in; not everything is consumed"
-    BARRIER = "a ping is sent behind the last acknowledgement"
-    FINISHED = "its pong came: the peer knows everything; the owner forgets the channel durably"
-    GONE = "closed is sent"
+    OPEN = "accepts messages"
+    CLOSING = "close has arrived; not everything is consumed"
+    BARRIER = "a ping was sent behind the last acknowledgement"
+    FINISHED = "its pong has arrived, so the peer knows all results; the owner forgets the channel durably"
+    GONE = "closed was sent"
 
 
 class Event(State):
-    """What moves a channel on."""
+    """Event that changes the state of a channel."""
 
     CLOSE = "close"
     DRAINED = "everything is decided and consumed"
     CLOSED = "closed"
     PING = "ping"
     PONG = "pong"
-    DETACHED = "the connection is gone"
-    REWOUND = "what is not durable is forgotten: it comes again, close too"
+    DETACHED = "the connection is lost"
+    REWOUND = "messages that are not durable, and close, will be sent again"
     FORGOTTEN = "forgotten"
 
 

@@ -1,7 +1,7 @@
-"""A client's transactions: messages that count together, or not at all.
+"""A client's transactions: the listener processes all messages of a transaction, or none (specification, 3.2).
 
-Decisions are made in the order of messages, so a channel has one open transaction at a time.  Committing does not wait
-for the transactions before: their results come later, in order.
+Decisions apply to messages in their order, so a channel has at most one open transaction.  A commit does not wait for
+the results of earlier transactions, which arrive later, in order.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ class Transaction:
         async with client.transaction() as transaction:
             await transaction.send(b"...")
 
-    commits when the block ends, and waits for the result; an exception rolls back.
+    commits at the end of the block, and waits for the result; an exception rolls back.
     """
 
     _owner: Transactions
     channel: int
     count: int = attrs.field(default=0, init=False)
     _open: bool = attrs.field(default=False, init=False)
-    _link: Link | None = attrs.field(default=None, init=False)
+    _require_link: Link | None = attrs.field(default=None, init=False)
 
     def begin(self) -> Deferred[Transaction]:
-        """Fires when the one before on this channel is decided."""
+        """Begin the transaction; fires with it when the transaction before it on this channel is decided."""
         return self._owner.begin(self)
 
     def send(self, parts: Parts) -> Deferred[None]:
-        """Send a message, when there is room; fires when it is on its way.
+        """Send a message as soon as the window has room; fires when it was passed to the link.
 
-        :raises LocalProtocolError: the transaction is not open, or is as large as the window
-        :raises UnknownOutcome: through the Deferred: its link was lost, so nothing of it will be processed
+        :raises LocalProtocolError: the transaction is not open, or already has as many messages as the window
+        :raises UnknownOutcome: (through the Deferred) the link was lost, so no message of it will be processed
         """
         return self._owner.send(self, parts)
 
     def commit(self) -> Deferred[None]:
-        """Fires when the listener has processed all of it; fails with Uncommitted when it has not, and will not.
+        """Commit; fires when the listener has processed all messages, and fails with Uncommitted if it could not.
 
         :raises LocalProtocolError: the transaction is not open
         """
         return self._owner.commit(self)
 
     def rollback(self) -> None:
-        """Nothing of it counts.
+        """Roll the transaction back.
 
         :raises LocalProtocolError: the transaction is not open
         """
@@ -82,7 +82,7 @@ class Transactions:
     _client: RelinkClient
     _locks: dict[int, DeferredLock] = attrs.field(factory=dict, init=False)
     _open: dict[int, Transaction] = attrs.field(factory=dict, init=False)
-    #: committed, in order: the last number, whether a part of it was refused, who waits
+    #: committed transactions that wait for their results, by channel, in order
     _committed: dict[int, deque[_Committed]] = attrs.field(factory=dict, init=False)
 
     def begin(self, transaction: Transaction) -> Deferred[Transaction]:
@@ -95,7 +95,7 @@ class Transactions:
             return ready.addCallbacks(opened, release)
 
         def opened(_: Any) -> Transaction:
-            transaction._open, transaction._link = True, self._client.link
+            transaction._open, transaction._require_link = True, self._client.link
             self._open[transaction.channel] = transaction
             return transaction
 
@@ -110,22 +110,22 @@ class Transactions:
         self._check(transaction)
         client = self._client
         if transaction.count >= client.limits.window:
-            raise LocalProtocolError(f"a transaction holds {client.limits.window} messages at the most: the window")
+            raise LocalProtocolError(f"a transaction may not exceed the window of {client.limits.window} messages")
         transaction.count += 1
         message = parts_of(parts)
 
-        def go(_: Any = None) -> None:
+        def send_now(_: Any = None) -> None:
             self._check(transaction)
-            self._link(transaction).send((transaction.channel,), message)
+            self._require_link(transaction).send((transaction.channel,), message)
             client.flush_soon()
 
         ready: Deferred[Any] = client.ready(transaction.channel)
-        return ready.addCallback(go)
+        return ready.addCallback(send_now)
 
     def commit(self, transaction: Transaction) -> Deferred[None]:
         """See :meth:`Transaction.commit`."""
         self._check(transaction)
-        link = self._link(transaction)
+        link = self._require_link(transaction)
         try:
             if not transaction.count:
                 return succeed(None)
@@ -135,40 +135,41 @@ class Transactions:
             self._client.flush_soon()
             return committed.done
         finally:
-            self._end(transaction)  # now, because the next one on the channel may begin and be decided within this
+            # End it only now: the next transaction on the channel may begin and be decided within this call.
+            self._end(transaction)
 
     def rollback(self, transaction: Transaction) -> None:
         """See :meth:`Transaction.rollback`."""
         self._check(transaction)
-        link = transaction._link
+        link = transaction._require_link
         try:
             if transaction.count and link is self._client.link and link is not None and not link.over:
                 link.decide(transaction.channel, Op.ROLLBACK)
                 self._client.flush_soon()
         finally:
-            self._end(transaction)  # see commit
+            self._end(transaction)  # Last, for the same reason as in commit.
 
     def resulted(self, channel: int, last: int, result: Ack) -> None:
-        """Messages up to number ``last`` have this result."""
+        """Record *result* for the messages up to number *last*, and fire the Deferreds of finished transactions."""
         waiting = self._committed.get(channel, deque())
-        for one in waiting:
-            one.refused = one.refused or result is Ack.UNCOMMITTED
-            if one.last >= last:
+        for committed in waiting:
+            committed.refused = committed.refused or result is Ack.UNCOMMITTED
+            if committed.last >= last:
                 break
         while waiting and waiting[0].last <= last:
-            one = waiting.popleft()
-            if one.refused:
-                one.done.errback(Uncommitted("the listener could not process the transaction"))
+            committed = waiting.popleft()
+            if committed.refused:
+                committed.done.errback(Uncommitted("the listener did not commit the transaction"))
             else:
-                one.done.callback(None)
+                committed.done.callback(None)
 
     def abandon(self) -> None:
-        """The client closes: what is open is rolled back."""
+        """Roll back all open transactions, because the client is being closed."""
         for transaction in list(self._open.values()):
             self.rollback(transaction)
 
     def fail(self, error: Exception) -> None:
-        """The link was lost, or the client is closed."""
+        """Fail all committed transactions that wait for results, because the link was lost or the client is closed."""
         committed, self._committed = self._committed, {}
         for waiting in committed.values():
             for one in waiting:
@@ -178,12 +179,12 @@ class Transactions:
         if not transaction._open:
             raise LocalProtocolError("the transaction is not open")
 
-    def _link(self, transaction: Transaction) -> Link:
-        """The link that the transaction began on.
+    def _require_link(self, transaction: Transaction) -> Link:
+        """Return the link that the transaction began on.
 
-        :raises UnknownOutcome: it is lost; the transaction is over
+        :raises UnknownOutcome: that link is lost; the transaction is over
         """
-        link = transaction._link
+        link = transaction._require_link
         if link is None or link.over or link is not self._client.link:
             self._end(transaction)
             raise UnknownOutcome
@@ -198,6 +199,12 @@ class Transactions:
 
 @attrs.define(eq=False)
 class _Committed:
+    """A committed transaction that waits for its result.
+
+    :ivar last: number of its last message
+    :ivar refused: whether the result of any message is UNCOMMITTED
+    """
+
     last: int
     refused: bool = False
     done: Deferred[None] = attrs.field(factory=Deferred)

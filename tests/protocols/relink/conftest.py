@@ -232,18 +232,18 @@ class Peer:
 
     def talk(self) -> list[Any]:
         """Let both say what they have to say, until they have nothing more; what we heard."""
-        heard: list[Any] = []
+        received: list[Any] = []
         while True:
-            said = b"".join(self.session.data_to_send())
-            if said and not self.transport.disconnecting:
-                self.protocol.dataReceived(said)
+            sent = b"".join(self.session.data_to_send())
+            if sent and not self.transport.disconnecting:
+                self.protocol.dataReceived(sent)
             self.server.clock.advance(0)
             answer = self.transport.value()
             self.transport.clear()
-            heard += self.session.receive_data(answer)
-            if not said and not answer:
-                self.events += heard
-                return heard
+            received += self.session.receive_data(answer)
+            if not sent and not answer:
+                self.events += received
+                return received
 
     def say(self, data: bytes) -> None:
         """Raw bytes."""
@@ -310,7 +310,7 @@ class Server:
         wanted = old.terms if old else Terms(endpoint=name, **{"connector_size": 1, **terms})
         if hello is None:
             hello = Hello(terms=wanted, require=require, epoch=old.epoch if old else 0, link_id=old.id if old else 0)
-        session = ConnectorSession(link=old, hello=hello, fresh=lambda epoch, id_: Link(wanted, True, epoch, id_))
+        session = ConnectorSession(link=old, hello=hello, new_link=lambda epoch, id_: Link(wanted, True, epoch, id_))
         protocol.makeConnection(transport)
         return Peer(self, protocol, transport, session)
 
@@ -382,11 +382,11 @@ class Wire:
             for one, other in ((self.near, self.far), (self.far, self.near)):
                 if one is None:
                     return
-                said = one.transport.value()
+                sent = one.transport.value()
                 one.transport.clear()
-                if said:
+                if sent:
                     moved = True
-                    other.dataReceived(said)
+                    other.dataReceived(sent)
             if (
                 self.near.transport.aborted
                 or self.far.transport.aborted

@@ -21,7 +21,7 @@ def outcome(done: Deferred[Any]) -> list[Any]:
     return found
 
 
-def test_what_is_made() -> None:
+def test_factories_configure_the_client() -> None:
     clock = MemoryReactorClock()
     assert cli.publisher(clock, "h", 1, "s", 7).client.limits.window == 7
     tailer = cli.tailer(clock, "h", 1, "s", 5, print, print)
@@ -41,12 +41,12 @@ def test_what_is_made() -> None:
         lambda: cli.transactional_publisher(MemoryReactorClock(), "h", 1, "s", 7, 5_000),
     ],
 )
-def test_what_cannot_be(make: Any) -> None:
+def test_invalid_arguments_are_refused(make: Any) -> None:
     with pytest.raises(ConfigError):
         make()
 
 
-def test_publishing(make_client: Any) -> None:
+def test_publisher_fires_when_messages_are_durable(make_client: Any) -> None:
     client, wire = make_client()
     publisher = RelinkPublisher(client)
     assert outcome(publisher.ready()) == ["done"]
@@ -58,7 +58,7 @@ def test_publishing(make_client: Any) -> None:
     assert closed == ["done"]
 
 
-def test_publishing_in_transactions(make_client: Any) -> None:
+def test_transactional_publisher_commits_full_and_delayed_transactions(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
     publisher = TransactionalPublisher(wire.server.clock, client, 3)
     assert outcome(publisher.ready()) == ["done"]
@@ -70,7 +70,7 @@ def test_publishing_in_transactions(make_client: Any) -> None:
     assert wire.server.payloads() == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_a_transaction_whose_link_is_lost(make_client: Any) -> None:
+def test_open_transaction_fails_when_the_link_is_lost(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
     publisher = TransactionalPublisher(wire.server.clock, client, 3)
     done = [outcome(publisher.publish(b"0"))]
@@ -91,7 +91,7 @@ def test_a_transaction_whose_link_is_lost(make_client: Any) -> None:
     assert closed == ["done"]
 
 
-def test_reading(make_client: Any) -> None:
+def test_tailer_delivers_runs_and_gaps(make_client: Any) -> None:
     _, wire = make_client()
     runs: list[Any] = []
     gaps: list[tuple[int, int]] = []

@@ -10,7 +10,7 @@ from twisted.internet.protocol import Protocol
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.client import backoff
-from fyrehose.protocols.relink.events import Asked, Resulted
+from fyrehose.protocols.relink.events import HelloReceived, Resulted
 from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
@@ -25,12 +25,12 @@ def outcome(done: Deferred[Any]) -> list[Any]:
     return found
 
 
-def test_backoff() -> None:
+def test_backoff_doubles_up_to_five_seconds() -> None:
     assert [round(backoff(attempt, lambda: 0.5), 2) for attempt in (0, 1, 2, 3, 20)] == [0.0, 0.1, 0.2, 0.4, 5.0]
     assert (backoff(1, lambda: 0.0), backoff(1, lambda: 1.0)) == (pytest.approx(0.08), pytest.approx(0.12))
 
 
-def test_sent_is_done_when_it_is_consumed(make_client: Any) -> None:
+def test_send_fires_when_the_message_is_consumed(make_client: Any) -> None:
     client, wire = make_client()
     done = outcome(client.send(b"one"))
     assert done == []
@@ -39,7 +39,7 @@ def test_sent_is_done_when_it_is_consumed(make_client: Any) -> None:
     assert wire.server.payloads() == [b"one"]
 
 
-def test_a_cut_changes_nothing(make_client: Any) -> None:
+def test_messages_survive_a_lost_connection(make_client: Any) -> None:
     states: list[bool] = []
     client, wire = make_client(on_state=states.append)
     done = [outcome(client.send(b"%d" % i)) for i in range(3)]
@@ -52,7 +52,7 @@ def test_a_cut_changes_nothing(make_client: Any) -> None:
     assert states == [True, False, True]
 
 
-def test_a_crash_of_the_server_changes_nothing(make_client: Any) -> None:
+def test_messages_survive_a_server_crash(make_client: Any) -> None:
     client, wire = make_client()
     outcomes = [outcome(client.send(b"0"))]
     wire.pump()
@@ -64,7 +64,7 @@ def test_a_crash_of_the_server_changes_nothing(make_client: Any) -> None:
     assert wire.server.payloads() == [b"0", b"1"]
 
 
-def test_a_lost_link_is_said(make_client: Any) -> None:
+def test_lost_link_fails_outstanding_messages(make_client: Any) -> None:
     lost: list[Any] = []
     client, wire = make_client(on_lost=lost.extend)
     settled, open_ = outcome(client.send(b"0")), []
@@ -83,7 +83,7 @@ def test_a_lost_link_is_said(make_client: Any) -> None:
     assert again == ["done"]
 
 
-def test_a_multicast_is_done_when_all_have_it(make_client: Any) -> None:
+def test_multicast_fires_when_all_channels_have_consumed_it(make_client: Any) -> None:
     client, wire = make_client()
     done = outcome(client.multicast([b"a", b"b"], (1, 2)))
     wire.pump()
@@ -91,7 +91,7 @@ def test_a_multicast_is_done_when_all_have_it(make_client: Any) -> None:
     assert [record.topic for record in wire.server.records()] == ["1", "2"]
 
 
-def test_the_window_has_room_again(make_client: Any) -> None:
+def test_ready_fires_when_the_window_has_room(make_client: Any) -> None:
     client, wire = make_client(limits=Limits(window=2))
     for payload in (b"0", b"1"):
         client.send(payload)
@@ -104,7 +104,7 @@ def test_the_window_has_room_again(make_client: Any) -> None:
     assert outcome(client.ready()) == ["done"]
 
 
-def test_a_channel_is_closed_and_opened_again(make_client: Any) -> None:
+def test_channel_can_be_closed_and_reopened(make_client: Any) -> None:
     client, wire = make_client()
     for payload in (b"0", b"1"):
         client.send(payload)
@@ -114,7 +114,7 @@ def test_a_channel_is_closed_and_opened_again(make_client: Any) -> None:
     assert wire.server.payloads() == [b"0", b"1"]
 
 
-def test_closing_settles_and_ends_the_link(make_client: Any) -> None:
+def test_close_settles_messages_and_ends_the_link(make_client: Any) -> None:
     client, wire = make_client()
     done = outcome(client.send(b"0"))
     closed = outcome(client.close())
@@ -128,7 +128,7 @@ def test_closing_settles_and_ends_the_link(make_client: Any) -> None:
         client.ready()
 
 
-def test_closing_twice_is_closing_once(make_client: Any) -> None:
+def test_close_can_be_called_repeatedly(make_client: Any) -> None:
     client, wire = make_client()
     done = outcome(client.send(b"0"))
     closed = [outcome(client.close()), outcome(client.close())]
@@ -138,7 +138,7 @@ def test_closing_twice_is_closing_once(make_client: Any) -> None:
     assert (done, closed) == (["done"], [["done"]] * 3)
 
 
-def test_closing_does_not_wait_for_ever(make_client: Any) -> None:
+def test_close_times_out(make_client: Any) -> None:
     client, wire = make_client()
     done = outcome(client.send(b"0"))
     wire.cut()
@@ -148,7 +148,7 @@ def test_closing_does_not_wait_for_ever(make_client: Any) -> None:
     assert (done, closed) == ([Closed], ["done"])
 
 
-def test_an_end_that_only_the_listener_has_seen(make_client: Any) -> None:
+def test_close_completes_when_only_the_listener_saw_the_shutdown(make_client: Any) -> None:
     client, wire = make_client()
     closed = outcome(client.close())
     wire.server.clock.advance(0)
@@ -162,7 +162,7 @@ def test_an_end_that_only_the_listener_has_seen(make_client: Any) -> None:
     assert wire.attempts == 2
 
 
-def test_a_link_that_is_made_as_the_client_ends_brings_nothing(make_client: Any) -> None:
+def test_link_made_during_close_delivers_nothing(make_client: Any) -> None:
     taken: list[bytes] = []
     client, wire = make_client("subscribe:s@0", on_message=lambda channel, seq, parts: taken.append(parts[0]))
     wire.server.publish("s", b"1")
@@ -185,7 +185,7 @@ def test_a_link_that_is_made_as_the_client_ends_brings_nothing(make_client: Any)
     assert (taken, closed) == ([b"1"], ["done"])
 
 
-def test_before_there_is_a_link(make_client: Any, make_server: Any) -> None:
+def test_calls_before_there_is_a_link_are_refused(make_client: Any, make_server: Any) -> None:
     server = make_server(auto=False)
     client, wire = make_client(server=server)
     with pytest.raises(LocalProtocolError, match="no link"):
@@ -199,7 +199,7 @@ def test_before_there_is_a_link(make_client: Any, make_server: Any) -> None:
     wire.pump()
 
 
-def test_many_messages_that_come_at_once(make_server: Any, make_client: Any) -> None:
+def test_many_messages_are_delivered_without_recursion(make_server: Any, make_client: Any) -> None:
     """As many as the window has: one after the other, and not one within the other."""
     server = make_server()
     server.publish("s", *(b"%d" % i for i in range(2_500)))
@@ -209,7 +209,7 @@ def test_many_messages_that_come_at_once(make_server: Any, make_client: Any) -> 
     assert got == [b"%d" % i for i in range(2_500)]
 
 
-def test_reading(make_client: Any) -> None:
+def test_messages_are_delivered_in_order_across_pause_and_crash(make_client: Any) -> None:
     got: list[Any] = []
     client, wire = make_client("subscribe:s@0", on_message=lambda *message: got.append(message))
     wire.server.publish("s", b"1", b"2")
@@ -228,7 +228,7 @@ def test_reading(make_client: Any) -> None:
     assert [parts for _, _, parts in got] == [(b"1",), (b"2",), (b"3",), (b"4",)]
 
 
-def test_a_message_is_consumed_when_it_is_dealt_with(make_client: Any) -> None:
+def test_message_is_consumed_when_the_deferred_fires(make_client: Any) -> None:
     busy: list[Deferred[None]] = []
 
     def take(channel: int, seq: int, parts: Any) -> Deferred[None]:
@@ -249,7 +249,7 @@ def test_a_message_is_consumed_when_it_is_dealt_with(make_client: Any) -> None:
     assert entry.link.sending[0].base == 2
 
 
-def test_a_message_that_is_not_dealt_with_ends_the_link(make_client: Any, logged_errors: Any) -> None:
+def test_failing_on_message_ends_the_link(make_client: Any, logged_errors: Any) -> None:
     failing = [True]
 
     def take(channel: int, seq: int, parts: Any) -> None:
@@ -269,7 +269,7 @@ def test_a_message_that_is_not_dealt_with_ends_the_link(make_client: Any, logged
     assert len(logged_errors.take()) == 1
 
 
-def test_transactions_are_another_kind_of_link(make_client: Any) -> None:
+def test_plain_and_transactional_calls_are_exclusive(make_client: Any) -> None:
     plain, _ = make_client()
     with pytest.raises(LocalProtocolError, match="plain"):
         plain.transaction()
@@ -297,7 +297,7 @@ class _ListenerProtocol(Protocol):
     def dataReceived(self, data: bytes) -> None:
         found = self.session.receive_data(data)
         for event in found:
-            if isinstance(event, Asked):
+            if isinstance(event, HelloReceived):
                 self.session.accept(Link(event.hello.terms, False, 5, 6), resumed=False)
         self.found += found
         self.flush()
@@ -306,7 +306,9 @@ class _ListenerProtocol(Protocol):
         self.transport.writeSequence(self.session.data_to_send())  # type: ignore[union-attr]
 
 
-def test_a_transactional_listener(make_client: Any, make_server: Any, logged_errors: Any) -> None:
+def test_listener_transactions_are_decided_and_acknowledged(
+    make_client: Any, make_server: Any, logged_errors: Any
+) -> None:
     got: list[bytes] = []
 
     def take(channel: int, seq: int, parts: Any) -> None:
@@ -339,7 +341,7 @@ def test_a_transactional_listener(make_client: Any, make_server: Any, logged_err
     assert len(logged_errors.take()) == 1
 
 
-def test_messages_that_nobody_takes_end_the_link(make_client: Any, logged_errors: Any) -> None:
+def test_messages_without_on_message_end_the_link(make_client: Any, logged_errors: Any) -> None:
     client, wire = make_client("subscribe:s@0")
     first = client.link
     wire.server.publish("s", b"1")

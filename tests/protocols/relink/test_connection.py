@@ -8,7 +8,7 @@ from fyrehose.protocols.relink.frames import PING
 from fyrehose.protocols.relink.limits import Limits
 
 
-def test_silence_is_asked_and_then_given_up(make_client: Any) -> None:
+def test_silent_listener_is_pinged_then_dropped(make_client: Any) -> None:
     client, wire = make_client()
     wire.near.transport.clear()
     wire.server.clock.pump([1.0] * 15)
@@ -21,7 +21,7 @@ def test_silence_is_asked_and_then_given_up(make_client: Any) -> None:
     assert not client.link.over
 
 
-def test_a_handshake_has_its_time(make_client: Any, make_server: Any) -> None:
+def test_slow_handshake_times_out(make_client: Any, make_server: Any) -> None:
     server = make_server(auto=False)
     _, wire = make_client(server=server)
     server.clock.pump([1.0] * 9)
@@ -32,7 +32,7 @@ def test_a_handshake_has_its_time(make_client: Any, make_server: Any) -> None:
     server.journal.commit()
 
 
-def test_a_listener_that_breaks_the_protocol_costs_the_link(make_client: Any) -> None:
+def test_protocol_violation_of_the_listener_loses_the_link(make_client: Any) -> None:
     lost: list[Any] = []
     client, wire = make_client(on_lost=lost.append)
     first = client.link
@@ -46,7 +46,7 @@ def test_a_listener_that_breaks_the_protocol_costs_the_link(make_client: Any) ->
     assert client.link is not first
 
 
-def test_a_reader_that_waits_holds_the_listener(make_client: Any) -> None:
+def test_paused_client_stops_reading(make_client: Any) -> None:
     got: list[bytes] = []
     client, wire = make_client(
         "subscribe:s@0", on_message=lambda channel, seq, parts: got.append(parts[0]), limits=Limits(backlog=2)

@@ -22,7 +22,7 @@ def test_the_largest_network_gives_up_its_oldest_member() -> None:
     assert crowd.oldest_of_largest() is None
 
 
-def test_it_agrees_with_counting() -> None:
+def test_crowd_agrees_with_a_simple_model() -> None:
     dice = Random(7)
     crowd: Crowd[int] = Crowd()
     plain: dict[int, int] = {}

@@ -58,7 +58,7 @@ def test_golden_bytes_in_every_chunking(vectors: Any) -> None:
             assert decode(chunks, *sizes) == [golden.packet], golden.name
 
 
-def test_unused_bits_do_not_matter(vectors: Any) -> None:
+def test_unused_bits_are_ignored(vectors: Any) -> None:
     """Every single-bit change of padding and unused bits, followed by another packet that must still be found."""
     for golden in vectors:
         sizes = sizes_for(golden.packet, golden.id_size)
@@ -121,7 +121,7 @@ def test_all_headers_byte_by_byte() -> None:
             assert decode_first(bytes([first, second]) + bytes(2_100), 1) == expected_of_header(first, second)
 
 
-def test_what_was_taken_is_let_go() -> None:
+def test_decoded_bytes_are_released() -> None:
     """A connection that is idle does not keep the last that it sent."""
     decoder = Decoder(0, 0)
     whole = NOP.serialize() + Message(channels=(0,), parts=(b"x" * 1_000,)).serialize(0)
@@ -163,7 +163,7 @@ def packets(draw: st.DrawFn) -> tuple[int, Packet, dict[str, bool]]:
 
 @settings(max_examples=300, deadline=None)
 @given(packets(), packets(), st.integers(1, 40))
-def test_what_is_serialized_is_decoded(one: Any, other: Any, size: int) -> None:
+def test_serialized_packets_are_decoded(one: Any, other: Any, size: int) -> None:
     id_size, packet, fields = one
     _, second, second_fields = other
     sizes = (id_size, id_size)
@@ -179,7 +179,7 @@ def test_what_is_serialized_is_decoded(one: Any, other: Any, size: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(sorted(IDS)), st.sampled_from(sorted(IDS)))
-def test_whatever_comes_it_is_the_same_in_pieces(data: bytes, sender: int, receiver: int) -> None:
+def test_decoding_does_not_depend_on_chunking(data: bytes, sender: int, receiver: int) -> None:
     whole = decode([data], sender, receiver)
     assert decode([data[i : i + 1] for i in range(len(data))], sender, receiver) == whole
 
@@ -200,7 +200,7 @@ def test_whatever_comes_it_is_the_same_in_pieces(data: bytes, sender: int, recei
         (pack("<BBxxxxxxQQ", 0x51, 2, (8 << 20) - 1, (8 << 20) - 1), "message-too-large"),
     ],
 )
-def test_lengths_are_judged_when_they_are_known(data: bytes, cause: str) -> None:
+def test_lengths_are_checked_as_soon_as_they_arrive(data: bytes, cause: str) -> None:
     assert decode([data]) == [cause]
     assert decode([data[i : i + 1] for i in range(len(data))]) == [cause]
     assert decode([data[:-1]]) == []
@@ -210,17 +210,17 @@ class Owner:
     """Takes two messages of a channel at a time, and none of channel 7."""
 
     def __init__(self) -> None:
-        self.asked: list[list[int]] = []
+        self.calls: list[list[int]] = []
 
     def room(self) -> tuple[int, int]:
         return 2, 100
 
-    def takes(self, channels: Sequence[int]) -> bool:
-        self.asked.append(list(channels))
+    def accepts(self, channels: Sequence[int]) -> bool:
+        self.calls.append(list(channels))
         return 7 not in channels
 
 
-def test_messages_of_one_part_are_gathered_where_somebody_takes_them_so() -> None:
+def test_messages_of_one_part_are_gathered_for_an_owner() -> None:
     def one(channel: int, *parts: bytes) -> Message:
         return Message(channels=(channel,), parts=parts)
 
@@ -245,7 +245,7 @@ def test_messages_of_one_part_are_gathered_where_somebody_takes_them_so() -> Non
         gathered((5, [b"i"])),
         sent[9],
     ]
-    assert owner.asked == [[5, 6], [5, 6, 7]], "not again: whoever breaks a rule is not to cost much"
+    assert owner.calls == [[5, 6], [5, 6, 7]], "not again: whoever breaks a rule is not to cost much"
     assert decoder.expected == len(sent[10].serialize(2))
     decoder.feed(data[-1:])
     assert decoder.next_packet() == sent[10]
@@ -258,7 +258,7 @@ def test_limits_are_inclusive() -> None:
     assert decode([parts.serialize(0)]) == [parts]
 
 
-def test_expected_says_how_much_is_coming() -> None:
+def test_expected_is_the_size_of_the_arriving_packet() -> None:
     decoder = Decoder(0, 0)
     assert decoder.expected == 0
     data = Message(channels=(0,), parts=(b"x" * 100_000,)).serialize(0)

@@ -22,7 +22,7 @@ def bodies(peer: Any) -> list[bytes]:
     return [parts[0] for _, parts in got(peer)]
 
 
-def test_anchors(make_server: Any) -> None:
+def test_anchors_map_channel_numbers_to_stream_numbers(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1", b"2", b"3")
     for after, first in ((None, 4), (0, 1), (2, 3), (3, 4), (99, 4)):
@@ -35,7 +35,7 @@ def test_anchors(make_server: Any) -> None:
     ("name", "expected"),
     [("subscribe:s", [b"3"]), ("subscribe:s@0", [b"1", b"2", b"3"]), ("subscribe:s@1", [b"2", b"3"])],
 )
-def test_a_subscriber_gets_what_follows(make_server: Any, name: str, expected: list[bytes]) -> None:
+def test_subscriber_gets_records_behind_its_position(make_server: Any, name: str, expected: list[bytes]) -> None:
     server = make_server()
     server.publish("s", b"1", b"2")
     peer = server.linked(name)
@@ -44,7 +44,7 @@ def test_a_subscriber_gets_what_follows(make_server: Any, name: str, expected: l
     assert bodies(peer) == expected
 
 
-def test_nothing_before_it_is_durable(make_server: Any) -> None:
+def test_records_are_delivered_only_when_durable(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect("subscribe:s@0")
     peer.talk()
@@ -58,7 +58,7 @@ def test_nothing_before_it_is_durable(make_server: Any) -> None:
     assert bodies(peer) == [b"1"]
 
 
-def test_parts_come_back_as_they_went_in(make_server: Any) -> None:
+def test_parts_are_preserved(make_server: Any) -> None:
     server = make_server()
     publisher = server.linked()
     messages = [(b"one",), (), (b"",), (b"a", b"", b"bc"), (b"one more",)]
@@ -71,7 +71,7 @@ def test_parts_come_back_as_they_went_in(make_server: Any) -> None:
     assert [parts for _, parts in got(peer)] == [*messages, (b"not parts",), (join((b"x", b"y")),)]
 
 
-def test_the_window_is_held_open_by_consumed(make_server: Any) -> None:
+def test_window_reopens_as_messages_are_consumed(make_server: Any) -> None:
     server = make_server(window="3")
     server.publish("s", *(b"%d" % i for i in range(10)))
     peer = server.linked("subscribe:s@0")
@@ -88,7 +88,7 @@ def test_the_window_is_held_open_by_consumed(make_server: Any) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_subscriber_goes_on_without_loss_or_repeat(make_server: Any, restarted: bool) -> None:
+def test_subscriber_resumes_without_loss_or_repeat(make_server: Any, restarted: bool) -> None:
     server = make_server(window="4")
     server.publish("s", *(b"%d" % i for i in range(10)))
     peer = server.linked("subscribe:s@0")
@@ -108,7 +108,7 @@ def test_a_subscriber_goes_on_without_loss_or_repeat(make_server: Any, restarted
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_gap_has_its_place(make_server: Any, restarted: bool) -> None:
+def test_gap_keeps_its_position_over_reconnections(make_server: Any, restarted: bool) -> None:
     """Retention takes what was not sent yet; a later connection still knows which number is which."""
     server = make_server(window="2")
     for i in range(8):
@@ -133,7 +133,7 @@ def test_a_gap_has_its_place(make_server: Any, restarted: bool) -> None:
     assert [seq for seq, _ in got(third)] == [4]
 
 
-def test_an_acknowledgement_of_what_the_stream_never_had(make_server: Any) -> None:
+def test_acknowledgement_beyond_the_stream_ends_the_link(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1")
     peer = server.linked("subscribe:s@0")
@@ -149,7 +149,7 @@ def test_an_acknowledgement_of_what_the_stream_never_had(make_server: Any) -> No
     assert not server.registry.entries
 
 
-def test_a_subscriber_that_sends_loses_its_link(make_server: Any) -> None:
+def test_subscriber_that_sends_messages_loses_its_link(make_server: Any) -> None:
     server = make_server()
     peer = server.linked("subscribe:s")
     peer.say(Message(channels=(0,), parts=(b"x",)).serialize(1))
@@ -157,7 +157,7 @@ def test_a_subscriber_that_sends_loses_its_link(make_server: Any) -> None:
     assert server.count("message-to-subscription") == 1
 
 
-def test_a_subscriber_leaves(make_server: Any) -> None:
+def test_subscriber_shutdown_ends_the_link_after_consumption(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1", b"2")
     peer = server.linked("subscribe:s@0")
@@ -174,7 +174,7 @@ def test_a_subscriber_leaves(make_server: Any) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_subscriber_that_leaves_before_any_record_hears_of_no_channel(make_server: Any, restarted: bool) -> None:
+def test_subscriber_shutdown_before_any_record_closes_no_channel(make_server: Any, restarted: bool) -> None:
     server = make_server()
     peer = server.linked("subscribe:s")
     if restarted:
@@ -187,7 +187,7 @@ def test_a_subscriber_that_leaves_before_any_record_hears_of_no_channel(make_ser
     assert peer.transport.value() == SHUTDOWN.serialize()
 
 
-def test_a_subscriber_that_left_is_not_known_after_a_restart(make_server: Any) -> None:
+def test_link_in_shutdown_is_forgotten_by_a_restart(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1")
     peer = server.linked("subscribe:s@0")
@@ -201,7 +201,7 @@ def test_a_subscriber_that_left_is_not_known_after_a_restart(make_server: Any) -
     assert not server.linked(old=again.link).events[0].resumed
 
 
-def test_reading_goes_on_when_the_disk_is_full(make_server: Any) -> None:
+def test_subscribing_works_while_the_disk_is_full(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1")
     server.journal.enter(JournalState.READ_ONLY, "full")
@@ -212,7 +212,7 @@ def test_reading_goes_on_when_the_disk_is_full(make_server: Any) -> None:
     assert refused.session.link is None
 
 
-def test_a_gap_that_cannot_be_written_ends_the_link(make_server: Any) -> None:
+def test_unwritable_gap_ends_the_link(make_server: Any) -> None:
     server = make_server(window="1")
     for i in range(4):
         server.publish("s", b"%d" % i)
@@ -227,14 +227,14 @@ def test_a_gap_that_cannot_be_written_ends_the_link(make_server: Any) -> None:
     assert server.count("gap-not-written") == 1
 
 
-def test_a_subscription_that_ends_closes_the_connection(make_server: Any) -> None:
+def test_ended_subscription_closes_the_connection(make_server: Any) -> None:
     server = make_server()
     peer = server.linked("subscribe:s")
     server.broker.close()
     assert peer.closed
 
 
-def test_a_slow_transport_pauses_the_stream(make_server: Any) -> None:
+def test_slow_transport_pauses_the_subscription(make_server: Any) -> None:
     server = make_server()
     peer = server.linked("subscribe:s")
     peer.protocol.pauseProducing()
@@ -246,35 +246,35 @@ def test_a_slow_transport_pauses_the_stream(make_server: Any) -> None:
     assert bodies(peer) == [b"1"]
 
 
-def said(seq: int) -> bytes:
+def number(seq: int) -> bytes:
     return seq.to_bytes(8, "little")
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_records_with_their_numbers(make_server: Any, restarted: bool) -> None:
+def test_seq_option_adds_record_numbers(make_server: Any, restarted: bool) -> None:
     """Channel 0 begins with where it begins, and goes on over reconnections and restarts like any other."""
     server = make_server(window="2")
     for i in range(1, 7):
         server.publish("s", b"%d" % i)
     peer = server.linked("subscribe:s@2?seq")
-    assert got(peer) == [(0, (b"", said(2))), (1, (said(3), b"3"))]
+    assert got(peer) == [(0, (b"", number(2))), (1, (number(3), b"3"))]
     peer.leave()
     if restarted:
         server.restart()
     again = server.linked(old=peer.link)
     again.link.consume(0, 1)
     again.talk()
-    assert got(again) == [(2, (said(4), b"4")), (3, (said(5), b"5"))]
+    assert got(again) == [(2, (number(4), b"4")), (3, (number(5), b"5"))]
     again.leave()
     if restarted:
         server.restart()
     third = server.linked(old=again.link)
     third.link.consume(0, 3)
     third.talk()
-    assert got(third) == [(4, (said(6), b"6"))]
+    assert got(third) == [(4, (number(6), b"6"))]
 
 
-def test_where_a_channel_begins_is_said_again_if_it_was_not_heard(make_server: Any) -> None:
+def test_start_position_is_sent_again_if_it_was_lost(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1")
     peer = server.linked("subscribe:s?seq")
@@ -283,13 +283,13 @@ def test_where_a_channel_begins_is_said_again_if_it_was_not_heard(make_server: A
     peer.link.receiving.clear()  # as if nothing of it had arrived
     server.publish("s", b"2")
     again = server.linked(old=peer.link)
-    assert got(again) == [beginning, (1, (said(2), b"2"))] == [(0, (b"", said(1))), (1, (said(2), b"2"))]
+    assert got(again) == [beginning, (1, (number(2), b"2"))] == [(0, (b"", number(1))), (1, (number(2), b"2"))]
 
 
-def test_a_number_beyond_the_end_begins_at_the_end(make_server: Any) -> None:
+def test_position_beyond_the_end_begins_at_the_end(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1", b"2")
     peer = server.linked("subscribe:s@1000?seq")
     server.publish("s", b"3")
     peer.talk()
-    assert got(peer) == [(0, (b"", said(2))), (1, (said(3), b"3"))]
+    assert got(peer) == [(0, (b"", number(2))), (1, (number(3), b"3"))]

@@ -9,7 +9,7 @@ from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.messages import Messages, column_of
 
 
-def test_they_are_values() -> None:
+def test_events_are_immutable_values() -> None:
     one = events.Received(channel=1, first=2, messages=Messages.of((b"x",)))
     assert one == events.Received(channel=1, first=2, messages=Messages((column_of([b"x"]),)))
     with pytest.raises(attrs.exceptions.FrozenInstanceError):

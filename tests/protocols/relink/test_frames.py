@@ -30,18 +30,18 @@ def test_golden_bytes(vectors: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [MAX_SHORT, MAX_SHORT + 1])
-def test_length_becomes_long_by_itself(count: int) -> None:
+def test_long_length_is_used_when_needed(count: int) -> None:
     data = Message(channels=(0,), parts=(b"",) * count).serialize(0)
     assert bool(data[0] & 0x20) is (count > MAX_SHORT)
     assert data[1] == (count if count <= MAX_SHORT else 0)
 
 
 @pytest.mark.parametrize("size", [MAX_SMALL, MAX_SMALL + 1])
-def test_sizes_become_large_by_themselves(size: int) -> None:
+def test_large_sizes_are_used_when_needed(size: int) -> None:
     assert bool(Message(channels=(0,), parts=(b"", b"x" * size)).serialize(0)[0] & 0x40) is (size > MAX_SMALL)
 
 
-def test_numbers_wrap() -> None:
+def test_sequence_numbers_wrap() -> None:
     assert Operation(kind=Op.COMMIT, channels=(0,), number=1 << 32).serialize(0)[4:] == bytes(4)
 
 
@@ -56,14 +56,14 @@ def test_numbers_wrap() -> None:
         Message(channels=(-1,), parts=()),
     ],
 )
-def test_what_cannot_be_said(packet: Any) -> None:
+def test_invalid_packets_are_refused(packet: Any) -> None:
     with pytest.raises(LocalProtocolError):
         packet.serialize(1)
 
 
 @pytest.mark.parametrize("id_size", sorted(ID_SIZES))
 @pytest.mark.parametrize("number", [None, 0, NUMBER_MASK])
-def test_one_channel_is_said_like_several(id_size: int, number: int | None) -> None:
+def test_fast_path_for_one_channel_matches_the_specification(id_size: int, number: int | None) -> None:
     """The short way gives what the tables of 2.3 ask for: the head, the number at a multiple of 4, padding to 8."""
     channel = (1 << 8 * id_size) - 1
     for kind in (Op.COMMIT, Op.ROLLBACK):
@@ -74,7 +74,7 @@ def test_one_channel_is_said_like_several(id_size: int, number: int | None) -> N
         assert Operation(kind=kind, channels=(channel,), number=number).serialize(id_size) == packet
 
 
-def test_ids_have_the_size_that_was_agreed() -> None:
+def test_channel_ids_have_the_negotiated_size() -> None:
     assert encode_ids((1, 2), 2) == b"\1\0\2\0"
     assert encode_ids((0, 0), 0) == b""
     with pytest.raises(LocalProtocolError):

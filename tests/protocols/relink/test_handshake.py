@@ -30,7 +30,7 @@ def test_golden_hello(hello: Hello, data: bytes) -> None:
     assert handshake.unpack_hello(bytearray(data)) == hello
 
 
-def test_every_length_of_name_and_every_padding() -> None:
+def test_hello_with_every_name_length() -> None:
     for length in range(256):
         hello = Hello(terms=Terms(endpoint="n" * length, connector_size=8), epoch=1, link_id=2)
         data = hello.serialize()
@@ -41,7 +41,7 @@ def test_every_length_of_name_and_every_padding() -> None:
             assert (needed <= size) is (size == len(data)), "its size is known from the first byte on"
 
 
-def test_all_pairs_of_id_sizes() -> None:
+def test_only_valid_id_sizes_are_accepted() -> None:
     for connector, listener in product(range(256), repeat=2):
         data = bytearray([1, ord("n"), connector, listener])
         if connector in ID_SIZES and listener in ID_SIZES:
@@ -53,7 +53,7 @@ def test_all_pairs_of_id_sizes() -> None:
         handshake.hello_size(bytearray([0, 3]))  # before the other is known
 
 
-def test_padding_and_unused_flags_do_not_matter() -> None:
+def test_padding_and_unused_flags_are_ignored() -> None:
     for place in (9, *range(10, 16)):
         for bit in range(8):
             if place == 9 and bit < 3:
@@ -64,12 +64,12 @@ def test_padding_and_unused_flags_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("name", [b"\xff", b"\xc3", b"\xed\xa0\x80"])
-def test_names_are_utf_8(name: bytes) -> None:
+def test_names_must_be_utf_8(name: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="endpoint-not-utf-8"):
         handshake.hello_size(bytearray([len(name)]) + name)
 
 
-def test_link_ids_are_below_2_63() -> None:
+def test_link_ids_must_be_below_2_63() -> None:
     bad = bytearray(SIX_BYTES)
     bad[-1] |= 0x80
     with pytest.raises(RemoteProtocolError, match="bad-link-id"):
@@ -79,25 +79,25 @@ def test_link_ids_are_below_2_63() -> None:
     assert handshake.unpack_reply(bytearray(handshake.pack_reply(5, handshake.MAX_LINK_ID))) == (5, (1 << 63) - 1)
 
 
-def test_versions() -> None:
+def test_version_is_the_first_byte() -> None:
     assert handshake.pack_version(0) == bytes(8)
     assert handshake.unpack_version(bytearray(b"\7" + b"\xff" * 7)) == 7
 
 
 @pytest.mark.parametrize("wrong", [{"endpoint": "é" * 128}, {"endpoint": "\ud800"}, {"connector_size": 3}])
-def test_terms_that_cannot_be_said(wrong: dict[str, object]) -> None:
+def test_invalid_terms_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(LocalProtocolError):
         Terms(**{"endpoint": "", **wrong})  # type: ignore[arg-type]
 
 
-def test_a_link_id_that_cannot_be_said() -> None:
+def test_invalid_link_id_is_refused() -> None:
     with pytest.raises(LocalProtocolError):
         Hello(terms=Terms(endpoint=""), link_id=1 << 63)
     largest = Hello(terms=Terms(endpoint=""), epoch=(1 << 64) - 1, link_id=(1 << 63) - 1)
     assert handshake.unpack_hello(bytearray(largest.serialize())) == largest
 
 
-def test_the_first_offence_counts() -> None:
+def test_first_error_is_reported_however_bytes_arrive() -> None:
     wrong = bytearray(b"\1\xff\3\3")
     for size in (2, 3, 4):
         with pytest.raises(RemoteProtocolError, match="endpoint-not-utf-8"):

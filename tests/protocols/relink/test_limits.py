@@ -23,7 +23,7 @@ def message(channel: int = 0, size: int = 2, parts: tuple[bytes, ...] = (b"x",))
     return Message(channels=(channel,), parts=parts).serialize(size)
 
 
-def test_defaults() -> None:
+def test_default_limits() -> None:
     limits = Limits()
     assert (limits.targets, limits.parts, limits.sent_size) == (1_024, 1_024, 16 << 20)
     assert limits.message_size == Settings().limits.message_size == 16 << 20
@@ -56,7 +56,7 @@ def test_threat_counts_and_sizes(make_server: Any, header: bytes, cause: str) ->
     assert not server.registry.entries
 
 
-def test_threat_multicast_multiplies_nothing(make_server: Any) -> None:
+def test_threat_multicast_payload_is_held_once(make_server: Any) -> None:
     """A multicast's payload is held once, whatever the count; to no channel it is nothing."""
     server = make_server(auto=False)
     peer = server.connect(connector_size=2)
@@ -68,7 +68,7 @@ def test_threat_multicast_multiplies_nothing(make_server: Any) -> None:
     assert not entry.link.receiving
     peer.say(Message(channels=tuple(range(1_024)), parts=(b"x" * 60_000,), multicast=True).serialize(2))
     assert len(entry.link.receiving) == 1_024
-    assert not entry.link.held, "60 MB if it counted for each channel"
+    assert not entry.link.blocked, "60 MB if it counted for each channel"
 
 
 @pytest.mark.parametrize("sizes", [(3, 0), (0, 5), (9, 9), (255, 1), (6, 8)])
@@ -102,7 +102,7 @@ def test_threat_backlog(make_server: Any, channels: int) -> None:
     peer.talk()
     peer.say(b"".join(message(number % channels) for number in range(3_000 * channels)))
     (entry,) = server.registry.entries.values()
-    assert entry.link.held
+    assert entry.link.blocked
     assert max(channel.waiting for channel in entry.link.receiving.values()) == 1_024
     assert not peer.closed
     for _ in range(4):
@@ -121,12 +121,12 @@ def test_threat_backlog_bytes(make_server: Any) -> None:
     for number in range(40):
         peer.say(message(number, parts=(b"x" * (1 << 20),)))
     (entry,) = server.registry.entries.values()
-    assert entry.link.held
+    assert entry.link.blocked
     assert len(entry.link.receiving) == 16
 
 
 @pytest.mark.parametrize(("messages", "result"), [(2_047, "COMMITTED"), (2_048, "COMMITTED"), (2_049, "UNCOMMITTED")])
-def test_threat_what_is_not_decided(make_server: Any, messages: int, result: str) -> None:
+def test_threat_undecided_messages(make_server: Any, messages: int, result: str) -> None:
     """What waits for the peer's own commit cannot hold the connection: of twice the backlog and more nothing is kept,
     its commit fails, and the link goes on."""
     server = make_server()
@@ -236,7 +236,7 @@ def test_threat_hoarded_links(make_server: Any) -> None:
         ("publish:s", b"\x1d" + bytes(7), "format-unknown"),
     ],
 )
-def test_threat_rules_that_are_broken(make_server: Any, name: str, said: bytes, cause: str) -> None:
+def test_threat_protocol_violations(make_server: Any, name: str, said: bytes, cause: str) -> None:
     """Acknowledged and never sent, a second resume, operations that cannot be, values that must not be sent."""
     server = make_server()
     transactional = name == "publish:s"
@@ -296,7 +296,7 @@ def test_threat_slow_handshake_and_silence(make_server: Any) -> None:
     assert silent.transport.aborted
 
 
-def test_threat_pongs_that_never_come(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threat_missing_pongs(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept until a ping is answered, but only so many runs of them: 4,096, and 50 here."""
     assert Limits().result_runs == 4_096
     monkeypatch.setattr(Settings, "limits", property(lambda settings: Limits(result_runs=50)))
@@ -323,7 +323,7 @@ def test_threat_pongs_that_never_come(make_server: Any, monkeypatch: pytest.Monk
         (Settings().max_message + 1, True),
     ],
 )
-def test_a_message_may_be_as_large_as_the_limit(make_server: Any, size: int, *, closed: bool) -> None:
+def test_message_size_limit_is_inclusive(make_server: Any, size: int, *, closed: bool) -> None:
     """The header alone decides; the padding counts."""
     server = make_server()
     peer = server.linked(connector_size=2)
@@ -332,7 +332,7 @@ def test_a_message_may_be_as_large_as_the_limit(make_server: Any, size: int, *, 
     assert server.count("message-too-large") == closed
 
 
-def test_as_many_messages_as_the_window_says_are_sent_to_a_subscriber(make_server: Any) -> None:
+def test_subscriber_gets_at_most_a_window_of_messages(make_server: Any) -> None:
     server = make_server()
     server.broker.publish([Run.of("s", [b"x"] * (Settings().window + 1), source="test")])
     peer = server.linked("subscribe:s@0", listener_size=0)

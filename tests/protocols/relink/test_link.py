@@ -19,10 +19,10 @@ from fyrehose.protocols.relink.messages import Messages, column_of
 def link(attached: bool = True, **more: Any) -> Link:
     limits = Limits(**more.pop("limits", {}))
     keep = {key: more.pop(key) for key in ("durable", "kept") if key in more}
-    made = Link(Terms(endpoint="e", connector_size=1, listener_size=1, **more), True, 1, 2, limits, **keep)
+    result = Link(Terms(endpoint="e", connector_size=1, listener_size=1, **more), True, 1, 2, limits, **keep)
     if attached:
-        made.attach(resumed=False)
-    return made
+        result.attach(resumed=False)
+    return result
 
 
 def packets(of: Link) -> list[Any]:
@@ -38,7 +38,7 @@ def message(*channels: int) -> Message:
     return Message(channels=channels, parts=(b"x",), multicast=len(channels) != 1)
 
 
-def test_a_multicast_is_one_packet_and_split_when_it_is_sent_again() -> None:
+def test_multicast_is_resent_as_unicasts() -> None:
     ours = link()
     assert ours.send((1, 2, 1), (b"x",)) == (0, 0, 1)
     assert packets(ours) == [message(1, 2, 1)]
@@ -50,7 +50,7 @@ def test_a_multicast_is_one_packet_and_split_when_it_is_sent_again() -> None:
     assert packets(ours) == [message(1), message(2)]
 
 
-def test_a_multicast_without_room_everywhere_is_sent_nowhere() -> None:
+def test_multicast_without_room_on_one_channel_is_not_sent() -> None:
     ours = link(limits={"window": 2})
     ours.send((1,), (b"x",))
     with pytest.raises(LocalProtocolError, match="channel 1"):
@@ -60,12 +60,12 @@ def test_a_multicast_without_room_everywhere_is_sent_nowhere() -> None:
 
 
 @pytest.mark.parametrize("wrong", [((300,), (b"x",)), ((0,) * 3, ()), ((0,), (b"",) * 5), ((0,), (b"x" * 65,))])
-def test_what_cannot_be_sent(wrong: Any) -> None:
+def test_messages_beyond_limits_are_not_sent(wrong: Any) -> None:
     with pytest.raises(LocalProtocolError):
         link(limits={"targets": 2, "parts": 4, "sent_size": 64}).send(*wrong)
 
 
-def test_operations_on_channels_that_are_not_open() -> None:
+def test_operations_on_unopened_channels_are_refused() -> None:
     ours = link(connector_transactions=True)
     for wrong in (lambda: ours.decide(0, Op.COMMIT), lambda: ours.close(0), lambda: ours.stage(0, 0)):
         with pytest.raises(LocalProtocolError):
@@ -75,7 +75,7 @@ def test_operations_on_channels_that_are_not_open() -> None:
         ours.close(0)
 
 
-def test_what_is_done_while_detached_goes_out_behind_the_resume() -> None:
+def test_packets_of_a_detached_link_are_sent_after_resume() -> None:
     ours = link(connector_transactions=True)
     ours.detach()
     ours.send((0,), (b"x",))
@@ -87,7 +87,7 @@ def test_what_is_done_while_detached_goes_out_behind_the_resume() -> None:
     assert packets(ours) == [message(0), Operation(kind=Op.COMMIT, channels=(0,), number=0)]
 
 
-def test_messages_open_channels_up_to_a_limit() -> None:
+def test_number_of_channels_is_limited() -> None:
     ours = link(limits={"channels": 2})
     ours.message(message(1, 2))
     assert [channel.ordinal for channel in ours.receiving.values()] == [0, 1]
@@ -95,7 +95,7 @@ def test_messages_open_channels_up_to_a_limit() -> None:
         ours.message(message(3))
 
 
-def test_results_are_forgotten_behind_a_ping() -> None:
+def test_results_are_forgotten_after_a_pong() -> None:
     ours = link(listener_transactions=True, limits={"results": 2})
     for _ in range(4):
         ours.message(message(0))
@@ -107,7 +107,7 @@ def test_results_are_forgotten_behind_a_ping() -> None:
     assert [(run.first, run.last) for run in ours.receiving[0].results] == [(3, 3)]
 
 
-def test_whoever_never_pongs_has_an_end() -> None:
+def test_peer_that_never_pongs_loses_the_link() -> None:
     ours = link(listener_transactions=True, limits={"result_runs": 3})
     commit = Operation(kind=Op.COMMIT, channels=(0,))
     for seq in range(4):
@@ -119,7 +119,7 @@ def test_whoever_never_pongs_has_an_end() -> None:
         ours.operation(commit)
 
 
-def test_closed_goes_out_behind_a_barrier() -> None:
+def test_closed_is_sent_after_the_pong_of_the_barrier() -> None:
     ours = link()
     close = Operation(kind=Op.CLOSE, channels=(0,))
     ours.message(message(0))
@@ -136,7 +136,7 @@ def test_closed_goes_out_behind_a_barrier() -> None:
     assert [packet.kind for packet in packets(ours)] == [Ack.CLOSED, Ack.CLOSED]
 
 
-def test_shutdown_waits_for_our_channels_and_the_end_for_both() -> None:
+def test_link_ends_after_all_channels_are_closed() -> None:
     ours = link()
     ours.send((0,), (b"x",))
     ours.message(message(5))
@@ -154,7 +154,7 @@ def test_shutdown_waits_for_our_channels_and_the_end_for_both() -> None:
     assert ours.forget(5) == [events.Ended()]
 
 
-def test_shutdown_is_said_again_after_a_resume() -> None:
+def test_shutdown_is_repeated_after_resume() -> None:
     ours = link()
     ours.shutdown()
     ours.detach()
@@ -164,7 +164,7 @@ def test_shutdown_is_said_again_after_a_resume() -> None:
     assert packets(ours) == [SHUTDOWN]
 
 
-def test_what_is_not_known_when_a_link_is_lost() -> None:
+def test_unknown_messages_of_a_lost_link() -> None:
     ours = link(connector_transactions=True)
     for _ in range(4):
         ours.send((0,), (b"x",))
@@ -175,12 +175,12 @@ def test_what_is_not_known_when_a_link_is_lost() -> None:
     assert [(one.seq, one.decided) for one in ours.unknown()] == [(2, True), (3, False)]
 
 
-def test_durable_links_do_not_promise_what_they_hold() -> None:
+def test_durable_link_does_not_acknowledge_received_messages() -> None:
     ours = link(durable=True, kept=False)
     ours.message(message(0))
     ours.acknowledge()
     assert packets(ours) == []
-    with pytest.raises(LocalProtocolError, match="detached"):
+    with pytest.raises(LocalProtocolError, match="attached"):
         ours.rewind()
     ours.detach()
     ours.rewind()
@@ -191,12 +191,12 @@ def test_durable_links_do_not_promise_what_they_hold() -> None:
     assert packets(plain) == [Acknowledgement(kind=Ack.RECEIVED, channels=(0,), number=0)]
 
 
-def test_a_run_is_one_packet_a_message_and_is_sent_again_like_others() -> None:
+def test_run_is_sent_as_one_packet_per_message_and_resent() -> None:
     ours = link()
     assert ours.send_run(1, column_of([b"a", b"b"])) == 0
     assert ours.send_run(1, column_of([b"c"])) == 2
-    said = [Message(channels=(1,), parts=(part,)) for part in (b"a", b"b", b"c")]
-    assert packets(ours) == said
+    sent = [Message(channels=(1,), parts=(part,)) for part in (b"a", b"b", b"c")]
+    assert packets(ours) == sent
     ours.detach()
     ours.send_run(1, column_of([b"d"]))
     assert packets(ours) == []
@@ -204,42 +204,42 @@ def test_a_run_is_one_packet_a_message_and_is_sent_again_like_others() -> None:
     packets(ours)
     ours.acknowledged(Acknowledgement(kind=Ack.RECEIVED, channels=(1,), number=1))
     ours.resumed(PONG)
-    assert packets(ours) == [said[2], Message(channels=(1,), parts=(b"d",))]
+    assert packets(ours) == [sent[2], Message(channels=(1,), parts=(b"d",))]
 
 
-def test_a_run_that_does_not_fit_is_not_sent_at_all() -> None:
+def test_run_without_room_is_not_sent() -> None:
     ours = link(limits={"window": 2, "sent_size": 64})
     with pytest.raises(LocalProtocolError, match="full"):
         ours.send_run(0, column_of([b"a"] * 3))
-    with pytest.raises(LocalProtocolError, match="too large"):
+    with pytest.raises(LocalProtocolError, match="exceeds the limit"):
         ours.send_run(0, column_of([b"a" * 65]))
     assert ours.send_run(0, column_of([b"a" * 64, b"b" * 64])) == 0
 
 
-def test_messages_are_taken_by_the_channel() -> None:
+def test_gathered_messages_are_handled_by_channel() -> None:
     ours = link(limits={"channels": 3})
     packet = Gathered(runs=((7, column_of([b"a", b"b"])), (8, column_of([b"c"]))))
-    assert ours.takes([7, 8])
+    assert ours.accepts([7, 8])
     assert ours.messages(packet) == [
         events.Received(channel=7, first=0, messages=Messages.of((b"a",), (b"b",))),
         events.Received(channel=8, first=0, messages=Messages.of((b"c",))),
     ]
     ours.acknowledge()
     assert [(ack.channels, ack.number) for ack in packets(ours)] == [((7,), 1), ((8,), 0)]
-    assert ours.takes([7, 8, 9])
-    assert not ours.takes([9, 10]), "there would be too many channels"
+    assert ours.accepts([7, 8, 9])
+    assert not ours.accepts([9, 10]), "there would be too many channels"
     ours.operation(Operation(kind=Op.CLOSE, channels=(8,)))
-    assert ours.takes([7, 9])
-    assert not ours.takes([7, 8]), "it is being closed"
+    assert ours.accepts([7, 9])
+    assert not ours.accepts([7, 8]), "it is being closed"
     ours.shut_down(SHUTDOWN)
-    assert ours.takes([7])
-    assert not ours.takes([7, 9]), "the peer said that it opens no more"
+    assert ours.accepts([7])
+    assert not ours.accepts([7, 9]), "the peer said that it opens no more"
 
 
-def test_a_large_multicast_counts_once() -> None:
+def test_multicast_payload_is_charged_once() -> None:
     ours = link(limits={"backlog_size": 1_000_000, "message_size": 1_000_000})
     big = Message(channels=tuple(range(100)), parts=(b"x" * 900_000,), multicast=True)
     assert len(ours.message(big)) == 100
-    assert not ours.held
+    assert not ours.blocked
     ours.message(big)
-    assert ours.held
+    assert ours.blocked

@@ -41,29 +41,29 @@ def written(*runs: tuple[str, list[bytes]]) -> Any:
     return lambda oldest=1, last=seq - 1: recover(read, "l", (oldest, last))
 
 
-def test_an_entry_there_and_back() -> None:
+def test_entry_round_trip() -> None:
     saved = unpack_entry(entry(7, b"snapshot"))
     assert (saved.name, saved.terms, saved.identity) == (b"\7" * 8, TERMS, b"me")
     assert (saved.anchors, saved.snapshots) == ([(0, 1), (5, 9)], [b"snapshot"])
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_an_entry_that_is_cut(cut: int) -> None:
+def test_truncated_entry_is_refused(cut: int) -> None:
     whole = entry(1, b"")
     with pytest.raises(ValueError):
         unpack_entry(whole[: len(whole) - cut])
 
 
-def test_names_lead_nowhere_back() -> None:
+def test_names_are_deterministic_and_distinct() -> None:
     assert name_of(1, 2) == name_of(1, 2)
     assert len({name_of(epoch, id_) for epoch in range(10) for id_ in range(10)}) == 100
 
 
-def test_nothing_was_written() -> None:
+def test_empty_stream_has_no_links() -> None:
     assert recover(lambda *a: (), "l", (1, 0)) == linklog.Recovered()
 
 
-def test_what_was_written_is_found() -> None:
+def test_recovery_applies_all_record_kinds() -> None:
     checkpoint = pack_checkpoint(5, [entry(1), entry(2)])
     more = [
         pack(Kind.ENTRY, 5, 1, entry(3)),
@@ -78,21 +78,21 @@ def test_what_was_written_is_found() -> None:
     assert found.links[b"\1" * 8].snapshots == [b"\1\0\0\0", b"a", b"b"]
 
 
-def test_reading_begins_at_the_last_checkpoint() -> None:
+def test_recovery_begins_at_the_last_checkpoint() -> None:
     old = [b"garbage of a version that nobody knows"]
     found = written((SOURCE, old), (SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [pack(Kind.GONE, 5, 2, b"")]))()
     assert sorted(found.links) == [b"\1" * 8]
 
 
-def test_a_checkpoint_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linklog, "PIECE", 10)
+def test_checkpoint_of_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linklog, "RECORD_SIZE", 10)
     pieces = pack_checkpoint(5, [entry(number) for number in range(5)])
     assert len(pieces) == 5
     assert len(written((SOURCE, pieces))().links) == 5
     assert len(written((SOURCE, pieces), (SOURCE, [pack(Kind.GONE, 5, 1, b"")]))().links) == 5
 
 
-def test_others_are_passed_over() -> None:
+def test_records_of_other_sources_are_skipped() -> None:
     forged = [pack(Kind.GONE, 5, 1, b"\1" * 8)] * 9
     found = written(("figg", forged), (SOURCE, pack_checkpoint(5, [entry(1)])), ("figg", forged))()
     assert sorted(found.links) == [b"\1" * 8]
@@ -107,12 +107,12 @@ def test_others_are_passed_over() -> None:
         [pack(Kind.GONE, 6, 1, b"")],
     ],
 )
-def test_damage_loses_all_of_them_and_not_the_epoch(damaged: list[bytes]) -> None:
+def test_damaged_record_loses_all_links_but_not_the_epoch(damaged: list[bytes]) -> None:
     found = written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [*damaged, pack(Kind.GONE, 5, 1, b"")]))()
     assert (found.epoch, found.links) == (5, None)
 
 
-def test_a_checkpoint_that_is_gone_loses_all_of_them() -> None:
+def test_missing_checkpoint_loses_all_links() -> None:
     runs = (SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [pack(Kind.GONE, 5, 1, b"")])
     made = Run.of("l", runs[1][1], source=SOURCE).numbered(2, 1)
     found = recover(lambda stream, start, size: (made,) if start <= 2 else (), "l", (2, 2))
@@ -120,5 +120,5 @@ def test_a_checkpoint_that_is_gone_loses_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("last", [b"", b"\1", pack(Kind.CHECKPOINT, 5, 0, b"\0")])
-def test_a_last_record_that_says_nothing(last: bytes) -> None:
+def test_invalid_last_record_loses_all_links(last: bytes) -> None:
     assert written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [last]))() == linklog.Recovered()

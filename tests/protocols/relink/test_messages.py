@@ -20,7 +20,7 @@ def test_columns_are_sequences_that_can_be_cut(payloads: list[bytes], count: int
     assert cut(first, 1)[0] == first.cut(1)[0]
 
 
-def test_messages_are_equal_whatever_their_pieces() -> None:
+def test_equality_does_not_depend_on_pieces() -> None:
     whole = Messages((column_of([b"a", b"b"]), ((b"c", b"d"),)))
     assert whole == Messages.of((b"a",), (b"b",), (b"c", b"d"))
     assert whole != Messages.of((b"a",), (b"b",))
@@ -42,14 +42,14 @@ def test_runs_keep_order_and_numbers(columns: bool) -> None:
     assert {(run.stream, run.source, run.producer, run.topic) for run in runs} == {("s", "relink", "p", "t")}
 
 
-def test_one_column_is_a_run_as_it_is() -> None:
+def test_run_of_one_column_shares_its_bytes() -> None:
     column = column_of([b"a", b"b"])
     (run,) = Messages((column,)).runs(0, "s", source="relink", producer="p", topic="t")
     assert run.payload is column.payload
     assert run.lengths is column.lengths
 
 
-def test_records_are_messages_again() -> None:
+def test_records_are_converted_back_to_messages() -> None:
     plain = Run.of("s", [b"a", join((b"b", b"c"))], source="x")
     assert piece_of(plain, 4) == Column(plain.lengths, plain.payload)
     parts = Run.of("s", [join((b"b", b"c")), b"none"], source="x", content_type=CONTENT_TYPE)

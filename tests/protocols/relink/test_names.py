@@ -27,7 +27,7 @@ from fyrehose.protocols.relink.names import Place, parse, publish_name, subscrib
         ("publish:é:x", Place(stream="é:x", subscribe=False)),
     ],
 )
-def test_names_of_endpoints(name: str, place: Place) -> None:
+def test_valid_endpoint_names_are_parsed(name: str, place: Place) -> None:
     assert parse(Terms(endpoint=name)) == place
 
 
@@ -50,7 +50,7 @@ def test_names_of_endpoints(name: str, place: Place) -> None:
         "subscribe:a%FF",
     ],
 )
-def test_names_of_none(name: str) -> None:
+def test_invalid_endpoint_names_are_refused(name: str) -> None:
     with pytest.raises(RemoteProtocolError, match="endpoint-unknown"):
         parse(Terms(endpoint=name))
 
@@ -58,7 +58,7 @@ def test_names_of_none(name: str) -> None:
 @pytest.mark.parametrize("stream", ["a", "a@5", "a?seq", "a@5?seq", "50%", "a%405", "%", "?", "@", "@1", "é:x?"])
 @pytest.mark.parametrize("after", [None, 0, 7])
 @pytest.mark.parametrize("seqs", [False, True])
-def test_every_stream_has_a_name(stream: str, after: int | None, seqs: bool) -> None:
+def test_escaped_stream_names_round_trip(stream: str, after: int | None, seqs: bool) -> None:
     assert parse(Terms(endpoint=publish_name(stream))) == Place(stream=stream, subscribe=False)
     place = Place(stream=stream, subscribe=True, after=after, seqs=seqs)
     assert parse(Terms(endpoint=subscribe_name(stream, after, seqs=seqs))) == place

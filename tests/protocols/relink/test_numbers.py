@@ -23,10 +23,10 @@ WRAP = 1 << 32
         (7, 3 * WRAP + 6, 3 * WRAP + 7),
     ],
 )
-def test_the_nearest_is_meant(number: int, cursor: int, meant: int) -> None:
+def test_nearest_number(number: int, cursor: int, meant: int) -> None:
     assert nearest(number, cursor) == meant
 
 
 @given(st.integers(-1, 1 << 60), st.integers(-(1 << 31), (1 << 31) - 1))
-def test_within_half_the_range(cursor: int, distance: int) -> None:
+def test_nearest_number_within_half_the_range(cursor: int, distance: int) -> None:
     assert nearest((cursor + distance) % WRAP, cursor) == cursor + distance

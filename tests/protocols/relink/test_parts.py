@@ -14,21 +14,21 @@ def test_golden_payload() -> None:
 
 
 @given(st.lists(st.binary(max_size=30), max_size=8).filter(lambda parts: len(parts) != 1))
-def test_there_and_back(parts: list[bytes]) -> None:
+def test_join_and_split_round_trip(parts: list[bytes]) -> None:
     assert split(join(tuple(parts)), 1_024) == tuple(parts)
 
 
 @given(st.binary(max_size=40))
-def test_whatever_it_is_it_is_some_parts(payload: bytes) -> None:
+def test_split_of_any_payload_loses_nothing(payload: bytes) -> None:
     found = split(payload, 4)
     assert found == (payload,) or join(found) == payload
 
 
-def test_more_parts_than_the_peer_takes_are_one() -> None:
+def test_split_beyond_the_limit_returns_one_part() -> None:
     whole = join((b"",) * 5)
     assert split(whole, 4) == (whole,)
 
 
-def test_parts_of() -> None:
+def test_parts_of_accepts_bytes_and_sequences() -> None:
     assert parts_of(b"x") == parts_of(bytearray(b"x")) == parts_of([b"x"]) == (b"x",)
     assert parts_of([]) == ()

@@ -11,11 +11,11 @@ from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink.plugin import links_stream, plugin, wall_clock
-from fyrehose.protocols.relink.server import FULL_WAIT
+from fyrehose.protocols.relink.server import DISK_FULL_RETRY
 from fyrehose.testing import MemoryJournal
 
 
-def test_it_writes_its_links_before_it_listens() -> None:
+def test_links_are_written_before_listening() -> None:
     journal = MemoryJournal(auto=False)
     broker = Broker(Clock(), journal, Sequencer())
     broker.open()
@@ -40,45 +40,45 @@ def full(auto: bool = True) -> tuple[MemoryJournal, MemoryReactorClock, Any]:
     return journal, reactor, plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
 
 
-def test_a_full_disk_keeps_its_listener_shut_and_does_not_keep_the_server_from_starting(log_lines: list[str]) -> None:
+def test_full_disk_keeps_only_this_listener_closed(log_lines: list[str]) -> None:
     journal, reactor, service = full()
     assert service.startService().called, "whoever starts the server goes on with the next listener"
-    reactor.advance(FULL_WAIT)
+    reactor.advance(DISK_FULL_RETRY)
     assert not reactor.tcpServers
-    assert any("nobody is let in before the links can be written" in line for line in log_lines)
+    assert any("the listener stays closed until its links can be written" in line for line in log_lines)
     journal.enter(JournalState.WRITABLE, "room")
-    reactor.advance(FULL_WAIT)
+    reactor.advance(DISK_FULL_RETRY)
     assert [server[0] for server in reactor.tcpServers] == [7733]
     assert service.stopService().called
     assert not reactor.getDelayedCalls()
 
 
-def test_it_is_stopped_while_it_waits_for_room() -> None:
+def test_service_can_be_stopped_while_the_disk_is_full() -> None:
     journal, reactor, service = full(auto=False)
     service.startService()
     service.stopService()
     assert not reactor.getDelayedCalls()
     service.startService()
     journal.enter(JournalState.WRITABLE, "room")
-    reactor.advance(FULL_WAIT)
+    reactor.advance(DISK_FULL_RETRY)
     service.stopService()  # the links are being written
     journal.commit()
     assert not reactor.tcpServers
     assert not reactor.getDelayedCalls()
 
 
-def test_it_waits_for_room_and_the_journal_ends_instead(logged_errors: Any) -> None:
+def test_failed_journal_leaves_the_listener_closed(logged_errors: Any) -> None:
     journal, reactor, service = full()
     service.startService()
     journal.enter(JournalState.FAILED, "broken")
-    reactor.advance(FULL_WAIT)
+    reactor.advance(DISK_FULL_RETRY)
     (error,) = logged_errors.take()
-    assert "nobody is let in" in error["log_format"]
+    assert "the listener stays closed" in error["log_format"]
     service.stopService()
     assert not reactor.getDelayedCalls()
 
 
-def test_each_endpoint_has_links_of_its_own() -> None:
+def test_each_endpoint_has_its_own_links_stream() -> None:
     assert links_stream("tcp:1") != links_stream("tcp:2")
     assert "secret.pem" not in links_stream("ssl:1:privateKey=secret.pem")
     assert wall_clock() > 1_700_000_000_000_000

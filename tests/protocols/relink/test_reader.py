@@ -70,7 +70,7 @@ def read(make_server: Any, make_client: Any) -> Any:
     return make
 
 
-def test_records_have_their_numbers(make_server: Any, read: Any) -> None:
+def test_records_are_delivered_with_their_numbers(make_server: Any, read: Any) -> None:
     server = make_server()
     server.publish("s", b"a", b"b")
     server.publish("s", join((b"x", b"", b"y")), content_type=CONTENT_TYPE)
@@ -80,7 +80,7 @@ def test_records_have_their_numbers(make_server: Any, read: Any) -> None:
     assert reading.gaps == []
 
 
-def test_the_largest_records_have_numbers_too(make_server: Any, read: Any) -> None:
+def test_largest_records_are_delivered_with_numbers(make_server: Any, read: Any) -> None:
     server = make_server()
     server.publish("s", b"x" * MAX_PAYLOAD)
     many = join((b"y",) * 1_024)  # with its number it would have more parts than there may be
@@ -91,7 +91,7 @@ def test_the_largest_records_have_numbers_too(make_server: Any, read: Any) -> No
     assert reading.records[1][1] == many
 
 
-def test_a_reader_knows_its_place_before_there_is_a_record(make_server: Any, read: Any) -> None:
+def test_position_is_known_before_the_first_record(make_server: Any, read: Any) -> None:
     server = make_server()
     server.publish("s", b"a", b"b")
     assert read(server).reader.position == 2
@@ -99,7 +99,7 @@ def test_a_reader_knows_its_place_before_there_is_a_record(make_server: Any, rea
 
 
 @pytest.mark.parametrize("after", [None, 0])
-def test_a_reader_whose_link_is_lost_goes_on_behind_its_last_record(make_server: Any, read: Any, after: Any) -> None:
+def test_reader_continues_behind_its_last_record_after_losing_its_link(make_server: Any, read: Any, after: Any) -> None:
     server = make_server()
     reading = read(server, after=after)
     server.publish("s", b"1", b"2")
@@ -115,7 +115,7 @@ def test_a_reader_whose_link_is_lost_goes_on_behind_its_last_record(make_server:
     assert server.count("links-unknown") == 1
 
 
-def test_a_quiet_reader_whose_link_is_lost_misses_nothing(make_server: Any, read: Any) -> None:
+def test_idle_reader_misses_nothing_after_losing_its_link(make_server: Any, read: Any) -> None:
     """It never got a record, so only where its channel began says where it has to go on."""
     server = make_server()
     server.publish("s", b"before")
@@ -126,7 +126,7 @@ def test_a_quiet_reader_whose_link_is_lost_misses_nothing(make_server: Any, read
     assert reading.records == [(2, b"meanwhile")]
 
 
-def test_a_reader_that_was_away_for_longer_than_its_link_is_kept(make_server: Any, read: Any) -> None:
+def test_reader_continues_after_its_link_expired(make_server: Any, read: Any) -> None:
     server = make_server(retention="20")
     reading = read(server)
     reading.wire.refusing = True
@@ -140,7 +140,7 @@ def test_a_reader_that_was_away_for_longer_than_its_link_is_kept(make_server: An
     assert reading.records == [(1, b"1"), (2, b"2")]
 
 
-def test_what_retention_took_meanwhile_is_told(make_server: Any, read: Any) -> None:
+def test_gap_is_reported_after_losing_the_link(make_server: Any, read: Any) -> None:
     server = make_server()
     server.publish("s", *(b"%d" % seq for seq in range(1, 9)))
     reading = read(server, after=7)
@@ -153,7 +153,7 @@ def test_what_retention_took_meanwhile_is_told(make_server: Any, read: Any) -> N
     assert reading.gaps == [(9, 10)]
 
 
-def test_what_retention_took_under_a_link_that_goes_on_is_told(make_server: Any, read: Any) -> None:
+def test_gap_is_reported_on_a_resumed_link(make_server: Any, read: Any) -> None:
     server = make_server(window="2")
     for seq in range(1, 9):
         server.publish("s", b"%d" % seq)
@@ -170,7 +170,7 @@ def test_what_retention_took_under_a_link_that_goes_on_is_told(make_server: Any,
     assert server.count("links-resumed") == 1
 
 
-def test_a_number_beyond_the_end_begins_at_the_end(make_server: Any, read: Any) -> None:
+def test_position_beyond_the_end_begins_at_the_end(make_server: Any, read: Any) -> None:
     server = make_server()
     server.publish("s", b"1")
     reading = read(server, after=1_000)
@@ -180,7 +180,7 @@ def test_a_number_beyond_the_end_begins_at_the_end(make_server: Any, read: Any) 
     assert reading.records == [(2, b"2")]
 
 
-def test_a_record_that_was_not_taken_comes_again(make_server: Any, read: Any, logged_errors: Any) -> None:
+def test_failed_record_is_delivered_again(make_server: Any, read: Any, logged_errors: Any) -> None:
     server = make_server()
     reading = read(server)
     later: Deferred[None] = Deferred()
@@ -194,14 +194,14 @@ def test_a_record_that_was_not_taken_comes_again(make_server: Any, read: Any, lo
     logged_errors.take()
 
 
-def test_a_listener_that_does_not_say_numbers_is_not_believed(read: Any, logged_errors: Any) -> None:
+def test_messages_without_record_numbers_are_refused(read: Any, logged_errors: Any) -> None:
     reading = read()
     for parts in ((), (b"x",), (b"",)):
         with pytest.raises(Exception, match="seq-missing"):
-            reading.reader._message(0, 1, parts)
+            reading.reader._on_message(0, 1, parts)
 
 
-def test_a_reader_that_closes_ends_its_link(make_server: Any, read: Any) -> None:
+def test_closing_the_reader_ends_its_link(make_server: Any, read: Any) -> None:
     server = make_server()
     reading = read(server)
     closed = reading.reader.client.close()

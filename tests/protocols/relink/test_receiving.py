@@ -1,4 +1,4 @@
-"""The peer's channels: guards, two steps of finishing, reports."""
+"""The peer's channels: checks, staging and settling, and reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.messages import Column, Messages, column_of
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
-from fyrehose.protocols.relink.sending import MAX_WINDOW as MOST_UNDECIDED
+from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
 from fyrehose.protocols.relink.tables import Event, Receiving
 
 
@@ -27,11 +27,11 @@ def channel(count: int = 0, transactional: bool = True, decided: int = 0) -> Rec
     return made
 
 
-def said(packets: list[Any]) -> list[tuple[str, int | None]]:
+def short(packets: list[Any]) -> list[tuple[str, int | None]]:
     return [(packet.kind.name, packet.number) for packet in packets]
 
 
-def test_deciding() -> None:
+def test_decide_returns_messages_in_order() -> None:
     got = channel(4)
     assert got.undecided == 4
     assert got.decide(None) == (0, 0, Messages.of((b"0",)))
@@ -44,38 +44,38 @@ def test_deciding() -> None:
         channel(1, transactional=False).decide(0)
 
 
-def test_results_go_before_consumed_and_carry_numbers_when_they_must() -> None:
+def test_results_precede_consumed_and_are_numbered_when_needed() -> None:
     got = channel(8, decided=8)
     got.stage(1, Ack.COMMITTED)
     got.stage(2, None)
     got.stage(3, Ack.COMMITTED)
     got.stage(4, Ack.COMMITTED)
     got.stage(5, Ack.UNCOMMITTED)
-    assert (said(got.settle(1)[0]), said(got.settle(2)[0])) == (
+    assert (short(got.settle(1)[0]), short(got.settle(2)[0])) == (
         [("COMMITTED", 1), ("CONSUMED", 1)],
         [("CONSUMED", None)],
     )
-    assert said(got.settle(3)[0]) == [("COMMITTED", 3), ("CONSUMED", None)]
-    assert said(got.settle(4)[0]) == [("COMMITTED", None), ("CONSUMED", None)]
+    assert short(got.settle(3)[0]) == [("COMMITTED", 3), ("CONSUMED", None)]
+    assert short(got.settle(4)[0]) == [("COMMITTED", None), ("CONSUMED", None)]
     packets, freed = got.settle(5)
-    assert (said(packets), freed) == ([("UNCOMMITTED", 5), ("CONSUMED", None)], 10)
+    assert (short(packets), freed) == ([("UNCOMMITTED", 5), ("CONSUMED", None)], 10)
 
 
-def test_channel_that_lacks_only_decisions_is_held() -> None:
+def test_channel_that_lacks_only_decisions_is_resumable() -> None:
     got = channel(3)
-    assert got.held
+    assert got.resumable
     got.decide(0)
-    assert not got.held
+    assert not got.resumable
     got.stage(0, Ack.COMMITTED)
-    assert not got.held
+    assert not got.resumable
     got.settle(0)
-    assert got.held
+    assert got.resumable
     got.leaving = True
-    assert not got.held
-    assert not channel(3, transactional=False).held
+    assert not got.resumable
+    assert not channel(3, transactional=False).resumable
 
 
-def test_results_count_until_the_peer_is_known_to_have_them() -> None:
+def test_results_are_unconfirmed_until_forgotten() -> None:
     got = channel(5, decided=5)
     got.stage(2, Ack.COMMITTED)
     got.stage(4, Ack.UNCOMMITTED)
@@ -84,15 +84,15 @@ def test_results_count_until_the_peer_is_known_to_have_them() -> None:
     got.forget_results(1)
     assert [(run.first, run.last) for run in got.results] == [(2, 2), (3, 4)]
     got.detach()
-    assert got.unconfirmed == 5, "no ping was under way"
-    got.trim = (1, 4)
+    assert got.unconfirmed == 5, "no ping was outstanding"
+    got.trim_barrier = (1, 4)
     got.detach()
-    assert (got.unconfirmed, got.trim) == (3, None)
+    assert (got.unconfirmed, got.trim_barrier) == (3, None)
     got.forget_results(4)
     assert got.results == []
 
 
-def test_runs_of_the_same_result_are_told_as_one_only_where_they_follow_each_other() -> None:
+def test_only_consecutive_results_share_a_run() -> None:
     got = channel(6, decided=6)
     got.stage(0, Ack.COMMITTED)
     got.stage(1, Ack.COMMITTED)
@@ -100,18 +100,18 @@ def test_runs_of_the_same_result_are_told_as_one_only_where_they_follow_each_oth
     got.stage(3, Ack.COMMITTED)
     got.stage(5, Ack.UNCOMMITTED)
     assert [(run.first, run.last) for run in got.results] == [(0, 1), (3, 3), (4, 5)]
-    assert said(got.settle(4)[0]) == [("COMMITTED", 1), ("COMMITTED", 3), ("UNCOMMITTED", 4), ("CONSUMED", 4)]
-    assert said(got.settle(5)[0]) == [("UNCOMMITTED", None), ("CONSUMED", None)]
+    assert short(got.settle(4)[0]) == [("COMMITTED", 1), ("COMMITTED", 3), ("UNCOMMITTED", 4), ("CONSUMED", 4)]
+    assert short(got.settle(5)[0]) == [("UNCOMMITTED", None), ("CONSUMED", None)]
 
 
-def test_what_the_owner_may_not_do() -> None:
+def test_invalid_staging_is_refused() -> None:
     got = channel(3, decided=2)
     for wrong in (lambda: got.stage(2, None), lambda: got.stage(-1, None), lambda: got.settle(0)):
         with pytest.raises(LocalProtocolError):
             wrong()
 
 
-def test_unstaging() -> None:
+def test_unstage_restores_cursor_and_results() -> None:
     got = channel(6, decided=6)
     got.stage(1, Ack.COMMITTED)
     got.settle(1)
@@ -120,62 +120,62 @@ def test_unstaging() -> None:
     got.unstage(2)
     assert (got.done, [(r.result, r.first, r.last) for r in got.results]) == (2, [(Ack.COMMITTED, 0, 2)])
     got.unstage(4)
-    assert got.done == 2, "nothing is staged by it"
+    assert got.done == 2, "unstage never stages"
     got.unstage(-1)
-    assert got.done == 1, "what is durable stays"
+    assert got.done == 1, "durable messages stay staged"
     got.stage(2, Ack.UNCOMMITTED)
     got.unstage(1)
     assert [(r.result, r.first, r.last) for r in got.results] == [(Ack.COMMITTED, 0, 1)]
 
 
-def test_the_report() -> None:
+def test_report_lists_received_results_and_consumed() -> None:
     got = channel(8, decided=6)
-    assert said(got.report()) == [("RECEIVED", 7)]
+    assert short(got.report()) == [("RECEIVED", 7)]
     got.stage(1, Ack.COMMITTED)
     got.stage(2, None)
     got.stage(3, Ack.UNCOMMITTED)
     got.settle(2)
-    assert said(got.report()) == [("RECEIVED", 7), ("COMMITTED", 1), ("CONSUMED", 2)]
+    assert short(got.report()) == [("RECEIVED", 7), ("COMMITTED", 1), ("CONSUMED", 2)]
     got.settle(3)
     got.forget_results(0)
-    assert said(got.report()) == [("RECEIVED", 7), ("COMMITTED", 1), ("UNCOMMITTED", 3), ("CONSUMED", 3)]
+    assert short(got.report()) == [("RECEIVED", 7), ("COMMITTED", 1), ("UNCOMMITTED", 3), ("CONSUMED", 3)]
     got.forget_results(1)
-    assert said(got.report()) == [("RECEIVED", 7), ("UNCOMMITTED", 3), ("CONSUMED", 3)]
+    assert short(got.report()) == [("RECEIVED", 7), ("UNCOMMITTED", 3), ("CONSUMED", 3)]
 
 
-def test_receipts_cover_all_that_came() -> None:
+def test_received_covers_all_new_messages() -> None:
     got = channel(1, transactional=False)
-    receipts = [got.receipt(False)]
+    packets = [got.acknowledge_received(False)]
     got.accept(((),), 1, (0,))
-    receipts.append(got.receipt(False))
+    packets.append(got.acknowledge_received(False))
     got.accept(((),), 1, (0,))
     got.accept(((),), 1, (0,))
-    receipts.append(got.receipt(False))
-    assert [receipt.number for receipt in receipts if receipt] == [0, None, 3]
-    assert got.receipt(False) is None
+    packets.append(got.acknowledge_received(False))
+    assert [packet.number for packet in packets if packet] == [0, None, 3]
+    assert got.acknowledge_received(False) is None
     got.stage(3, None)
     got.settle(3)
     got.accept(((),), 1, (0,))
     got.stage(4, None)
     got.settle(4)
-    assert got.receipt(False) is None, "consumed has said it"
+    assert got.acknowledge_received(False) is None, "consumed implies received"
     got.accept(((),), 1, (0,))
-    last = got.receipt(False)
+    last = got.acknowledge_received(False)
     assert last is not None
-    assert last.number == 5, "to the letter a plain one would mean another message"
+    assert last.number == 5, "read to the letter, a packet without a number would target another message"
 
 
-def test_receipt_is_not_repeated_when_some_of_it_is_consumed() -> None:
+def test_received_is_not_repeated_after_consumed() -> None:
     got = channel(4, transactional=False)
-    receipt = got.receipt(False)
-    assert receipt is not None
-    assert receipt.number == 3
+    packet = got.acknowledge_received(False)
+    assert packet is not None
+    assert packet.number == 3
     got.stage(1, None)
     got.settle(1)
-    assert got.receipt(False) is None
+    assert got.acknowledge_received(False) is None
 
 
-def test_rewinding_forgets_what_is_not_durable() -> None:
+def test_rewind_forgets_messages_that_are_not_durable() -> None:
     got = channel(6, decided=4)
     got.stage(1, Ack.COMMITTED)
     got.settle(0)
@@ -196,7 +196,7 @@ def accept(got: ReceiveChannel, *payloads: bytes) -> int:
     return got.accept(run, len(run.payload) + OVERHEAD * len(run), run.sizes)
 
 
-def test_runs_are_decided_where_the_peer_says() -> None:
+def test_runs_are_split_at_decisions() -> None:
     got = channel()
     assert accept(got, b"a", b"bc", b"") == 0
     assert accept(got, b"d", b"efg") == 3
@@ -207,7 +207,7 @@ def test_runs_are_decided_where_the_peer_says() -> None:
 
 
 @pytest.mark.parametrize("cuts", [(4,), (0, 4), (0, 1, 2, 3, 4), (1, 4), (2, 3, 4)])
-def test_what_runs_cost_is_let_go_to_the_byte(cuts: tuple[int, ...]) -> None:
+def test_cost_of_runs_is_released_exactly(cuts: tuple[int, ...]) -> None:
     got = channel(transactional=False)
     accept(got, b"a", b"bc", b"")
     accept(got, b"d", b"efg")
@@ -222,7 +222,7 @@ def test_what_runs_cost_is_let_go_to_the_byte(cuts: tuple[int, ...]) -> None:
     assert got.rewind() == 0
 
 
-def test_closing() -> None:
+def test_closing_channel_refuses_messages() -> None:
     got = channel(1, transactional=False)
     got.advance(Event.CLOSE)
     assert not got.exhausted
@@ -234,19 +234,19 @@ def test_closing() -> None:
     assert got.exhausted
     got.advance(Event.PING)
     got.detach()
-    assert got.exhausted, "the barrier is to be built again"
+    assert got.exhausted, "the barrier ping has to be sent again"
 
 
-def test_a_receipt_may_have_to_carry_its_number() -> None:
+def test_received_is_numbered_on_request() -> None:
     got = channel(1, transactional=False)
-    got.receipt(True)
+    got.acknowledge_received(True)
     got.accept(((),), 1, (0,))
-    receipt = got.receipt(True)
-    assert receipt is not None
-    assert receipt.number == 1
+    packet = got.acknowledge_received(True)
+    assert packet is not None
+    assert packet.number == 1
 
 
-def test_messages_that_are_not_kept_have_their_numbers_and_cost_nothing() -> None:
+def test_dropped_messages_are_numbered_and_cost_nothing() -> None:
     got = channel(0)
     got.accept(((b"a",), (b"b",), (b"c",)), 3 * OVERHEAD + 3, (1, 1, 1))
     got.accept_dropped(2)
@@ -254,7 +254,7 @@ def test_messages_that_are_not_kept_have_their_numbers_and_cost_nothing() -> Non
     assert (got.next, got.undecided, got.dropped) == (9, 9, 3)
     first, last, messages = got.decide(1)  # type: ignore[misc]
     assert (first, last, messages) == (0, 1, Messages.of((b"a",), (b"b",)))
-    assert got.decide(4) == (2, 4, None), "one of them is not there, so none of them counts"
+    assert got.decide(4) == (2, 4, None), "one message was dropped, so none of them can be committed"
     got.stage(1, Ack.COMMITTED)
     got.stage(4, Ack.UNCOMMITTED)
     assert got.settle(1)[1] == 2 * OVERHEAD + 2
@@ -277,7 +277,7 @@ def test_any_number_of_messages_that_are_not_kept_takes_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_undecided_messages_may_be_dropped_later() -> None:
+def test_undecided_messages_can_be_dropped_later() -> None:
     got = channel(0)
     got.accept(((b"a",), (b"b",), (b"c",)), 3 * OVERHEAD + 3, (1, 1, 1))
     got.accept(((b"d",),), OVERHEAD + 1, (1,))
@@ -290,9 +290,9 @@ def test_undecided_messages_may_be_dropped_later() -> None:
     assert got.settle(3)[1] == OVERHEAD + 1
 
 
-def test_numbers_that_are_not_kept_have_an_end() -> None:
+def test_number_of_dropped_messages_is_limited() -> None:
     got = channel(0)
-    got.accept_dropped(MOST_UNDECIDED)
+    got.accept_dropped(MAX_UNDECIDED)
     with pytest.raises(RemoteProtocolError, match="backlog-too-large"):
         got.accept_dropped(1)
 

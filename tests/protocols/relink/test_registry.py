@@ -24,7 +24,7 @@ def used(server: Any, *payloads: bytes) -> Any:
     return peer
 
 
-def test_the_epoch_stays_while_the_links_do(make_server: Any) -> None:
+def test_epoch_is_kept_with_the_links(make_server: Any) -> None:
     server = make_server()
     epoch = server.registry.epoch
     assert epoch == server.now
@@ -33,7 +33,7 @@ def test_the_epoch_stays_while_the_links_do(make_server: Any) -> None:
     assert server.registry.epoch == epoch
 
 
-def test_without_them_it_goes_on_even_if_the_clock_goes_back(make_server: Any, logged_errors: Any) -> None:
+def test_lost_links_advance_the_epoch_even_if_the_clock_goes_back(make_server: Any, logged_errors: Any) -> None:
     server = make_server()
     peer = used(server, b"x")
     epoch = server.registry.epoch
@@ -48,7 +48,7 @@ def test_without_them_it_goes_on_even_if_the_clock_goes_back(make_server: Any, l
     assert logged_errors.take() == []
 
 
-def test_a_snapshot_that_is_none_loses_the_links(make_server: Any) -> None:
+def test_invalid_snapshot_loses_the_links(make_server: Any) -> None:
     server = make_server()
     used(server, b"x")
     (entry,) = server.registry.entries.values()
@@ -243,7 +243,7 @@ def test_opening_fails_where_the_links_cannot_be_written(make_server: Any) -> No
     assert not server.clock.getDelayedCalls()
 
 
-def test_checkpoints_keep_the_stream_short(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_bound_the_stream(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECKPOINT", 200)
     server = make_server()
     peer = used(server)
@@ -260,7 +260,7 @@ def test_checkpoints_keep_the_stream_short(make_server: Any, monkeypatch: pytest
     assert len(server.payloads()) == 40
 
 
-def test_a_checkpoint_that_retention_takes_is_written_again(make_server: Any) -> None:
+def test_checkpoint_deleted_by_retention_is_rewritten(make_server: Any) -> None:
     server = make_server()
     peer = used(server, b"x")
     server.journal.forget(STREAM, 2)
@@ -271,12 +271,12 @@ def test_a_checkpoint_that_retention_takes_is_written_again(make_server: Any) ->
     assert server.linked(old=peer.link).events[0].resumed
 
 
-def test_a_checkpoint_that_is_refused_is_tried_again(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_checkpoint_is_retried(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECKPOINT", 10)
     server = make_server()
     used(server, b"x", b"y", b"z")
     server.restart()
-    server.registry._behind = 1_000_000
+    server.registry._bytes_since_checkpoint = 1_000_000
     server.journal.enter(JournalState.READ_ONLY, "full")
     server.clock.advance(1)
     before = server.registry._checkpoint
@@ -285,7 +285,7 @@ def test_a_checkpoint_that_is_refused_is_tried_again(make_server: Any, monkeypat
     assert server.registry._checkpoint > before
 
 
-def test_a_write_that_is_refused_is_forgotten_before_the_next_checkpoint(make_server: Any) -> None:
+def test_refused_write_is_rewound_before_the_next_checkpoint(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -300,7 +300,7 @@ def test_a_write_that_is_refused_is_forgotten_before_the_next_checkpoint(make_se
     assert entry.writes == 0
 
 
-def test_ids_are_unique_and_within_their_range(make_server: Any) -> None:
+def test_link_ids_are_unique_and_within_range(make_server: Any) -> None:
     server = make_server()
     peers = [server.linked(host=f"10.0.0.{i}") for i in range(5)]
     assert sorted(peer.link.id for peer in peers) == [2, 3, 4, 5, 6]

@@ -9,7 +9,7 @@ from fyrehose.protocols.relink.roles import Roles
 
 
 @pytest.mark.parametrize("connector", [False, True])
-def test_each_peer_has_its_own_side_of_the_terms(connector: bool) -> None:
+def test_roles_select_the_terms_of_each_peer(connector: bool) -> None:
     terms = Terms(endpoint="e", connector_size=1, listener_size=8, connector_transactions=True)
     roles = Roles(terms, connector)
     ours, theirs = (roles.our_size, roles.our_transactions), (roles.peer_size, roles.peer_transactions)

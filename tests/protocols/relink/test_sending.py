@@ -32,7 +32,7 @@ def again(sent: SendChannel) -> list[Any]:
     ]
 
 
-def test_the_window() -> None:
+def test_window_limits_unconsumed_messages() -> None:
     sent = channel(10, transactional=False)
     assert sent.room == 0
     with pytest.raises(LocalProtocolError, match="full"):
@@ -61,7 +61,7 @@ def test_decisions_are_made_in_order() -> None:
         channel(1, transactional=False).decide(Op.COMMIT, 0)
 
 
-def test_numberless_only_behind_the_same_decision() -> None:
+def test_number_is_omitted_only_behind_the_same_decision() -> None:
     sent = channel(6)
     numbers = []
     for op, last in ((Op.COMMIT, 0), (Op.COMMIT, 1), (Op.ROLLBACK, 2), (Op.COMMIT, 3), (Op.COMMIT, 5)):
@@ -72,7 +72,7 @@ def test_numberless_only_behind_the_same_decision() -> None:
     assert sent.decision(Op.COMMIT, *sent.decide(Op.COMMIT, 6)).number == 6, "the first on a connection"
 
 
-def test_decision_that_was_sent_again_counts_as_the_one_before() -> None:
+def test_number_is_omitted_behind_a_resent_decision() -> None:
     sent = channel(3)
     sent.decide(Op.COMMIT, 0)
     assert again(sent)[-1] == ("COMMIT", 0)
@@ -91,7 +91,7 @@ def test_messages_without_a_result_are_unknown_when_the_link_is_lost() -> None:
     assert [each.seq for each in plain.unknown()] == [1, 2]
 
 
-def test_what_the_peer_has_received_or_consumed_is_not_sent_again() -> None:
+def test_received_and_consumed_messages_are_not_resent() -> None:
     sent = channel(6, transactional=False)
     sent.attach()
     sent.received(None)
@@ -104,7 +104,7 @@ def test_what_the_peer_has_received_or_consumed_is_not_sent_again() -> None:
     assert sent.message(4).parts == (b"4",)
 
 
-def test_results_go_on_behind_what_was_rolled_back() -> None:
+def test_results_skip_rolled_back_messages() -> None:
     sent = channel(6)
     for op, last in ((Op.ROLLBACK, 1), (Op.COMMIT, 2), (Op.ROLLBACK, 3), (Op.COMMIT, 4)):
         sent.decide(op, last)
@@ -116,7 +116,7 @@ def test_results_go_on_behind_what_was_rolled_back() -> None:
         sent.resulted(Ack.COMMITTED, None)
 
 
-def test_what_is_sent_again() -> None:
+def test_resend_yields_messages_and_open_decisions() -> None:
     sent = channel(6)
     for op, last in ((Op.COMMIT, 0), (Op.ROLLBACK, 2), (Op.COMMIT, 4)):
         sent.decide(op, last)
@@ -129,7 +129,7 @@ def test_what_is_sent_again() -> None:
     assert rest == [b"5", 2, 4]
 
 
-def test_results_and_consumed() -> None:
+def test_results_and_consumed_are_reported_once() -> None:
     sent = channel(5)
     for op, last in ((Op.COMMIT, 1), (Op.ROLLBACK, 2), (Op.COMMIT, 3)):
         sent.decide(op, last)
@@ -153,14 +153,14 @@ def test_results_and_consumed() -> None:
         (lambda c: (c.resulted(Ack.COMMITTED, 1), c.resulted(Ack.COMMITTED, None)), "result-unasked"),
     ],
 )
-def test_what_the_peer_may_not_say(do: Any, cause: str) -> None:
+def test_invalid_acknowledgements_are_refused(do: Any, cause: str) -> None:
     sent = channel(3)
     sent.decide(Op.COMMIT, 1)
     with pytest.raises(RemoteProtocolError, match=cause):
         do(sent)
 
 
-def test_closing() -> None:
+def test_closing_channel_resends_close() -> None:
     sent = channel(1, transactional=False)
     sent.advance(Event.CLOSE)
     with pytest.raises(LocalProtocolError, match="closed"):
@@ -172,7 +172,7 @@ def test_closing() -> None:
     assert sent.mode is Sending.GONE
 
 
-def test_without_payloads_the_peer_says_where_to_go_on() -> None:
+def test_channel_without_payloads_continues_where_the_peer_reports() -> None:
     sent = channel(5, transactional=False, kept=False)
     sent.advance(Event.CLOSE)
     sent.attach()
@@ -186,7 +186,7 @@ def test_without_payloads_the_peer_says_where_to_go_on() -> None:
     assert (sent.next, sent.base, sent.unsure) == (42, 42, False)
 
 
-def test_numbers_that_wrap() -> None:
+def test_sequence_numbers_wrap() -> None:
     sent = channel(transactional=False)
     sent.next = sent.base = 1 << 32
     sent.recv = (1 << 32) - 1

@@ -42,7 +42,7 @@ def send(peer: Any, *payloads: bytes, channel: int = 0) -> None:
 # Publishing.
 
 
-def test_consumed_when_it_is_durable_and_not_before(make_server: Any) -> None:
+def test_consumed_is_sent_only_when_durable(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -56,7 +56,7 @@ def test_consumed_when_it_is_durable_and_not_before(make_server: Any) -> None:
     assert server.payloads() == [b"one", b"two"]
 
 
-def test_records_say_where_they_come_from(make_server: Any) -> None:
+def test_records_have_source_producer_and_topic(make_server: Any) -> None:
     server = make_server()
     peer = server.linked()
     send(peer, b"a", b"b", channel=7)
@@ -71,7 +71,7 @@ def test_records_say_where_they_come_from(make_server: Any) -> None:
     assert str(peer.link.id) not in name
 
 
-def test_a_commit_is_one_batch_and_a_rollback_leaves_nothing(make_server: Any) -> None:
+def test_commit_is_one_batch_and_rollback_writes_nothing(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect(connector_transactions=True)
     peer.talk()
@@ -89,7 +89,7 @@ def test_a_commit_is_one_batch_and_a_rollback_leaves_nothing(make_server: Any) -
     assert server.payloads() == [b"1", b"2"]
 
 
-def test_what_comes_together_is_one_write(make_server: Any) -> None:
+def test_one_read_is_one_write(make_server: Any) -> None:
     """However many commits there are: their messages in order, and the cursors of each channel once."""
     server = make_server(auto=False)
     peer = server.connect(connector_transactions=True)
@@ -115,7 +115,7 @@ def test_what_comes_together_is_one_write(make_server: Any) -> None:
     assert consumed == [(0, 0, 7), (1, 0, 1)]
 
 
-def test_a_commit_is_told_at_once_and_in_one_piece(make_server: Any) -> None:
+def test_durable_writes_are_acknowledged_at_once_in_one_write(make_server: Any) -> None:
     """Not in another turn of the reactor; of several writes that one commit makes durable, the last says it for all."""
     server = make_server(auto=False)
     peer = server.connect()
@@ -138,7 +138,7 @@ def test_a_commit_is_told_at_once_and_in_one_piece(make_server: Any) -> None:
     assert said == [2 * plain]
 
 
-def test_one_commit_that_is_refused_keeps_no_other_from_the_journal(make_server: Any) -> None:
+def test_refused_commit_does_not_affect_other_commits(make_server: Any) -> None:
     server = make_server()
     server.broker.restrict("s", 3)
     peer = server.linked(connector_transactions=True)
@@ -157,7 +157,7 @@ def test_one_commit_that_is_refused_keeps_no_other_from_the_journal(make_server:
     assert peer.link.sending[0].base == 4
 
 
-def test_what_came_before_a_broken_rule_counts(make_server: Any) -> None:
+def test_messages_before_a_protocol_violation_are_written(make_server: Any) -> None:
     server = make_server()
     plain, transactional = server.linked(), server.linked(connector_transactions=True)
     wrong = bytes([0xA0]) + bytes(7)
@@ -170,7 +170,7 @@ def test_what_came_before_a_broken_rule_counts(make_server: Any) -> None:
     assert not server.registry.entries
 
 
-def test_what_the_journal_refuses_for_good_is_uncommitted(make_server: Any) -> None:
+def test_permanently_refused_commit_is_uncommitted(make_server: Any) -> None:
     server = make_server()
     server.broker.restrict("s", 3)
     peer = server.linked(connector_transactions=True)
@@ -186,7 +186,7 @@ def test_what_the_journal_refuses_for_good_is_uncommitted(make_server: Any) -> N
     assert server.count("PayloadTooLarge") == 1
 
 
-def test_a_plain_message_that_is_refused_for_good_costs_the_link(make_server: Any) -> None:
+def test_permanently_refused_plain_message_ends_the_link(make_server: Any) -> None:
     server = make_server()
     server.broker.restrict("s", 3)
     peer = server.linked()
@@ -198,7 +198,7 @@ def test_a_plain_message_that_is_refused_for_good_costs_the_link(make_server: An
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_what_was_stored_before_a_message_that_is_refused_is_acknowledged(make_server: Any, together: bool) -> None:
+def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, together: bool) -> None:
     """So that a publisher which sends again what was not acknowledged stores nothing twice."""
     server = make_server(auto=False)
     server.broker.restrict("s", 3)
@@ -227,7 +227,7 @@ def test_what_was_stored_before_a_message_that_is_refused_is_acknowledged(make_s
     assert unknown == [b"too large", b"4", *([] if together else [b"5"])]
 
 
-def test_a_publisher_whose_right_is_taken_has_what_was_stored_acknowledged(make_server: Any) -> None:
+def test_messages_before_a_policy_change_are_acknowledged(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -253,7 +253,7 @@ def receipts(peer: Any) -> list[int]:
     return [channel.recv for channel in peer.link.sending.values()]
 
 
-def test_undecided_messages_are_acknowledged_as_received_once_for_all_that_came(make_server: Any) -> None:
+def test_undecided_messages_of_one_read_are_acknowledged_once(make_server: Any) -> None:
     """So that a peer may wait for it before its commit."""
     server = make_server()
     peer = server.linked(connector_transactions=True)
@@ -266,7 +266,7 @@ def test_undecided_messages_are_acknowledged_as_received_once_for_all_that_came(
     assert kinds(peer.talk()) == ["Resulted", "Consumed"]
 
 
-def test_nothing_is_said_of_what_is_decided_or_durable_at_once(make_server: Any) -> None:
+def test_received_is_not_sent_for_plain_or_decided_messages(make_server: Any) -> None:
     """``consumed`` implies it, so it costs nothing where a commit comes with its messages."""
     server = make_server(auto=False)
     for transactional in (False, True):
@@ -301,7 +301,7 @@ def test_undecided_messages_survive_a_reconnection(make_server: Any) -> None:
     assert server.count("links-resumed") == 1
 
 
-def test_what_a_killed_server_had_received_comes_again(make_server: Any) -> None:
+def test_messages_lost_by_a_crash_are_sent_again(make_server: Any) -> None:
     """The report says that it holds less than it said before; the peer goes by the report."""
     server = make_server()
     peer = server.linked(connector_transactions=True)
@@ -316,7 +316,7 @@ def test_what_a_killed_server_had_received_comes_again(make_server: Any) -> None
     assert server.payloads() == [b"1", b"2"]
 
 
-def test_a_full_disk_costs_the_connection_and_not_the_link(make_server: Any) -> None:
+def test_full_disk_ends_the_connection_but_keeps_the_link(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -338,7 +338,7 @@ def test_a_full_disk_costs_the_connection_and_not_the_link(make_server: Any) -> 
     assert server.payloads() == [b"one"]
 
 
-def test_a_reopened_channel_is_another_producer(make_server: Any) -> None:
+def test_reopened_channel_has_another_producer(make_server: Any) -> None:
     server = make_server()
     peer = server.linked()
     for round_ in (b"a", b"b"):
@@ -354,7 +354,7 @@ def test_a_reopened_channel_is_another_producer(make_server: Any) -> None:
 # Links.
 
 
-def test_a_link_is_resumed_without_loss_or_repeat(make_server: Any) -> None:
+def test_link_resumes_without_loss_or_repeat(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -375,7 +375,7 @@ def test_a_link_is_resumed_without_loss_or_repeat(make_server: Any) -> None:
     assert server.count("links-resumed") == 1
 
 
-def test_a_half_open_connection_is_fenced(make_server: Any) -> None:
+def test_half_open_connection_is_fenced(make_server: Any) -> None:
     server = make_server()
     peer = server.linked()
     send(peer, b"one")
@@ -392,7 +392,7 @@ def test_a_half_open_connection_is_fenced(make_server: Any) -> None:
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-def test_a_link_outlives_the_server(make_server: Any, transactional: bool) -> None:
+def test_link_survives_a_server_crash(make_server: Any, transactional: bool) -> None:
     server = make_server(auto=False)
     peer = server.connect(connector_transactions=transactional)
     peer.talk()
@@ -421,7 +421,7 @@ def test_a_link_outlives_the_server(make_server: Any, transactional: bool) -> No
     assert [r.producer_seq for r in server.records()] == ([0, 2, 3] if transactional else [0, 1, 2, 3])
 
 
-def test_results_outlive_the_server(make_server: Any) -> None:
+def test_results_survive_a_server_crash(make_server: Any) -> None:
     server = make_server()
     server.broker.restrict("s", 3)
     peer = server.linked(connector_transactions=True)
@@ -437,7 +437,7 @@ def test_results_outlive_the_server(make_server: Any) -> None:
     assert server.payloads() == [b"1", b"3"]
 
 
-def test_a_closed_channel_stays_closed_over_a_restart(make_server: Any) -> None:
+def test_closed_channel_stays_closed_after_a_restart(make_server: Any) -> None:
     server = make_server()
     peer = server.linked()
     send(peer, b"a")
@@ -479,7 +479,7 @@ def test_shutdown_of_both_ends_the_link(make_server: Any) -> None:
 
 @pytest.mark.parametrize("require", [False, True])
 @pytest.mark.parametrize("case", ["zero", "zero-epoch", "other-epoch", "unknown", "match", "name", "size", "identity"])
-def test_the_listeners_table(make_server: Any, case: str, require: bool, tmp_path: Path) -> None:
+def test_reply_to_each_handshake(make_server: Any, case: str, require: bool, tmp_path: Path) -> None:
     server = make_server()
     first = server.linked()
     first.leave()
@@ -530,7 +530,7 @@ def test_unknown_endpoints_are_closed_in_silence(make_server: Any, name: str) ->
         ("subscribe:s", {"listener_transactions": True}),
     ],
 )
-def test_transactions_that_the_endpoint_has_not(make_server: Any, name: str, terms: Any) -> None:
+def test_unsupported_transactions_are_refused(make_server: Any, name: str, terms: Any) -> None:
     server = make_server()
     peer = server.connect(name, **terms)
     peer.talk()
@@ -539,7 +539,7 @@ def test_transactions_that_the_endpoint_has_not(make_server: Any, name: str, ter
 
 
 @pytest.mark.parametrize("version", [0, 1, 127, 255])
-def test_every_version_is_answered_with_ours(make_server: Any, version: int) -> None:
+def test_reply_to_every_version_is_version_0(make_server: Any, version: int) -> None:
     peer = make_server().connect()
     peer.session.data_to_send()
     peer.say(pack_version(version))
@@ -549,7 +549,7 @@ def test_every_version_is_answered_with_ours(make_server: Any, version: int) -> 
 # Threats.
 
 
-def test_a_handshake_has_its_time(make_server: Any) -> None:
+def test_slow_handshake_times_out(make_server: Any) -> None:
     server = make_server()
     peer = server.connect()
     server.clock.advance(9.9)
@@ -559,7 +559,7 @@ def test_a_handshake_has_its_time(make_server: Any) -> None:
     assert server.count("handshake-timeout") == 1
 
 
-def test_links_that_are_not_used_do_not_stay(make_server: Any) -> None:
+def test_detached_links_expire(make_server: Any) -> None:
     server = make_server()
     unused, used = server.linked(), server.linked()
     send(used, b"x")
@@ -574,7 +574,7 @@ def test_links_that_are_not_used_do_not_stay(make_server: Any) -> None:
     assert not server.registry.entries
 
 
-def test_one_address_may_leave_a_thousand_links_and_resume_all_of_them(make_server: Any) -> None:
+def test_one_address_can_resume_a_thousand_links(make_server: Any) -> None:
     """A crowd behind one NAT, cut off together; an orderly stop is the same, and a restart after it."""
     server = make_server(max_per_host="2000")
     peers = [server.linked() for _ in range(1_000)]
@@ -592,7 +592,7 @@ def test_one_address_may_leave_a_thousand_links_and_resume_all_of_them(make_serv
 
 
 @pytest.mark.parametrize(("links", "displaced"), [(9, 0), (10, 0), (11, 1)])
-def test_a_full_listener_displaces_links_of_the_address_that_has_the_most(
+def test_full_listener_displaces_links_of_the_address_with_the_most(
     make_server: Any, links: int, displaced: int
 ) -> None:
     """Exactly at, one below and one above the limit; the smaller crowd keeps all of its links, older or not."""
@@ -615,7 +615,7 @@ def test_a_full_listener_displaces_links_of_the_address_that_has_the_most(
     assert server.count("links-displaced") == displaced, "the oldest one went, and no other"
 
 
-def test_a_full_listener_displaces_links_that_were_never_used_first(make_server: Any) -> None:
+def test_full_listener_displaces_unused_links_first(make_server: Any) -> None:
     server = make_server(max_links="4")
     used = [server.linked() for _ in range(3)]
     for peer in used:
@@ -628,7 +628,7 @@ def test_a_full_listener_displaces_links_that_were_never_used_first(make_server:
     assert all(server.linked(old=peer.link).events[0].resumed for peer in used)
 
 
-def test_a_quiet_subscriber_is_kept_like_any_other(make_server: Any) -> None:
+def test_link_of_an_idle_subscriber_is_kept(make_server: Any) -> None:
     """It never got a record, but it answered a ping: its link is there after an outage of four minutes."""
     server = make_server()
     peer = server.linked("subscribe:s")
@@ -641,7 +641,7 @@ def test_a_quiet_subscriber_is_kept_like_any_other(make_server: Any) -> None:
     assert list(received.messages) == [(b"while it was away",)]
 
 
-def test_there_are_only_so_many_links(make_server: Any) -> None:
+def test_number_of_links_is_limited(make_server: Any) -> None:
     server = make_server(max_links="2")
     first, second = server.linked(), server.linked()
     refused = server.connect()
@@ -654,7 +654,7 @@ def test_there_are_only_so_many_links(make_server: Any) -> None:
     assert not second.closed
 
 
-def test_peers_whose_links_are_lost_get_new_links_however_many_they_are(make_server: Any) -> None:
+def test_many_peers_with_lost_links_get_new_links(make_server: Any) -> None:
     """A crowd of one address whose links are not known any more is not taken for a guesser."""
     server = make_server(max_per_host="2000")
     epoch = server.registry.epoch
@@ -666,7 +666,7 @@ def test_peers_whose_links_are_lost_get_new_links_however_many_they_are(make_ser
     assert server.count("links-unknown") == 1_000
 
 
-def test_a_link_that_is_asked_for_on_other_terms_is_counted_and_stays_as_it_was(make_server: Any) -> None:
+def test_resume_with_other_terms_is_counted_and_leaves_the_link_alone(make_server: Any) -> None:
     server = make_server()
     victim = server.linked(connector_size=2)
     for _ in range(20):
@@ -687,7 +687,7 @@ def test_a_link_that_is_asked_for_on_other_terms_is_counted_and_stays_as_it_was(
         (bytes([0xA0]) + bytes(7), "general-unknown"),
     ],
 )
-def test_whoever_breaks_a_rule_loses_link_and_connection(make_server: Any, packet: Any, cause: str) -> None:
+def test_protocol_violation_ends_link_and_connection(make_server: Any, packet: Any, cause: str) -> None:
     server = make_server()
     bystander = server.linked()
     if cause == "acknowledged-unsent":
@@ -705,7 +705,7 @@ def test_whoever_breaks_a_rule_loses_link_and_connection(make_server: Any, packe
     assert kinds(bystander.talk()) == ["Consumed"]
 
 
-def test_a_flood_of_channels(make_server: Any) -> None:
+def test_too_many_channels_end_the_link(make_server: Any) -> None:
     server = make_server(max_channels="4")
     peer = server.linked()
     for channel in range(5):
@@ -715,7 +715,7 @@ def test_a_flood_of_channels(make_server: Any) -> None:
     assert server.count("too-many-channels") == 1
 
 
-def test_what_is_not_durable_holds_its_sender(make_server: Any) -> None:
+def test_full_backlog_stops_reading_until_durable(make_server: Any) -> None:
     server = make_server(auto=False, backlog="3")
     peer = server.connect()
     peer.talk()
@@ -732,7 +732,7 @@ def test_what_is_not_durable_holds_its_sender(make_server: Any) -> None:
     assert peer.link.sending[0].base == 10
 
 
-def test_a_transaction_that_is_too_large_fails_and_costs_nothing_else(make_server: Any) -> None:
+def test_too_large_transaction_fails_alone(make_server: Any) -> None:
     server = make_server(backlog="3")
     peer = server.linked(connector_transactions=True)
     send(peer, *[b"x"] * 7)
@@ -748,7 +748,7 @@ def test_a_transaction_that_is_too_large_fails_and_costs_nothing_else(make_serve
     assert server.count("transactions-too-large") == 1
 
 
-def test_a_transaction_that_is_too_large_may_be_rolled_back(make_server: Any) -> None:
+def test_too_large_transaction_can_be_rolled_back(make_server: Any) -> None:
     server = make_server(backlog="3")
     peer = server.linked(connector_transactions=True)
     send(peer, *[b"x"] * 7)
@@ -758,7 +758,7 @@ def test_a_transaction_that_is_too_large_may_be_rolled_back(make_server: Any) ->
     assert server.count("transactions-too-large") == 0
 
 
-def test_pings_are_answered_until_nobody_reads_the_answers(make_server: Any) -> None:
+def test_reading_stops_while_the_peer_does_not_read(make_server: Any) -> None:
     server = make_server()
     peer = server.linked()
     peer.say(PING.serialize() * 3)
@@ -769,7 +769,7 @@ def test_pings_are_answered_until_nobody_reads_the_answers(make_server: Any) -> 
     assert peer.transport.producerState == "producing"
 
 
-def test_silence_is_asked_and_then_given_up(make_server: Any) -> None:
+def test_silent_peer_is_pinged_then_dropped(make_server: Any) -> None:
     server = make_server()
     peer = server.linked()
     send(peer, b"x")
@@ -783,7 +783,7 @@ def test_silence_is_asked_and_then_given_up(make_server: Any) -> None:
     assert server.linked(old=peer.link).events[0].resumed, "its link is kept"
 
 
-def test_bytes_before_their_turn_wait(make_server: Any) -> None:
+def test_bytes_before_the_reply_are_kept(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.session.data_to_send()
@@ -796,7 +796,7 @@ def test_bytes_before_their_turn_wait(make_server: Any) -> None:
     assert server.payloads() == [b"early"]
 
 
-def test_too_many_of_them_do_not(make_server: Any) -> None:
+def test_too_many_bytes_before_the_reply_are_refused(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -804,7 +804,7 @@ def test_too_many_of_them_do_not(make_server: Any) -> None:
     assert server.count("too-early") == 1
 
 
-def test_another_certificate_is_another_peer(make_server: Any, tmp_path: Path) -> None:
+def test_link_cannot_be_resumed_with_another_certificate(make_server: Any, tmp_path: Path) -> None:
     server = make_server()
     mine = shown(tmp_path, "me")
     peer = server.linked(certificate=mine)
@@ -814,7 +814,7 @@ def test_another_certificate_is_another_peer(make_server: Any, tmp_path: Path) -
     assert server.linked(old=peer.link, certificate=mine).events[0].resumed
 
 
-def test_a_journal_that_fails_promises_nothing(make_server: Any) -> None:
+def test_no_link_is_made_when_the_journal_fails(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -825,7 +825,7 @@ def test_a_journal_that_fails_promises_nothing(make_server: Any) -> None:
     assert isinstance(server.journal, MemoryJournal)
 
 
-def test_the_peer_is_told_nothing_of_a_broken_rule(make_server: Any) -> None:
+def test_nothing_is_sent_after_a_protocol_violation(make_server: Any) -> None:
     server = make_server()
     peer = server.linked()
     peer.say(bytes([0xA0]) + bytes(7))
@@ -833,7 +833,7 @@ def test_the_peer_is_told_nothing_of_a_broken_rule(make_server: Any) -> None:
     assert Broken.__name__ not in kinds(peer.events)
 
 
-def test_stopping_keeps_the_links(make_server: Any) -> None:
+def test_links_survive_an_orderly_stop(make_server: Any) -> None:
     server = make_server()
     peer = server.linked()
     send(peer, b"x")
@@ -845,7 +845,7 @@ def test_stopping_keeps_the_links(make_server: Any) -> None:
     assert server.linked(old=peer.link).events[0].resumed
 
 
-def test_the_newest_of_those_who_want_a_link_gets_it(make_server: Any) -> None:
+def test_newest_connection_gets_the_link(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -871,7 +871,7 @@ def peer_hello(peer: Any) -> bytes:
     return Hello(terms=peer.link.terms, epoch=peer.link.epoch, link_id=peer.link.id).serialize()
 
 
-def test_a_connector_that_leaves_while_its_link_is_written(make_server: Any) -> None:
+def test_link_of_a_lost_connection_is_written_and_expires(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -882,7 +882,7 @@ def test_a_connector_that_leaves_while_its_link_is_written(make_server: Any) -> 
     assert not server.registry.entries
 
 
-def test_a_channel_that_is_forgotten_after_its_connection(make_server: Any) -> None:
+def test_channel_is_forgotten_after_its_connection_is_lost(make_server: Any) -> None:
     """The last channel of a link that both have shut down: its end does not wait for a connection."""
     server = make_server(auto=False)
     peer = server.connect()
@@ -904,7 +904,9 @@ def test_a_channel_that_is_forgotten_after_its_connection(make_server: Any) -> N
     assert events.Closed(channel=0) in again.events
 
 
-def test_a_bug_of_ours_loses_nothing(make_server: Any, monkeypatch: pytest.MonkeyPatch, logged_errors: Any) -> None:
+def test_unexpected_error_loses_no_message(
+    make_server: Any, monkeypatch: pytest.MonkeyPatch, logged_errors: Any
+) -> None:
     server = make_server()
     peer = server.linked()
     send(peer, b"x")
@@ -922,9 +924,7 @@ def test_a_bug_of_ours_loses_nothing(make_server: Any, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("limits", "lost"), [({"streams": 2}, True), ({"burst": 2, "rate": 1.0}, False)], ids=["number", "rate"]
 )
-def test_new_streams_count_as_the_peers_and_a_rate_costs_no_link(
-    make_server: Any, limits: dict[str, Any], lost: bool
-) -> None:
+def test_new_streams_are_charged_to_the_peer(make_server: Any, limits: dict[str, Any], lost: bool) -> None:
     server = make_server(limits=PeerLimits(**limits))
     for name in ("publish:a", "publish:b"):
         peer = server.linked(name)
@@ -949,7 +949,7 @@ def test_new_streams_count_as_the_peers_and_a_rate_costs_no_link(
     assert server.payloads("d") == [b"x"]
 
 
-def test_a_stream_that_no_peer_may_make_ends_the_link_for_good(make_server: Any) -> None:
+def test_forbidden_new_stream_ends_the_link(make_server: Any) -> None:
     server = make_server(rules=StreamRules((StreamRule(names=("closed",), new_streams=False),)))
     peer = server.linked("publish:closed")
     send(peer, b"x")
@@ -966,7 +966,7 @@ def test_a_stream_that_no_peer_may_make_ends_the_link_for_good(make_server: Any)
     assert server.payloads("open") == [b"x"]
 
 
-def test_a_subscription_beyond_what_an_address_may_have_is_refused(make_server: Any) -> None:
+def test_subscription_beyond_the_limit_of_an_address_is_refused(make_server: Any) -> None:
     server = make_server(limits=PeerLimits(subscriptions=1))
     first = server.linked("subscribe:s")
     second = server.linked("subscribe:t")
@@ -976,7 +976,7 @@ def test_a_subscription_beyond_what_an_address_may_have_is_refused(make_server: 
     assert not server.linked("subscribe:t").closed
 
 
-def test_a_link_is_for_those_who_may_what_it_is_for(make_server: Any) -> None:
+def test_access_policy_applies_to_new_links(make_server: Any) -> None:
     server = make_server()
     server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "s", "subscribe": "t"}]}))
     assert server.linked("publish:s").link is not None
@@ -988,7 +988,7 @@ def test_a_link_is_for_those_who_may_what_it_is_for(make_server: Any) -> None:
     assert server.count("Forbidden") == 2
 
 
-def test_a_publisher_that_may_not_any_more_loses_its_link(make_server: Any) -> None:
+def test_publisher_loses_its_link_when_the_policy_changes(make_server: Any) -> None:
     server = make_server()
     peer = server.linked("publish:s")
     server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "subscribe": "s"}]}))
@@ -1000,7 +1000,7 @@ def test_a_publisher_that_may_not_any_more_loses_its_link(make_server: Any) -> N
     assert not server.registry.entries
 
 
-def test_a_subscriber_that_may_not_any_more_is_closed(make_server: Any) -> None:
+def test_subscriber_is_disconnected_when_the_policy_changes(make_server: Any) -> None:
     server = make_server()
     peer = server.linked("subscribe:s")
     server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "s"}]}))

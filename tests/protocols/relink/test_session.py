@@ -34,14 +34,14 @@ TERMS = Terms(endpoint="e", connector_size=1, listener_size=2, connector_transac
 
 def connector(old: Link | None = None, require: bool = False) -> ConnectorSession:
     hello = Hello(terms=TERMS, require=require, epoch=old.epoch if old else 0, link_id=old.id if old else 0)
-    return ConnectorSession(link=old, hello=hello, fresh=lambda epoch, id_: Link(TERMS, True, epoch, id_))
+    return ConnectorSession(link=old, hello=hello, new_link=lambda epoch, id_: Link(TERMS, True, epoch, id_))
 
 
 def listener(resumed: bool = False, link: Link | None = None, **limits: int) -> ListenerSession:
     """One that is linked."""
     session = ListenerSession(Limits(**limits))
-    (asked,) = session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize())
-    assert isinstance(asked, events.Asked)
+    (received,) = session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize())
+    assert isinstance(received, events.HelloReceived)
     session.accept(link or Link(TERMS, False, 5, 6, session.limits), resumed=resumed)
     session.data_to_send()
     return session
@@ -59,12 +59,12 @@ def cause(found: list[Any]) -> str:
 # The handshake.
 
 
-def test_a_handshake_from_both_sides() -> None:
+def test_handshake_between_both_sessions() -> None:
     one, other = connector(), ListenerSession()
     assert other.receive_data(b"".join(one.data_to_send())) == []
     assert one.receive_data(b"".join(other.data_to_send())) == []
-    (asked,) = other.receive_data(b"".join(one.data_to_send()))
-    assert asked == events.Asked(hello=Hello(terms=TERMS))
+    (received,) = other.receive_data(b"".join(one.data_to_send()))
+    assert received == events.HelloReceived(hello=Hello(terms=TERMS))
     (linked,) = other.accept(Link(TERMS, False, 5, 6), resumed=False)
     assert linked.resumed is False
     (linked,) = one.receive_data(b"".join(other.data_to_send()))
@@ -108,11 +108,11 @@ def test_every_reply(reply: tuple[int, int], old: bool, require: bool, expected:
 
 
 @pytest.mark.parametrize("version", range(1, 256, 50))
-def test_a_listener_that_wants_more_than_we_speak(version: int) -> None:
+def test_higher_version_of_the_listener_is_refused(version: int) -> None:
     assert cause(connector().receive_data(pack_version(version))) == "version-unknown"
 
 
-def test_a_required_link_that_is_unknown() -> None:
+def test_unknown_required_link_is_refused() -> None:
     session = ListenerSession()
     session.receive_data(pack_version(9) + Hello(terms=TERMS, require=True, epoch=1, link_id=2).serialize())
     session.data_to_send()
@@ -121,18 +121,18 @@ def test_a_required_link_that_is_unknown() -> None:
     assert session.phase is Phase.ENDED
 
 
-def test_an_answer_to_a_question_that_was_not_asked() -> None:
+def test_unexpected_accept_or_refuse_raises() -> None:
     with pytest.raises(LocalProtocolError):
         ListenerSession().refuse(1)
     link = old_link()
     link.attach(resumed=False)
     session = ListenerSession()
     session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize())
-    with pytest.raises(LocalProtocolError, match="fenced"):
+    with pytest.raises(LocalProtocolError, match="fence"):
         session.accept(link, resumed=True)
 
 
-def test_what_is_expected_next_in_a_handshake() -> None:
+def test_expected_size_during_the_handshake() -> None:
     one, other = connector(), ListenerSession()
     assert (one.expected, other.expected, other.buffered) == (1, 1, 0)
     other.receive_data(pack_version(0)[:5])
@@ -147,7 +147,7 @@ def test_what_is_expected_next_in_a_handshake() -> None:
     assert other.expected == 0
 
 
-def test_an_old_link_says_what_it_has_at_once() -> None:
+def test_old_link_sends_its_report_at_once() -> None:
     session = connector(old_link())
     session.receive_data(pack_version(0) + pack_reply(5, 6))
     assert b"".join(session.data_to_send()).endswith(RESUME.serialize())
@@ -175,7 +175,7 @@ LINES = [
 ]
 
 
-def test_events_however_the_bytes_are_cut() -> None:
+def test_events_do_not_depend_on_chunking() -> None:
     data = b"".join(line for line, _ in LINES)
     expected = [event for _, found in LINES for event in found]
     for chunks in every_chunking(data):
@@ -203,7 +203,7 @@ def plain(backlog: int) -> ListenerSession:
 
 
 @pytest.mark.parametrize("backlog", [3, 1_000])
-def test_runs_of_messages_however_the_bytes_are_cut(backlog: int) -> None:
+def test_runs_of_messages_do_not_depend_on_chunking(backlog: int) -> None:
     def one(channel: int, *parts: bytes, **fields: bool) -> bytes:
         return Message(channels=(channel,), parts=parts).serialize(1, **fields)
 
@@ -236,7 +236,7 @@ def test_runs_of_messages_however_the_bytes_are_cut(backlog: int) -> None:
 
 
 @pytest.mark.parametrize("why", ["message-after-close", "channel-after-shutdown", "too-many-channels"])
-def test_the_first_offence_counts_among_gathered_messages(why: str) -> None:
+def test_first_violation_among_gathered_messages_is_reported(why: str) -> None:
     """What came before it is told, on whatever channel, and nothing that came behind it."""
 
     def one(channel: int, payload: bytes) -> bytes:
@@ -270,7 +270,7 @@ def test_the_first_offence_counts_among_gathered_messages(why: str) -> None:
         (b"\x1d" + bytes(7), "format-unknown"),
     ],
 )
-def test_what_a_peer_may_not_do(data: bytes, expected: str | None) -> None:
+def test_protocol_violations_end_the_link(data: bytes, expected: str | None) -> None:
     for chunks in every_chunking(data):
         session = listener()
         found = feed(session, chunks)
@@ -284,7 +284,7 @@ def test_what_a_peer_may_not_do(data: bytes, expected: str | None) -> None:
         assert session.data_to_send() == []
 
 
-def test_a_pong_that_nobody_asked_for_is_ignored() -> None:
+def test_unsolicited_pong_is_ignored() -> None:
     session = listener()
     assert session.receive_data(PONG.serialize() * 3) == []
     assert session.link is not None
@@ -295,7 +295,7 @@ def test_a_pong_that_nobody_asked_for_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("what", ["received", "consumed", "result", "numbered", "plain result"])
-def test_acknowledgements_that_cannot_be(what: str) -> None:
+def test_invalid_acknowledgements_end_the_link(what: str) -> None:
     """Beyond what was sent, and results where there are no transactions."""
     session = listener()
     link = session.link
@@ -313,7 +313,7 @@ def test_acknowledgements_that_cannot_be(what: str) -> None:
     assert cause(session.receive_data(packet.serialize(2))) == expected
 
 
-def test_the_end_of_a_transport_keeps_the_link() -> None:
+def test_end_of_transport_keeps_the_link() -> None:
     session = listener()
     session.receive_data(MESSAGE + MESSAGE[:5])
     assert session.receive_eof() == []
@@ -339,21 +339,21 @@ def test_nothing_counts_behind_the_end_of_a_link() -> None:
     assert session.receive_data(MESSAGE) == []
 
 
-def test_messages_may_come_before_the_peers_resume() -> None:
+def test_messages_before_the_peers_resume_are_accepted() -> None:
     session = listener(resumed=True)
     assert session.receive_data(MESSAGE + COMMIT) != []
     assert session.receive_data(RESUME.serialize()) == [events.Resumed()]
     assert cause(session.receive_data(RESUME.serialize())) == "resume-unexpected"
 
 
-def test_too_much_before_the_answer() -> None:
+def test_too_many_bytes_before_the_reply_are_refused() -> None:
     session = ListenerSession(Limits(early=10))
     session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize() + bytes(10))
     assert session.expected == 0
     assert cause(session.receive_data(b"\0")) == "too-early"
 
 
-def test_what_waits_for_us_holds_the_rest() -> None:
+def test_packets_are_held_back_while_the_backlog_is_full() -> None:
     session = listener(backlog=2)
     link = session.link
     assert link is not None
@@ -383,7 +383,7 @@ def test_random_schedules(torture: Any, losses: bool) -> None:
 
 
 @pytest.mark.parametrize("rule", ["rollback-resend", "fence", "retention", "order", "barrier", "explicit"])
-def test_each_rule_is_needed(torture: Any, rule: str) -> None:
+def test_schedules_find_each_missing_rule(torture: Any, rule: str) -> None:
     world, rules = torture("relink_world"), torture("relink_rules")
     with rules.without(rule) as broken:
         for seed in range(1_000):

@@ -9,7 +9,7 @@ from fyrehose.options import build
 from fyrehose.protocols.relink.settings import Settings
 
 
-def test_they_become_limits() -> None:
+def test_options_become_limits() -> None:
     limits = build(Settings, "relink", {"max-channels": "5", "window": "7", "max-message": "1MiB"}).limits
     assert (limits.channels, limits.window, limits.message_size) == (5, 7, 1 << 20)
 
@@ -18,6 +18,6 @@ def test_they_become_limits() -> None:
     "wrong",
     [{"max-message": "0"}, {"max-message": "17MiB"}, {"window": "0"}, {"window": "2147483648"}, {"backlog": "0"}],
 )
-def test_what_cannot_be(wrong: dict[str, str]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="options of relink"):
         build(Settings, "relink", wrong)

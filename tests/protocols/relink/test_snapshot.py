@@ -46,7 +46,7 @@ def test_golden_bytes() -> None:
 
 
 @given(st.lists(st.sampled_from([Ack.COMMITTED, Ack.UNCOMMITTED, None]), max_size=20))
-def test_there_and_back(results: list[Ack | None]) -> None:
+def test_snapshot_round_trip(results: list[Ack | None]) -> None:
     made = worked(results)
     found = link()
     restore(found, save(made))
@@ -56,7 +56,7 @@ def test_there_and_back(results: list[Ack | None]) -> None:
     assert cursors(found) == cursors(made)
 
 
-def test_some_channels_over_what_was_there() -> None:
+def test_partial_snapshot_keeps_other_channels() -> None:
     made = worked([Ack.COMMITTED])
     found = link()
     restore(found, save(made))
@@ -69,7 +69,7 @@ def test_some_channels_over_what_was_there() -> None:
     assert found.opened == 2
 
 
-def test_our_channels_are_to_be_made_again() -> None:
+def test_snapshot_holds_only_cursors_of_our_channels() -> None:
     made = link()
     made.channel(0).base = 41
     found = link()
@@ -82,7 +82,7 @@ def test_our_channels_are_to_be_made_again() -> None:
         save(kept)
 
 
-def test_damage_is_found() -> None:
+def test_invalid_snapshot_is_refused() -> None:
     whole = save(worked([Ack.COMMITTED, None, Ack.UNCOMMITTED]))
     for size in range(len(whole)):
         with pytest.raises(ValueError):

@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink.md"
 
 
 @pytest.mark.parametrize(("table", "session"), [(CONNECTOR, ConnectorSession), (LISTENER, ListenerSession)])
-def test_every_step_is_a_method(table: Any, session: Any) -> None:
+def test_every_step_is_a_method_of_the_session(table: Any, session: Any) -> None:
     assert all(callable(getattr(session, method)) for method, _ in table.values())
     phases = {phase for phase, _ in table} | {phase for _, phase in table.values()}
     assert phases - {Phase.ENDED} == {phase for phase, _ in table}, "every phase goes on, but for the last"
@@ -33,7 +33,7 @@ def test_every_step_is_a_method(table: Any, session: Any) -> None:
         assert table[phase, Happening.BROKEN][1] is table[phase, Happening.FENCED][1] is Phase.ENDED
 
 
-def test_every_packet_is_taken_by_a_method_of_the_link() -> None:
+def test_every_packet_has_a_method_of_the_link() -> None:
     assert set(PACKETS) == {Phase.RESYNC, Phase.OPEN}
     for methods in PACKETS.values():
         assert all(callable(getattr(Link, method)) for method in methods.values())
@@ -46,7 +46,7 @@ def test_every_mode_can_be_reached_and_left(table: Any, modes: Any) -> None:
     assert {mode for mode, _ in table} == set(modes) - {modes.GONE}
 
 
-def test_the_drawings_are_those_of_the_code(torture: Any) -> None:
+def test_drawings_match_the_tables(torture: Any) -> None:
     draw = torture("relink_drawings")
     page = PAGE.read_text(encoding="utf-8")
     assert draw.redrawn(page) == page, "run tests/torture/relink_drawings.py"

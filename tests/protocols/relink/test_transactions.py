@@ -25,7 +25,7 @@ def opened(client: Any, channel: int = 0) -> Any:
     return transaction
 
 
-def test_a_block_commits(make_client: Any) -> None:
+def test_context_manager_commits(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
 
     async def work() -> None:
@@ -40,7 +40,7 @@ def test_a_block_commits(make_client: Any) -> None:
     assert len(wire.server.records()) == 2
 
 
-def test_an_exception_rolls_back(make_client: Any) -> None:
+def test_exception_rolls_back(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
 
     async def work() -> None:
@@ -88,7 +88,7 @@ def test_messages_and_what_is_decided_of_them_go_out_at_once(make_client: Any, c
     assert wire.server.payloads() == [b"1"] * counts
 
 
-def test_one_at_a_time_on_a_channel_and_results_in_order(make_client: Any) -> None:
+def test_one_transaction_per_channel_is_open(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
     first = opened(client)
     second = client.transaction()
@@ -107,7 +107,7 @@ def test_one_at_a_time_on_a_channel_and_results_in_order(make_client: Any) -> No
     elsewhere.rollback()
 
 
-def test_the_next_one_may_be_decided_within_the_decision_of_the_one_before(make_client: Any) -> None:
+def test_decision_may_begin_and_decide_the_next_transaction(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
     holder = opened(client)
 
@@ -128,7 +128,7 @@ def test_the_next_one_may_be_decided_within_the_decision_of_the_one_before(make_
     assert done == [["done"]] * 4
 
 
-def test_a_message_that_waits_for_room_when_its_transaction_is_decided_is_not_sent(make_client: Any) -> None:
+def test_message_waiting_for_room_is_not_sent_after_the_decision(make_client: Any) -> None:
     client, wire = make_client(transactional=True, limits=Limits(window=2))
     before = opened(client)
     before.send(b"1")
@@ -143,7 +143,7 @@ def test_a_message_that_waits_for_room_when_its_transaction_is_decided_is_not_se
     assert wire.server.payloads() == [b"1", b"2"]
 
 
-def test_all_who_wait_to_begin_hear_that_the_client_is_closed(make_client: Any) -> None:
+def test_waiting_transactions_fail_when_the_client_is_closed(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
     opened(client)
     waiting = [outcome(client.transaction().begin()) for _ in range(3)]
@@ -153,7 +153,7 @@ def test_all_who_wait_to_begin_hear_that_the_client_is_closed(make_client: Any) 
     assert closed == ["done"]
 
 
-def test_one_that_is_refused_is_not_the_others_fault(make_client: Any) -> None:
+def test_refused_transaction_does_not_affect_others(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
     wire.server.broker.restrict("s", 5)
     outcomes = []
@@ -167,7 +167,7 @@ def test_one_that_is_refused_is_not_the_others_fault(make_client: Any) -> None:
     assert wire.server.payloads() == [b"1", b"3"]
 
 
-def test_a_transaction_into_a_stream_that_no_peer_may_make_is_not_committed(make_client: Any, make_server: Any) -> None:
+def test_transaction_into_a_forbidden_new_stream_is_not_committed(make_client: Any, make_server: Any) -> None:
     server = make_server(rules=StreamRules((StreamRule(names=("s",), new_streams=False),)))
     client, wire = make_client(server=server, transactional=True)
     transaction = opened(client)
@@ -179,7 +179,7 @@ def test_a_transaction_into_a_stream_that_no_peer_may_make_is_not_committed(make
     assert opened(client), "the link goes on"
 
 
-def test_a_cut_in_the_middle(make_client: Any) -> None:
+def test_transaction_survives_a_lost_connection(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
     transaction = opened(client)
     transaction.send(b"1")
@@ -193,7 +193,7 @@ def test_a_cut_in_the_middle(make_client: Any) -> None:
     assert wire.server.payloads() == [b"1", b"2"]
 
 
-def test_a_link_that_is_lost_takes_its_transactions(make_client: Any) -> None:
+def test_transactions_fail_when_the_link_is_lost(make_client: Any) -> None:
     lost: list[Any] = []
     client, wire = make_client(transactional=True, on_lost=lost.extend)
     committed = opened(client)
@@ -219,7 +219,7 @@ def test_a_link_that_is_lost_takes_its_transactions(make_client: Any) -> None:
     assert wire.server.payloads() == [b"4"]
 
 
-def test_a_transaction_waits_for_room_and_is_no_larger_than_the_window(make_client: Any) -> None:
+def test_transaction_is_limited_by_the_window(make_client: Any) -> None:
     client, wire = make_client(transactional=True, limits=Limits(window=2))
     first = opened(client)
     for payload in (b"1", b"2"):
@@ -235,7 +235,7 @@ def test_a_transaction_waits_for_room_and_is_no_larger_than_the_window(make_clie
     second.rollback()
 
 
-def test_closing_rolls_back_what_is_open(make_client: Any) -> None:
+def test_close_rolls_back_open_transactions(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
     transaction = opened(client)
     transaction.send(b"1")
@@ -246,7 +246,7 @@ def test_closing_rolls_back_what_is_open(make_client: Any) -> None:
     assert wire.server.records() == []
 
 
-def test_what_is_over_is_over(make_client: Any) -> None:
+def test_decided_transaction_cannot_be_used(make_client: Any) -> None:
     client, _ = make_client(transactional=True)
     transaction = opened(client)
     transaction.rollback()
