@@ -1,4 +1,4 @@
-"""Golden packets, a server to talk to by hand, and the simulated network of tests/torture."""
+"""Golden packets, a server with hand-made peers, and access to the simulated network of tests/torture."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from fyrehose.testing import MemoryJournal
 
 @attrs.frozen(kw_only=True)
 class Vector:
-    """A packet, the size of the channel ids in it, its bytes, and which of their bits mean something."""
+    """A packet, the size of its channel ids, its bytes, and a mask of the bits that are used."""
 
     name: str
     packet: Packet
     id_size: int
     data: bytes
     used: bytes
-    fields: dict[str, bool] = attrs.field(factory=dict)  #: how it is serialized
+    fields: dict[str, bool] = attrs.field(factory=dict)  #: arguments of serialize()
 
 
 def vector(name: str, packet: Packet, id_size: int, data: str, used: str, **fields: bool) -> Vector:
@@ -93,7 +93,7 @@ VECTORS = [
     vector("pong", PONG, 0, "4000000000000000", "e100000000000000"),
     vector("resume", RESUME, 0, "6000000000000000", "e100000000000000"),
     vector("shutdown", SHUTDOWN, 0, "8000000000000000", "e100000000000000"),
-    # The drawing of 2.3.1: unicast, a channel id of two bytes.
+    # The example of 2.3.1: unicast, a channel id of two bytes.
     vector("commit", operation(Op.COMMIT, 0x1234), 2, "0100341200000000", "ff00ffff00000000"),
     vector("rollback", operation(Op.ROLLBACK, 0xFE), 1, "2100fe0000000000", "ff00ff0000000000"),
     vector("close", operation(Op.CLOSE), 0, "4100000000000000", "ff00000000000000"),
@@ -102,7 +102,7 @@ VECTORS = [
     vector("committed", ack(Ack.COMMITTED, 7), 1, "4500070000000000", "ff00ff0000000000"),
     vector("uncommitted", ack(Ack.UNCOMMITTED), 0, "6500000000000000", "ff00000000000000"),
     vector("closed", ack(Ack.CLOSED, 1 << 63), 8, "85000000000000000080" + 6 * Z, "ff00ffffffffffffffff" + 6 * Z),
-    # The drawing of 2.3.2: unicast, a channel id of eight bytes.
+    # The example of 2.3.2: unicast, a channel id of eight bytes.
     vector(
         "commit numbered",
         operation(Op.COMMIT, 0x0102030405060708, 0x0A0B0C0D),
@@ -143,7 +143,7 @@ VECTORS = [
         "4700 0000 03000000",
         "ff00 0000 ffffffff",
     ),
-    # The first drawing of 2.3.3.3: short, small, three parts of 3, 0 and 5 bytes.
+    # The first example of 2.3.3.3: short, small, three parts of 3, 0 and 5 bytes.
     vector(
         "three parts",
         message(b"abc", b"", b"defgh", channels=(9,)),
@@ -197,13 +197,13 @@ def vectors() -> list[Vector]:
 
 @pytest.fixture
 def torture(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of tests/torture."""
+    """Return a function that imports a module of tests/torture."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "torture"))
     return importlib.import_module
 
 
 class Transport(StringTransport):
-    """A TCP transport that remembers what was done to it."""
+    """A TCP transport that records whether it was aborted, and has a certificate."""
 
     aborted = False
     certificate: Any = None
@@ -217,7 +217,7 @@ class Transport(StringTransport):
 
 @attrs.define(eq=False)
 class Peer:
-    """A connector by hand: a session of ours, on a transport of the server's."""
+    """A connector session, connected to a protocol of the server."""
 
     server: Server
     protocol: Any
@@ -231,7 +231,7 @@ class Peer:
         return self.session.link
 
     def talk(self) -> list[Any]:
-        """Let both say what they have to say, until they have nothing more; what we heard."""
+        """Exchange bytes until both sides are idle, and return the events of this side."""
         received: list[Any] = []
         while True:
             sent = b"".join(self.session.data_to_send())
@@ -246,7 +246,7 @@ class Peer:
                 return received
 
     def say(self, data: bytes) -> None:
-        """Raw bytes."""
+        """Send raw bytes to the server."""
         self.protocol.dataReceived(data)
 
     def leave(self) -> None:
@@ -260,7 +260,7 @@ class Peer:
 
 @attrs.define(eq=False)
 class Server:
-    """A server in memory; ``restart`` is what a crash and another start make of it."""
+    """A server in memory; ``restart`` simulates a crash and another start."""
 
     journal: MemoryJournal
     clock: Clock
@@ -302,7 +302,7 @@ class Server:
         hello: Hello | None = None,
         **terms: Any,
     ) -> Peer:
-        """A connector, before its first byte."""
+        """Return a connector before its first byte."""
         address = IPv4Address("TCP", host, 5000)
         protocol = self.factory.buildProtocol(address)
         transport = Transport(peerAddress=address)
@@ -315,7 +315,7 @@ class Server:
         return Peer(self, protocol, transport, session)
 
     def linked(self, name: str = "publish:s", **more: Any) -> Peer:
-        """A connector whose handshake is over."""
+        """Return a connector whose handshake is complete."""
         peer = self.connect(name, **more)
         peer.talk()
         return peer
@@ -335,7 +335,7 @@ class Server:
 
 @pytest.fixture
 def make_server() -> Any:
-    """Makes servers: ``make_server(auto=True, **settings)``; with ``auto=False`` the test commits."""
+    """Return a function that makes servers: ``make_server(auto=True, **settings)``; if not *auto*, the test commits."""
     made: list[Server] = []
 
     def make(
@@ -374,7 +374,7 @@ class Wire:
         return succeed(self.near)
 
     def pump(self, seconds: float = 0.0) -> None:
-        """Let both say what they have to say, until they have nothing more."""
+        """Exchange bytes until both sides are idle."""
         self.server.clock.advance(seconds)
         while self.near is not None:
             self.server.clock.advance(0)
@@ -403,7 +403,7 @@ class Wire:
                 one.connectionLost(Failure(ConnectionDone()))
 
     def crash(self) -> None:
-        """The server's process dies and another starts; the client comes back."""
+        """Crash the server, start another one, and lose the connection."""
         near, self.near, self.far = self.near, None, None
         self.server.restart()
         near.connectionLost(Failure(ConnectionDone()))
@@ -411,7 +411,7 @@ class Wire:
 
 @pytest.fixture
 def make_client(make_server: Any) -> Any:
-    """Makes a client and the wire to its server: ``make_client("publish:s", transactional=True)``."""
+    """Return a function that makes a client and its wire: ``make_client("publish:s", transactional=True)``."""
     made: list[tuple[RelinkClient, Wire]] = []
 
     def make(name: str = "publish:s", server: Server | None = None, **more: Any) -> tuple[RelinkClient, Wire]:

@@ -111,6 +111,6 @@ def test_no_message_fits_behind_a_dropped_one() -> None:
     assert not pending.fits(channel, 1, OVERHEAD)
     assert pending.count_fitting(channel, [0]) == 0
     channel.decide(1)
-    assert pending.count_fitting(channel, [0]) == 0, "the third is still undecided"
+    assert pending.count_fitting(channel, [0]) == 0, "the third message is still undecided"
     channel.decide(2)
     assert pending.count_fitting(channel, [0]) == 1

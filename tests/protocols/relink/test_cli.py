@@ -1,4 +1,4 @@
-"""What ``fyrehose publish`` and ``fyrehose tail`` find."""
+"""The publishers and the tailer of ``fyrehose publish`` and ``fyrehose tail``."""
 
 from __future__ import annotations
 

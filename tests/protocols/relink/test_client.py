@@ -1,4 +1,4 @@
-"""The client: what it promises over cuts, crashes and lost links."""
+"""The client over lost connections, crashes and lost links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fyrehose.protocols.relink.session import ListenerSession
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:
-    """Where what the Deferred fires with will be."""
+    """Return a list to which the outcome of *done* is added when it fires."""
     found: list[Any] = []
     done.addCallbacks(lambda value: found.append("done"), lambda failure: found.append(type(failure.value)))
     return found
@@ -152,7 +152,7 @@ def test_close_completes_when_only_the_listener_saw_the_shutdown(make_client: An
     client, wire = make_client()
     closed = outcome(client.close())
     wire.server.clock.advance(0)
-    wire.far.dataReceived(wire.near.transport.value())  # shutdown arrives; the answer does not
+    wire.far.dataReceived(wire.near.transport.value())  # The shutdown arrives; the answer is lost.
     wire.server.clock.advance(0)
     assert not wire.server.registry.entries
     wire.cut()
@@ -169,7 +169,7 @@ def test_link_made_during_close_delivers_nothing(make_client: Any) -> None:
     wire.pump()
     closed = outcome(client.close())
     wire.server.clock.advance(0)
-    wire.far.dataReceived(wire.near.transport.value())  # the listener has seen the end, and forgets the link
+    wire.far.dataReceived(wire.near.transport.value())  # The listener receives the shutdown, and forgets the link.
     wire.server.clock.advance(0)
     wire.cut()
     for entry in list(wire.server.registry.entries.values()):
@@ -181,7 +181,7 @@ def test_link_made_during_close_delivers_nothing(make_client: Any) -> None:
         other.dataReceived(said)
     for _ in range(5):
         wire.server.clock.advance(0)
-    wire.pump()  # that the old link is unknown comes together with what the new one has
+    wire.pump()  # The reply and the messages of the new link arrive together.
     assert (taken, closed) == ([b"1"], ["done"])
 
 
@@ -200,7 +200,7 @@ def test_calls_before_there_is_a_link_are_refused(make_client: Any, make_server:
 
 
 def test_many_messages_are_delivered_without_recursion(make_server: Any, make_client: Any) -> None:
-    """As many as the window has: one after the other, and not one within the other."""
+    """More messages than the recursion limit; each is handled by the loop, not by recursion."""
     server = make_server()
     server.publish("s", *(b"%d" % i for i in range(2_500)))
     got: list[bytes] = []
@@ -279,7 +279,7 @@ def test_plain_and_transactional_calls_are_exclusive(make_client: Any) -> None:
 
 
 class ListenerFactory:
-    """A listener by hand, whose channel is transactional."""
+    """Builds a bare listener session, whose channel the test uses directly."""
 
     def __init__(self) -> None:
         self.sessions: list[ListenerSession] = []

@@ -1,4 +1,4 @@
-"""A client's connection: its timers, and a listener that breaks the rules."""
+"""A client's connection: its timers, and a listener that violates the protocol."""
 
 from __future__ import annotations
 

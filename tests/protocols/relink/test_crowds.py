@@ -1,4 +1,4 @@
-"""Which link gives way when there are too many."""
+"""The choice of the link that is discarded when there are too many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From bytes to packets: every header, every chunking, every limit."""
+"""The decoder: every header, every chunking, every limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IDS = {0: (0,), 1: (0, 255), 2: (0, 65_535), 4: (0, (1 << 32) - 1), 8: (0, (1 <<
 
 
 def decode(chunks: list[bytes], sender: int = 0, receiver: int = 0, limits: Limits | None = None) -> list[Any]:
-    """The packets, and behind them the cause if there is one."""
+    """Return the packets, followed by the cause if the last one is refused."""
     decoder = Decoder(sender, receiver, limits or Limits())
     found: list[Any] = []
     for chunk in chunks:
@@ -47,7 +47,7 @@ def decode(chunks: list[bytes], sender: int = 0, receiver: int = 0, limits: Limi
 
 
 def sizes_for(packet: Packet, id_size: int) -> tuple[int, int]:
-    """The ids of acknowledgements are the receiver's; the other size must not matter."""
+    """Return the sizes of sender's and receiver's ids; the one that *packet* does not use differs."""
     return (1, id_size) if isinstance(packet, Acknowledgement) else (id_size, 1)
 
 
@@ -59,7 +59,7 @@ def test_golden_bytes_in_every_chunking(vectors: Any) -> None:
 
 
 def test_unused_bits_are_ignored(vectors: Any) -> None:
-    """Every single-bit change of padding and unused bits, followed by another packet that must still be found."""
+    """Change each bit of padding and each unused bit; the packet behind it must still be decoded."""
     for golden in vectors:
         sizes = sizes_for(golden.packet, golden.id_size)
         for place, bit in (
@@ -72,7 +72,7 @@ def test_unused_bits_are_ignored(vectors: Any) -> None:
 
 
 def expected_of_header(first: int, second: int) -> Any:
-    """What a header with zeros behind it is, by the text's tables; a string is a cause."""
+    """Return the packet of a header followed by zeros, by the specification, or the cause of its refusal."""
     kind = first >> 5
     if not first & 1:
         return GeneralPacket(kind=General(kind)) if kind < 5 else "general-unknown"
@@ -112,7 +112,9 @@ def test_all_headers() -> None:
         data = pack("<H", header)
         expected = expected_of_header(*data)
         assert decode_first(data + zeros, 1 << 16) == expected
-        assert decode_first(data, 2) == (expected if isinstance(expected, str) else None), "judged when it is known"
+        assert decode_first(data, 2) == (expected if isinstance(expected, str) else None), (
+            "invalid headers are refused at once"
+        )
 
 
 def test_all_headers_byte_by_byte() -> None:
@@ -122,11 +124,11 @@ def test_all_headers_byte_by_byte() -> None:
 
 
 def test_decoded_bytes_are_released() -> None:
-    """A connection that is idle does not keep the last that it sent."""
+    """An idle connection does not keep its last packet in memory."""
     decoder = Decoder(0, 0)
     whole = NOP.serialize() + Message(channels=(0,), parts=(b"x" * 1_000,)).serialize(0)
     decoder.feed(whole)
-    assert decoder._buffer is whole, "nothing was left that it continues, so it is not copied"
+    assert decoder._buffer is whole, "no incomplete packet was buffered, so the bytes are not copied"
     assert decoder.next_packet() == NOP
     assert (decoder.size, decoder.rest) == (len(whole) - 8, whole[8:])
     assert decoder.next_packet() is not None
@@ -193,10 +195,10 @@ def test_decoding_does_not_depend_on_chunking(data: bytes, sender: int, receiver
         (pack("<BBI", 0x71, 0, (1 << 32) - 1), "too-many-parts"),
         (pack("<BBxxxxxxQ", 0x51, 1, (1 << 64) - 1), "message-too-large"),
         (pack("<BBxxxxxxQ", 0x51, 1, (16 << 20) + 1), "message-too-large"),
-        # A sum that is small in 64 bits.
+        # The sum overflows to a small number of 64 bits.
         (pack("<BBxxxxxxQQ", 0x51, 2, 1 << 63, 1 << 63), "message-too-large"),
         (pack("<BBxxxxxxQQ", 0x51, 2, (1 << 64) - 8, 16), "message-too-large"),
-        # Each part fits, and so do all but for their padding.
+        # The parts fit, but not with their padding.
         (pack("<BBxxxxxxQQ", 0x51, 2, (8 << 20) - 1, (8 << 20) - 1), "message-too-large"),
     ],
 )
@@ -207,7 +209,7 @@ def test_lengths_are_checked_as_soon_as_they_arrive(data: bytes, cause: str) -> 
 
 
 class Owner:
-    """Takes two messages of a channel at a time, and none of channel 7."""
+    """A link that accepts two messages of a channel at a time, and none of channel 7."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
@@ -245,7 +247,7 @@ def test_messages_of_one_part_are_gathered_for_an_owner() -> None:
         gathered((5, [b"i"])),
         sent[9],
     ]
-    assert owner.calls == [[5, 6], [5, 6, 7]], "not again: whoever breaks a rule is not to cost much"
+    assert owner.calls == [[5, 6], [5, 6, 7]], "after the first violation, accepts() is not called again"
     assert decoder.expected == len(sent[10].serialize(2))
     decoder.feed(data[-1:])
     assert decoder.next_packet() == sent[10]

@@ -1,4 +1,4 @@
-"""``publish:`` and ``subscribe:``: what is asked for, and how a subscriber goes on."""
+"""The endpoints ``publish:`` and ``subscribe:``: positions, gaps, and subscribers that resume."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_subscriber_resumes_without_loss_or_repeat(make_server: Any, restarted: 
     server.publish("s", *(b"%d" % i for i in range(10)))
     peer = server.linked("subscribe:s@0")
     peer.link.consume(0, 1)
-    peer.session.data_to_send()  # is lost
+    peer.session.data_to_send()  # These bytes are lost.
     peer.leave()
     if restarted:
         server.restart()
@@ -109,7 +109,7 @@ def test_subscriber_resumes_without_loss_or_repeat(make_server: Any, restarted: 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_gap_keeps_its_position_over_reconnections(make_server: Any, restarted: bool) -> None:
-    """Retention takes what was not sent yet; a later connection still knows which number is which."""
+    """Retention deletes records that were not sent; later connections still map channel to stream numbers."""
     server = make_server(window="2")
     for i in range(8):
         server.publish("s", b"%d" % i)
@@ -163,7 +163,7 @@ def test_subscriber_shutdown_ends_the_link_after_consumption(make_server: Any) -
     peer = server.linked("subscribe:s@0")
     peer.link.shutdown()
     peer.talk()
-    assert not any(isinstance(e, events.Ended) for e in peer.events), "what was sent is still to be consumed"
+    assert not any(isinstance(e, events.Ended) for e in peer.events), "the peer has not consumed all messages"
     peer.link.consume(0, 1)
     for event in peer.talk():
         if isinstance(event, events.Finished):
@@ -195,7 +195,7 @@ def test_link_in_shutdown_is_forgotten_by_a_restart(make_server: Any) -> None:
     peer.talk()
     peer.leave()
     again = server.linked(old=peer.link)
-    assert again.events[0].resumed, "in memory it is, until it has consumed"
+    assert again.events[0].resumed, "the link is kept in memory until everything is consumed"
     again.leave()
     server.restart()
     assert not server.linked(old=again.link).events[0].resumed
@@ -252,7 +252,7 @@ def number(seq: int) -> bytes:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_seq_option_adds_record_numbers(make_server: Any, restarted: bool) -> None:
-    """Channel 0 begins with where it begins, and goes on over reconnections and restarts like any other."""
+    """Message 0 holds the start position, and the channel resumes after reconnections and restarts like any other."""
     server = make_server(window="2")
     for i in range(1, 7):
         server.publish("s", b"%d" % i)
@@ -280,7 +280,7 @@ def test_start_position_is_sent_again_if_it_was_lost(make_server: Any) -> None:
     peer = server.linked("subscribe:s?seq")
     (beginning,) = got(peer)
     peer.leave()
-    peer.link.receiving.clear()  # as if nothing of it had arrived
+    peer.link.receiving.clear()  # Pretend that nothing has arrived.
     server.publish("s", b"2")
     again = server.linked(old=peer.link)
     assert got(again) == [beginning, (1, (number(2), b"2"))] == [(0, (b"", number(1))), (1, (number(2), b"2"))]

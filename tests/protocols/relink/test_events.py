@@ -1,4 +1,4 @@
-"""Events: what a session tells."""
+"""The events of a session."""
 
 from __future__ import annotations
 

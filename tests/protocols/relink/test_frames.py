@@ -1,4 +1,4 @@
-"""Packets as bytes: the drawings of the text, every kind, every width."""
+"""Packets as bytes: the examples of the specification, every packet type, every id size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_golden_bytes(vectors: Any) -> None:
         assert golden.packet.serialize(golden.id_size, **golden.fields).hex() == golden.data.hex(), golden.name
         assert len(golden.data) % 8 == 0
         unused = bytes(byte & ~mask for byte, mask in zip(golden.data, golden.used, strict=True))
-        assert unused == bytes(len(golden.data)), "what is unused is zero"
+        assert unused == bytes(len(golden.data)), "unused bits are zero"
 
 
 @pytest.mark.parametrize("count", [MAX_SHORT, MAX_SHORT + 1])
@@ -64,7 +64,7 @@ def test_invalid_packets_are_refused(packet: Any) -> None:
 @pytest.mark.parametrize("id_size", sorted(ID_SIZES))
 @pytest.mark.parametrize("number", [None, 0, NUMBER_MASK])
 def test_fast_path_for_one_channel_matches_the_specification(id_size: int, number: int | None) -> None:
-    """The short way gives what the tables of 2.3 ask for: the head, the number at a multiple of 4, padding to 8."""
+    """The fast path matches the tables of 2.3: head, number aligned to 4, padding to 8."""
     channel = (1 << 8 * id_size) - 1
     for kind in (Op.COMMIT, Op.ROLLBACK):
         packet = bytes([kind << 5 | (0x01 if number is None else 0x09), 0]) + encode_ids((channel,), id_size)

@@ -1,4 +1,4 @@
-"""The handshake's bytes."""
+"""The fields of the handshake as bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fyrehose.protocols.relink import handshake
 from fyrehose.protocols.relink.frames import ID_SIZES
 from fyrehose.protocols.relink.handshake import Hello, Terms
 
-#: The drawing of the text: a name of six bytes.
+#: The example of the specification: a name of six bytes.
 SIX = Hello(
     terms=Terms(endpoint="sports", connector_size=2, listener_size=4, connector_transactions=True),
     require=True,
@@ -38,7 +38,7 @@ def test_hello_with_every_name_length() -> None:
         assert handshake.unpack_hello(bytearray(data)) == hello
         for size in range(len(data) + 1):
             needed = handshake.hello_size(bytearray(data[:size]))
-            assert (needed <= size) is (size == len(data)), "its size is known from the first byte on"
+            assert (needed <= size) is (size == len(data)), "the size is known from the first byte on"
 
 
 def test_only_valid_id_sizes_are_accepted() -> None:
@@ -50,7 +50,7 @@ def test_only_valid_id_sizes_are_accepted() -> None:
             with pytest.raises(RemoteProtocolError, match="bad-id-size"):
                 handshake.hello_size(data)
     with pytest.raises(RemoteProtocolError, match="bad-id-size"):
-        handshake.hello_size(bytearray([0, 3]))  # before the other is known
+        handshake.hello_size(bytearray([0, 3]))  # The other size has not arrived.
 
 
 def test_padding_and_unused_flags_are_ignored() -> None:

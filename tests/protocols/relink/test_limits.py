@@ -1,7 +1,7 @@
-"""The limits, and the threats that they answer: a server with its defaults, and raw bytes.
+"""The limits, and the threats that they address: a server with its defaults, and raw bytes.
 
-One test for each row of the table in docs/protocols/relink.md, "Threats and limits".  What a row has in every detail -
-all headers, all pairs of id sizes, every unused bit - is tested with the module that judges it.
+One test for each row of the table in docs/protocols/relink.md, "Threats and limits".  The details of a row -
+all headers, all pairs of id sizes, every unused bit - are tested with the module that checks them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_default_limits() -> None:
     ],
 )
 def test_threat_counts_and_sizes(make_server: Any, header: bytes, cause: str) -> None:
-    """Multicast count 2^32-1; parts 2^32-1; size 2^64-1; sizes whose sum wraps: judged by the header alone."""
+    """Multicast count 2^32-1; parts 2^32-1; size 2^64-1; sizes whose sum wraps: refused by the header alone."""
     server = make_server()
     peer = server.linked(connector_size=2)
     peer.say(header)
@@ -57,7 +57,7 @@ def test_threat_counts_and_sizes(make_server: Any, header: bytes, cause: str) ->
 
 
 def test_threat_multicast_payload_is_held_once(make_server: Any) -> None:
-    """A multicast's payload is held once, whatever the count; to no channel it is nothing."""
+    """A multicast's payload is held once, whatever the number of channels; without channels it is not held."""
     server = make_server(auto=False)
     peer = server.connect(connector_size=2)
     peer.talk()
@@ -68,12 +68,12 @@ def test_threat_multicast_payload_is_held_once(make_server: Any) -> None:
     assert not entry.link.receiving
     peer.say(Message(channels=tuple(range(1_024)), parts=(b"x" * 60_000,), multicast=True).serialize(2))
     assert len(entry.link.receiving) == 1_024
-    assert not entry.link.blocked, "60 MB if it counted for each channel"
+    assert not entry.link.blocked, "the payload is not charged to each channel, which would be 60 MB"
 
 
 @pytest.mark.parametrize("sizes", [(3, 0), (0, 5), (9, 9), (255, 1), (6, 8)])
 def test_threat_id_sizes(make_server: Any, sizes: tuple[int, int]) -> None:
-    """Id sizes 3, 5-7 and 9-255."""
+    """Invalid id sizes: 3, 5-7 and 9-255."""
     peer = make_server().connect()
     peer.session.data_to_send()
     peer.say(pack_version(0) + bytes([1, ord("n"), *sizes, 0]))
@@ -81,7 +81,7 @@ def test_threat_id_sizes(make_server: Any, sizes: tuple[int, int]) -> None:
 
 
 def test_threat_flood_of_channels(make_server: Any) -> None:
-    """The 4,097th channel ends the link, among many messages that came together, and what came before it counts."""
+    """The 4,097th channel ends the link; messages before it in the same read are written."""
     server = make_server()
     peer = server.linked(connector_size=2)
     peer.say(b"".join(message(channel) for channel in range(4_096)))
@@ -94,7 +94,7 @@ def test_threat_flood_of_channels(make_server: Any) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_threat_backlog(make_server: Any, channels: int) -> None:
-    """An application that stops consuming: at 1,024 messages of a channel nothing more is read."""
+    """A journal that does not commit: at 1,024 messages of a channel reading stops."""
     server = make_server(auto=False)
     peer = server.connect(connector_size=2)
     peer.talk()
@@ -112,7 +112,7 @@ def test_threat_backlog(make_server: Any, channels: int) -> None:
 
 
 def test_threat_backlog_bytes(make_server: Any) -> None:
-    """The same at 16 MiB of a link."""
+    """Reading also stops at 16 MiB of a link."""
     server = make_server(auto=False)
     peer = server.connect(connector_size=2)
     peer.talk()
@@ -127,8 +127,7 @@ def test_threat_backlog_bytes(make_server: Any) -> None:
 
 @pytest.mark.parametrize(("messages", "result"), [(2_047, "COMMITTED"), (2_048, "COMMITTED"), (2_049, "UNCOMMITTED")])
 def test_threat_undecided_messages(make_server: Any, messages: int, result: str) -> None:
-    """What waits for the peer's own commit cannot hold the connection: of twice the backlog and more nothing is kept,
-    its commit fails, and the link goes on."""
+    """Undecided messages cannot block reading: beyond twice the backlog they are not kept, and their commit fails."""
     server = make_server()
     peer = server.linked(connector_size=2, connector_transactions=True)
     commit = Operation(kind=Op.COMMIT, channels=(0,), number=messages - 1).serialize(2)
@@ -151,7 +150,7 @@ def test_threat_undecided_messages(make_server: Any, messages: int, result: str)
 
 
 def test_threat_undecided_messages_of_many_links(make_server: Any) -> None:
-    """All links together hold so much: the address that holds the most lets go, whether it is connected or not."""
+    """Beyond the memory limit the address that holds the most loses messages, whether it is connected or not."""
     server = make_server(link_memory=str(1 << 20))
     honest = server.linked(connector_size=2, connector_transactions=True, host="10.0.0.1")
     honest.say(message(parts=(b"x" * 50_000,)))
@@ -161,13 +160,13 @@ def test_threat_undecided_messages_of_many_links(make_server: Any) -> None:
             peer.say(message(parts=(b"x" * 50_000,)))
         peer.leave()
     assert server.registry._weight == sum(entry.link.weight for entry in server.registry.entries.values()) <= 1 << 20
-    assert len(server.registry.entries) == 9, "none of them is lost"
+    assert len(server.registry.entries) == 9, "no link is lost"
     honest.say(Operation(kind=Op.COMMIT, channels=(0,), number=0).serialize(2))
     assert server.payloads() == [b"x" * 50_000]
 
 
 def test_threat_channels_of_many_links(make_server: Any) -> None:
-    """Where channels take the room, which cannot be given back, the largest links of that address are lost."""
+    """If channels take the memory, which cannot be released, the largest links of that address are lost."""
     server = make_server(link_memory=str(100 * 2_048))
     honest = server.linked(connector_size=2, host="10.0.0.1")
     honest.say(b"".join(message(channel) for channel in range(40)))
@@ -182,11 +181,11 @@ def test_threat_channels_of_many_links(make_server: Any) -> None:
 
 
 def test_threat_guessed_and_hijacked_links(make_server: Any) -> None:
-    """Link ids are random; a link is bound to its name, sizes and identity; a guesser gets a link of its own."""
+    """Link ids are random; a link is bound to its name, sizes and identity; a peer that guesses gets a new link."""
     server = make_server()
     victim = server.linked()
     for guess in (0, *range(1_000, 1_011)):
-        # The first is right, but for the size of the ids, which the thief does not know.
+        # The first id is right, but the attacker does not know the size of the channel ids.
         hello = Hello(terms=Terms(endpoint="publish:s"), epoch=victim.link.epoch, link_id=victim.link.id + guess)
         thief = server.linked(hello=hello, host="10.0.0.9")
         assert thief.link.id != victim.link.id
@@ -196,7 +195,7 @@ def test_threat_guessed_and_hijacked_links(make_server: Any) -> None:
 
 
 def test_threat_half_open_transport(make_server: Any) -> None:
-    """The old connection is fenced before the new one is told anything."""
+    """The old connection is fenced before the new one gets a reply."""
     server = make_server()
     peer = server.linked(connector_size=2)
     peer.session.receive_eof()
@@ -208,7 +207,7 @@ def test_threat_half_open_transport(make_server: Any) -> None:
 
 
 def test_threat_hoarded_links(make_server: Any) -> None:
-    """Handshakes without end: the oldest links of the same address make room, and all are gone after 10 s."""
+    """A flood of handshakes displaces the oldest links of its own address, and all expire after 10 s."""
     server = make_server(max_links="100")
     honest = server.linked(host="10.0.0.1")
     honest.say(message(size=1))
@@ -237,18 +236,18 @@ def test_threat_hoarded_links(make_server: Any) -> None:
     ],
 )
 def test_threat_protocol_violations(make_server: Any, name: str, said: bytes, cause: str) -> None:
-    """Acknowledged and never sent, a second resume, operations that cannot be, values that must not be sent."""
+    """Acknowledgements of unsent messages, a second resume, invalid operations, unused enumeration values."""
     server = make_server()
     transactional = name == "publish:s"
     peer = server.linked(name, connector_size=2, connector_transactions=transactional)
     peer.say(said)
     assert peer.closed
-    assert not server.registry.entries, "the link, too"
+    assert not server.registry.entries, "the link is lost, too"
     assert [key for key in server.broker.counters.counts if key[1].startswith(cause)]
 
 
 def test_threat_versions(make_server: Any) -> None:
-    """Whatever version is offered, 0 is answered."""
+    """The reply to any version is version 0."""
     server = make_server()
     for version in range(256):
         peer = server.connect()
@@ -259,7 +258,7 @@ def test_threat_versions(make_server: Any) -> None:
 
 
 def test_threat_flood_of_pings(make_server: Any) -> None:
-    """Pings whose answers nobody reads: nothing more is read, and at 1 MiB of answers the connection is closed."""
+    """Reading stops while the peer does not read the pongs; at 1 MiB of pongs the connection is closed."""
     server = make_server()
     peer = server.linked()
     peer.say(PING.serialize() * 5_000)
@@ -274,14 +273,14 @@ def test_threat_flood_of_pings(make_server: Any) -> None:
 
 @pytest.mark.parametrize("name", [b"\xff", b"publish", b"subscribe:", b"other:s"])
 def test_threat_unknown_endpoints(make_server: Any, name: bytes) -> None:
-    """An endpoint that is not UTF-8, or that nobody has, is closed in silence."""
+    """A connection with an unknown endpoint name, or one that is not UTF-8, is closed without a reply."""
     server = make_server()
     peer = server.connect()
     peer.session.data_to_send()
     head = bytes([len(name)]) + name + bytes(3)
     peer.say(pack_version(0) + head + bytes(-len(head) % 8) + bytes(16))
     assert peer.closed
-    assert peer.transport.value() == bytes(8), "its version, and nothing more"
+    assert peer.transport.value() == bytes(8), "only the version was sent"
 
 
 def test_threat_slow_handshake_and_silence(make_server: Any) -> None:
@@ -297,7 +296,7 @@ def test_threat_slow_handshake_and_silence(make_server: Any) -> None:
 
 
 def test_threat_missing_pongs(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are kept until a ping is answered, but only so many runs of them: 4,096, and 50 here."""
+    """Results are kept until a ping is answered, up to a number of runs: 4,096 by default, 50 here."""
     assert Limits().result_runs == 4_096
     monkeypatch.setattr(Settings, "limits", property(lambda settings: Limits(result_runs=50)))
     server = make_server()
@@ -324,7 +323,7 @@ def test_threat_missing_pongs(make_server: Any, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_message_size_limit_is_inclusive(make_server: Any, size: int, *, closed: bool) -> None:
-    """The header alone decides; the padding counts."""
+    """The header alone decides, and padding is included."""
     server = make_server()
     peer = server.linked(connector_size=2)
     peer.say(pack("<BBH4xQ", 0x51, 1, 0, size))

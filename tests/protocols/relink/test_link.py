@@ -129,7 +129,9 @@ def test_closed_is_sent_after_the_pong_of_the_barrier() -> None:
     assert ours.pings == 1
     assert ours.operation(close) == []
     assert ours.ponged(PONG) == [events.Finished(channel=0)]
-    assert ours.operation(close) == [events.Finished(channel=0)], "said again while the owner has not forgotten it"
+    assert ours.operation(close) == [events.Finished(channel=0)], (
+        "the event is repeated until the owner has forgotten the channel"
+    )
     packets(ours)
     ours.forget(0)
     ours.operation(close)
@@ -147,7 +149,7 @@ def test_link_ends_after_all_channels_are_closed() -> None:
     ours.acknowledged(Acknowledgement(kind=Ack.CONSUMED, channels=(0,)))
     assert ours.acknowledged(Acknowledgement(kind=Ack.CLOSED, channels=(0,))) == [events.Closed(channel=0)]
     assert SHUTDOWN in packets(ours)
-    assert ours.shut_down(SHUTDOWN) == [events.PeerShutdown()], "the peer's channel goes on"
+    assert ours.shut_down(SHUTDOWN) == [events.PeerShutdown()], "the peer's open channel continues"
     ours.operation(Operation(kind=Op.CLOSE, channels=(5,)))
     ours.consume(5, 0)
     ours.ponged(PONG)
@@ -227,13 +229,13 @@ def test_gathered_messages_are_handled_by_channel() -> None:
     ours.acknowledge()
     assert [(ack.channels, ack.number) for ack in packets(ours)] == [((7,), 1), ((8,), 0)]
     assert ours.accepts([7, 8, 9])
-    assert not ours.accepts([9, 10]), "there would be too many channels"
+    assert not ours.accepts([9, 10]), "two more channels would exceed the limit"
     ours.operation(Operation(kind=Op.CLOSE, channels=(8,)))
     assert ours.accepts([7, 9])
-    assert not ours.accepts([7, 8]), "it is being closed"
+    assert not ours.accepts([7, 8]), "channel 8 is being closed"
     ours.shut_down(SHUTDOWN)
     assert ours.accepts([7])
-    assert not ours.accepts([7, 9]), "the peer said that it opens no more"
+    assert not ours.accepts([7, 9]), "no new channel is allowed after shutdown"
 
 
 def test_multicast_payload_is_charged_once() -> None:

@@ -1,4 +1,4 @@
-"""Links on disk: what is written is found again, and what is damaged is lost and not guessed."""
+"""Links on disk: recovery of valid records, and loss of the links if records are damaged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def entry(number: int, snapshot: bytes = b"\1\0\0\0") -> bytes:
 
 
 def written(*runs: tuple[str, list[bytes]]) -> Any:
-    """A journal with these records, by source, one after the other."""
+    """Return a function that recovers the links from a journal with these records."""
     made: list[Run] = []
     seq = 1
     for source, records in runs:

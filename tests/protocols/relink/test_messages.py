@@ -1,4 +1,4 @@
-"""Runs of messages: columns, pieces, and what they are as records."""
+"""Runs of messages: columns, pieces, and their records."""
 
 from __future__ import annotations
 

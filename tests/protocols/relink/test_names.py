@@ -1,4 +1,4 @@
-"""Endpoint names: what is asked for, and streams whose own names have special characters."""
+"""Endpoint names, and streams whose names have special characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that wrap on the wire."""
+"""Sequence numbers that wrap on the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How messages end other than well."""
+"""Errors of messages that were not processed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as records and back."""
+"""Conversion of messages of several parts to records and back."""
 
 from __future__ import annotations
 

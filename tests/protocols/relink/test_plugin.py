@@ -1,4 +1,4 @@
-"""The plugin: the rest of it is in tests/conformance."""
+"""The protocol plugin and its service; tests/conformance has the tests that all plugins share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_links_are_written_before_listening() -> None:
 
 
 def full(auto: bool = True) -> tuple[MemoryJournal, MemoryReactorClock, Any]:
-    """A journal whose disk has no room, and a listener that is to be opened."""
+    """Return a journal on a full disk, its reactor, and the service of a listener."""
     journal = MemoryJournal(auto=auto)
     broker = Broker(Clock(), journal, Sequencer())
     broker.open()
@@ -42,7 +42,7 @@ def full(auto: bool = True) -> tuple[MemoryJournal, MemoryReactorClock, Any]:
 
 def test_full_disk_keeps_only_this_listener_closed(log_lines: list[str]) -> None:
     journal, reactor, service = full()
-    assert service.startService().called, "whoever starts the server goes on with the next listener"
+    assert service.startService().called, "the start of the server continues with the next listener"
     reactor.advance(DISK_FULL_RETRY)
     assert not reactor.tcpServers
     assert any("the listener stays closed until its links can be written" in line for line in log_lines)
@@ -61,7 +61,7 @@ def test_service_can_be_stopped_while_the_disk_is_full() -> None:
     service.startService()
     journal.enter(JournalState.WRITABLE, "room")
     reactor.advance(DISK_FULL_RETRY)
-    service.stopService()  # the links are being written
+    service.stopService()  # The links are being written.
     journal.commit()
     assert not reactor.tcpServers
     assert not reactor.getDelayedCalls()

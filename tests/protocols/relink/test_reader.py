@@ -1,4 +1,4 @@
-"""Readers that know the numbers of records: they go on where they were, whatever is lost."""
+"""RelinkReader: it continues behind its last record after any loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fyrehose.records import MAX_PAYLOAD
 
 @attrs.define(eq=False)
 class Reading:
-    """A reader on a wire, and what it told its program."""
+    """A reader on a wire, with the records and gaps that it has reported."""
 
     wire: Any
     after: int | None = None
@@ -48,7 +48,7 @@ class Reading:
         self.gaps.append((first, last))
 
     def lose_link(self) -> None:
-        """The server forgets the link, and the connection breaks."""
+        """Make the server forget the link, and cut the connection."""
         registry = self.wire.server.registry
         for entry in list(registry.entries.values()):
             registry.discard(entry)
@@ -83,7 +83,7 @@ def test_records_are_delivered_with_their_numbers(make_server: Any, read: Any) -
 def test_largest_records_are_delivered_with_numbers(make_server: Any, read: Any) -> None:
     server = make_server()
     server.publish("s", b"x" * MAX_PAYLOAD)
-    many = join((b"y",) * 1_024)  # with its number it would have more parts than there may be
+    many = join((b"y",) * 1_024)  # With its number the message would exceed the limit of parts.
     server.publish("s", many, content_type=CONTENT_TYPE)
     reading = read(server, after=0)
     reading.come_back()
@@ -116,7 +116,7 @@ def test_reader_continues_behind_its_last_record_after_losing_its_link(make_serv
 
 
 def test_idle_reader_misses_nothing_after_losing_its_link(make_server: Any, read: Any) -> None:
-    """It never got a record, so only where its channel began says where it has to go on."""
+    """A reader without any record continues at the start position of its channel."""
     server = make_server()
     server.publish("s", b"before")
     reading = read(server)

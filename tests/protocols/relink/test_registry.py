@@ -1,4 +1,4 @@
-"""The links that a listener knows, over restarts and without end."""
+"""The links of a listener over restarts, and their checkpoints."""
 
 from __future__ import annotations
 

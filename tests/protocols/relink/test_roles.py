@@ -1,4 +1,4 @@
-"""Which of a link's terms are ours."""
+"""The terms of a link from both points of view."""
 
 from __future__ import annotations
 

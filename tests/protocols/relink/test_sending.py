@@ -1,4 +1,4 @@
-"""Our own channels: guards, cursors, what is sent again."""
+"""Our own channels: checks, cursors, and resending."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def channel(count: int = 0, transactional: bool = True, **more: Any) -> SendChan
 
 
 def again(sent: SendChannel) -> list[Any]:
-    """What is sent again, in short: payloads, and (op, number)."""
+    """Return the packets of a resend in short: payloads, and (op, number)."""
     sent.attach()
     return [
         packet.parts[0] if isinstance(packet, Message) else (packet.kind.name, packet.number)
@@ -46,7 +46,7 @@ def test_window_limits_unconsumed_messages() -> None:
         sent.add(((b"x",),) * 2)
     sent.advance(Event.CLOSE)
     assert sent.room == 0
-    assert sent.undecided == 0, "only transactions are decided"
+    assert sent.undecided == 0, "plain messages are never undecided"
 
 
 def test_decisions_are_made_in_order() -> None:
@@ -69,7 +69,9 @@ def test_number_is_omitted_only_behind_the_same_decision() -> None:
     assert numbers == [0, None, 2, 3, 5]
     sent.attach()
     sent.add(((b"x",),))
-    assert sent.decision(Op.COMMIT, *sent.decide(Op.COMMIT, 6)).number == 6, "the first on a connection"
+    assert sent.decision(Op.COMMIT, *sent.decide(Op.COMMIT, 6)).number == 6, (
+        "the first decision on a connection has a number"
+    )
 
 
 def test_number_is_omitted_behind_a_resent_decision() -> None:

@@ -1,4 +1,4 @@
-"""The server: links, what they survive, and every row of the threat table that is its own."""
+"""The server: publishing, links over reconnections and restarts, and its rows of the threat table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ME = "127.0.0.1"
 
 
 def shown(directory: Path, name: str) -> X509:
-    """A certificate as a transport hands it out."""
+    """Return a certificate as a transport returns it."""
     issued = Authority(directory).issue(name)
     return X509.from_cryptography(load_pem_x509_certificate(Path(issued.certificate).read_bytes()))
 
@@ -46,7 +46,7 @@ def test_consumed_is_sent_only_when_durable(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
-    assert peer.session.link is None, "a link is promised when it is durable"
+    assert peer.session.link is None, "the reply is sent when the link is durable"
     server.journal.commit()
     assert kinds(peer.talk()) == ["Linked"]
     send(peer, b"one", b"two")
@@ -90,7 +90,7 @@ def test_commit_is_one_batch_and_rollback_writes_nothing(make_server: Any) -> No
 
 
 def test_one_read_is_one_write(make_server: Any) -> None:
-    """However many commits there are: their messages in order, and the cursors of each channel once."""
+    """The write has the messages of all commits in order, and the cursors of each channel once."""
     server = make_server(auto=False)
     peer = server.connect(connector_transactions=True)
     peer.talk()
@@ -116,7 +116,7 @@ def test_one_read_is_one_write(make_server: Any) -> None:
 
 
 def test_durable_writes_are_acknowledged_at_once_in_one_write(make_server: Any) -> None:
-    """Not in another turn of the reactor; of several writes that one commit makes durable, the last says it for all."""
+    """In the same turn of the reactor, and once for all writes that one commit makes durable."""
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -199,7 +199,7 @@ def test_permanently_refused_plain_message_ends_the_link(make_server: Any) -> No
 
 @pytest.mark.parametrize("together", [False, True])
 def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, together: bool) -> None:
-    """So that a publisher which sends again what was not acknowledged stores nothing twice."""
+    """A publisher that sends unacknowledged messages again stores none of them twice."""
     server = make_server(auto=False)
     server.broker.restrict("s", 3)
     peer = server.connect()
@@ -219,9 +219,9 @@ def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, togeth
     assert peer.closed
     peer.events += peer.session.receive_data(peer.transport.value())
     consumed = {e.channel: e.last for e in peer.events if isinstance(e, events.Consumed)}
-    assert consumed == ({0: 2, 1: 0} if together else {0: 2}), "each channel up to the message that is refused"
+    assert consumed == ({0: 2, 1: 0} if together else {0: 2}), "each channel is acknowledged up to the refused message"
     assert server.payloads() == [b"1", b"2", b"3", *([b"5"] if together else [])]
-    assert not server.registry.entries, "the same message would come again"
+    assert not server.registry.entries, "a resumed link would send the same message again"
     peer.leave()
     unknown = [parts.parts[0] for parts in peer.link.unknown()]
     assert unknown == [b"too large", b"4", *([] if together else [b"5"])]
@@ -246,7 +246,7 @@ def test_messages_before_a_policy_change_are_acknowledged(make_server: Any) -> N
     assert not server.registry.entries
 
 
-# What is received and not decided.
+# Undecided messages.
 
 
 def receipts(peer: Any) -> list[int]:
@@ -254,7 +254,7 @@ def receipts(peer: Any) -> list[int]:
 
 
 def test_undecided_messages_of_one_read_are_acknowledged_once(make_server: Any) -> None:
-    """So that a peer may wait for it before its commit."""
+    """A peer may wait for this acknowledgement before its commit."""
     server = make_server()
     peer = server.linked(connector_transactions=True)
     send(peer, b"1", b"2", b"3")
@@ -267,7 +267,7 @@ def test_undecided_messages_of_one_read_are_acknowledged_once(make_server: Any) 
 
 
 def test_received_is_not_sent_for_plain_or_decided_messages(make_server: Any) -> None:
-    """``consumed`` implies it, so it costs nothing where a commit comes with its messages."""
+    """``consumed`` implies ``received``, so a commit that arrives with its messages needs no other packet."""
     server = make_server(auto=False)
     for transactional in (False, True):
         peer = server.connect(connector_transactions=transactional)
@@ -294,7 +294,7 @@ def test_undecided_messages_survive_a_reconnection(make_server: Any) -> None:
     again.protocol.dataReceived = lambda data: (heard.append(data), take(data))
     again.talk()
     assert receipts(again) == [1]
-    assert Message(channels=(0,), parts=(b"1",)).serialize(1) not in b"".join(heard), "it was not sent again"
+    assert Message(channels=(0,), parts=(b"1",)).serialize(1) not in b"".join(heard), "the message was not sent again"
     again.link.decide(0, Op.COMMIT)
     again.talk()
     assert server.payloads() == [b"1", b"2"]
@@ -302,7 +302,7 @@ def test_undecided_messages_survive_a_reconnection(make_server: Any) -> None:
 
 
 def test_messages_lost_by_a_crash_are_sent_again(make_server: Any) -> None:
-    """The report says that it holds less than it said before; the peer goes by the report."""
+    """The report of a restarted server takes messages back that it had acknowledged as received."""
     server = make_server()
     peer = server.linked(connector_transactions=True)
     send(peer, b"1", b"2")
@@ -326,7 +326,7 @@ def test_full_disk_ends_the_connection_but_keeps_the_link(make_server: Any) -> N
     peer.talk()
     server.journal.enter(JournalState.READ_ONLY, "full")
     assert peer.talk() == []
-    assert not peer.closed, "it would come back at once"
+    assert not peer.closed, "the peer would reconnect at once"
     server.clock.advance(5)
     assert peer.closed
     peer.leave()
@@ -361,11 +361,11 @@ def test_link_resumes_without_loss_or_repeat(make_server: Any) -> None:
     server.journal.commit()
     peer.talk()
     send(peer, b"one", b"two")
-    peer.protocol.dataReceived(b"".join(peer.session.data_to_send())[:-4])  # the second does not arrive whole
+    peer.protocol.dataReceived(b"".join(peer.session.data_to_send())[:-4])  # The second message is cut.
     peer.leave()
     again = server.connect(old=peer.link)
     again.talk()
-    assert again.link.may_send is False, "what is under way is waited for"
+    assert again.link.may_send is False, "the server waits for its unfinished write"
     server.journal.commit()
     found = again.talk()
     assert kinds(found) == ["Linked", "Consumed", "Resumed"]
@@ -380,7 +380,7 @@ def test_half_open_connection_is_fenced(make_server: Any) -> None:
     peer = server.linked()
     send(peer, b"one")
     late = b"".join(peer.session.data_to_send())
-    peer.session.receive_eof()  # only we have noticed
+    peer.session.receive_eof()  # The server has not noticed.
     again = server.linked(old=peer.link)
     assert peer.transport.aborted
     peer.protocol.dataReceived(late)
@@ -403,11 +403,11 @@ def test_link_survives_a_server_crash(make_server: Any, transactional: bool) -> 
         peer.link.decide(0, Op.COMMIT, 0)
         peer.link.decide(0, Op.ROLLBACK, 1)
     peer.protocol.dataReceived(b"".join(peer.session.data_to_send()))
-    server.journal.commit()  # durable, but nobody was told
+    server.journal.commit()  # Durable, but not acknowledged.
     send(peer, b"4")
     if transactional:
         peer.link.decide(0, Op.COMMIT, 3)
-    peer.protocol.dataReceived(b"".join(peer.session.data_to_send()))  # never durable
+    peer.protocol.dataReceived(b"".join(peer.session.data_to_send()))  # Never becomes durable.
     server.journal._pending.clear()
     peer.session.receive_eof()
     server.restart()
@@ -443,7 +443,7 @@ def test_closed_channel_stays_closed_after_a_restart(make_server: Any) -> None:
     send(peer, b"a")
     peer.talk()
     peer.link.close(0)
-    for _ in range(2):  # close, ping; pong, closed: which does not arrive
+    for _ in range(2):  # Close and ping; pong and closed, which is lost.
         peer.protocol.dataReceived(b"".join(peer.session.data_to_send()))
         server.clock.advance(0)
         said = peer.transport.value()
@@ -474,7 +474,7 @@ def test_shutdown_of_both_ends_the_link(make_server: Any) -> None:
     assert not server.registry.entries
 
 
-# Every row of the handshake's table.
+# Every row of the table of replies in docs/protocols/relink.md.
 
 
 @pytest.mark.parametrize("require", [False, True])
@@ -507,7 +507,7 @@ def test_reply_to_each_handshake(make_server: Any, case: str, require: bool, tmp
         assert peer.link.id != id_
     if case != "match":
         intact = server.linked(old=first.link)
-        assert intact.events[0].resumed, "the link that was asked for in vain is as it was"
+        assert intact.events[0].resumed, "the requested link is unchanged"
 
 
 @pytest.mark.parametrize(
@@ -575,7 +575,7 @@ def test_detached_links_expire(make_server: Any) -> None:
 
 
 def test_one_address_can_resume_a_thousand_links(make_server: Any) -> None:
-    """A crowd behind one NAT, cut off together; an orderly stop is the same, and a restart after it."""
+    """Many clients behind one NAT lose their connections together, or in an orderly stop and restart."""
     server = make_server(max_per_host="2000")
     peers = [server.linked() for _ in range(1_000)]
     for peer in peers:
@@ -595,7 +595,7 @@ def test_one_address_can_resume_a_thousand_links(make_server: Any) -> None:
 def test_full_listener_displaces_links_of_the_address_with_the_most(
     make_server: Any, links: int, displaced: int
 ) -> None:
-    """Exactly at, one below and one above the limit; the smaller crowd keeps all of its links, older or not."""
+    """One below, at and one above the limit; the address with fewer links keeps all of them."""
     server = make_server(max_links="10")
     honest = [server.linked(host="10.0.0.1") for _ in range(4)]
     for peer in honest:
@@ -612,7 +612,7 @@ def test_full_listener_displaces_links_of_the_address_with_the_most(
     assert len(server.registry.entries) == links - displaced
     assert all(server.linked(old=peer.link, host="10.0.0.1").events[0].resumed for peer in honest)
     assert all(server.linked(old=peer.link, host="10.0.0.2").events[0].resumed for peer in greedy[displaced:])
-    assert server.count("links-displaced") == displaced, "the oldest one went, and no other"
+    assert server.count("links-displaced") == displaced, "only the oldest link was displaced"
 
 
 def test_full_listener_displaces_unused_links_first(make_server: Any) -> None:
@@ -629,7 +629,7 @@ def test_full_listener_displaces_unused_links_first(make_server: Any) -> None:
 
 
 def test_link_of_an_idle_subscriber_is_kept(make_server: Any) -> None:
-    """It never got a record, but it answered a ping: its link is there after an outage of four minutes."""
+    """A subscriber without records that has answered a ping keeps its link in an outage of four minutes."""
     server = make_server()
     peer = server.linked("subscribe:s")
     peer.leave()
@@ -650,12 +650,12 @@ def test_number_of_links_is_limited(make_server: Any) -> None:
     assert server.count("too-many-links") == 1
     first.leave()
     third = server.linked()
-    assert third.events, "the one without a connection made room"
+    assert third.events, "the link without a connection was displaced"
     assert not second.closed
 
 
 def test_many_peers_with_lost_links_get_new_links(make_server: Any) -> None:
-    """A crowd of one address whose links are not known any more is not taken for a guesser."""
+    """Many peers of one address whose links were lost are not mistaken for an attacker who guesses ids."""
     server = make_server(max_per_host="2000")
     epoch = server.registry.epoch
     for number in range(1_000):
@@ -780,7 +780,7 @@ def test_silent_peer_is_pinged_then_dropped(make_server: Any) -> None:
     assert peer.transport.aborted
     assert server.count("silent-peer") == 1
     peer.leave()
-    assert server.linked(old=peer.link).events[0].resumed, "its link is kept"
+    assert server.linked(old=peer.link).events[0].resumed, "the link is kept"
 
 
 def test_bytes_before_the_reply_are_kept(make_server: Any) -> None:
@@ -867,7 +867,7 @@ def test_newest_connection_gets_the_link(make_server: Any) -> None:
 
 
 def peer_hello(peer: Any) -> bytes:
-    """What a connector says second, said at once."""
+    """Return the second transmission of the connector."""
     return Hello(terms=peer.link.terms, epoch=peer.link.epoch, link_id=peer.link.id).serialize()
 
 
@@ -883,7 +883,7 @@ def test_link_of_a_lost_connection_is_written_and_expires(make_server: Any) -> N
 
 
 def test_channel_is_forgotten_after_its_connection_is_lost(make_server: Any) -> None:
-    """The last channel of a link that both have shut down: its end does not wait for a connection."""
+    """The closure of a channel becomes durable without a connection, and is acknowledged on the next one."""
     server = make_server(auto=False)
     peer = server.connect()
     peer.talk()
@@ -894,7 +894,7 @@ def test_channel_is_forgotten_after_its_connection_is_lost(make_server: Any) -> 
     server.journal.commit()
     peer.talk()
     peer.link.close(0)
-    peer.talk()  # close, ping, pong: the server writes that the channel is gone
+    peer.talk()  # Close, ping, pong: the server writes that the channel is forgotten.
     (entry,) = server.registry.entries.values()
     assert entry.link.receiving[0].leaving
     peer.leave()
@@ -959,7 +959,7 @@ def test_forbidden_new_stream_ends_the_link(make_server: Any) -> None:
     assert server.payloads("closed") == []
     peer.leave()
     again = server.linked(old=peer.link)
-    assert not again.events[0].resumed, "or it would send the same again, and be refused again, without end"
+    assert not again.events[0].resumed, "a resumed link would send the same messages again, and be refused again"
     other = server.linked("publish:open")
     send(other, b"x")
     other.talk()
@@ -995,7 +995,7 @@ def test_publisher_loses_its_link_when_the_policy_changes(make_server: Any) -> N
     peer.link.send((0,), (b"x",))
     peer.talk()
     assert peer.transport.disconnecting
-    assert server.broker.bounds("s") == (1, 0), "nothing of it was written"
+    assert server.broker.bounds("s") == (1, 0), "the message was not written"
     assert server.count("Forbidden") == 1
     assert not server.registry.entries
 

@@ -1,4 +1,4 @@
-"""Sessions: both ends of every table, and random schedules over a network that breaks."""
+"""Sessions of both peers: every row of the tables, and random schedules over an unreliable network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connector(old: Link | None = None, require: bool = False) -> ConnectorSessio
 
 
 def listener(resumed: bool = False, link: Link | None = None, **limits: int) -> ListenerSession:
-    """One that is linked."""
+    """Return a session whose handshake is complete."""
     session = ListenerSession(Limits(**limits))
     (received,) = session.receive_data(pack_version(0) + Hello(terms=TERMS).serialize())
     assert isinstance(received, events.HelloReceived)
@@ -104,7 +104,7 @@ def test_every_reply(reply: tuple[int, int], old: bool, require: bool, expected:
             assert link is None or link.over
         else:
             assert cause(found) == expected
-            assert link is None or not link.over, "that was no reply, so the link may still be there"
+            assert link is None or not link.over, "an invalid reply does not lose the link"
 
 
 @pytest.mark.parametrize("version", range(1, 256, 50))
@@ -142,7 +142,7 @@ def test_expected_size_during_the_handshake() -> None:
     one.receive_data(pack_version(0))
     assert one.expected == 1, "the reply"
     other.receive_data(Hello(terms=TERMS).serialize())
-    assert other.expected == 0, "the owner is asked"
+    assert other.expected == 0, "the owner looks up the link"
     other.refuse(7)
     assert other.expected == 0
 
@@ -186,8 +186,10 @@ PLAIN = Terms(endpoint="e", connector_size=1)
 
 
 def one_by_one(found: list[Any]) -> list[Any]:
-    """How many messages come together depends on how the bytes were cut; here each is an event, those of a channel
-    together where they followed each other."""
+    """Return each message as an event of its own, sorted by channel between other events.
+
+    The number of messages in one event depends on how the bytes were cut.
+    """
     plainly: list[Any] = []
     for received, some in groupby(found, lambda event: isinstance(event, events.Received)):
         if received:
@@ -237,7 +239,7 @@ def test_runs_of_messages_do_not_depend_on_chunking(backlog: int) -> None:
 
 @pytest.mark.parametrize("why", ["message-after-close", "channel-after-shutdown", "too-many-channels"])
 def test_first_violation_among_gathered_messages_is_reported(why: str) -> None:
-    """What came before it is told, on whatever channel, and nothing that came behind it."""
+    """Messages before the violation are reported, on any channel, and none behind it."""
 
     def one(channel: int, payload: bytes) -> bytes:
         return Message(channels=(channel,), parts=(payload,)).serialize(1)
@@ -275,7 +277,7 @@ def test_protocol_violations_end_the_link(data: bytes, expected: str | None) -> 
         session = listener()
         found = feed(session, chunks)
         if expected is None:
-            assert found == [], "an operation of a channel that is closed and forgotten"
+            assert found == [], "operations on forgotten channels are ignored"
             continue
         assert cause(found) == expected
         assert session.link is not None
@@ -289,14 +291,14 @@ def test_unsolicited_pong_is_ignored() -> None:
     assert session.receive_data(PONG.serialize() * 3) == []
     assert session.link is not None
     assert session.link.ping() == 1
-    assert session.link.pongs == 0, "the pong of this ping is still to come"
+    assert session.link.pongs == 0, "the pong of this ping has not arrived"
     session.receive_data(PONG.serialize() + MESSAGE)
     assert session.link.pongs == 1
 
 
 @pytest.mark.parametrize("what", ["received", "consumed", "result", "numbered", "plain result"])
 def test_invalid_acknowledgements_end_the_link(what: str) -> None:
-    """Beyond what was sent, and results where there are no transactions."""
+    """Acknowledgements of unsent messages, and results on a plain channel."""
     session = listener()
     link = session.link
     assert link is not None
@@ -369,7 +371,7 @@ def test_packets_are_held_back_while_the_backlog_is_full() -> None:
     assert not session.waiting
 
 
-# The checker of RELINK.md, over real bytes: see tests/torture.
+# Random schedules over real bytes: see tests/torture/relink_schedules.py.
 
 
 @pytest.mark.parametrize("losses", [False, True])
@@ -391,4 +393,4 @@ def test_schedules_find_each_missing_rule(torture: Any, rule: str) -> None:
                 world.run(seed, broken)
             except world.Violation:
                 return
-    pytest.fail(f"nobody missed the rule {rule}")
+    pytest.fail(f"no schedule needs the rule {rule}")

@@ -1,4 +1,4 @@
-"""The plugin's options."""
+"""The options of the protocol."""
 
 from __future__ import annotations
 

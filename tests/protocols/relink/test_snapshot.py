@@ -1,4 +1,4 @@
-"""Cursors as bytes."""
+"""Snapshots of a link's cursors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cursors(of: Link) -> Any:
 
 
 def worked(results: list[Ack | None], channel: int = 3) -> Link:
-    """A link on which messages came to these ends; one more is not finished."""
+    """Return a link on which messages have these results, and one more is not finished."""
     made = link()
     for _ in range(len(results) + 1):
         made.message(Message(channels=(channel,), parts=(b"x",)))

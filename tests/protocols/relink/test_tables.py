@@ -1,4 +1,4 @@
-"""The tables: whole, and drawn in the documentation as they are."""
+"""The tables are complete, and the documentation shows them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink.md"
 def test_every_step_is_a_method_of_the_session(table: Any, session: Any) -> None:
     assert all(callable(getattr(session, method)) for method, _ in table.values())
     phases = {phase for phase, _ in table} | {phase for _, phase in table.values()}
-    assert phases - {Phase.ENDED} == {phase for phase, _ in table}, "every phase goes on, but for the last"
+    assert phases - {Phase.ENDED} == {phase for phase, _ in table}, "only the last phase has no transitions"
     for phase in phases - {Phase.ENDED}:
         assert table[phase, Happening.BROKEN][1] is table[phase, Happening.FENCED][1] is Phase.ENDED
 

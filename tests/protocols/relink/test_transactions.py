@@ -176,7 +176,7 @@ def test_transaction_into_a_forbidden_new_stream_is_not_committed(make_client: A
     wire.pump()
     assert refused == [Uncommitted]
     assert server.payloads() == []
-    assert opened(client), "the link goes on"
+    assert opened(client), "the link is still usable"
 
 
 def test_transaction_survives_a_lost_connection(make_client: Any) -> None:
