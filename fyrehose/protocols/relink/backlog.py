@@ -1,6 +1,6 @@
 """The unfinished messages that a link has received: how many they are, how many more fit, when reading has to stop.
 
-Messages that wait for the server block the connection: nothing more is read until some are settled.  Messages that
+Messages that wait for the owner block the connection: nothing more is read until some are settled.  Messages that
 wait for the peer's commit or rollback cannot block it, because the decision would not be read either: beyond a limit
 their payloads are dropped, and a commit of them is answered with ``uncommitted``.
 """

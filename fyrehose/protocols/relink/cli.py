@@ -28,7 +28,7 @@ default_port = 7733
 
 #: An open transaction is committed when no message was added to it for this long, in seconds.
 COMMIT_DELAY = 0.2
-#: Largest transaction that a server with default limits keeps until its commit, in messages.
+#: Largest transaction that every server with default limits accepts, in messages.
 MAX_TRANSACTION = Limits().backlog
 
 
@@ -132,6 +132,7 @@ class TransactionalPublisher:
         return self.client.close()
 
     async def _add(self, payload: bytes, done: Deferred[None]) -> None:
+        """Add a message to the open transaction, or to a new one; commit it when it has ``size`` messages."""
         if self._open is None:
             self._open = await self.client.transaction().begin()
         await self._open.send(payload)
@@ -149,8 +150,8 @@ class TransactionalPublisher:
         assert transaction is not None
 
         def settled(result: Any) -> None:
-            for one in waiting:
-                one.callback(result)  # A Failure makes Twisted call the errbacks.
+            for deferred in waiting:
+                deferred.callback(result)  # A Failure makes Twisted call the errbacks.
 
         try:
             transaction.commit().addBoth(settled)
@@ -161,8 +162,8 @@ class TransactionalPublisher:
         """Fail every message of the open transaction, because its link was lost."""
         self._open = None
         waiting, self._waiting = self._waiting, []
-        for one in [*waiting, done]:
-            one.errback(failure)
+        for deferred in [*waiting, done]:
+            deferred.errback(failure)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None and self._timer.active():

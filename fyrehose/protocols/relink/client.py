@@ -236,7 +236,12 @@ class RelinkClient:
         return done
 
     # Internals.
+
     def _require_link(self) -> Link:
+        """Return the link.
+
+        :raises LocalProtocolError: there is none, or the client is closed
+        """
         if self._closing or self.link is None or self.link.over:
             raise LocalProtocolError("there is no link; wait for connect() or ready()")
         return self.link
@@ -262,16 +267,16 @@ class RelinkClient:
 
     def _fail(self, error: Exception) -> None:
         """Fail everything that waits for the listener with *error*."""
-        waiting = [one for sent in self._send_waiters.values() for _, one in sent]
-        waiting += [one for closes in self._close_waiters.values() for one in closes]
+        waiting = [deferred for sent in self._send_waiters.values() for _, deferred in sent]
+        waiting += [deferred for closes in self._close_waiters.values() for deferred in closes]
         self._send_waiters.clear()
         self._close_waiters.clear()
         self._inbox.clear()
         if self._closing:
-            waiting += [one for _, one in self._room_waiters]
+            waiting += [deferred for _, deferred in self._room_waiters]
             self._room_waiters.clear()
-        for one in waiting:
-            one.errback(error)
+        for deferred in waiting:
+            deferred.errback(error)
         self._transactions.fail(error)
 
     def flush_soon(self) -> None:
@@ -363,11 +368,13 @@ class RelinkClient:
         self._announce_link()
 
     def _announce_link(self) -> None:
+        """Report that the link has become usable."""
         self.on_state(True)
         if not self._connected.called:
             self._connected.callback(None)
 
     def _drop_link(self, link: Link) -> None:
+        """Mark *link* as lost, report its messages of unknown outcome, and fail everything that waits for it."""
         unknown = link.unknown()
         link.over = True
         self.on_lost(unknown)
@@ -400,6 +407,7 @@ class RelinkClient:
             self.handle(link.forget(event.channel))
 
     def _notify_room_waiters(self) -> None:
+        """Fire the Deferreds of :meth:`ready` whose channels have room again."""
         rooms, self._room_waiters = self._room_waiters, []
         for channel, waiting in rooms:
             if self.room(channel) > 0:

@@ -105,6 +105,7 @@ class Connection(TwistedProtocol):
         self.transport.abortConnection()
 
     # Internals.
+
     def _dispatch(self, found: Sequence[Any]) -> None:
         """Pass events on to the owner; an event Broken aborts the connection after those before it."""
         for at, event in enumerate(found):
@@ -143,7 +144,7 @@ class Connection(TwistedProtocol):
         if self._over:
             return
         if self.session.phase not in PACKETS or (silence >= DROP_AFTER and self._reading):
-            log.info("no data from the listener for {silence:.0f} s: reconnecting", silence=silence)
+            log.info("the listener does not respond (no data for {silence:.0f} s): reconnecting", silence=silence)
             self.transport.abortConnection()
             return
         if silence >= PING_AFTER and self.session.link is not None:

@@ -188,14 +188,14 @@ class Decoder:
         kind = first >> 5
         if not first & 1:
             if kind >= len(General):
-                raise RemoteProtocolError("general-unknown", f"type {kind}")
+                raise RemoteProtocolError("general-unknown", f"general packet type {kind}")
             self._require(8)
             return _GENERAL[General(kind)], at + 8
         form = _FORMATS.get(first >> 2 & 7)
         if form is None:
-            raise RemoteProtocolError("format-unknown", f"format {first >> 2 & 7}")
+            raise RemoteProtocolError("format-unknown", f"channel packet format {first >> 2 & 7}")
         if kind >= TYPES[form]:
-            raise RemoteProtocolError(_UNKNOWN[form], f"type {kind} of format {form}")
+            raise RemoteProtocolError(_UNKNOWN[form], f"packet type {kind} of channel packet format {form}")
         multicast = bool(first & 2)
         ids, place = self._channels(at, self.receiver_size if form & 1 else self.sender_size, multicast)
         if form is Format.MESSAGE:
@@ -224,7 +224,9 @@ class Decoder:
         self._require(8)
         count = NUMBER.unpack_from(self._buffer, at + 4)[0]
         if count > self.limits.targets:
-            raise RemoteProtocolError("too-many-targets", f"{count} channels in one packet")
+            raise RemoteProtocolError(
+                "too-many-targets", f"{count} channel ids in one packet; the limit is {self.limits.targets}"
+            )
         return (8, count, id_size), 8 + count * id_size
 
     def _ids(self, at: int, place: int, count: int, id_size: int) -> tuple[int, ...]:
@@ -245,7 +247,9 @@ class Decoder:
         else:
             count = self._buffer[at + 1]
         if count > self.limits.parts:
-            raise RemoteProtocolError("too-many-parts", f"{count} parts in one message")
+            raise RemoteProtocolError(
+                "too-many-parts", f"{count} parts in one message; the limit is {self.limits.parts}"
+            )
         width, code = (8, "Q") if flags & LARGE else (2, "H")
         if flags & LARGE:
             place = aligned(place)
@@ -254,7 +258,8 @@ class Decoder:
         place = aligned(place + width * count)
         whole = sum(map(aligned, sizes))
         if whole + (0 if count == 1 else 4 + 4 * count) > self.limits.message_size:
-            raise RemoteProtocolError("message-too-large", f"{whole} bytes in {count} parts")
+            detail = f"{whole} bytes in {count} parts; the limit is {self.limits.message_size}"
+            raise RemoteProtocolError("message-too-large", detail)
         self._require(place + whole)
         parts = []
         begin = at + place

@@ -215,6 +215,7 @@ class Publishing(Endpoint):
 
     def _runs(self, channel: int, first: int, messages: Messages) -> list[Run]:
         # A reopened channel begins at number 0 again; its ordinal keeps (producer, producer_seq) unique.
+        """Return messages of a channel as runs for the journal; *first* is the sequence number of the first message."""
         ordinal = self.link.receiving[channel].ordinal
         producer = f"{self.entry.label}.{ordinal}"
         return messages.runs(first, self.place.stream, source=PROTOCOL, producer=producer, topic=str(channel))
@@ -287,6 +288,7 @@ class Subscribing(Endpoint):
         self._shut_down()
 
     def _shut_down(self) -> None:
+        """Close channel 0 if the peer's report has arrived, and shut down the link."""
         link = self.link
         channel = link.sending.get(0)
         if channel is not None and link.may_send:  # Otherwise rewound() does this, after the peer's report.
@@ -381,7 +383,7 @@ class Subscribing(Endpoint):
         entry = self.entry
         entry.anchors = [*(anchor for anchor in entry.anchors if anchor[0] < channel_seq), (channel_seq, seq)]
         if len(entry.anchors) > MAX_ANCHORS:
-            self.protocol.reject(RemoteProtocolError("too-many-gaps"))
+            self.protocol.reject(RemoteProtocolError("too-many-gaps", f"more than {MAX_ANCHORS} unconsumed gaps"))
             return
         self._writing_anchor = True
         self.registry.write_entry(entry, self._anchor_written)

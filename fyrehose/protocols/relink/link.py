@@ -41,10 +41,7 @@ CHANNEL_MEMORY = 2_048
 
 @attrs.define(eq=False)
 class Link(Roles):
-    """One link, from the point of view of one peer.
-
-    Names such as S2, R5 and L4 refer to the rules in docs/protocols/relink.md.
-
+    """One link, from the point of view of one peer.  Rules such as S2 and R5 are those of docs/protocols/relink.md.
     :ivar durable: the link outlives its process.  Messages that the owner has received and not settled are forgotten
         with the connection, and the peer sends them again; undecided messages are kept as long as the process lives
     :ivar kept: whether our messages are kept until they are consumed; False: the owner can produce them again
@@ -111,10 +108,8 @@ class Link(Roles):
         limits = self.limits
         size = sum(frames.aligned(len(part)) for part in parts) + (0 if len(parts) == 1 else 4 + 4 * len(parts))
         if len(parts) > limits.parts or len(channels) > limits.targets or size > limits.sent_size:
-            raise LocalProtocolError(
-                f"a message of {len(parts)} parts and {size} bytes to {len(channels)} channels exceeds the limit of "
-                f"{limits.parts} parts, {limits.sent_size} bytes and {limits.targets} channels"
-            )
+            many = f"a message of {len(parts)} parts and {size} bytes to {len(channels)} channels"
+            raise LocalProtocolError(f"{many} exceeds the limits {limits.parts}, {limits.sent_size}, {limits.targets}")
         for channel in set(channels):
             room = self.channel(channel).room
             if room < channels.count(channel):
@@ -199,9 +194,8 @@ class Link(Roles):
     # The peer's channels.
 
     def stage(self, channel: int, through: int, result: Ack | None = None) -> None:
-        """Record how the peer's messages up to *through* end; the peer is informed by :meth:`settle`.
+        """Record the *result* of the peer's messages up to *through* (None: plain, or rolled back); see :meth:`settle`.
 
-        :param result: COMMITTED or UNCOMMITTED; None for plain messages and rollbacks
         :raises LocalProtocolError: there are no such messages to stage
         """
         self._received(channel).stage(through, result)
@@ -289,10 +283,7 @@ class Link(Roles):
             channel.detach()
 
     def rewind(self) -> None:
-        """Forget received messages that could not be written; the peer will send them again.
-
-        :raises LocalProtocolError: the link is attached, or not durable
-        """
+        """Forget received messages that could not be written; the link is detached, and the peer sends them again."""
         if self.attached or not self.durable:
             raise LocalProtocolError("cannot rewind a link that is attached or not durable")
         for channel in self.receiving.values():
@@ -305,16 +296,13 @@ class Link(Roles):
         return self.pings
 
     def acknowledge(self) -> None:
-        """Send ``received`` once per channel for everything that has arrived since the last time (R2).
-
-        A durable link sends it only if the peer's decision is missing.  In all other cases ``consumed`` implies it, and
-        follows when the messages are durable.
-        """
+        """Acknowledge the messages of this read as received, once per channel (R2)."""
         for id_ in sorted(self._unacknowledged):
             channel = self.receiving[id_]
-            receipt = channel.acknowledge_received(self.durable) if not self.durable or channel.undecided else None
-            if receipt is not None:
-                self._emit(receipt, self.peer_size)
+            # On a durable link, consumed follows for decided and plain messages, and implies received.
+            packet = channel.acknowledge_received(self.durable) if not self.durable or channel.undecided else None
+            if packet is not None:
+                self._emit(packet, self.peer_size)
         self._unacknowledged.clear()
 
     def data_to_send(self) -> list[bytes]:
@@ -323,6 +311,7 @@ class Link(Roles):
         return data
 
     def _emit(self, packet: Packet, id_size: int = 0) -> None:
+        """Queue a packet for the connection; a detached link drops it, because resume sends the state again."""
         if self.attached:
             self._out.append(packet.serialize(id_size))
 
@@ -369,10 +358,7 @@ class Link(Roles):
         return [events.Resumed(), *found, *self._shutdown()]
 
     def room(self) -> tuple[int, int]:
-        """Return how many messages of one channel, and how many bytes of all channels, may be decoded in one step.
-
-        Both are at least 1.
-        """
+        """Return how many messages of one channel, and bytes of all, may be decoded in one step; each is at least 1."""
         return self._backlog.room(self.peer_transactions)
 
     def accepts(self, channels: Sequence[int]) -> bool:
@@ -385,10 +371,8 @@ class Link(Roles):
 
     def messages(self, packet: Gathered) -> list[Event]:
         """Handle messages of one part each, which are grouped by channel."""
-        found: list[Event] = []
-        for id_, column in packet.runs:
-            found += self._receive(id_, column, len(column.payload), column.sizes)
-        return found
+        runs = packet.runs
+        return [event for id_, run in runs for event in self._receive(id_, run, len(run.payload), run.sizes)]
 
     def message(self, packet: Message) -> list[Event]:
         """Handle a message on each of its channels; a multicast's payload is held, and charged, once."""
@@ -396,6 +380,7 @@ class Link(Roles):
         return [event for id_ in packet.channels for event in self._receive(id_, (packet.parts,), size, (size,))]
 
     def _receive(self, id_: int, messages: Piece, size: int, sizes: Sequence[int]) -> list[Event]:
+        """Add messages of *size* bytes, *sizes* each, to a channel of the peer, which is opened if necessary."""
         channel = self.receiving.get(id_) or self._open(id_)
         cost = size + OVERHEAD * len(sizes)
         if channel.transactional:
@@ -428,7 +413,7 @@ class Link(Roles):
 
     @property
     def weight(self) -> int:
-        """Memory that the peer's channels take, in bytes, with their undecided messages.
+        """Memory that the peer's channels and their undecided messages take, in bytes.
 
         Messages of plain channels are not included: they wait for the journal, and are charged to the connection.
         """
@@ -439,7 +424,7 @@ class Link(Roles):
         if self.shutdown_received:
             raise RemoteProtocolError("channel-after-shutdown")
         if len(self.receiving) >= self.limits.channels:
-            raise RemoteProtocolError("too-many-channels", f"more than {self.limits.channels}")
+            raise RemoteProtocolError("too-many-channels", f"more than {self.limits.channels} channels are open")
         found = self.receiving[channel] = ReceiveChannel(channel, self.peer_transactions, self.opened)
         self.opened += 1
         return found

@@ -175,6 +175,10 @@ def recover(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, bound
 
 
 def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> None:
+    """Apply one record to *links*.
+
+    :raises ValueError: the record is invalid, or belongs to another version or epoch
+    """
     version, kind, its_epoch, _ = HEADER.unpack_from(data)
     if version != VERSION or its_epoch != epoch:
         raise ValueError(f"a record has version {version} and epoch {its_epoch}, expected {VERSION} and {epoch}")
@@ -205,6 +209,7 @@ def _pieces(data: bytes) -> Iterator[Saved]:
 
 
 def _records(read: Callable[[str, int, int], tuple[Run, ...]], stream: str, start: int, last: int) -> Iterator[Record]:
+    """Yield the records from *start* to the end of the last run that begins at or below *last*."""
     while start <= last:
         runs = read(stream, start, READ_SIZE)
         if not runs:

@@ -105,7 +105,7 @@ class ReceiveChannel:
 
         :param cost: their size in bytes, including OVERHEAD for each
         :param sizes: the size of each message in bytes
-        :raises RemoteProtocolError: the channel was closed before
+        :raises RemoteProtocolError: the peer has closed the channel
         """
         if self.mode is not Receiving.OPEN:
             raise RemoteProtocolError("message-after-close")
@@ -119,7 +119,7 @@ class ReceiveChannel:
     def accept_dropped(self, count: int) -> None:
         """Number *count* more messages without keeping them, because their transaction is too large.
 
-        :raises RemoteProtocolError: the channel was closed before, or more than MAX_UNDECIDED messages are undecided
+        :raises RemoteProtocolError: the peer has closed the channel, or more than MAX_UNDECIDED messages are undecided
         """
         if self.mode is not Receiving.OPEN:
             raise RemoteProtocolError("message-after-close")
@@ -163,7 +163,7 @@ class ReceiveChannel:
         first = self.dec + 1
         last = first if number is None else nearest(number, self.dec)
         if last >= self.next:
-            raise RemoteProtocolError("operation-on-unreceived", f"message {last}")
+            raise RemoteProtocolError("operation-on-unreceived", f"message {last} of channel {self.id}")
         if last < first:
             return None
         self.dec = last
@@ -174,6 +174,7 @@ class ReceiveChannel:
         return first, last, Messages(tuple(self._oldest_undecided(last - first + 1)))
 
     def _oldest_undecided(self, count: int) -> Iterator[Piece]:
+        """Remove and yield the oldest *count* undecided messages."""
         while count:
             piece = self._undecided.popleft()
             if len(piece) > count:

@@ -143,9 +143,9 @@ class SendChannel:
         while self._messages and self.base <= last:
             message = self._messages[0]
             if self.transactional and message.decision is None:
-                raise RemoteProtocolError("consumed-undecided", f"message {self.base}")
+                raise RemoteProtocolError("consumed-undecided", f"message {self.base} of channel {self.id}")
             if message.decision is Op.COMMIT and message.result is None:
-                raise RemoteProtocolError("consumed-before-result", f"message {self.base}")
+                raise RemoteProtocolError("consumed-before-result", f"message {self.base} of channel {self.id}")
             self._messages.popleft()
             self.base += 1
         self.base = last + 1
@@ -181,10 +181,14 @@ class SendChannel:
         return runs
 
     def _sent(self, last: int) -> int:
+        """Return *last* if that message was sent.
+
+        :raises RemoteProtocolError: it was not sent
+        """
         if self.unsure and last < self.base + MAX_WINDOW:
             self.next = max(self.next, last + 1)
         if last >= self.next:
-            raise RemoteProtocolError("acknowledged-unsent", f"message {last}")
+            raise RemoteProtocolError("acknowledged-unsent", f"message {last} of channel {self.id}")
         return last
 
     # Connections.

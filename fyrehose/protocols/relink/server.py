@@ -48,11 +48,11 @@ log = Logger()
 
 #: Delay before a listener that could not open because of a full disk tries again, in seconds.
 DISK_FULL_RETRY = 2.0
-#: Called when a write is refused for good, before :meth:`RelinkProtocol.write` returns; returns whether it has handled
-#: that.
+#: Called when a write is refused for good, before :meth:`RelinkProtocol.write` returns; returns whether that is
+#: handled.
 Refused = Callable[[PublishError], bool]
 #: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
-FOR_GOOD = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
+PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
 
 
 class RelinkProtocol(SessionProtocol):
@@ -150,7 +150,7 @@ class RelinkProtocol(SessionProtocol):
     def _create(self, hello: Hello, identity: bytes, place: Place) -> None:
         entry = self.registry.create(hello.terms, identity, self.peer, first_anchor(self.broker, place))
         if entry is None:
-            self.drop(RemoteProtocolError("too-many-links", f"{self.settings.max_links} are kept"))
+            self.drop(RemoteProtocolError("too-many-links", f"all {self.settings.max_links} links have a connection"))
             return
         self._pause_for_link(entry)
         self.registry.attached(entry, self, self.peer)
@@ -321,7 +321,7 @@ class RelinkProtocol(SessionProtocol):
                     entry.failed = True
                     self.session.fenced()
                     self._failed(result)
-                elif not (isinstance(error, FOR_GOOD) and refused is not None and refused(error)):
+                elif not (isinstance(error, PERMANENT_REFUSALS) and refused is not None and refused(error)):
                     self._not_written(entry, result, error)
             elif not entry.link.over:
                 self._settle_staged(entry, staged)
@@ -347,6 +347,7 @@ class RelinkProtocol(SessionProtocol):
         self.finish()
 
     def _settle_staged(self, entry: Entry, staged: Mapping[int, int | None]) -> None:
+        """Acknowledge staged messages, and remove forgotten channels, because both are durable."""
         link = entry.link
         for channel, through in staged.items():
             found = link.receiving.get(channel)
@@ -365,7 +366,7 @@ class RelinkProtocol(SessionProtocol):
         """Close the connection after a refused write; the peer sends the messages again on another one."""
         entry.failed = True
         self.session.fenced()
-        if isinstance(error, FOR_GOOD):
+        if isinstance(error, PERMANENT_REFUSALS):
             self.registry.discard(entry)  # A retry would be refused, too.
         self._refused(failure)
 

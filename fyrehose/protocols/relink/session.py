@@ -105,6 +105,10 @@ class Session:
     # Internals: one step of the connection's table.
 
     def _transition(self, happening: Happening) -> list[Event]:
+        """Take the table's step for *happening*, and return the events of its method.
+
+        :raises LocalProtocolError: the table has no such step
+        """
         step = self.transitions.get((self.phase, happening))
         if step is None:
             raise LocalProtocolError(f"unexpected event in state {self.phase.name}: {happening.value}")
@@ -145,6 +149,7 @@ class Session:
         return self._decoder.size >= size
 
     def _attach(self, link: Link, *, resumed: bool) -> list[Event]:
+        """Attach *link*; bytes that arrived early are decoded as its first packets."""
         if link.attached:
             raise LocalProtocolError("the link is attached to another connection; fence that first (L4)")
         self.link = link
@@ -289,9 +294,9 @@ class ListenerSession(Session):
 
     def request_link(self) -> list[Event]:
         """Pass the hello to the owner."""
-        came = self._decoder.rest
-        hello = handshake.unpack_hello(came)
-        self._decoder.drop(handshake.hello_size(came))
+        data = self._decoder.rest
+        hello = handshake.unpack_hello(data)
+        self._decoder.drop(handshake.hello_size(data))
         return [HelloReceived(hello=hello)]
 
     def begin(self) -> list[Event]:

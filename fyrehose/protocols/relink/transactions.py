@@ -36,7 +36,7 @@ class Transaction:
     channel: int
     count: int = attrs.field(default=0, init=False)
     _open: bool = attrs.field(default=False, init=False)
-    _require_link: Link | None = attrs.field(default=None, init=False)
+    _link: Link | None = attrs.field(default=None, init=False)
 
     def begin(self) -> Deferred[Transaction]:
         """Begin the transaction; fires with it when the transaction before it on this channel is decided."""
@@ -95,7 +95,7 @@ class Transactions:
             return ready.addCallbacks(opened, release)
 
         def opened(_: Any) -> Transaction:
-            transaction._open, transaction._require_link = True, self._client.link
+            transaction._open, transaction._link = True, self._client.link
             self._open[transaction.channel] = transaction
             return transaction
 
@@ -141,7 +141,7 @@ class Transactions:
     def rollback(self, transaction: Transaction) -> None:
         """See :meth:`Transaction.rollback`."""
         self._check(transaction)
-        link = transaction._require_link
+        link = transaction._link
         try:
             if transaction.count and link is self._client.link and link is not None and not link.over:
                 link.decide(transaction.channel, Op.ROLLBACK)
@@ -172,8 +172,8 @@ class Transactions:
         """Fail all committed transactions that wait for results, because the link was lost or the client is closed."""
         committed, self._committed = self._committed, {}
         for waiting in committed.values():
-            for one in waiting:
-                one.done.errback(error)
+            for transaction in waiting:
+                transaction.done.errback(error)
 
     def _check(self, transaction: Transaction) -> None:
         if not transaction._open:
@@ -184,7 +184,7 @@ class Transactions:
 
         :raises UnknownOutcome: that link is lost; the transaction is over
         """
-        link = transaction._require_link
+        link = transaction._link
         if link is None or link.over or link is not self._client.link:
             self._end(transaction)
             raise UnknownOutcome
