@@ -238,9 +238,9 @@ class RelinkClient:
     # Internals.
 
     def _require_link(self) -> Link:
-        """Return the link.
+        """Return the link if it is usable.
 
-        :raises LocalProtocolError: there is none, or the client is closed
+        :raises LocalProtocolError: there is no link, or the client is closed
         """
         if self._closing or self.link is None or self.link.over:
             raise LocalProtocolError("there is no link; wait for connect() or ready()")

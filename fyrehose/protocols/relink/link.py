@@ -215,7 +215,7 @@ class Link(Roles):
         self._barrier(found)
 
     def consume(self, channel: int, through: int, result: Ack | None = None) -> None:
-        """Stage and settle at once, for owners that keep nothing on disk."""
+        """Stage and settle the peer's messages up to *through* in one step, for owners that keep nothing on disk."""
         self.stage(channel, through, result)
         self.settle(channel, through)
 

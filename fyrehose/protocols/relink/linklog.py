@@ -123,7 +123,10 @@ def unpack_entry(data: bytes) -> Saved:
 
 
 def pack(kind: Kind, epoch: int, checkpoint: int, body: bytes) -> bytes:
-    """Return the payload of a record."""
+    """Return the payload of a record of the link log: its header and *body*.
+
+    :param checkpoint: seq of the first record of the last checkpoint
+    """
     return HEADER.pack(VERSION, kind, epoch, checkpoint) + body
 
 

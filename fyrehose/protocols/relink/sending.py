@@ -76,7 +76,7 @@ class SendChannel:
     # Called for our own messages and decisions.
 
     def add(self, messages: Piece) -> int:
-        """Add messages, and return the sequence number of the first.
+        """Add messages behind the last one, and return the sequence number of the first.
 
         :raises LocalProtocolError: the channel is closing, or the window has no room for all of them
         """

@@ -77,7 +77,7 @@ class Transaction:
 
 @attrs.define(eq=False)
 class Transactions:
-    """All transactions of a client."""
+    """The transactions of a client: at most one is open per channel; committed ones wait for their results."""
 
     _client: RelinkClient
     _locks: dict[int, DeferredLock] = attrs.field(factory=dict, init=False)

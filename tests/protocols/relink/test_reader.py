@@ -54,7 +54,7 @@ class Reading:
             registry.discard(entry)
         self.wire.cut()
 
-    def come_back(self) -> None:
+    def reconnect(self) -> None:
         for _ in range(3):
             self.wire.pump(1)
 
@@ -86,7 +86,7 @@ def test_largest_records_are_delivered_with_numbers(make_server: Any, read: Any)
     many = join((b"y",) * 1_024)  # With its number the message would exceed the limit of parts.
     server.publish("s", many, content_type=CONTENT_TYPE)
     reading = read(server, after=0)
-    reading.come_back()
+    reading.reconnect()
     assert [(seq, len(record)) for seq, record in reading.records] == [(1, MAX_PAYLOAD), (2, len(many))]
     assert reading.records[1][1] == many
 
@@ -106,7 +106,7 @@ def test_reader_continues_behind_its_last_record_after_losing_its_link(make_serv
     reading.wire.pump()
     reading.lose_link()
     server.publish("s", b"3")
-    reading.come_back()
+    reading.reconnect()
     server.publish("s", b"4")
     reading.wire.pump()
     assert reading.records == [(1, b"1"), (2, b"2"), (3, b"3"), (4, b"4")]
@@ -122,7 +122,7 @@ def test_idle_reader_misses_nothing_after_losing_its_link(make_server: Any, read
     reading = read(server)
     reading.lose_link()
     server.publish("s", b"meanwhile")
-    reading.come_back()
+    reading.reconnect()
     assert reading.records == [(2, b"meanwhile")]
 
 
@@ -148,7 +148,7 @@ def test_gap_is_reported_after_losing_the_link(make_server: Any, read: Any) -> N
     server.publish("s", b"9", b"10")
     server.publish("s", b"11")
     server.journal.forget("s", 11)
-    reading.come_back()
+    reading.reconnect()
     assert reading.records == [(8, b"8"), (11, b"11")]
     assert reading.gaps == [(9, 10)]
 
@@ -164,7 +164,7 @@ def test_gap_is_reported_on_a_resumed_link(make_server: Any, read: Any) -> None:
         server.publish("s", b"%d" % seq)
     server.journal.forget("s", 11)
     reading.reader.client.resume()
-    reading.come_back()
+    reading.reconnect()
     assert [seq for seq, _ in reading.records] == [*range(1, 9), 11]
     assert reading.gaps == [(9, 10)]
     assert server.count("links-resumed") == 1
@@ -186,9 +186,9 @@ def test_failed_record_is_delivered_again(make_server: Any, read: Any, logged_er
     later: Deferred[None] = Deferred()
     reading.answers = [None, ZeroDivisionError(), None, later]
     server.publish("s", b"1", b"2", b"3")
-    reading.come_back()
+    reading.reconnect()
     later.errback(ZeroDivisionError())
-    reading.come_back()
+    reading.reconnect()
     assert reading.records == [(1, b"1"), (2, b"2"), (3, b"3"), (3, b"3")]
     assert reading.gaps == []
     logged_errors.take()
