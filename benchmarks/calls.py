@@ -191,7 +191,7 @@ def relink_trip(port: int, rounds: int) -> Round:
     """Relink: a transaction of two messages, and its commit."""
     sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
     terms = Terms(endpoint="publish:relink", connector_transactions=True)
-    session = ConnectorSession(hello=Hello(terms=terms), fresh=lambda epoch, id_: Link(terms, True, epoch, id_))
+    session = ConnectorSession(hello=Hello(terms=terms), new_link=lambda epoch, id_: Link(terms, True, epoch, id_))
 
     def exchange(kind: str) -> None:
         while True:

@@ -100,20 +100,20 @@ class TestTheStart:
         one = session()
         one.connected(0)
         one.receive_syncs([end(2**48 - 1)], 0)
-        asked(one)
+        requests(one)
         assert sequences(one.receive_broadcasts([broadcast(7), broadcast(8)], 1)) == [7, 8]
-        assert asked(one) == []
+        assert requests(one) == []
 
     @pytest.mark.parametrize("subtrees", [(), ("/a/",)])
     def test_what_came_both_ways_is_handed_out_once(self, subtrees: tuple[str, ...]) -> None:
         one = session(after=0, subtrees=subtrees)
         one.connected(0)
-        asked(one)
+        requests(one)
         one.receive_broadcasts([broadcast(2), broadcast(3)], 0)
         assert sequences(
             one.receive_syncs([sync(1), sync(2), sync(3), end(3, b";".join(map(str.encode, subtrees)))], 0)
         ) == [1, 2, 3]
-        assert asked(one) == []
+        assert requests(one) == []
 
     def test_start_with_new_events_and_a_gap_before_the_first_answer(self) -> None:
         one = session()
@@ -239,18 +239,18 @@ class TestGaps:
         assert requests(one) == [(Target.SNAPSHOT, 16)]
         one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(40, 60)], 0)
         assert sequences(one.receive_syncs([*map(sync, range(17, 40)), end(39)], 0)) == list(range(17, 56))
-        assert asked(one) == [(To.SNAPSHOT, 55)], "there is as much room as before"
+        assert requests(one) == [(Target.SNAPSHOT, 55)], "there is as much room as before"
 
     def test_too_many_to_hold_are_asked_for_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_HELD", 3)
         one = session(after=0)
         one.connected(0)
-        asked(one)
+        requests(one)
         one.receive_broadcasts([broadcast(seq) for seq in range(1, 6)], 0)
         assert sequences(one.receive_syncs([end(0)], 0)) == [1, 2, 3]
-        assert asked(one) == [(To.SNAPSHOT, 3)]
+        assert requests(one) == [(Target.SNAPSHOT, 3)]
         assert sequences(one.receive_syncs([sync(4), sync(5), end(5)], 0)) == [4, 5]
-        assert asked(one) == [], "this time there was room"
+        assert requests(one) == [], "this time there was room"
 
     def test_many_events_with_subtrees_are_rechecked_sooner(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_AHEAD", 3)
@@ -277,7 +277,7 @@ class TestTime:
         due = one.next_due()
         assert (one.tick(due - 0.001), one.data_to_send()) == ([], [])
         one.tick(due)
-        assert asked(one) == [(To.ANEW if state in ("disconnected", "asking") else To.SNAPSHOT, 0)]
+        assert requests(one) == [(Target.NEW_SNAPSHOT if state in ("disconnected", "asking") else Target.SNAPSHOT, 0)]
         assert one.next_due() > due
 
     def test_clients_do_not_ask_all_at_once(self) -> None:
@@ -344,7 +344,7 @@ class TestAnotherJournal:
         events = one.receive_broadcasts([broadcast(1), broadcast(2), broadcast(2)], 1)
         assert events == [Events(events=events[0].events), Restarted()]
         assert sequences(events) == [1, 2]
-        assert asked(one) == [(To.ANEW, 0)]
+        assert requests(one) == [(Target.NEW_SNAPSHOT, 0)]
 
     @pytest.mark.parametrize("subtrees", [(), ("/a/",)])
     def test_what_was_seen_of_the_old_one_counts_no_more(self, subtrees: tuple[str, ...]) -> None:

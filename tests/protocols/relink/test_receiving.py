@@ -449,12 +449,12 @@ class History:
                 self.channel.settle(through)
             return
         packets, freed = self.channel.settle(through)
-        assert (said(packets), freed) == self.diary.settle(through)
+        assert (short(packets), freed) == self.diary.settle(through)
 
     def acknowledge(self) -> None:
         numbered = self.random.random() < 0.3
-        receipt = self.channel.receipt(numbered)
-        assert said([] if receipt is None else [receipt]) == self.diary.acknowledge(numbered)
+        receipt = self.channel.acknowledge_received(numbered)
+        assert short([] if receipt is None else [receipt]) == self.diary.acknowledge(numbered)
 
     def forget(self) -> None:
         through = self.random.randint(-1, self.diary.consumed)
@@ -463,7 +463,7 @@ class History:
 
     def reconnect(self) -> None:
         self.channel.detach()
-        assert said(self.channel.report()) == self.diary.report()
+        assert short(self.channel.report()) == self.diary.report()
 
     def rewind(self) -> None:
         if self.random.random() < 0.7:
