@@ -129,11 +129,11 @@ class Exporter:
         yield _gauge("fyrehose_journal_size_bytes", "What they hold.", status.size)
         if status.free is not None:
             yield _gauge("fyrehose_journal_free_bytes", "What its disk has left.", status.free)
-        overtaken = CounterMetricFamily(
-            "fyrehose_journal_overtaken_readers", "Named readers that lost what they had not read."
+        broken = CounterMetricFamily(
+            "fyrehose_journal_broken_holds", "Retention holds that covered segments when they were deleted."
         )
-        overtaken.add_metric((), status.overtaken)
-        yield overtaken
+        broken.add_metric((), status.broken_holds)
+        yield broken
 
     def _streams(self) -> Iterator[Metric]:
         ends = self.broker.journal.ends()

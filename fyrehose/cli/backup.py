@@ -38,14 +38,14 @@ def backup(
         fyrehose journal backup data /mnt/backup
         fyrehose journal backup http://HOST:8120 /mnt/backup --follow
     """
-    from fyrehose.journal import holds as readers
+    from fyrehose.journal import holds
     from fyrehose.journal.files import Files
     from fyrehose.journal.offline.backup import Backup, check_target
     from fyrehose.journal.offline.places import place
     from fyrehose.journal.offline.replica import Replica
 
     if hold is not None:
-        readers.checked(hold)
+        holds.checked_name(hold)
     if every <= 0:
         raise ConfigError("--every should be more than 0, such as 1s")
     if follow:

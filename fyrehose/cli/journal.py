@@ -195,29 +195,31 @@ def serve(directory: Path, place: str, token_file: str, hosts: str) -> None:
 
 
 @journal.command()
-@click.option("--forget", metavar="NAME", help="Wait for this one no more.")
+@click.option("--release", metavar="NAME", help="Remove this hold, so that retention ignores its reader.")
 @_DIRECTORY
-def readers(directory: Path, forget: str | None) -> None:
-    """List the readers that retention waits for, such as an archive, and how far they have come.
+def holds(directory: Path, release: str | None) -> None:
+    """List the retention holds, and how many bytes each is behind the end of the log.
+
+    External readers such as an archive or a backup register them, so that retention keeps what they have not read.
 
     \b
-        fyrehose journal readers data
-        fyrehose journal readers data --forget archive
+        fyrehose journal holds data
+        fyrehose journal holds data --release archive
     """
-    from fyrehose.journal import holds as known
+    from fyrehose.journal import holds as retention_holds
     from fyrehose.journal.offline.view import durable_mark
 
-    if forget is not None:
-        told = "is not waited for any more" if known.forget(directory, forget) else "was not waited for"
-        click.echo(f"{forget} {told}")
+    if release is not None:
+        known = retention_holds.release(directory, release)
+        click.echo(f"retention hold {release} {'released' if known else 'is not registered'}")
         return
     mark = durable_mark(directory)
-    found = known.positions(directory)
+    found = retention_holds.registered(directory)
     if not found:
-        click.echo("fyrehose: retention waits for nobody", err=True)
-    for reader in found:
-        behind = max(0, mark - reader.position)
-        click.echo(f"{reader.name} position={reader.position} behind={behind} heard={moment(reader.time)}")
+        click.echo("fyrehose: no retention holds are registered", err=True)
+    for hold in found:
+        behind = max(0, mark - hold.position)
+        click.echo(f"{hold.name} position={hold.position} behind={behind} updated={moment(hold.time)}")
 
 
 def escaped(text: str) -> str:

@@ -157,7 +157,7 @@ def _make(directory: Path) -> None:
         Files().sync_directory(path.parent)
 
 
-def holds(directory: Path, held: int) -> bool:
+def owns_lock(directory: Path, held: int) -> bool:
     """Whether the lock in ``directory`` is still the one that :func:`lock` gave us: else what is written is not kept
     there, or another process writes, too.
 

@@ -1,11 +1,11 @@
-"""Named readers: programs that read the journal's files by themselves, and that retention waits for.
+"""Retention holds: external readers of the journal's files register them, so that retention keeps what they need.
 
-    DIRECTORY/readers/NAME    {"position": ..., "time": ...}: how far the reader NAME has come, and when it said so
+    DIRECTORY/holds/NAME    {"position": ..., "time": ...}: what must be kept, and when the hold was updated last
 
-A reader says how far it has come whenever it has kept what it read, and now and then while there is nothing to read:
-who is silent for long is taken for dead (journal/retention.py), so that it cannot fill the disk.
+A reader updates its hold whenever it has stored what it read, and now and then while there is nothing to read.  A hold
+that is not updated for long times out (journal/retention.py), so that a dead reader cannot fill the disk.
 
-Knows no Twisted: readers are processes of their own.
+This module does not import Twisted, because the readers are processes of their own.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import attrs
 from fyrehose.errors import ConfigError
 from fyrehose.journal.files import Files
 
-FOLDER = "readers"
-#: How many there may be: each is a file that retention looks at.
-MAX_READERS = 64
-#: No position is beyond the first, and no reader is heard of after the second, in us since 1970 UTC (the year 9999).
-MOST_POSITION, MOST_TIME = (1 << 63) - 1, 253_402_300_799_999_999
+FOLDER = "holds"
+#: Limit of the number of holds; retention reads the file of each.
+MAX_HOLDS = 64
+#: Upper bounds of a hold's position and of its time (microseconds since 1970 UTC: the end of the year 9999).
+MAX_POSITION, MAX_TIME = (1 << 63) - 1, 253_402_300_799_999_999
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 @attrs.frozen(slots=True)
-class Reader:
-    """A named reader.
+class Hold:
+    """A retention hold.
 
-    :ivar position: it needs nothing below this position any more
-    :ivar time: when it said so, us since 1970 UTC
+    :ivar position: the log must be kept from this position on
+    :ivar time: last update, in microseconds since 1970 UTC
     """
 
     name: str
@@ -41,63 +41,70 @@ class Reader:
     time: int
 
 
-def checked(name: str) -> str:
-    """``name``, which becomes the name of a file.
+def checked_name(name: str) -> str:
+    """Return *name* if a hold may have it; it becomes the name of a file.
 
     :raises ConfigError: it is not 1 to 64 letters, digits, ``_``, ``.`` and ``-``
     """
     if not _NAME.fullmatch(name) or name.endswith(".new"):
         raise ConfigError(
-            f"a reader is named by 1 to 64 letters, digits, _ . and -, and no .new at its end: not {name[:80]!r}"
+            f"invalid name of a retention hold: {name[:80]!r}; use 1 to 64 letters, digits, '_', '.' and '-', the "
+            "first a letter or a digit, and no '.new' at the end"
         )
     return name
 
 
-def report(directory: Path, name: str, position: int, now: int | None = None) -> None:
-    """Say durably how far the reader ``name`` has come.
+def update(directory: Path, name: str, position: int, now: int | None = None) -> None:
+    """Register the hold *name*, or move it to *position*, durably.
 
-    :param now: us since 1970 UTC; the clock's time if None
-    :raises ConfigError: it may not be named so, there are too many, or it can have come to no such position
+    :param now: microseconds since 1970 UTC; None: the wall clock
+    :raises ConfigError: the name or the position is invalid, or there are too many holds
     """
-    if not 0 <= position <= MOST_POSITION:
-        raise ConfigError(f"a position is 0 to {MOST_POSITION}, not {position}")
+    if not 0 <= position <= MAX_POSITION:
+        raise ConfigError(f"invalid position {position} of a retention hold: expected 0 to {MAX_POSITION}")
     path = _path(directory, name)
-    if not path.exists() and len(positions(directory)) >= MAX_READERS:
-        raise ConfigError(f"{directory} has {MAX_READERS} readers already; `fyrehose journal readers --forget NAME`")
+    if not path.exists() and len(registered(directory)) >= MAX_HOLDS:
+        raise ConfigError(
+            f"{directory} has {MAX_HOLDS} retention holds already; release one with `fyrehose journal holds "
+            f"{directory} --release NAME`"
+        )
     path.parent.mkdir(exist_ok=True)
     text = json.dumps({"position": position, "time": time.time_ns() // 1000 if now is None else now})
     Files().store(path, text.encode() + b"\n")
 
 
-def forget(directory: Path, name: str) -> bool:
-    """Nobody waits for ``name`` any more; whether anybody did."""
+def release(directory: Path, name: str) -> bool:
+    """Remove the hold *name*; return whether it was registered.
+
+    :raises ConfigError: the name is invalid
+    """
     path = _path(directory, name)
     known = path.exists()
     path.unlink(missing_ok=True)
     return known
 
 
-def positions(directory: Path) -> list[Reader]:
-    """The named readers, those first that are furthest behind.
+def registered(directory: Path) -> list[Hold]:
+    """Return the registered holds, ordered by position, the one that is furthest behind first.
 
-    One whose file cannot be understood needs everything, and said so when the file was written.
+    A hold whose file is damaged keeps everything, and counts as updated when the file was written.
     """
     found = []
     for path in (directory / FOLDER).glob("*"):
         if not _NAME.fullmatch(path.name) or path.name.endswith(".new"):
             continue
         try:
-            said = json.loads(path.read_bytes())
-            reader = Reader(path.name, int(said["position"]), int(said["time"]))
-            if not (0 <= reader.position <= MOST_POSITION and 0 <= reader.time <= MOST_TIME):
-                raise ValueError("no reader was ever there, or then")
-            found.append(reader)
+            fields = json.loads(path.read_bytes())
+            hold = Hold(path.name, int(fields["position"]), int(fields["time"]))
+            if not (0 <= hold.position <= MAX_POSITION and 0 <= hold.time <= MAX_TIME):
+                raise ValueError("position or time out of range")
+            found.append(hold)
         except FileNotFoundError:
-            continue  # forgotten at this moment
+            continue  # released at this moment
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            found.append(Reader(path.name, 0, int(path.stat().st_mtime * 1_000_000)))
-    return sorted(found, key=lambda reader: (reader.position, reader.name))
+            found.append(Hold(path.name, 0, int(path.stat().st_mtime * 1_000_000)))
+    return sorted(found, key=lambda hold: (hold.position, hold.name))
 
 
 def _path(directory: Path, name: str) -> Path:
-    return directory / FOLDER / checked(name)
+    return directory / FOLDER / checked_name(name)

@@ -27,7 +27,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
 from fyrehose.journal.copies import refuse_half_restored
-from fyrehose.journal.files import NO_ROOM, Files, holds, lock
+from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
@@ -252,7 +252,7 @@ class FileJournal:
         sealed = self._store.roll(rolled.sealed, index)
         path = scan.index_path_of(self.directory, sealed.base)
         self._call(sealed.pack).addCallback(self._packed, sealed.base, path)
-        self._keeper.look(self._writer.keep_from)
+        self._keeper.check(self._writer.keep_from)
 
     def _packed(self, packed: bytes, base: int, path: Path) -> None:
         if self._store.packed(base, packed):
@@ -348,7 +348,7 @@ class FileJournal:
             # A directory that is only away, such as one that is not mounted, may come back; a deleted one does not.
             deleted = not self.files.is_linked(self._lock)
             free = self._free = -1 if deleted else self.files.free(self.directory)
-            if deleted or not holds(self.directory, self._lock):
+            if deleted or not owns_lock(self.directory, self._lock):
                 self._broke(Failure(JournalFailed("its LOCK is gone or another: it was emptied, or put in its place")))
                 return
             self._disk_trouble = ""
@@ -367,7 +367,7 @@ class FileJournal:
             self._settle()
         elif self.state is JournalState.READ_ONLY and free > least + least // 10:
             self._call(self._writer.make_room).addCallbacks(self._writable, self._still_full)
-        self._keeper.look(self._writer.keep_from)
+        self._keeper.check(self._writer.keep_from)
 
     def _writable(self, _: None) -> None:
         if self.state is JournalState.READ_ONLY and not self._unsettled:
@@ -426,8 +426,8 @@ class FileJournal:
             segments=len(sealed) + 1,
             size=position - (sealed[0][0] if sealed else self._writer.base),
             free=self._free,
-            waited_for=self._keeper.waited_for,
-            overtaken=self._keeper.overtaken,
+            held_by=self._keeper.held_by,
+            broken_holds=self._keeper.broken_holds,
             meters=self.meters,
         )
 

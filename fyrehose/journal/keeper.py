@@ -1,6 +1,6 @@
-"""Retention of a journal that is open: see :mod:`fyrehose.journal.retention` for what is kept.
+"""Retention of an open journal; :mod:`fyrehose.journal.retention` decides which segments are kept.
 
-the store, the clock, the readers' files -> judge -> segments that are deleted, by the thread that writes
+in: the store, the clock, the retention holds      out: deleted segments (by the writer thread), log lines
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import JournalError
 from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.holds import positions
+from fyrehose.journal.holds import registered
 from fyrehose.journal.retention import Deletion, Verdict, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
@@ -25,11 +25,11 @@ log = Logger()
 
 @attrs.define(eq=False)
 class Keeper:
-    """Looks at the oldest segments of an open journal, has them deleted, and tells of it in the log.
+    """Deletes the oldest segments of an open journal, and logs it.
 
-    :ivar run: has something done by the thread that writes
-    :ivar waited_for: the named reader that is waited for, or nothing
-    :ivar overtaken: how often retention went on without a reader
+    :ivar run: runs a function in the writer thread
+    :ivar held_by: name of the retention hold that keeps the oldest segments; empty if none does
+    :ivar broken_holds: how often segments were deleted that a retention hold still covered
     """
 
     directory: Path
@@ -38,52 +38,52 @@ class Keeper:
     clock: RecordClock
     deletion: Deletion
     run: Callable[[Callable[[], None]], Deferred[None]]
-    waited_for: str = attrs.field(default="", init=False)
-    overtaken: int = attrs.field(default=0, init=False)
-    #: what was said last about retention that does not work
-    _trouble: str = attrs.field(default="", init=False)
+    held_by: str = attrs.field(default="", init=False)
+    broken_holds: int = attrs.field(default=0, init=False)
+    #: The last error that was logged; the same error is not logged every second.
+    _last_error: str = attrs.field(default="", init=False)
 
-    def look(self, keep_from: Callable[[int], object]) -> None:
-        """Delete what is not to be kept any more.
+    def check(self, keep_from: Callable[[int], object]) -> None:
+        """Delete the segments that the settings and the retention holds no longer keep.
 
-        :param keep_from: notes durably where the log begins; called in the thread that writes
+        :param keep_from: stores durably where the log begins; called in the writer thread
         """
         try:
             verdict = judge(
                 self.store,
                 self.settings,
                 self.clock.now(),
-                lambda: positions(self.directory),
+                lambda: registered(self.directory),
                 doubted=self.clock.in_doubt,
             )
-            self._tell_of_readers(verdict)
+            self._log_holds(verdict)
             for _ in range(verdict.expired):
                 self.deletion.segments.append(self.store.drop_oldest())
-                log.info("{path} is not kept any more", path=self.deletion.segments[-1][0])
+                log.info("retention deletes {path}", path=self.deletion.segments[-1][0])
         except (JournalError, OSError):
-            self._failed(Failure(), "nothing is deleted: {why}")
+            self._failed(Failure(), "retention deletes nothing: {why}")
         if self.deletion.is_due():
             self.run(lambda: self.deletion.work(keep_from)).addErrback(
-                self._failed, "a segment that is not kept is not deleted, and will be tried again: {why}"
+                self._failed, "retention could not delete a segment, and will try again: {why}"
             )
 
-    def _failed(self, failure: Failure, what: str) -> None:
+    def _failed(self, failure: Failure, message: str) -> None:
         why = failure.getErrorMessage()
-        if why != self._trouble:
-            log.error(what, why=why)
-        self._trouble = why
+        if why != self._last_error:
+            log.error(message, why=why)
+        self._last_error = why
 
-    def _tell_of_readers(self, verdict: Verdict) -> None:
-        waited_for = "" if verdict.waited_for is None else verdict.waited_for.name
-        if waited_for != self.waited_for:
-            self.waited_for = waited_for
-            if waited_for:
-                log.info("segments are kept until the reader {name} has read them", name=waited_for)
-        for reader in verdict.overtaken:
-            self.overtaken += 1
+    def _log_holds(self, verdict: Verdict) -> None:
+        held_by = "" if verdict.held_by is None else verdict.held_by.name
+        if held_by != self.held_by:
+            self.held_by = held_by
+            if held_by:
+                log.info("the retention hold {name} keeps segments that would be deleted without it", name=held_by)
+        for hold in verdict.broken:
+            self.broken_holds += 1
             log.warn(
-                "segments are deleted that the reader {name} has not read: it is at position {position}; see the "
-                "options reader-wait and reader-bytes, and `fyrehose journal readers`",
-                name=reader.name,
-                position=reader.position,
+                "retention deletes segments that the retention hold {name} covers: it is at position {position}, and "
+                "timed out or kept too much; see the options hold-timeout and hold-bytes, and `fyrehose journal holds`",
+                name=hold.name,
+                position=hold.position,
             )

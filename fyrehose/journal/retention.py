@@ -1,8 +1,8 @@
-"""Retention: which of the oldest segments are not kept any more.
+"""Retention: decide which of the oldest segments are deleted, and delete them.
 
-Segments that the settings do not keep are deleted as soon as every named reader (journal/readers.py) has read them.
-Waiting has two bounds, so that a reader that died or lags for ever cannot fill the disk: it must have been heard of
-lately, and only so many bytes wait.
+A segment that the settings do not keep is deleted as soon as no retention hold (journal/holds.py) covers it.  Holds
+have two limits, so that a reader that died or lags for ever cannot fill the disk: a hold times out when it is not
+updated (``hold-timeout``), and all holds together keep no more than ``hold-bytes``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from fyrehose.journal.files import Files
-from fyrehose.journal.holds import Reader
+from fyrehose.journal.holds import Hold
 from fyrehose.journal.scan import INDEX_SUFFIX, snapshot_path_of, snapshots
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
@@ -21,24 +21,25 @@ from fyrehose.journal.store import Store
 
 @attrs.frozen(slots=True)
 class Verdict:
-    """What becomes of the oldest segments.
+    """The decision about the oldest segments.
 
-    :ivar expired: how many, from the oldest on, are not kept any more
-    :ivar waiting: how many more would not be, but for ``waited_for``
-    :ivar overtaken: readers that have not read all of what is not kept
+    :ivar expired: number of segments to delete, from the oldest on
+    :ivar held: number of further segments that only retention holds keep
+    :ivar held_by: the retention hold that is furthest behind, if ``held`` is not 0
+    :ivar broken: retention holds that cover some of the segments to delete
     """
 
     expired: int
-    waiting: int = 0
-    waited_for: Reader | None = None
-    overtaken: tuple[Reader, ...] = ()
+    held: int = 0
+    held_by: Hold | None = None
+    broken: tuple[Hold, ...] = ()
 
 
 class Deletion:
-    """Deletes segments one after the other: one that is gone while an older one is there would be a hole.
+    """Deletes segments one after the other, the oldest first, so that the log never has a hole.
 
-    :ivar segments: what is still to be deleted, the oldest first, each with the position where the log begins after it,
-        and that of the oldest snapshot that is needed then
+    :ivar segments: the segments to delete, the oldest first: the path, the position where the log begins afterwards,
+        and the position of the oldest snapshot that is still needed then
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
@@ -47,16 +48,17 @@ class Deletion:
         self._at_work = False
 
     def is_due(self) -> bool:
-        """Whether :meth:`work` is to be called; if so, it has to be."""
+        """Return whether the caller must call :meth:`work` now; no other caller is told so until it returns."""
         due = bool(self.segments) and not self._at_work
         self._at_work = self._at_work or due
         return due
 
     def work(self, keep_from: Callable[[int], object]) -> None:
-        """Delete what is due; blocks.  Where it fails, it goes on the next time.
+        """Delete :attr:`segments` and the snapshots that go with them; blocks.  After an error, call it again.
 
-        :param keep_from: notes durably where the log begins, so that a segment that is lost can be told from these
-        :raises OSError: the oldest of them could not be deleted, or not durably
+        :param keep_from: stores durably where the log begins, so that recovery can tell a deleted segment from a lost
+            one
+        :raises OSError: a segment could not be deleted, or not durably
         """
         try:
             while self.segments:
@@ -77,36 +79,37 @@ def judge(
     store: Store,
     settings: JournalSettings,
     now: int,
-    readers: Callable[[], Sequence[Reader]],
+    holds: Callable[[], Sequence[Hold]],
     doubted: bool = False,
 ) -> Verdict:
-    """What the settings do not keep, and the readers do not need or are not waited for.
+    """Decide how many segments to delete: those that neither the settings nor a retention hold keeps.
 
     :param now: microseconds since 1970 UTC
-    :param readers: gives them, those first that are furthest behind; asked only if something could be deleted
+    :param holds: returns the retention holds, the one that is furthest behind first; called only if there is a segment
+        to delete, because it reads files
     :param doubted: see :func:`expired`
     """
     count = expired(store, settings, now, doubted)
     if not count:
         return Verdict(0)
-    sealed, everyone = store.sealed, readers()
-    alive = [reader for reader in everyone if now - reader.time <= settings.reader_wait * 1_000_000]
+    sealed, registered = store.sealed, holds()
+    alive = [hold for hold in registered if now - hold.time <= settings.hold_timeout * 1_000_000]
     done = count
     if alive:
         done = sum(end <= alive[0].position for _, end in sealed[:count])
-        waiting = sealed[count - 1][1] - sealed[done][0] if done < count else 0
-        while waiting > settings.reader_bytes:
-            waiting -= sealed[done][1] - sealed[done][0]
+        held = sealed[count - 1][1] - sealed[done][0] if done < count else 0
+        while held > settings.hold_bytes:
+            held -= sealed[done][1] - sealed[done][0]
             done += 1
     deleted = sealed[done - 1][1] if done else 0
-    overtaken = tuple(reader for reader in everyone if reader.position < deleted)
-    return Verdict(done, count - done, alive[0] if done < count else None, overtaken)
+    broken = tuple(hold for hold in registered if hold.position < deleted)
+    return Verdict(done, count - done, alive[0] if done < count else None, broken)
 
 
 def expired(store: Store, settings: JournalSettings, now: int, doubted: bool = False) -> int:
-    """How many segments, from the oldest on, the settings do not keep.
+    """Return how many segments, from the oldest on, the settings do not keep.
 
-    Whole sealed segments only: the one that is being written stays, and so do the numbers of every stream.
+    Only sealed segments count: the active one stays, and with it the last number of every stream.
 
     :param now: microseconds since 1970 UTC
     :param doubted: whether *now* may be wrong; then at most one segment expires by its age
@@ -120,7 +123,7 @@ def expired(store: Store, settings: JournalSettings, now: int, doubted: bool = F
             count += 1
     if settings.keep_age:
         oldest = now - int(settings.keep_age * 1_000_000)
-        # A segment was created when the last record of the one before was written.
+        # The next segment was created when the last record of this one had been written.
         most = min(count + 1, len(sealed)) if doubted else len(sealed)
         while count < most and store.created_after(sealed[count][0]) < oldest:
             count += 1

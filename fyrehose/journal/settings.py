@@ -1,4 +1,4 @@
-"""What an operator can say of the journal."""
+"""The options of the journal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fyrehose.options import boolean, duration, option, size
 
 @attrs.frozen
 class Durability:
-    """When what was accepted is acknowledged.
+    """When an accepted message is acknowledged.
 
-    :ivar mode: ``batch``: when it is on disk; ``interval``: when the kernel has it, which syncs every ``seconds``;
-        ``never``: when the kernel has it, which syncs when it likes
+    :ivar mode: ``batch``: after it was synced to disk; ``interval``: after it was handed to the kernel, with a sync
+        every ``seconds``; ``never``: after it was handed to the kernel, which writes it out whenever it chooses
     """
 
     mode: str = "batch"
@@ -25,7 +25,10 @@ class Durability:
 
 
 def durability(text: str) -> Durability:
-    """``batch``, ``interval:MS`` or ``never``."""
+    """Parse ``batch``, ``interval:MS`` or ``never``.
+
+    :raises ValueError: *text* is none of these
+    """
     if text in ("batch", "never"):
         return Durability(text)
     match = re.fullmatch(r"interval:(\d+)(?:ms)?", text)
@@ -36,18 +39,18 @@ def durability(text: str) -> Durability:
 
 @attrs.frozen(kw_only=True)
 class JournalSettings:
-    """The journal's options."""
+    """The options of the journal, as ``journal.NAME`` in a configuration."""
 
     durability: Durability = option(
         Durability(), durability, "when a message is acknowledged: batch, interval:MS, never"
     )
-    segment_size: int = option(64 << 20, size, "when the next segment file is begun", least=1 << 10)
+    segment_size: int = option(
+        64 << 20, size, "size at which a segment file is sealed and the next begins", least=1 << 10
+    )
     keep_bytes: int = option(0, size, "delete the oldest segments when there are more bytes than this; 0: keep all")
     keep_age: float = option(0.0, duration, "delete segments whose newest record is older than this; 0: keep all")
-    reader_wait: float = option(
-        2 * 86400.0, duration, "wait with deleting for a named reader that said within this time how far it has come"
-    )
-    reader_bytes: int = option(16 << 30, size, "but keep no more than so much in addition, whoever has not read it")
-    min_free: int = option(256 << 20, size, "accept nothing while the disk has less room than this")
-    verify: int = option(256 << 20, size, "how much of the older segments is checked at the start, the newest first")
+    hold_timeout: float = option(2 * 86400.0, duration, "ignore a retention hold that was not updated for this long")
+    hold_bytes: int = option(16 << 30, size, "limit of the bytes that are kept only because of retention holds")
+    min_free: int = option(256 << 20, size, "refuse messages while the disk has less free space than this")
+    verify: int = option(256 << 20, size, "bytes of sealed segments to check at the start, the newest first")
     quarantine: bool = option(False, boolean, "set damaged ranges aside as gaps instead of refusing to start")

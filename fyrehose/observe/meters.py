@@ -79,8 +79,8 @@ class JournalStatus:
     :ivar segments: the number of segments
     :ivar size: the size of all segments, in bytes
     :ivar free: the free space of the disk, in bytes; None if it is unknown
-    :ivar waited_for: the name of the retention hold that keeps segments from being deleted; empty if there is none
-    :ivar overtaken: how often retention deleted segments in spite of a hold
+    :ivar held_by: name of the retention hold that keeps the oldest segments; empty if none does
+    :ivar broken_holds: how often segments were deleted that a retention hold still covered
     """
 
     directory: str
@@ -90,6 +90,6 @@ class JournalStatus:
     segments: int
     size: int
     free: int | None
-    waited_for: str
-    overtaken: int
+    held_by: str
+    broken_holds: int
     meters: JournalMeters

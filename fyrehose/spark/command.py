@@ -136,7 +136,7 @@ def main() -> None:
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @click.option("--every", type=Text("duration", duration), default="60s", show_default=True, help="A round so often.")
 @click.option("--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Its size.")
-@click.option("--reader", metavar="NAME", help="Have retention wait for this archive, by this name.")
+@click.option("--hold", metavar="NAME", help="Register a retention hold of this name for the archive.")
 @click.option("--by-date", is_flag=True, help="No directory for each stream: there are thousands of small ones.")
 @click.option("--variant", is_flag=True, help="A column json (VARIANT) of payloads that say that they are JSON.")
 @_spark
@@ -148,7 +148,7 @@ def archive(
     follow: bool,
     every: float,
     round_bytes: int,
-    reader: str | None,
+    hold: str | None,
     by_date: bool,
     variant: bool,
     master: str | None,
@@ -160,7 +160,7 @@ def archive(
     where it was.
 
     \b
-        fyrehose-spark archive data lake --follow --reader lake
+        fyrehose-spark archive data lake --follow --hold lake
     """
     from fyrehose.spark.jobs.archive import archive as run
 
@@ -182,7 +182,7 @@ def archive(
             lake,
             follow=follow,
             every=every,
-            reader=reader,
+            hold=hold,
             round_bytes=round_bytes,
             by_stream=not by_date,
             variant=variant,

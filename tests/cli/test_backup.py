@@ -15,8 +15,7 @@ from zope.interface import implementer
 
 from fyrehose.cli import main
 from fyrehose.interfaces import IJournalObserver, JournalState
-from fyrehose.journal import holds as readers
-from fyrehose.journal import scan
+from fyrehose.journal import holds, scan
 from fyrehose.journal.files import lock
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
@@ -80,12 +79,12 @@ def test_what_is_wrong_is_one_line_and_a_status(data: Path, tmp_path: Path) -> N
             (("backup", tmp_path / "typo", backup), 1, "there is no such directory"),
             (("backup", data, data), 1, "cannot be a copy of itself"),
             (("backup", data, home), 1, "has files and is no backup"),
-            (("backup", data, backup, "--hold", "a/b"), 1, "a reader is named by"),
+            (("backup", data, backup, "--hold", "a/b"), 1, "invalid name of a retention hold"),
             (("backup", data, backup, "--every", "0"), 1, "--every should be more than 0"),
-            (("backup", "s3://bucket", backup), 1, "should be a journal's directory, or http://HOST:PORT"),
+            (("backup", "s3://bucket", backup), 1, "expected a directory, or http://HOST:PORT"),
             (("backup", data, backup, "--token-file", "none"), 0, ""),
             (("backup", backup, data), 5, "is in use by another process"),
-            (("restore", backup, data), 1, "is not empty; name an empty directory"),
+            (("restore", backup, data), 1, "is not empty; name an empty or a new directory"),
             (("restore", tmp_path / "typo", home / "x"), 1, "there is no such directory"),
         ):
             result = run(*words)
@@ -105,10 +104,10 @@ def test_damage_is_status_3(data: Path, tmp_path: Path) -> None:
     assert f"{path} is damaged at byte" in result.output
 
 
-def test_retention_waits_for_a_backup_with_a_hold(data: Path, tmp_path: Path) -> None:
+def test_backup_registers_a_retention_hold(data: Path, tmp_path: Path) -> None:
     assert run("backup", data, tmp_path / "backup", "--hold", "nightly").exit_code == 0
-    assert [(r.name, r.position) for r in readers.positions(data)] == [("nightly", scan.read_mark(data))]
-    assert "nightly position=" in run("readers", data).output
+    assert [(hold.name, hold.position) for hold in holds.registered(data)] == [("nightly", scan.read_mark(data))]
+    assert "nightly position=" in run("holds", data).output
 
 
 def test_a_mirror_says_what_it_deleted(data: Path, tmp_path: Path) -> None:
@@ -126,12 +125,12 @@ def test_from_another_machine_with_a_token(data: Path, tmp_path: Path, serve: Ca
     token.write_text("0123456789abcdef\n")
     url = serve(data, "--token-file", str(token))
     result = run("backup", url, tmp_path / "backup")
-    assert (result.exit_code, "wants a token" in result.output) == (1, True)
+    assert (result.exit_code, "requires a token" in result.output) == (1, True)
     assert not (tmp_path / "backup").exists()
     result = run("backup", url, tmp_path / "backup", "--token-file", token, "--hold", "far")
     assert (result.exit_code, result.output.partition(" in ")[0]) == (0, "30 records")
     assert run("dump", tmp_path / "backup").output == run("dump", data).output
-    assert [reader.name for reader in readers.positions(data)] == ["far"]
+    assert [hold.name for hold in holds.registered(data)] == ["far"]
     served = serve(tmp_path / "backup", "--token-file", str(token))
     result = run("restore", served, tmp_path / "restored", "--token-file", token)
     assert (result.exit_code, result.output.partition(" in ")[0]) == (0, "30 records")

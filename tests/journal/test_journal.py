@@ -807,7 +807,7 @@ def test_what_it_says_of_itself(open_journal) -> None:
     assert status.size == status.position - before.position + before.size
     assert status.free is not None
     assert status.free > 0
-    assert (status.waited_for, status.overtaken) == ("", 0)
+    assert (status.held_by, status.broken_holds) == ("", 0)
     meters = status.meters
     assert meters.commit_bytes.count == meters.commit_seconds.count == 20
     assert meters.commit_bytes.total > 20 * 900

@@ -1,13 +1,12 @@
-"""What an open journal deletes, and what reading says meanwhile."""
+"""Retention of an open journal: what it deletes, and what readers see meanwhile."""
 
 from __future__ import annotations
 
-from fyrehose.journal import holds as readers
-from fyrehose.journal import scan
+from fyrehose.journal import holds, scan
 
 
-def test_a_reader_goes_on_while_the_oldest_go(open_journal) -> None:
-    """Whoever is behind is told by the numbers what was not kept; nothing raises, and no descriptor is left."""
+def test_reading_continues_while_retention_deletes(open_journal) -> None:
+    """A subscriber that lags sees a gap in the numbers; nothing raises, and no descriptor is left."""
     bench = open_journal(segment_size=4096, keep_bytes=30_000)
     seen: list[int] = []
     wrote = 0
@@ -23,7 +22,7 @@ def test_a_reader_goes_on_while_the_oldest_go(open_journal) -> None:
     assert set(bench.journal._store._readers) <= {segment.base for segment in scan.segments(bench.directory)}
 
 
-def test_its_index_goes_with_a_segment(open_journal) -> None:
+def test_index_is_deleted_with_its_segment(open_journal) -> None:
     bench = open_journal(segment_size=4096, keep_bytes=10_000)
     for i in range(100):
         bench.append(b"%03d" % i * 100)
@@ -31,45 +30,45 @@ def test_its_index_goes_with_a_segment(open_journal) -> None:
     assert indexes < {segment.path.stem for segment in scan.segments(bench.directory)}
 
 
-def test_segments_wait_for_a_named_reader(open_journal, log_lines: list[str]) -> None:
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, reader_wait=100.0)
-    readers.report(bench.directory, "lake", 0, now=1_000_000)
+def test_retention_hold_keeps_segments(open_journal, log_lines: list[str]) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_timeout=100.0)
+    holds.update(bench.directory, "lake", 0, now=1_000_000)
     for i in range(100):
         bench.append(b"%03d" % i * 100)
     assert bench.journal.bounds("s") == (1, 100)
-    assert bench.journal.status().waited_for == "lake"
+    assert bench.journal.status().held_by == "lake"
     third = scan.segments(bench.directory)[3].base
-    readers.report(bench.directory, "lake", third, now=1_000_000)
+    holds.update(bench.directory, "lake", third, now=1_000_000)
     bench.clock.advance(1)
     assert scan.segments(bench.directory)[0].base == third
     assert bench.payloads("s", 1)[-1] == b"099" * 100
-    readers.report(bench.directory, "lake", 1 << 60, now=1_000_000)
+    holds.update(bench.directory, "lake", 1 << 60, now=1_000_000)
     bench.clock.advance(1)
-    assert bench.journal.status().waited_for == ""
-    assert bench.journal.status().overtaken == 0
+    assert bench.journal.status().held_by == ""
+    assert bench.journal.status().broken_holds == 0
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 2 * 4096
-    assert len([line for line in log_lines if "until the reader lake" in line]) == 1
+    assert len([line for line in log_lines if "the retention hold lake keeps" in line]) == 1
 
 
-def test_a_reader_that_is_silent_is_not_waited_for(open_journal, log_lines: list[str]) -> None:
+def test_retention_hold_times_out(open_journal, log_lines: list[str]) -> None:
     now = [1_000_000]
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, reader_wait=100.0, now=lambda: now[0])
-    readers.report(bench.directory, "dead", 0, now=1_000_000)
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_timeout=100.0, now=lambda: now[0])
+    holds.update(bench.directory, "dead", 0, now=1_000_000)
     for i in range(50):
         bench.append(b"%03d" % i * 100)
     assert bench.journal.bounds("s")[0] == 1
     now[0] += 101_000_000
     bench.clock.advance(1)
     assert bench.journal.bounds("s")[0] > 1
-    assert bench.journal.status().overtaken == 1
-    assert any("the reader dead has not read: it is at position 0" in line for line in log_lines)
+    assert bench.journal.status().broken_holds == 1
+    assert any("the retention hold dead covers: it is at position 0" in line for line in log_lines)
 
 
-def test_only_so_much_waits_for_a_reader(open_journal) -> None:
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, reader_bytes=20_000)
-    readers.report(bench.directory, "slow", 0, now=1_000_000)
+def test_retention_holds_keep_no_more_than_hold_bytes(open_journal) -> None:
+    bench = open_journal(segment_size=4096, keep_bytes=10_000, hold_bytes=20_000)
+    holds.update(bench.directory, "slow", 0, now=1_000_000)
     for i in range(300):
         bench.append(b"%03d" % i * 100)
     assert sum(segment.size for segment in scan.segments(bench.directory)) <= 10_000 + 20_000 + 3 * 4096
-    assert bench.journal.status().overtaken > 0
-    assert bench.journal.status().waited_for == "slow"
+    assert bench.journal.status().broken_holds > 0
+    assert bench.journal.status().held_by == "slow"

@@ -307,7 +307,7 @@ def test_a_backup_waits_for_a_served_journal_that_is_away(
         following.wait_until_it_says("does not answer")
         load.wait_for_more(100)
     serving = served(source, port)
-    following.wait_until_it_says("is there again")
+    following.wait_until_it_says("is reachable again")
     following.wait_until_complete_to(look(source).mark)
     following.end(signal.SIGTERM)
     serving.terminate()
@@ -315,7 +315,7 @@ def test_a_backup_waits_for_a_served_journal_that_is_away(
     lines = following.errors.read_text().splitlines()
     assert len(lines) == 2, lines
     assert "trying again every 0.05 s" in lines[0]
-    assert "is there again; the backup is complete up to position" in lines[1]
+    assert "is reachable again; the backup is complete up to position" in lines[1]
 
 
 def served(directory: Path, port: int) -> subprocess.Popen[str]:

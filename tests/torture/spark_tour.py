@@ -240,7 +240,7 @@ class Load:
 def archiving_beside(journal: Path, lake: Path, log: Path) -> Iterator[None]:
     """``fyrehose-spark archive --follow``, until Ctrl-C."""
     command = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", str(journal)]
-    command += [str(lake), "--follow", "--every", "3s", "--reader", "lake", "--memory", "1g"]
+    command += [str(lake), "--follow", "--every", "3s", "--hold", "lake", "--memory", "1g"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
@@ -262,7 +262,7 @@ def archiving_here(spark: Any, journal: Path, lake: Path) -> Iterator[None]:
 
     def run() -> None:
         try:
-            archive(spark, str(journal), lake, follow=True, every=0.5, reader="lake", stop=done.is_set)
+            archive(spark, str(journal), lake, follow=True, every=0.5, hold="lake", stop=done.is_set)
         except BaseException as failure:
             failures.append(failure)
 

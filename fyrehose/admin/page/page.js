@@ -269,8 +269,8 @@ function describe(journal, status) {
     ["files", journal.segments === undefined ? undefined : `${count(journal.segments)}, ${bytes(journal.size)}`],
     ["commits", `${count(journal.commits)}; of late half are within ${seconds(journal.commit_p50)} and ${bytes(journal.commit_bytes_p50)}, 99% within ${seconds(journal.commit_p99)} and ${bytes(journal.commit_bytes_p99)}`],
     ["syncs", `half within ${seconds(journal.sync_p50)}, 99% within ${seconds(journal.sync_p99)}`],
-    ["retention waits for", journal.waited_for || undefined],
-    ["readers overtaken", journal.overtaken ? count(journal.overtaken) : undefined],
+    ["retention held by", journal.held_by || undefined],
+    ["retention holds broken", journal.broken_holds ? count(journal.broken_holds) : undefined],
     ["held for peers", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
     ["reactor lag", `${seconds(status.reactor.lag)}, 99% within ${seconds(status.reactor.lag_p99)}`],
   ].filter(([, text]) => text !== undefined);

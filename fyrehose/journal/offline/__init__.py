@@ -1,1 +1,1 @@
-"""A journal from outside its server: read, verified, copied and served, also while the server writes."""
+"""Tools that read a journal from outside its server, also while the server writes: verify, dump, copy, serve."""

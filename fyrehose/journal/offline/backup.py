@@ -1,11 +1,11 @@
-"""Backups: a replica that follows a journal, and the way back.
+"""Back up a journal into a directory, incrementally, and restore one from a backup.
 
-    in: a place (a directory, or a server of its files), a directory      out: the same log there
+    in: a place (a directory, or `fyrehose journal serve`), a directory      out: the same log in that directory
 
-The source is not asked to stop writing, rolling or deleting.  Each call copies what is new since the last one, after
-it saw that the source still has the batch with which the backup ends.
+The source's server keeps writing, rolling and deleting segments meanwhile.  Each run copies the new part of the log,
+after it has checked that the source still has the batch with which the backup ends.
 
-Knows no Twisted.
+This module does not import Twisted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import attrs
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalFull, JournalGap, JournalUnreachable
 from fyrehose.journal import format as fmt
-from fyrehose.journal import holds as readers
-from fyrehose.journal import scan
+from fyrehose.journal import holds, scan
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.offline.places import Directory, Missing, Place
@@ -29,27 +28,27 @@ from fyrehose.journal.offline.transfer import Tail, reach
 from fyrehose.journal.offline.view import Extent, View
 from fyrehose.journal.snapshots import Snapshot
 
-#: How often it is begun anew where retention deletes the oldest segments of the source meanwhile.
+#: How often a run is repeated when the source's retention deletes segments that it was about to copy.
 TRIES = 5
-#: How often the source's retention is told that the backup is alive, in seconds.
+#: How often the retention hold at the source is updated, in seconds, while there is nothing to copy.
 HEARTBEAT = 60.0
-#: What may be in a directory in which nothing was copied yet.
-_NOTHING = frozenset({"LOCK", RESTORING, "lost+found"})
+#: Names that a directory may contain and still counts as empty.
+_IGNORED = frozenset({"LOCK", RESTORING, "lost+found"})
 
 Progress = Callable[[int, int], object]
 
 
 class SourceBehind(JournalError):
-    """The source ends before the backup does: it has not recovered yet, or was restored from an older copy."""
+    """The log of the source ends before that of the backup: it was not recovered yet, or was restored from a copy."""
 
 
 @attrs.define(eq=False)
 class Backup:
-    """Copies *source* into *replica*, which has to be open.
+    """Copies *source* into *replica*, which must be open.
 
-    :ivar mirror: delete segments that the source does not keep any more
-    :ivar hold: the name under which the source's retention waits for this backup; None: it does not
-    :ivar progress: is told how many bytes are done, and of how many
+    :ivar mirror: whether to delete segments that the source has deleted
+    :ivar hold: name of the retention hold to register at the source; None: register none
+    :ivar progress: called with the number of bytes that are copied, and their total
     """
 
     source: Place
@@ -57,47 +56,47 @@ class Backup:
     mirror: bool = False
     hold: str | None = None
     progress: Progress = attrs.field(default=lambda done, total: None)
-    _compared: bool = attrs.field(default=False, init=False)  #: the source has what the backup ends with
-    _lost: bool = attrs.field(default=False, init=False)  #: the source is not there, and that was said
-    _held: float = attrs.field(default=float("-inf"), init=False)  #: when the source was told last
+    _compared: bool = attrs.field(default=False, init=False)  #: the source was found to continue the backup
+    _lost: bool = attrs.field(default=False, init=False)  #: the source is unreachable, and that was reported
+    _held: float = attrs.field(default=float("-inf"), init=False)  #: last update of the hold (monotonic, seconds)
 
     def run(self) -> None:
-        """Copy what the source has and the backup has not, up to what is durable now.
+        """Copy everything that is durable at the source and missing in the backup.
 
-        :raises JournalUnreachable: the source is not there at present; what was copied before that counts
-        :raises JournalCorrupt: the source is damaged; the backup is complete up to there
-        :raises JournalGap: the source does not keep what comes next any more
+        :raises JournalUnreachable: the source cannot be reached at present; the part that was copied is kept
+        :raises JournalCorrupt: the source is damaged; the backup is complete up to the damage
+        :raises JournalGap: the source has deleted the positions that come next
         :raises SourceBehind: the source ends before the backup does
         :raises JournalError: the source is another journal, or the backup cannot be written
-        :raises JournalFull: there is no room for the backup
+        :raises JournalFull: the backup's disk is full
         """
         for _ in range(TRIES):
             try:
                 self._run()
                 return
             except Missing as error:
-                gone = error  # retention deleted it after it was listed; perhaps nothing was copied yet
+                deleted = error  # by retention, after it was listed; perhaps nothing was copied yet
             except OSError as error:
                 kind = JournalFull if error.errno in NO_ROOM else JournalError
                 raise kind(
                     f"{self.replica.directory} cannot be written: {error.strerror}; it is complete up to position "
                     f"{self.replica.position}"
                 ) from error
-        raise JournalUnreachable(f"{gone} was deleted while it was copied, and so were {TRIES - 1} before it")
+        raise JournalUnreachable(f"{deleted} was deleted while it was copied, and so were {TRIES - 1} before it")
 
     def follow(self, every: float, say: Callable[[str], object], sleep: Callable[[float], object] = time.sleep) -> None:
-        """Copy what is new, again and again, until an exception such as KeyboardInterrupt ends it.
+        """Call :meth:`run` again and again, until an exception such as KeyboardInterrupt ends it.
 
-        :param every: seconds between two looks
-        :param say: is told in a line when the source is not there, and when it is there again
-        :raises JournalError: as :meth:`run`, but for a source that is not there at present
+        :param every: seconds between two runs
+        :param say: called with a line of text when the source becomes unreachable, and when it is reachable again
+        :raises JournalError: as :meth:`run`, except when the source is unreachable at present
         """
         while True:
             sleep(every)
             self.run_patiently(every, say)
 
     def run_patiently(self, every: float, say: Callable[[str], object]) -> None:
-        """Do one step of :meth:`follow`."""
+        """Call :meth:`run` once, and only report a source that is unreachable (a step of :meth:`follow`)."""
         try:
             self.run()
         except (JournalUnreachable, SourceBehind) as error:
@@ -106,13 +105,13 @@ class Backup:
             self._lost, self._compared = True, False
             return
         if self._lost:
-            say(f"{self.source} is there again; the backup is complete up to position {self.replica.position}")
+            say(f"{self.source} is reachable again; the backup is complete up to position {self.replica.position}")
         self._lost = False
 
     def _run(self) -> None:
         view = self._look()
         if self._compared and view.mark == self.replica.position:
-            self._report(HEARTBEAT)
+            self._update_hold(HEARTBEAT)
             return
         self._compare(view)
         missing = self._missing(view)
@@ -126,43 +125,48 @@ class Backup:
             done += size
         if self.mirror:
             self._delete(view.start)
-        self._copy_readers()
+        self._copy_holds()
         if not self._compared:
             self.replica.settle()
         self._compared = True
-        self._report(0)
+        self._update_hold(0)
 
     def _look(self) -> View:
         view = reach(self.source)
         if self.hold is not None and self._held == float("-inf"):
-            self._report(0, max(self.replica.position, view.start))  # before anything is copied
+            self._update_hold(0, max(self.replica.position, view.start))  # before anything is copied
         return view
 
     def _compare(self, view: View) -> None:
-        """See that the source goes on from where the backup ends."""
+        """Check that the source continues the log of the backup.
+
+        :raises SourceBehind: the source ends before the backup does
+        :raises JournalGap: the source begins after the end of the backup
+        :raises JournalError: the logs differ
+        """
         tail = self.replica.tail
         if tail is None:
             return
         here = self.replica.directory
         if view.mark < tail.position:
             raise SourceBehind(
-                f"{self.source} ends at position {view.mark}, and {here} at {tail.position}: if its server crashed, "
+                f"{self.source} ends at position {view.mark}, but {here} at {tail.position}: if its server crashed, "
                 "start it; if it was restored from an older copy, or is another journal, use an empty directory"
             )
         if view.start > tail.position:
             raise JournalGap(
-                f"{self.source} begins at position {view.start}, and {here} ends at {tail.position}: retention deleted "
-                "what is between them; keep this backup as it is, begin another in an empty directory, and let "
-                "retention wait for it by --hold NAME"
+                f"{self.source} begins at position {view.start}, but {here} ends at {tail.position}: retention deleted "
+                "the segments between them; keep this backup as it is, begin another in an empty directory, and "
+                "register a retention hold with --hold NAME"
             )
         if not self._agrees(view, tail):
             raise JournalError(
-                f"{self.source} is not what {here} was copied from, they differ at position {tail.at}: it is another "
-                "journal, or a server was started in the backup; use an empty directory"
+                f"{self.source} and its backup {here} differ at position {tail.at}: the source is another journal, or "
+                "a server was started in the backup; use an empty directory"
             )
 
     def _agrees(self, view: View, tail: Tail) -> bool:
-        """Return whether the source has the last batch of the backup, whose checksum covers all before it."""
+        """Return whether the source has the last batch of the backup; its checksum covers all batches before it."""
         for extent in view.segments:
             if extent.base <= tail.at < extent.end:
                 with self._opened(extent) as reader:
@@ -170,7 +174,7 @@ class Backup:
                         return bytes(reader.read(tail.at, len(tail.last))) == tail.last
                     except OSError as error:
                         raise self._unreadable(extent, error) from error
-        return True  # it keeps only what comes next, which says what it continues from
+        return True  # the source has deleted that batch; the next one names the checksum that it continues from
 
     @contextmanager
     def _opened(self, extent: Extent) -> Iterator[scan.SegmentReader]:
@@ -187,7 +191,7 @@ class Backup:
         return JournalError(f"{self.source.name(extent.base)} cannot be read: {error.strerror}")
 
     def _missing(self, view: View) -> list[Extent]:
-        """Return what the source has and the backup has not, in order."""
+        """Return the segments that are missing in the backup, or incomplete, in order."""
         here = {segment.base: segment.end for segment in scan.segments(self.replica.directory)}
         complete = self.replica.position
         return [e for e in view.segments if e.end > complete or here.get(e.base, 0) < e.end]
@@ -199,62 +203,65 @@ class Backup:
         directory = self.replica.directory
         free = self.replica.files.free(directory)
         if size > free:
-            raise JournalFull(f"{directory} has room for {free} bytes, and {size} are to be copied; make room")
+            raise JournalFull(f"{directory} has {free} bytes of free space, but {size} must be copied; free some space")
 
     def _copy(self, extent: Extent, progress: Callable[[int], object]) -> None:
         complete = self.replica.position
         if self.replica.tail is not None and extent.base > complete:
             raise JournalCorrupt(
-                f"{self.source} lacks the positions {complete} to {extent.base}: a segment is missing or cut off; put "
-                "it back from a copy; everything before it was copied"
+                f"{self.source} lacks the positions {complete} to {extent.base}: a segment is missing or truncated; "
+                "put it back from a copy; everything before it was copied"
             )
         with self._opened(extent) as reader:
             self.replica.copy(reader, extent.end, self.source.name(extent.base), progress)
 
     def _copy_snapshots(self) -> None:
-        """Copy the snapshots of all streams that are not here; they never change."""
+        """Copy the snapshots of all streams that the backup lacks; they never change."""
         for position in self.source.snapshots():
             path = scan.snapshot_path_of(self.replica.directory, position)
             if not path.exists():
                 try:
                     data = checked_snapshot(self.source.snapshot(position), position)
                 except Missing:
-                    continue  # it went with the last segment that referred to it
+                    continue  # retention deleted it with the last segment that referred to it
                 except fmt.Damage as damage:
                     raise JournalCorrupt(
                         f"{path.name} of {self.source} is damaged: {damage}; put it back from a copy"
                     ) from damage
                 self.replica.files.store(path, data)
 
-    def _copy_readers(self) -> None:
-        """Note what retention has to wait for after a restore, too: readers do not say so before they read again."""
+    def _copy_holds(self) -> None:
+        """Copy the retention holds, so that they count after a restore, before their readers update them again."""
         directory = self.replica.directory
-        there = {reader.name: reader for reader in self.source.readers() if reader.name != self.hold}
-        here = {reader.name: reader for reader in readers.positions(directory)}
+        there = {hold.name: hold for hold in self.source.holds() if hold.name != self.hold}
+        here = {hold.name: hold for hold in holds.registered(directory)}
         for name in here.keys() - there.keys():
-            readers.forget(directory, name)
-        for name, reader in there.items():
-            if here.get(name) != reader:
-                readers.report(directory, name, reader.position, reader.time)
+            holds.release(directory, name)
+        for name, hold in there.items():
+            if here.get(name) != hold:
+                holds.update(directory, name, hold.position, hold.time)
 
     def _delete(self, position: int) -> None:
-        """Delete what the source does not keep any more, segments before the snapshots that they refer to."""
+        """Delete what the source has deleted, segments before the snapshots that they refer to."""
         self.replica.delete_before(position)
         directory = self.replica.directory
         for snapshot in sorted(set(scan.snapshots(directory)) - set(self.source.snapshots())):
             self.replica.files.unlink(scan.snapshot_path_of(directory, snapshot))
 
-    def _report(self, at_least: float, position: int | None = None) -> None:
-        """Tell the source's retention how far the backup is, if it was not told within so many seconds."""
-        if self.hold is not None and time.monotonic() - self._held >= at_least:
-            self.source.report(self.hold, self.replica.position if position is None else position)
+    def _update_hold(self, min_age: float, position: int | None = None) -> None:
+        """Update the retention hold at the source, unless its last update is less than *min_age* seconds ago.
+
+        :param position: None: the end of the backup
+        """
+        if self.hold is not None and time.monotonic() - self._held >= min_age:
+            self.source.update_hold(self.hold, self.replica.position if position is None else position)
             self._held = time.monotonic()
 
 
 def checked_snapshot(data: bytes, position: int) -> bytes:
-    """Return *data*, the content of the snapshot of all streams at *position*, after it was checked.
+    """Check *data*, the content of the snapshot of all streams at *position*, and return it.
 
-    :raises Damage: it is not what was written there
+    :raises Damage: it is damaged, or another snapshot
     """
     found = Snapshot.of(data)
     if found.position != position:
@@ -263,36 +270,36 @@ def checked_snapshot(data: bytes, position: int) -> bytes:
 
 
 def check_target(source: Place, directory: Path) -> None:
-    """See that there is something to copy, and that *directory* may take it, before anything is written there.
+    """Check, before anything is written, that *source* is a journal and that *directory* can become its copy.
 
-    :raises ConfigError: the directory is the source itself, or has files and none of a journal
-    :raises JournalError: there is no journal
+    :raises ConfigError: the directory is the source itself, or has files that are none of a journal
+    :raises JournalError: the source is no journal
     """
     if isinstance(source, Directory) and directory.resolve() == source.path.resolve():
         raise ConfigError(f"{directory} cannot be a copy of itself; name another directory")
     if not is_empty(directory) and not scan.segments(directory) and not (directory / scan.MARK_NAME).exists():
-        raise ConfigError(f"{directory} has files and is no backup; name an empty directory, or one that is not there")
+        raise ConfigError(f"{directory} has files and is no backup; name an empty or a new directory")
     reach(source)
 
 
 def is_empty(directory: Path) -> bool:
-    """Return whether *directory* is not there, or nothing was copied into it yet."""
+    """Return whether *directory* does not exist, or nothing was copied into it yet."""
     names = {path.name for path in directory.iterdir()} if directory.exists() else set()
-    return not {name for name in names - _NOTHING if not name.endswith(".new")}
+    return not {name for name in names - _IGNORED if not name.endswith(".new")}
 
 
 def restore(source: Place, directory: Path, files: Files, progress: Progress = lambda done, total: None) -> Replica:
-    """Make a journal in *directory* of the backup *source*, from which a server can start.
+    """Restore the backup *source* into *directory*, so that a server can start there.
 
-    While it is under way, and after it was interrupted, a server refuses to start there; the same call goes on.
+    A server refuses to start in *directory* until this has completed; after an interruption, the same call continues.
 
-    :return: the replica, closed, with its figures
+    :return: the replica, closed, with its statistics
     :raises ConfigError: the directory is not empty
     :raises JournalError: as :meth:`Backup.run`
     """
     marker = directory / RESTORING
     if not is_empty(directory) and not marker.exists():
-        raise ConfigError(f"{directory} is not empty; name an empty directory, or one that is not there")
+        raise ConfigError(f"{directory} is not empty; name an empty or a new directory")
     check_target(source, directory)
     with Replica(directory, files) as replica:
         files.store(marker, f"from {source}\n".encode())

@@ -1,9 +1,9 @@
-"""Where a journal is: a directory, or a server that ``fyrehose journal serve`` started.
+"""Places where a journal can be read: a directory, or the address of a ``fyrehose journal serve``.
 
-    in: a path or http://HOST:PORT      out: the durable mark, segments, their indexes and their bytes
+    in: a path or http://HOST:PORT      out: the durable mark, the segments, their indexes and their bytes
 
-Both are read through the journal's own reader (journal/scan.py), which asks for files; over HTTP a file is an address,
-and reading is a request for a range.  Nobody is asked to stop writing, rolling or deleting meanwhile.
+Both are read with the journal's own reader (journal/scan.py); over HTTP, each read is a request for a range of bytes.
+The journal's server keeps writing, rolling and deleting segments meanwhile.
 """
 
 from __future__ import annotations
@@ -21,80 +21,87 @@ from urllib.parse import urlsplit
 import attrs
 
 from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
-from fyrehose.journal import holds as readers
-from fyrehose.journal import scan
+from fyrehose.journal import holds, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.format import UNKNOWN
+from fyrehose.journal.holds import Hold
 from fyrehose.journal.offline.view import Extent, View, look
 from fyrehose.web.tokens import authorization, read_token
 
-#: What is read at a time, in bytes: over HTTP smaller ranges cost more than they carry.
+#: How many bytes are read at a time; smaller ranges would cost more requests over HTTP.
 CHUNK = 4 << 20
-#: How long a server may be silent, in seconds, and how often it is asked again.
+#: Timeout of a request, in seconds.
 TIMEOUT = 30.0
-#: The variable of the environment that names the file with a server's token.
+#: The environment variable that names the file with a server's token.
 TOKEN_FILE = "FYREHOSE_TOKEN_FILE"
+#: How often a request is tried.
 TRIES = 4
 
 
 class Missing(Exception):
-    """There is no such segment, or there is none any more."""
+    """The segment or snapshot does not exist, or was deleted."""
 
 
 class Place(Protocol):
-    """Where a journal is; can be pickled."""
+    """A place where a journal can be read; can be pickled."""
 
     def view(self) -> View:
-        """What is there, and durable.
+        """Return which part of the journal is present and durable.
 
-        :raises JournalUnreachable: no journal is there, or nothing answers
-        :raises JournalError: what answers is something else
+        :raises JournalUnreachable: there is no journal, or the server does not answer
+        :raises JournalError: the server is no ``fyrehose journal serve``
         """
 
     def name(self, base: int) -> str:
-        """The segment at ``base``, as people are told of it."""
+        """Return the path or the address of the segment at *base*, for messages."""
 
     def index(self, base: int) -> bytes | None:
-        """What the index file of the segment at ``base`` holds; None where there is none."""
+        """Return the content of the index file of the segment at *base*, or None if there is none."""
 
     def snapshots(self) -> list[int]:
         """Return the positions of the snapshots of all streams."""
 
     def snapshot(self, position: int) -> bytes:
-        """Return the content of one of them.
+        """Return the content of the snapshot of all streams at *position*.
 
         :raises Missing: there is none
         """
 
-    def readers(self) -> list[readers.Reader]:
-        """Return the named readers, for which retention waits."""
+    def holds(self) -> list[Hold]:
+        """Return the retention holds."""
 
     def open(self, base: int, limit: int) -> scan.SegmentReader:
-        """The segment at ``base``; nothing from the position ``limit`` on is read.
+        """Open the segment at *base*; the reader reads nothing from the position *limit* on.
 
-        :raises Missing: there is none
+        :raises Missing: there is no such segment
         """
 
-    def report(self, reader: str, position: int) -> None:
-        """Retention need not keep what is before ``position`` for ``reader`` any more."""
+    def update_hold(self, name: str, position: int) -> None:
+        """Register the retention hold *name*, or move it to *position*.
+
+        :raises ConfigError: the name or the position is invalid, or there are too many holds
+        """
 
 
 def place(location: str, token_file: str | None = None) -> Place:
-    """The place that people write as a path or as ``http://HOST:PORT``.
+    """Return the place that *location*, a path or ``http://HOST:PORT``, names.
 
-    :param token_file: the file whose first line is the server's token; None: the one that the environment names
-    :raises ConfigError: it is neither, or there is no token in the file
+    :param token_file: the file whose first line is the server's token; None: the file that the environment variable
+        FYREHOSE_TOKEN_FILE names
+    :raises ConfigError: *location* is neither, or the file has no token
     """
     if location.startswith(("http://", "https://")):
         return Server(location.rstrip("/"), read_token(token_file or os.environ.get(TOKEN_FILE, ""), "the token file"))
     if "://" in location and not location.startswith("file://"):
-        raise ConfigError(f"{location!r} should be a journal's directory, or http://HOST:PORT of a server of journals")
+        raise ConfigError(
+            f"invalid journal {location!r}: expected a directory, or http://HOST:PORT of `fyrehose journal serve`"
+        )
     return Directory(Path(location.removeprefix("file://")).absolute())
 
 
 @attrs.frozen
 class Directory:
-    """A journal's directory, on this machine or on a shared file system."""
+    """A journal's directory, on this machine or on a shared file system; see :class:`Place` for the methods."""
 
     path: Path
 
@@ -106,7 +113,7 @@ class Directory:
             raise JournalUnreachable(f"{self.path} is no journal: there is no such directory")
         view = look(self.path)
         if not view.mark and not scan.segments(self.path):
-            raise JournalUnreachable(f"{self.path} is no journal: there is no segment in it")
+            raise JournalUnreachable(f"{self.path} is no journal: it has no segment files")
         return view
 
     def name(self, base: int) -> str:
@@ -128,8 +135,8 @@ class Directory:
         except FileNotFoundError as error:
             raise Missing(str(path)) from error
 
-    def readers(self) -> list[readers.Reader]:
-        return readers.positions(self.path)
+    def holds(self) -> list[Hold]:
+        return holds.registered(self.path)
 
     def open(self, base: int, limit: int) -> scan.SegmentReader:
         try:
@@ -137,15 +144,15 @@ class Directory:
         except FileNotFoundError as error:
             raise Missing(self.name(base)) from error
 
-    def report(self, reader: str, position: int) -> None:
-        readers.report(self.path, reader, position)
+    def update_hold(self, name: str, position: int) -> None:
+        holds.update(self.path, name, position)
 
 
 @attrs.frozen
 class Server:
-    """``fyrehose journal serve``, at http://HOST:PORT.
+    """The address of a ``fyrehose journal serve``; see :class:`Place` for the methods.
 
-    :ivar token: what it wants to see, if it does; workers get it with the place, and need no file
+    :ivar token: the token to send, if any; Spark's workers get it with the pickled place, and need no file
     """
 
     url: str
@@ -155,49 +162,49 @@ class Server:
         return self.url
 
     def view(self) -> View:
-        with self._understood():
-            said = json.loads(_ask(self, "GET", "/journal"))
-            segments = tuple(Extent(int(base), int(end)) for base, end in said["segments"])
-            return View(int(said["mark"]), segments, bytes.fromhex(said.get("identity", UNKNOWN.hex())))
+        with self._checking_answers():
+            fields = json.loads(_request(self, "GET", "/journal"))
+            segments = tuple(Extent(int(base), int(end)) for base, end in fields["segments"])
+            return View(int(fields["mark"]), segments, bytes.fromhex(fields.get("identity", UNKNOWN.hex())))
 
     def name(self, base: int) -> str:
         return f"{self.url}/segments/{base:016x}"
 
     def index(self, base: int) -> bytes | None:
         try:
-            return _ask(self, "GET", f"/indexes/{base:016x}")
+            return _request(self, "GET", f"/indexes/{base:016x}")
         except Missing:
             return None
 
     def snapshots(self) -> list[int]:
-        with self._understood():
-            return [int(position) for position in json.loads(_ask(self, "GET", "/journal")).get("snapshots", [])]
+        with self._checking_answers():
+            return [int(position) for position in json.loads(_request(self, "GET", "/journal")).get("snapshots", [])]
 
     def snapshot(self, position: int) -> bytes:
-        return _ask(self, "GET", f"/snapshots/{position:016x}")
+        return _request(self, "GET", f"/snapshots/{position:016x}")
 
-    def readers(self) -> list[readers.Reader]:
-        with self._understood():
-            said = json.loads(_ask(self, "GET", "/readers")).items()
-            return [readers.Reader(name, int(of["position"]), int(of["time"])) for name, of in said]
+    def holds(self) -> list[Hold]:
+        with self._checking_answers():
+            found = json.loads(_request(self, "GET", "/holds")).items()
+            return [Hold(name, int(fields["position"]), int(fields["time"])) for name, fields in found]
 
     def open(self, base: int, limit: int) -> scan.SegmentReader:
         return scan.SegmentReader(Path(f"/segments/{base:016x}"), base, _Remote(self), limit=limit, ahead=CHUNK)
 
-    def report(self, reader: str, position: int) -> None:
-        _ask(self, "PUT", f"/readers/{readers.checked(reader)}", str(position).encode())
+    def update_hold(self, name: str, position: int) -> None:
+        _request(self, "PUT", f"/holds/{holds.checked_name(name)}", str(position).encode())
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
-        """Turn an answer that a server of journals does not give into an error for people."""
+    def _checking_answers(self) -> Iterator[None]:
+        """Turn an answer that no ``fyrehose journal serve`` gives into a JournalError."""
         try:
             yield
         except (Missing, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JournalError(f"what answers at {self.url} is no `fyrehose journal serve`") from error
+            raise JournalError(f"the server at {self.url} is no `fyrehose journal serve`") from error
 
 
 class _Remote(Files):
-    """The one file that a reader of segments opens, over HTTP."""
+    """Gives a segment reader its one file over HTTP."""
 
     def __init__(self, server: Server) -> None:
         self._connection = _Connection(server.url, server.token)
@@ -222,8 +229,8 @@ class _Remote(Files):
         return self._connection.request("GET", self._path, headers=headers)
 
 
-def _ask(server: Server, method: str, path: str, body: bytes = b"") -> bytes:
-    """One request by itself."""
+def _request(server: Server, method: str, path: str, body: bytes = b"") -> bytes:
+    """Send one request over a connection of its own, and return the body of the answer."""
     connection = _Connection(server.url, server.token)
     try:
         return connection.request(method, path, body)
@@ -233,7 +240,7 @@ def _ask(server: Server, method: str, path: str, body: bytes = b"") -> bytes:
 
 @attrs.define(eq=False)
 class _Connection:
-    """Requests to one server, over one connection while it lasts."""
+    """Sends requests to one server, over one connection as long as it stays open."""
 
     url: str
     token: str | None = attrs.field(default=None, repr=False)
@@ -245,26 +252,27 @@ class _Connection:
             self._http = None
 
     def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+        """Send a request, several times if need be, and return the body of the answer.
+
+        :raises Missing: the server has no such file
+        :raises JournalUnreachable: the server does not answer, or answers with a status of 500 or above
+        :raises JournalError: the server refuses the request
         """
-        :raises Missing: the server has no such thing
-        :raises JournalUnreachable: the server does not answer, or cannot at present
-        :raises JournalError: the server refuses
-        """
-        for again in range(TRIES):
+        for attempt in range(TRIES):
             try:
                 if self._http is None:
                     self._http = self._connect()
                 known = {} if self.token is None else {"Authorization": authorization(self.token)}
                 self._http.request(method, path, body or None, {**known, **(headers or {})})
                 answer = self._http.getresponse()
-                return self._taken(path, answer.status, answer.read())
+                return self._checked(path, answer.status, answer.read())
             except (OSError, HTTPException) as error:
                 self.close()
-                if again == TRIES - 1:
+                if attempt == TRIES - 1:
                     raise JournalUnreachable(
                         f"{self.url} does not answer: {error!r}; is `fyrehose journal serve` running?"
                     ) from error
-                time.sleep(0.2 * 2**again)
+                time.sleep(0.2 * 2**attempt)
         raise AssertionError("the last try raised or returned")
 
     def _connect(self) -> HTTPConnection:
@@ -275,16 +283,18 @@ class _Connection:
                 raise ValueError("no host")
             return kind(parts.hostname, parts.port, timeout=TIMEOUT)
         except (ValueError, InvalidURL) as error:
-            raise ConfigError(f"{self.url!r} should be http://HOST:PORT") from error
+            raise ConfigError(f"invalid address {self.url!r}: expected http://HOST:PORT") from error
 
-    def _taken(self, path: str, status: int, data: bytes) -> bytes:
+    def _checked(self, path: str, status: int, data: bytes) -> bytes:
         if status == 404:
             raise Missing(self.url + path)
         if status == 416:
-            return b""  # beyond its end
+            return b""  # the range begins behind the end of the file
         if status == 401:
-            hint = f"name a file with it by --token-file, the option tokenFile, or {TOKEN_FILE}"
-            raise JournalError(f"{self.url} wants a token: {hint if self.token is None else 'it is not the one sent'}")
+            hint = f"name a file that contains it with --token-file, the option tokenFile, or {TOKEN_FILE}"
+            raise JournalError(
+                f"{self.url} requires a token: {hint if self.token is None else 'the token that was sent is wrong'}"
+            )
         if status >= 300:
             kind = JournalUnreachable if status >= 500 else JournalError
             raise kind(f"{self.url}{path}: {status} {data[:200].decode(errors='replace').strip()}")

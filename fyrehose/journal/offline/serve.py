@@ -1,16 +1,16 @@
-"""``fyrehose journal serve``: a journal's files over HTTP, from a process of its own.
+"""``fyrehose journal serve``: serve a journal's files over HTTP, from a process of its own.
 
-    GET /journal             what is durable: {"mark": M, "segments": [[base, end], ...], "snapshots": [position, ...],
+    GET /journal             the durable part: {"mark": M, "segments": [[base, end], ...], "snapshots": [position, ...],
                              "identity": HEX}
-    GET /segments/BASE       the bytes of a segment, ranges too; nothing beyond the durable mark
-    GET /indexes/BASE        its index, once it is sealed
+    GET /segments/BASE       the bytes of a segment, also ranges of them; nothing beyond the durable mark
+    GET /indexes/BASE        the index of a sealed segment
     GET /snapshots/POSITION  a snapshot of all streams
-    GET /readers             {"NAME": {"position": ..., "time": ...}, ...}
-    PUT /readers/NAME        how far a named reader has come, as a decimal number
+    GET /holds               the retention holds: {"NAME": {"position": ..., "time": ...}, ...}
+    PUT /holds/NAME          register a retention hold, or move it to the position in the body, a decimal number
 
-BASE and POSITION are 16 hexadecimal digits, as in the names of the files.  Nothing is written but the readers'
-positions, and the process that takes messages in is not asked for anything.  Host and Origin are checked as by the
-other listeners that speak HTTP; with a token every request has to carry it.
+BASE and POSITION are 16 hexadecimal digits, as in the names of the files.  Only retention holds are written, and the
+message server is not involved.  Host and Origin are checked as by the HTTP listeners; with a token, every request must
+carry it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.journal import holds as readers
-from fyrehose.journal import scan
+from fyrehose.journal import holds, scan
 from fyrehose.journal.offline.view import look
 from fyrehose.net.peers import host_of
 from fyrehose.observe.counters import Counters
@@ -41,30 +40,30 @@ from fyrehose.web.tokens import same, token_in
 
 log = Logger()
 
-#: What is read from a file at once, in bytes.
+#: How many bytes are read from a file at once.
 PIECE = 1 << 20
-#: How long a connection may be silent, and a reader take nothing of what it asked for, in seconds.
+#: Timeout of idle connections, and of clients that read nothing of the answer, in seconds.
 IDLE = 90.0
-#: The most digits that a position has.
-_LONGEST = 19
+#: The largest number of digits of a position.
+_MAX_DIGITS = 19
 _BASE = re.compile(rb"[0-9a-f]{16}")
 _RANGE = re.compile(rb"bytes=(\d{1,19})-(\d{0,19})")
 
 
 def site(directory: Path, hosts: frozenset[str] | None = None, token: str | None = None) -> Site:
-    """Build the factory of a listener.
+    """Build the factory of the HTTP server.
 
-    :param hosts: the names by which it may be asked for; None: by any
-    :param token: the token that every request has to carry; None: none
+    :param hosts: host names that requests may use; None: any
+    :param token: the token that every request must carry; None: no token is required
     """
     made = _Site(Root(directory), timeout=IDLE)
     made.hosts, made.token = hosts, token
-    made.requestFactory = _Asked
+    made.requestFactory = _Request
     return made
 
 
 class _Site(Site):
-    """A site that refuses requests of other sites' pages, and requests without its token."""
+    """A site that refuses requests from other sites' pages, and requests without its token."""
 
     hosts: frozenset[str] | None = None
     token: str | None = None
@@ -74,28 +73,28 @@ class _Site(Site):
         self.counters = Counters()
 
     def refusal(self, request: Request) -> tuple[int, str, str] | None:
-        """Return status, cause and reason if ``request`` may not be answered."""
+        """Return the status, the cause and the reason if *request* must be refused, or None."""
         headers: dict[str, str] = {}
         for name in ("host", "origin", "sec-fetch-site", "authorization"):
-            said = request.requestHeaders.getRawHeaders(name.encode()) or []
-            if len(said) > 1:
-                return 400, "bad-request", f"two {name} headers are one too many"
-            if said:
-                headers[name] = said[0].decode("latin-1")
+            values = request.requestHeaders.getRawHeaders(name.encode()) or []
+            if len(values) > 1:
+                return 400, "bad-request", f"more than one {name} header"
+            if values:
+                headers[name] = values[0].decode("latin-1")
         if self.hosts is not None and host_in(headers.get("host", "")) not in self.hosts:
             return 421, "foreign-host", foreign_host(self.hosts)
         if not same_origin(headers):
             return 403, "foreign-origin", FOREIGN_ORIGIN
         if self.token is not None and not same(token_in(headers.get("authorization", "")), self.token):
-            return 401, "bad-token", "this needs the token: Authorization: Bearer TOKEN, as in --token-file"
+            return 401, "bad-token", "missing or wrong token; send Authorization: Bearer TOKEN, as in --token-file"
         return None
 
 
-class _Asked(Request):
-    """A request that keeps no more of its body than a position has."""
+class _Request(Request):
+    """A request that keeps only as much of its body as a position can have."""
 
     def process(self) -> None:
-        """Answer, or refuse before anything is looked up."""
+        """Answer the request, or refuse it before any file is touched."""
         site = cast("_Site", self.channel.site)  # type: ignore[attr-defined]
         refusal = site.refusal(self)
         if refusal is None:
@@ -111,12 +110,12 @@ class _Asked(Request):
         self.finish()  # type: ignore[no-untyped-call]
 
     def handleContentChunk(self, data: bytes) -> None:
-        if self.content is not None and self.content.tell() <= _LONGEST:
-            super().handleContentChunk(data[: _LONGEST + 1])  # type: ignore[no-untyped-call]
+        if self.content is not None and self.content.tell() <= _MAX_DIGITS:
+            super().handleContentChunk(data[: _MAX_DIGITS + 1])  # type: ignore[no-untyped-call]
 
 
 class _Resource(Resource):
-    """One that says no in a line of text."""
+    """A resource that refuses unknown paths and methods with a line of text."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -128,18 +127,18 @@ class _Resource(Resource):
         try:
             return super().render(request)  # type: ignore[no-any-return,no-untyped-call]
         except UnsupportedMethod:
-            return _refused(request, 405, "it cannot be asked for in this way")
+            return _refused(request, 405, "method not allowed")
 
 
-class _Of(_Resource):
-    """Something of the journal in a directory."""
+class _InDirectory(_Resource):
+    """A resource that is a part of the journal in *directory*."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self.directory = directory
 
 
-class Root(_Of):
+class Root(_InDirectory):
     """The resources below ``/``."""
 
     def __init__(self, directory: Path) -> None:
@@ -148,27 +147,28 @@ class Root(_Of):
         self.putChild(b"segments", Segments(directory))
         self.putChild(b"indexes", Indexes(directory))
         self.putChild(b"snapshots", Snapshots(directory))
-        self.putChild(b"readers", Readers(directory))
+        self.putChild(b"holds", Holds(directory))
 
 
-class View(_Of):
-    """What is durable."""
+class View(_InDirectory):
+    """``/journal``: the durable part of the journal."""
 
     isLeaf = True
 
     def render_GET(self, request: Request) -> bytes:
         try:
             view = look(self.directory)
-            snapshots = scan.snapshots(self.directory)  # after the segments, so that all they refer to are listed
+            # Listed after the segments, so that every snapshot that they refer to is included.
+            snapshots = scan.snapshots(self.directory)
         except (FyrehoseError, OSError) as error:
             return _trouble(request, error)
         segments = [[extent.base, extent.end] for extent in view.segments]
-        said = {"mark": view.mark, "segments": segments, "snapshots": snapshots, "identity": view.identity.hex()}
-        return _json(request, said)
+        fields = {"mark": view.mark, "segments": segments, "snapshots": snapshots, "identity": view.identity.hex()}
+        return _json(request, fields)
 
 
-class Segments(_Of):
-    """Segments by their bases."""
+class Segments(_InDirectory):
+    """``/segments``: the segments, named by their bases."""
 
     def getChild(self, path: bytes, request: Request) -> IResource:
         if not _BASE.fullmatch(path):
@@ -177,14 +177,14 @@ class Segments(_Of):
         try:
             end = next((extent.end for extent in look(self.directory).segments if extent.base == base), 0)
         except (FyrehoseError, OSError) as error:
-            return Trouble(error)
+            return Unavailable(error)
         if not end:
             return notFound()
         return Bytes(scan.path_of(self.directory, base), end - base)
 
 
-class Trouble(_Resource):
-    """What is asked for cannot be told of now."""
+class Unavailable(_Resource):
+    """Answers 503 because of *error*."""
 
     isLeaf = True
 
@@ -196,8 +196,8 @@ class Trouble(_Resource):
         return _trouble(request, self.error)
 
 
-class Indexes(_Of):
-    """Indexes by the bases of their segments."""
+class Indexes(_InDirectory):
+    """``/indexes``: the indexes, named by the bases of their segments."""
 
     def getChild(self, path: bytes, request: Request) -> IResource:
         if not _BASE.fullmatch(path):
@@ -205,8 +205,8 @@ class Indexes(_Of):
         return Bytes(scan.index_path_of(self.directory, int(path, 16)), None)
 
 
-class Snapshots(_Of):
-    """Snapshots of all streams, by the positions at which they were made."""
+class Snapshots(_InDirectory):
+    """``/snapshots``: the snapshots of all streams, named by their positions."""
 
     def getChild(self, path: bytes, request: Request) -> IResource:
         if not _BASE.fullmatch(path):
@@ -215,7 +215,7 @@ class Snapshots(_Of):
 
 
 class Bytes(_Resource):
-    """The bytes of a file, or the first ``limit`` of them."""
+    """The content of a file, or its first *limit* bytes."""
 
     isLeaf = True
 
@@ -234,9 +234,9 @@ class Bytes(_Resource):
         size = os.fstat(file.fileno()).st_size if self.limit is None else self.limit
         request.setHeader(b"content-type", b"application/octet-stream")
         request.setHeader(b"accept-ranges", b"bytes")
-        asked = request.getHeader(b"range")
-        start, stop = _range(asked.encode() if isinstance(asked, str) else asked, size)
-        if asked is not None:
+        header = request.getHeader(b"range")
+        start, stop = _range(header.encode() if isinstance(header, str) else header, size)
+        if header is not None:
             request.setResponseCode(206 if start < stop else 416)
             request.setHeader(
                 b"content-range", b"bytes %d-%d/%d" % (start, stop - 1, size) if start < stop else b"bytes */%d" % size
@@ -245,7 +245,7 @@ class Bytes(_Resource):
         if request.method == b"HEAD" or start == stop:
             file.close()
             return b""
-        # It is read to its end though it may be deleted meanwhile.
+        # The open file can be read to its end even if retention deletes it meanwhile.
         file.seek(start)
         sending = _Sending(request, file, stop - start)
         request.registerProducer(sending, True)
@@ -256,84 +256,87 @@ class Bytes(_Resource):
 @implementer(IPushProducer)
 @attrs.define(eq=False)
 class _Sending:
-    """Sends ``left`` bytes of a file, as fast as they are taken."""
+    """Sends *left* bytes of a file, as fast as the client reads them."""
 
     request: Request
     file: BinaryIO
     left: int
     paused: bool = False
-    #: who takes nothing for too long is cut off, and the file let go
-    patience: IDelayedCall | None = None
+    #: Runs while sending is paused: a client that reads nothing until it fires is disconnected, and the file closed.
+    stall_timer: IDelayedCall | None = None
 
     def resumeProducing(self) -> None:
         self.paused = False
-        self._hope()
+        self._cancel_timer()
         while self.left and not self.paused:
             try:
                 data = self.file.read(min(PIECE, self.left))
             except OSError as error:
-                log.warn("an answer was cut off: {error}", error=error)
+                log.warn("closing a connection, because a file cannot be read: {error}", error=error)
                 data = b""
-            if not data:  # the file was made shorter, or its disk failed: what was promised cannot be kept
+            if not data:  # the file was truncated, or its disk failed: the promised content length cannot be sent
                 self.file.close()
                 self.request.loseConnection()
                 return
             self.left -= len(data)
             self.request.write(data)
         if not self.left and not self.file.closed:
-            self._hope()
+            self._cancel_timer()
             self.file.close()
             self.request.unregisterProducer()
             self.request.finish()
 
     def pauseProducing(self) -> None:
         self.paused = True
-        if self.patience is None:
-            self.patience = self.request.channel.callLater(IDLE, self._give_up)
+        if self.stall_timer is None:
+            self.stall_timer = self.request.channel.callLater(IDLE, self._stalled)
 
     def stopProducing(self) -> None:
         self.paused = True
-        self._hope()
+        self._cancel_timer()
         self.file.close()
 
-    def _hope(self) -> None:
-        patience, self.patience = self.patience, None
-        if patience is not None:
-            patience.cancel()
+    def _cancel_timer(self) -> None:
+        timer, self.stall_timer = self.stall_timer, None
+        if timer is not None:
+            timer.cancel()
 
-    def _give_up(self) -> None:
-        self.patience = None
+    def _stalled(self) -> None:
+        self.stall_timer = None
         self.file.close()
-        log.warn("an answer was cut off: nothing of it was taken for {seconds:g} s", seconds=IDLE)
+        log.warn("closing a connection, because the client read nothing for {seconds:g} s", seconds=IDLE)
         self.request.channel.forceAbortClient()
 
 
-def _range(asked: bytes | None, size: int) -> tuple[int, int]:
-    """Which bytes are asked for; none where the range lies outside or is none."""
-    if asked is None:
+def _range(header: bytes | None, size: int) -> tuple[int, int]:
+    """Return the first byte and the end of the range that a Range *header* asks for.
+
+    An empty range stands for one that is malformed or begins behind the end.
+    """
+    if header is None:
         return 0, size
-    found = _RANGE.fullmatch(asked)
+    found = _RANGE.fullmatch(header)
     if found is None or int(found[1]) >= size:
         return 0, 0
     return int(found[1]), max(int(found[1]), min(int(found[2] or size) + 1, size))
 
 
-class Readers(_Of):
-    """Named readers."""
+class Holds(_InDirectory):
+    """``/holds``: the retention holds."""
 
     def getChild(self, path: bytes, request: Request) -> Resource:
-        return OneReader(self.directory, path.decode("latin-1")) if path else self
+        return OneHold(self.directory, path.decode("latin-1")) if path else self
 
     def render_GET(self, request: Request) -> bytes:
         try:
-            found = readers.positions(self.directory)
+            found = holds.registered(self.directory)
         except OSError as error:
             return _trouble(request, error)
-        return _json(request, {r.name: {"position": r.position, "time": r.time} for r in found})
+        return _json(request, {hold.name: {"position": hold.position, "time": hold.time} for hold in found})
 
 
-class OneReader(_Of):
-    """One of them."""
+class OneHold(_InDirectory):
+    """``/holds/NAME``: one retention hold."""
 
     isLeaf = True
 
@@ -343,16 +346,16 @@ class OneReader(_Of):
 
     def render_PUT(self, request: Request) -> bytes:
         assert request.content is not None
-        said = request.content.read(_LONGEST + 1)
+        body = request.content.read(_MAX_DIGITS + 1)
         try:
-            if not said.isdigit() or len(said) > _LONGEST:
-                raise ConfigError("a position is a decimal number")
-            readers.report(self.directory, self.name, int(said))
+            if not body.isdigit() or len(body) > _MAX_DIGITS:
+                raise ConfigError(f"invalid position of a retention hold: expected 1 to {_MAX_DIGITS} decimal digits")
+            holds.update(self.directory, self.name, int(body))
         except ConfigError as error:
             return _refused(request, 400, str(error))
         except OSError as error:
-            log.warn("the position of a reader was not kept: {error}", error=error)
-            return _refused(request, 507, "it could not be written")
+            log.warn("cannot store a retention hold: {error}", error=error)
+            return _refused(request, 507, "the retention hold could not be stored")
         request.setResponseCode(204)
         return b""
 
@@ -363,8 +366,8 @@ def _json(request: Request, value: object) -> bytes:
 
 
 def _trouble(request: Request, error: Exception) -> bytes:
-    """It may be there again later."""
-    log.warn("what was asked for cannot be told: {why}", why=str(error))
+    """Answer 503, because the journal may be readable again later."""
+    log.warn("cannot answer a request: {why}", why=str(error))
     return _refused(request, 503, str(error))
 
 

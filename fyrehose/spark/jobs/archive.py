@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: What a round takes, in bytes of the journal: enough for files of a good size, and not too much to do again.
 ROUND = 1 << 30
-#: How often a named reader says that it is alive, in seconds.
+#: How often a retention hold is updated, in seconds, while there is nothing to copy.
 HEARTBEAT = 60.0
 
 #: A name of a stream that can be the name of a directory; others are there as a digest.
@@ -73,7 +73,7 @@ def archive(
     *,
     follow: bool = False,
     every: float = 60.0,
-    reader: str | None = None,
+    hold: str | None = None,
     round_bytes: int = ROUND,
     by_stream: bool = True,
     variant: bool = False,
@@ -83,7 +83,7 @@ def archive(
     """Archive what is durable; with ``follow`` go on with what comes, until ``stop()``.
 
     :param every: with ``follow``, begin a round so often in seconds, and sooner when it is full
-    :param reader: the name by which retention waits for this archive (``fyrehose journal readers``)
+    :param hold: name of the archive's retention hold (``fyrehose journal holds``); None: it registers none
     :param round_bytes: what a round takes, in bytes of the journal
     :param by_stream: a directory for each stream; False where there are thousands of small ones
     :param variant: a column ``json`` besides, of payloads whose content type is application/json
@@ -94,7 +94,7 @@ def archive(
     source, target = place(journal), Lake.at(lake)
     target.lock()
     try:
-        run = _Run(spark, journal, source, target, reader, round_bytes, by_stream, variant)
+        run = _Run(spark, journal, source, target, hold, round_bytes, by_stream, variant)
         removed = len(target.clean())
         run.done = Archived(run.resume(source.view()), removed=removed)
         return run.loop(follow, every, progress, stop)
@@ -108,7 +108,7 @@ class _Run:
     journal: str
     source: Place
     lake: Lake
-    reader: str | None
+    hold: str | None
     round_bytes: int
     by_stream: bool
     variant: bool
@@ -212,8 +212,8 @@ class _Run:
 
     def report(self, at_least: float) -> None:
         """Say to retention how far we have come, if we did not within so many seconds."""
-        if self.reader is not None and time.monotonic() - self._reported >= at_least:
-            self.source.report(self.reader, self.done.position)
+        if self.hold is not None and time.monotonic() - self._reported >= at_least:
+            self.source.update_hold(self.hold, self.done.position)
             self._reported = time.monotonic()
 
 

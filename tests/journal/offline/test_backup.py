@@ -26,8 +26,7 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
-from fyrehose.journal import holds as readers
-from fyrehose.journal import scan, snapshots, streams
+from fyrehose.journal import holds, scan, snapshots, streams
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
@@ -323,35 +322,35 @@ class TestSnapshotsAndReaders:
 
     def test_readers_are_remembered_and_forgotten_as_in_the_source(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
-        readers.report(source.directory, "lake", 4096, 17)
-        readers.report(source.directory, "gone", 64, 18)
+        holds.update(source.directory, "lake", 4096, 17)
+        holds.update(source.directory, "gone", 64, 18)
         backed_up(source.directory, target, hold="backup")
-        assert [reader.name for reader in readers.positions(target)] == ["gone", "lake"]
-        readers.forget(source.directory, "gone")
+        assert [reader.name for reader in holds.registered(target)] == ["gone", "lake"]
+        holds.release(source.directory, "gone")
         fill(source, 1)
         backed_up(source.directory, target, hold="backup")
-        assert readers.positions(target) == [readers.Reader("lake", 4096, 17)]
+        assert holds.registered(target) == [holds.Hold("lake", 4096, 17)]
 
     def test_a_hold_is_told_how_far_the_backup_is(
         self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         target = tmp_path / "b"
-        told: list[int] = []
+        updates: list[int] = []
         clock = [64.0]
         monkeypatch.setattr(backups.time, "monotonic", lambda: clock[0])
 
-        class Told(Directory):
-            def report(self, reader: str, position: int) -> None:
-                assert reader == "backup"
-                told.append(position)
-                super().report(reader, position)
+        class Recording(Directory):
+            def update_hold(self, name: str, position: int) -> None:
+                assert name == "backup"
+                updates.append(position)
+                super().update_hold(name, position)
 
         with Replica(target, Files()) as replica:
-            backup = Backup(Told(source.directory), replica, hold="backup")
+            backup = Backup(Recording(source.directory), replica, hold="backup")
             backup.run()
-            assert told == [0, look(source.directory).mark]
+            assert updates == [0, look(source.directory).mark]
             backup.run()
-            assert len(told) == 2, "it is alive for a minute"
+            assert len(updates) == 2, "a hold without news is updated once a minute only"
             clock[0] += 59.9
             backup.run()
             assert len(told) == 2
@@ -360,7 +359,7 @@ class TestSnapshotsAndReaders:
             assert told.pop() == told[-1], "it is alive, and as far as it was"
             fill(source, 1)
             backup.run()
-            assert told[2:] == [look(source.directory).mark]
+            assert updates[2:] == [look(source.directory).mark]
 
 
 class TestInterruption:
@@ -702,7 +701,7 @@ class TestRefusals:
             def free(self, directory: Path) -> int:
                 return 1000
 
-        with pytest.raises(JournalFull, match="has room for 1000 bytes"):
+        with pytest.raises(JournalFull, match="has 1000 bytes of free space"):
             backed_up(source.directory, tmp_path / "b", files=Full())
 
         class Fills(Files):
@@ -808,7 +807,7 @@ class TestFollowing:
             Backup(Directory(source.directory), replica).follow(1, said.append, sleep)
         assert [line.partition(";")[0] for line in said] == [
             f"{source.directory} is no journal: there is no such directory",
-            f"{source.directory} is there again",
+            f"{source.directory} is reachable again",
         ]
         assert numbers(target) == list(range(1, 54))
 
@@ -830,7 +829,7 @@ class TestFollowing:
                     started(source.directory)
             assert turn[0] < 6
 
-        with Replica(target, Files()) as replica, pytest.raises(JournalError, match="they differ at position"):
+        with Replica(target, Files()) as replica, pytest.raises(JournalError, match="differ at position"):
             Backup(Directory(source.directory), replica).follow(1, said.append, sleep)
         assert len(said) == 1
         assert "restored from an older copy" in said[0]

@@ -1,4 +1,4 @@
-"""A journal in a directory and the same behind a server: the same in every respect."""
+"""A journal is read in the same way from its directory and from `fyrehose journal serve`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
-from fyrehose.journal import holds as readers
-from fyrehose.journal import scan
+from fyrehose.journal import holds, scan
 from fyrehose.journal.offline import places
 from fyrehose.journal.offline.places import TOKEN_FILE, Directory, Missing, Server, place
 from fyrehose.journal.offline.serve import site
@@ -26,7 +25,7 @@ from fyrehose.journal.offline.serve import site
 Opener = Callable[..., Any]
 
 
-def test_what_people_write(tmp_path: Path) -> None:
+def test_place_parses_paths_and_addresses(tmp_path: Path) -> None:
     assert place(str(tmp_path)) == place(f"file://{tmp_path}") == Directory(tmp_path)
     assert place("http://h:1/") == Server("http://h:1")
     assert str(place("https://h:1")) == "https://h:1"
@@ -45,16 +44,16 @@ def written(open_journal: Opener) -> Any:
 
 
 @pytest.mark.live
-def test_a_server_is_read_like_a_directory(written: Any, serve: Callable[[Path], str]) -> None:
+def test_server_is_read_like_a_directory(written: Any, serve: Callable[[Path], str]) -> None:
     server, directory = place(serve(written.directory)), place(str(written.directory))
     assert server.view() == directory.view()
     for extent in directory.view().segments:
         assert server.index(extent.base) == directory.index(extent.base)
-        readers_of = [there.open(extent.base, extent.end) for there in (server, directory)]
-        first, second = (reader.read(extent.base, extent.end - extent.base) for reader in readers_of)
+        readers = [there.open(extent.base, extent.end) for there in (server, directory)]
+        first, second = (reader.read(extent.base, extent.end - extent.base) for reader in readers)
         assert first == second
         assert len(first) == extent.end - extent.base
-        for reader in readers_of:
+        for reader in readers:
             reader.close()
     scan.snapshot_path_of(written.directory, 4096).write_bytes(b"every stream")
     assert server.snapshots() == directory.snapshots() == [4096]
@@ -62,10 +61,10 @@ def test_a_server_is_read_like_a_directory(written: Any, serve: Callable[[Path],
     for there in (server, directory):
         with pytest.raises(Missing):
             there.snapshot(0)
-    server.report("lake", 77)
-    directory.report("other", 78)
-    assert [(r.name, r.position) for r in readers.positions(written.directory)] == [("lake", 77), ("other", 78)]
-    assert server.readers() == directory.readers() == readers.positions(written.directory)
+    server.update_hold("lake", 77)
+    directory.update_hold("other", 78)
+    assert [(r.name, r.position) for r in holds.registered(written.directory)] == [("lake", 77), ("other", 78)]
+    assert server.holds() == directory.holds() == holds.registered(written.directory)
 
 
 class Local:
@@ -163,7 +162,7 @@ def test_a_token_is_sent_and_who_has_none_is_told_how(
 
 
 @pytest.mark.live
-def test_a_server_with_a_token(
+def test_server_requires_its_token(
     written: Any, serve: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, other = tmp_path / "token", tmp_path / "other"
@@ -171,25 +170,25 @@ def test_a_server_with_a_token(
     other.write_text("0123456789abcdeg\n")
     url = serve(written.directory, "--token-file", str(token))
     monkeypatch.delenv(TOKEN_FILE, raising=False)
-    with pytest.raises(JournalError, match="wants a token: name a file with it by --token-file"):
+    with pytest.raises(JournalError, match="requires a token: name a file that contains it with --token-file"):
         place(url).view()
-    with pytest.raises(JournalError, match="wants a token: it is not the one sent"):
+    with pytest.raises(JournalError, match="requires a token: the token that was sent is wrong"):
         place(url, str(other)).view()
     with pytest.raises(ConfigError, match="cannot be read"):
         place(url, str(tmp_path / "none"))
     view = place(str(written.directory)).view()
     assert place(url, str(token)).view() == view
     monkeypatch.setenv(TOKEN_FILE, str(token))
-    there = pickle.loads(pickle.dumps(place(url)))  # as workers get it, who have no such file
+    there = pickle.loads(pickle.dumps(place(url)))  # as Spark's workers get it, which have no token file
     token.unlink()
     assert there.view() == view
     assert "0123456789abcdef" not in repr(there)
     there.open(0, view.mark).close()
-    there.report("lake", 7)
+    there.update_hold("lake", 7)
 
 
 @pytest.mark.live
-def test_a_segment_that_a_server_has_not_any_more(written: Any, serve: Callable[[Path], str]) -> None:
+def test_deleted_segment_is_missing(written: Any, serve: Callable[[Path], str]) -> None:
     url = serve(written.directory)
     scan.path_of(written.directory, 0).unlink()
     for there in (place(url), place(str(written.directory))):
@@ -197,14 +196,14 @@ def test_a_segment_that_a_server_has_not_any_more(written: Any, serve: Callable[
             there.open(0, 100)
 
 
-def test_a_directory_that_is_not_there_or_empty_may_be_a_journal_later(tmp_path: Path) -> None:
-    with pytest.raises(JournalUnreachable, match="is no journal: there is no segment in it"):
+def test_missing_or_empty_directory_is_unreachable(tmp_path: Path) -> None:
+    with pytest.raises(JournalUnreachable, match="is no journal: it has no segment files"):
         place(str(tmp_path)).view()
     with pytest.raises(JournalUnreachable, match="is no journal: there is no such directory"):
         place(str(tmp_path / "unmounted")).view()
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -227,7 +226,9 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"], "is no `fyrehose journal serve`"),
     ],
 )
-def test_a_server_that_is_not_well(answers: list[bytes], outcome: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_answers_are_reported(
+    answers: list[bytes], outcome: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(places.time, "sleep", lambda seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

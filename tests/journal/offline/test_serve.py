@@ -1,4 +1,4 @@
-"""The journal over HTTP, without a socket: what is answered, and that nothing beyond the mark is."""
+"""`fyrehose journal serve`, without a socket: answers, refusals, and nothing beyond the durable mark."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from fyrehose.journal import holds as readers
-from fyrehose.journal import scan
+from fyrehose.journal import holds, scan
 from fyrehose.journal.offline import serve
 from fyrehose.journal.offline.serve import site
 from fyrehose.journal.offline.view import look
@@ -22,7 +21,7 @@ from fyrehose.journal.offline.view import look
 def ask(
     bench: Any, method: str, path: str, headers: str = "", body: bytes = b"", host: str = "x", made: Any = None
 ) -> tuple[int, dict[str, str], bytes]:
-    """The answer to one request."""
+    """Send one request; return the status, the headers and the body of the answer."""
     channel = (made or site(bench.directory)).buildProtocol(None)
     channel.callLater = bench.clock.callLater
     transport = StringTransport()
@@ -46,20 +45,20 @@ def bench(open_journal: Any) -> Any:
     return made
 
 
-def test_what_is_durable(bench: Any) -> None:
+def test_journal_lists_the_durable_segments(bench: Any) -> None:
     status, _, body = ask(bench, "GET", "/journal")
-    said, seen = json.loads(body), look(bench.directory)
+    view = look(bench.directory)
     assert status == 200
-    segments = [[extent.base, extent.end] for extent in seen.segments]
-    said_of_all = {"mark": seen.mark, "segments": segments, "snapshots": [], "identity": seen.identity.hex()}
-    assert said == said_of_all
+    segments = [[extent.base, extent.end] for extent in view.segments]
+    expected = {"mark": view.mark, "segments": segments, "snapshots": [], "identity": view.identity.hex()}
+    assert json.loads(body) == expected
 
 
 @pytest.mark.parametrize(
     ("asked", "start", "stop"),
     [("", 0, None), ("bytes=0-9", 0, 10), ("bytes=100-", 100, None), ("bytes=5-99999999", 5, None)],
 )
-def test_bytes_of_a_segment(bench: Any, asked: str, start: int, stop: int | None) -> None:
+def test_segment_is_served_whole_or_by_range(bench: Any, asked: str, start: int, stop: int | None) -> None:
     segment = bench.journal._store.sealed[1]
     data = scan.path_of(bench.directory, segment[0]).read_bytes()
     status, headers, body = ask(bench, "GET", f"/segments/{segment[0]:016x}", f"Range: {asked}\r\n" if asked else "")
@@ -69,11 +68,11 @@ def test_bytes_of_a_segment(bench: Any, asked: str, start: int, stop: int | None
 
 
 @pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=-5", "lines=1-2", "bytes=5-1"])
-def test_ranges_that_are_none(bench: Any, asked: str) -> None:
+def test_invalid_ranges_are_answered_with_416(bench: Any, asked: str) -> None:
     assert ask(bench, "GET", f"/segments/{0:016x}", f"Range: {asked}\r\n")[0] == 416
 
 
-def test_nothing_beyond_the_mark(bench: Any) -> None:
+def test_nothing_beyond_the_durable_mark_is_served(bench: Any) -> None:
     last = scan.segments(bench.directory)[-1]
     mark = scan.read_mark(bench.directory)
     bench.append(b"secret, because it is not durable yet")
@@ -88,11 +87,11 @@ def test_nothing_beyond_the_mark(bench: Any) -> None:
     "path",
     ["/", "/MARK", "/segments/", "/segments/1", "/segments/../MARK", "/segments/00000000000000ff", "/indexes/zz", "/x"],
 )
-def test_what_is_not_there(bench: Any, path: str) -> None:
+def test_unknown_paths_are_answered_with_404(bench: Any, path: str) -> None:
     assert ask(bench, "GET", path)[0] == 404
 
 
-def test_indexes(bench: Any) -> None:
+def test_indexes_of_sealed_segments_are_served(bench: Any) -> None:
     base = bench.journal._store.sealed[0][0]
     data = scan.index_path_of(bench.directory, base).read_bytes()
     assert ask(bench, "GET", f"/indexes/{base:016x}")[2] == data
@@ -110,10 +109,10 @@ def test_snapshots_are_listed_and_served_whole(bench: Any) -> None:
         assert ask(bench, "GET", f"/snapshots/{missing}")[0] == 404
 
 
-def test_readers_say_how_far_they_have_come(bench: Any) -> None:
-    assert ask(bench, "PUT", "/readers/lake", body=b"4096")[0] == 204
-    assert [(r.name, r.position) for r in readers.positions(bench.directory)] == [("lake", 4096)]
-    assert json.loads(ask(bench, "GET", "/readers")[2])["lake"]["position"] == 4096
+def test_retention_holds_are_updated_and_listed(bench: Any) -> None:
+    assert ask(bench, "PUT", "/holds/lake", body=b"4096")[0] == 204
+    assert [(hold.name, hold.position) for hold in holds.registered(bench.directory)] == [("lake", 4096)]
+    assert json.loads(ask(bench, "GET", "/holds")[2])["lake"]["position"] == 4096
     far = b"12345678901234567890"
     for name, body in (
         ("far", far),
@@ -125,16 +124,16 @@ def test_readers_say_how_far_they_have_come(bench: Any) -> None:
         ("..%2fMARK", b"1"),
         ("a%00", b"1"),
     ):
-        assert ask(bench, "PUT", f"/readers/{name}", body=body)[0] == 400
+        assert ask(bench, "PUT", f"/holds/{name}", body=body)[0] == 400
     assert ask(bench, "POST", "/journal")[0] == 405
-    assert ask(bench, "GET", "/readers/lake")[0] == 405
+    assert ask(bench, "GET", "/holds/lake")[0] == 405
 
 
-EVERYTHING = ("/journal", f"/segments/{0:016x}", f"/indexes/{0:016x}", f"/snapshots/{0:016x}", "/readers", "/nothing")
+EVERYTHING = ("/journal", f"/segments/{0:016x}", f"/indexes/{0:016x}", f"/snapshots/{0:016x}", "/holds", "/nothing")
 
 
 @pytest.mark.parametrize("path", EVERYTHING)
-def test_a_page_that_has_its_own_name_lead_here_gets_nothing(bench: Any, path: str) -> None:
+def test_requests_with_a_foreign_host_are_refused(bench: Any, path: str) -> None:
     made = site(bench.directory, frozenset({"localhost", "127.0.0.1", "::1"}))
     for host in ("evil.example", "evil.example:8120", "", "127.0.0.1.evil.example"):
         status, _, body = ask(bench, "GET", path, host=host, made=made)
@@ -158,13 +157,13 @@ def test_a_page_that_has_its_own_name_lead_here_gets_nothing(bench: Any, path: s
         ("Host: y\r\n", 400),
     ],
 )
-def test_pages_of_other_sites_change_and_read_nothing(bench: Any, headers: str, status: int) -> None:
-    assert ask(bench, "PUT", "/readers/lake", headers, b"7")[0] == status
-    assert [reader.name for reader in readers.positions(bench.directory)] == (["lake"] if status == 204 else [])
+def test_requests_from_pages_of_other_sites_are_refused(bench: Any, headers: str, status: int) -> None:
+    assert ask(bench, "PUT", "/holds/lake", headers, b"7")[0] == status
+    assert [hold.name for hold in holds.registered(bench.directory)] == (["lake"] if status == 204 else [])
 
 
 @pytest.mark.parametrize("path", EVERYTHING)
-def test_with_a_token_every_request_has_to_carry_it(bench: Any, path: str, log_lines: list[str]) -> None:
+def test_requests_without_the_token_are_refused(bench: Any, path: str, log_lines: list[str]) -> None:
     secret = "0123456789abcdef"
     made = site(bench.directory, token=secret)
     for wrong in ("", "Authorization: Bearer 0123456789abcdeg\r\n", f"Authorization: Token {secret}\r\n"):
@@ -177,7 +176,7 @@ def test_with_a_token_every_request_has_to_carry_it(bench: Any, path: str, log_l
     assert ask(bench, "GET", path, f"Authorization: Bearer {secret}\r\n", made=made)[0] in (200, 404)
 
 
-def test_a_journal_that_is_gone(bench: Any, tmp_path: Any) -> None:
+def test_missing_journal_directory_is_answered_with_503(bench: Any, tmp_path: Any) -> None:
     bench.directory.rename(tmp_path / "elsewhere")
     for path in ("/journal", "/segments/0000000000000000"):
         status, _, body = ask(bench, "GET", path)
@@ -185,22 +184,22 @@ def test_a_journal_that_is_gone(bench: Any, tmp_path: Any) -> None:
     (tmp_path / "elsewhere").rename(bench.directory)
 
 
-def test_what_cannot_be_read_is_said(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_answered_with_503(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(type(bench.directory), "open", fail)
-    monkeypatch.setattr(readers, "positions", fail)
-    for path in ("/segments/0000000000000000", "/indexes/0000000000000000", "/readers"):
+    monkeypatch.setattr(holds, "registered", fail)
+    for path in ("/segments/0000000000000000", "/indexes/0000000000000000", "/holds"):
         status, _, body = ask(bench, "GET", path)
         assert (status, b"Too many open files" in body) == (503, True)
 
 
-def test_no_more_is_kept_of_a_body_than_is_looked_at(bench: Any) -> None:
+def test_long_body_is_not_kept_in_memory(bench: Any) -> None:
     channel = site(bench.directory).buildProtocol(None)
     channel.callLater = bench.clock.callLater
     channel.makeConnection(StringTransport())
-    channel.dataReceived(b"PUT /readers/lake HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+    channel.dataReceived(b"PUT /holds/lake HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
     for _ in range(100):
         channel.dataReceived(b"0" * 10_000)
     content = channel._channel.requests[0].content
@@ -209,15 +208,15 @@ def test_no_more_is_kept_of_a_body_than_is_looked_at(bench: Any) -> None:
     channel.connectionLost(Failure(ConnectionDone()))
 
 
-def test_a_reader_that_cannot_be_kept(bench: Any) -> None:
-    (bench.directory / "readers").write_text("a file where the directory should be")
-    assert ask(bench, "PUT", "/readers/lake", body=b"1")[0] == 507
+def test_hold_that_cannot_be_stored_is_answered_with_507(bench: Any) -> None:
+    (bench.directory / "holds").write_text("a file where the directory should be")
+    assert ask(bench, "PUT", "/holds/lake", body=b"1")[0] == 507
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_who_takes_nothing_of_an_answer_is_cut_off(bench: Any, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+def test_client_that_reads_nothing_is_disconnected(bench: Any, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     class Full(StringTransport):
-        """One that has no room after each piece."""
+        """A transport that pauses its producer after each piece."""
 
         def write(self, data: bytes) -> None:
             super().write(data)

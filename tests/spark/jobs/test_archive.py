@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import JournalCorrupt, JournalLocked
-from fyrehose.journal import holds as readers
+from fyrehose.journal import holds
 from fyrehose.records import Run
 from fyrehose.spark import tables
 from fyrehose.spark.jobs import archive as module
@@ -50,12 +50,12 @@ def test_everything_once_in_several_rounds_and_runs(spark: Any, written: Opener,
     told = []
     journal.fill(100)
     done = archive(
-        spark, place, lake, round_bytes=200_000, reader="lake", progress=lambda done, view: told.append(done.rows)
+        spark, place, lake, round_bytes=200_000, hold="lake", progress=lambda done, view: told.append(done.rows)
     )
     assert told[0] == 0, "before the first round"
     assert done.rounds == len(told) - 1 > 1
     assert done.rows == len(journal.records)
-    assert [reader.position for reader in readers.positions(journal.directory)] == [done.position]
+    assert [hold.position for hold in holds.registered(journal.directory)] == [done.position]
     assert archive(spark, place, lake).rounds == 0
     # What is behind the lake comes from the journal: nothing is missing, and nothing is there twice.
     journal.fill(20)
@@ -159,8 +159,8 @@ def test_a_lake_is_of_one_journal(spark: Any, written: Opener, tmp_path: Path) -
     shorter = written("shorter")
     shorter.append(Run.of("s", [b"x"], source="test"))
     with pytest.raises(JournalCorrupt, match="it is another journal"):
-        archive(spark, str(shorter.directory), lake, reader="lake")
-    assert readers.positions(shorter.directory) == []
+        archive(spark, str(shorter.directory), lake, hold="lake")
+    assert holds.registered(shorter.directory) == []
     holder = Lake.at(lake)
     holder.lock()
     with pytest.raises(JournalLocked):
@@ -204,7 +204,7 @@ def test_it_follows_until_it_is_stopped(spark: Any, written: Opener, tmp_path: P
         lake,
         follow=True,
         every=0.01,
-        reader="lake",
+        hold="lake",
         progress=told,
         stop=lambda: bool(state) and state[0].rounds >= 3,
     )
