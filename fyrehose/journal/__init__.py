@@ -1,1 +1,1 @@
-"""The crash-safe log of all streams; ``format.py`` is its specification."""
+"""The crash-safe log of all streams; ``format.py`` specifies the files."""

@@ -1,9 +1,9 @@
-"""The clock that stamps records: the wall clock, as long as it can be believed.
+"""The clock that stamps records: the wall clock, protected against large steps.
 
-Wall clocks lie, in both directions and by years: a dead battery, a typing error, a time server gone wrong.  A record's
-time is for ever and retention deletes by it, so a step of more than :data:`BOUND` is not believed at first.  Time is
-then counted on by the monotonic clock until the wall clock comes back, or until it has run steadily for
-:data:`SETTLED`: then the step was a correction.
+A wall clock can be wrong by years: a dead battery, a typing error, a faulty time server.  The time of a record is never
+changed, and retention deletes by it, so a step of more than :data:`BOUND` is not followed at first.  The monotonic
+clock then counts the time, until the wall clock steps back, or has run steadily for :data:`SETTLED`: then the step was
+a correction.
 
     in: the wall clock, the monotonic clock, the time of the last record      out: the time of the next record
 """
@@ -18,9 +18,9 @@ from threading import Lock
 
 import attrs
 
-#: A larger step of the wall clock is not believed at first, in microseconds.
+#: A larger step of the wall clock is not followed at first, in microseconds.
 BOUND = 3600 * 1_000_000
-#: How long the wall clock has to run steadily after such a step to be believed again, in microseconds.
+#: How long the wall clock must run steadily after such a step to be followed again, in microseconds.
 SETTLED = 600 * 1_000_000
 #: How far the wall clock may drift from the monotonic clock while it counts as steady, in microseconds.
 STEADY = 60 * 1_000_000
@@ -32,13 +32,13 @@ def wall_clock() -> int:
 
 
 def monotonic_clock() -> int:
-    """Return a clock that nobody can set, in microseconds; it goes on while the machine is suspended."""
+    """Return a clock that never steps, in microseconds; it also runs while the machine is suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
 
 @attrs.define(eq=False)
 class RecordClock:
-    """Stamps records.  The writer thread and the reactor thread may both ask it.
+    """Returns the time of records; thread-safe, because the writer thread and the reactor thread both call it.
 
     :ivar wall: the wall clock, in microseconds since 1970 UTC
     :ivar monotonic: a clock that never steps, in microseconds
@@ -46,26 +46,29 @@ class RecordClock:
 
     wall: Callable[[], int] = wall_clock
     monotonic: Callable[[], int] = monotonic_clock
-    #: wall clock minus monotonic clock, as far as it is believed; None until the first look
+    #: Wall clock minus monotonic clock, as it is followed; None until the clocks were read first.
     _offset: int | None = attrs.field(default=None, init=False)
-    #: the same after a step that is not believed yet, and since when that step has stood (monotonic)
-    _claimed: int | None = attrs.field(default=None, init=False)
-    _since: int = attrs.field(default=0, init=False)
-    #: until when a gap between the last record and the start of the server is doubted (monotonic); 0: it is not
+    #: The same after a step that is not followed yet; None without such a step.
+    _stepped_offset: int | None = attrs.field(default=None, init=False)
+    #: The monotonic time of that step.
+    _stepped_at: int = attrs.field(default=0, init=False)
+    #: Until this monotonic time, a gap between the last record and the start of the server is in doubt; 0: it is not.
     _doubted_until: int = attrs.field(default=0, init=False)
-    #: the latest only: a clock that steps all the time must not fill the memory
-    _news: deque[str] = attrs.field(factory=lambda: deque(maxlen=4), init=False)
+    #: Only the latest messages: a clock that steps all the time must not fill the memory.
+    _messages: deque[str] = attrs.field(factory=lambda: deque(maxlen=4), init=False)
     _lock: Lock = attrs.field(factory=Lock, init=False)
 
     def start(self, last: int) -> int:
-        """Return the time to begin with, after a journal whose last record is of the time *last* (0: no record).
+        """Start the clock, and return its time, in microseconds since 1970 UTC.
 
-        A wall clock far behind the last record is not believed.  One far ahead is, because the server may have been
-        down for so long; but deletion by age goes slowly until that clock has settled.
+        A wall clock far behind the last record is not followed.  One far ahead is, because the server may have been
+        down for so long; but :attr:`in_doubt` is true until that clock has settled, and retention deletes slowly.
+
+        :param last: time of the last record, in microseconds since 1970 UTC; 0: there is none
         """
         with self._lock:
             wall, now = self.wall(), self.monotonic()
-            self._offset, self._claimed, self._doubted_until = wall - now, None, 0
+            self._offset, self._stepped_offset, self._doubted_until = wall - now, None, 0
             if last and wall < last - BOUND:
                 self._offset = last - now
                 self._doubt(wall, last, now)
@@ -77,53 +80,53 @@ class RecordClock:
         """Return the time, in microseconds since 1970 UTC."""
         with self._lock:
             wall, now = self.wall(), self.monotonic()
-            return self._judge(wall, now)
+            return self._follow(wall, now)
 
     @property
     def in_doubt(self) -> bool:
-        """Return whether the wall clock has made a step that is not believed, or not for long enough."""
+        """Return whether the time may be wrong: the wall clock made a step, and has not run steadily since."""
         with self._lock:
-            return self._claimed is not None or self.monotonic() < self._doubted_until
+            return self._stepped_offset is not None or self.monotonic() < self._doubted_until
 
-    def news(self) -> list[str]:
-        """Return sentences for the log about steps since the last call."""
+    def messages(self) -> list[str]:
+        """Return log messages about steps of the wall clock since the last call."""
         with self._lock:
-            news = list(self._news)
-            self._news.clear()
-            return news
+            messages = list(self._messages)
+            self._messages.clear()
+            return messages
 
-    def _judge(self, wall: int, now: int) -> int:
+    def _follow(self, wall: int, now: int) -> int:
         if self._offset is None:
             self._offset = wall - now
         offset = wall - now
         if abs(offset - self._offset) <= BOUND:
-            if self._claimed is not None:
-                self._claimed = None
-                self._news.append("the wall clock agrees with the time of the records again, and is followed")
+            if self._stepped_offset is not None:
+                self._stepped_offset = None
+                self._messages.append("the wall clock agrees with the time of the records again, and is followed")
             self._offset = offset
-        elif self._claimed is None or abs(offset - self._claimed) > STEADY:
+        elif self._stepped_offset is None or abs(offset - self._stepped_offset) > STEADY:
             self._doubt(wall, now + self._offset, now)
-        elif now - self._since >= SETTLED:
-            self._offset, self._claimed = offset, None
-            self._news.append(
+        elif now - self._stepped_at >= SETTLED:
+            self._offset, self._stepped_offset = offset, None
+            self._messages.append(
                 f"the wall clock has run steadily for {_span(SETTLED)} since its step, and is followed from now on: "
                 f"{_text(wall)}"
             )
         return now + self._offset
 
-    def _doubt(self, wall: int, believed: int, now: int) -> None:
-        self._claimed, self._since = wall - now, now
-        way = "ahead of" if wall > believed else "behind"
-        self._news.append(
-            f"the wall clock says {_text(wall)}, {_span(abs(wall - believed))} {way} the time of the records; it is "
-            f"not believed until it has run steadily for {_span(SETTLED)}: check the machine's clock"
+    def _doubt(self, wall: int, time: int, now: int) -> None:
+        self._stepped_offset, self._stepped_at = wall - now, now
+        way = "ahead of" if wall > time else "behind"
+        self._messages.append(
+            f"the wall clock shows {_text(wall)}, {_span(abs(wall - time))} {way} the time of the records; it is not "
+            f"followed until it has run steadily for {_span(SETTLED)}: check the machine's clock"
         )
 
 
 def _text(microseconds: int) -> str:
     try:
         return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):  # a clock that lies may say anything
+    except (ValueError, OverflowError, OSError):  # a wrong clock may be out of the range of datetime
         return f"{microseconds} us since 1970"
 
 

@@ -1,8 +1,7 @@
-"""Copies of a journal that were made file by file while a server wrote: `tar`, `cp` and `rsync` make such.
+"""Detect copies of a journal that are incomplete: made file by file while a server wrote, or not fully restored.
 
-MARK says of itself which file it is (see :func:`fyrehose.journal.scan.look_at_mark`), so a directory that was copied is
-known for one.  Here is how a segment looks that was being written meanwhile, and how a copy is known that
-``fyrehose journal restore`` did not finish.
+`tar`, `cp` and `rsync` copy file by file.  MARK contains its own inode number, which tells a copied directory from the
+original (see :func:`fyrehose.journal.scan.look_at_mark`).
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from fyrehose.journal.scan import SegmentReader
 
 #: Programs that copy files read them in multiples of this, in bytes.
 PAGE = 4 << 10
-#: A directory that has a file of this name is being restored, or was when that was interrupted.
+#: Name of the file that marks a directory whose restore is under way, or was interrupted.
 RESTORING = "RESTORING"
 
 
 def written_while_copied(reader: SegmentReader, position: int, stop: int) -> bool:
-    """Return whether damage from *position* to *stop* looks like what copying a file leaves that is being written.
+    """Return whether the damage from *position* to *stop* looks as if the file was copied while it was written.
 
-    Programs that copy read a file piece by piece, in order.  What is written meanwhile is missing at the end of one
-    piece, where there were only zeros yet, and there in the next one; pieces end at multiples of a page.
+    Copying reads a file piece by piece, in order, and pieces end at multiples of a page.  A write in between is missing
+    at the end of one piece, which still has zeros there, and present in the next one.
     """
     for offset in range((position - reader.base) // PAGE * PAGE + PAGE, stop - reader.base + 1, PAGE):
         at = max(position, reader.base + offset - fmt.BATCH_HEADER.size)
@@ -33,9 +32,9 @@ def written_while_copied(reader: SegmentReader, position: int, stop: int) -> boo
 
 
 def refuse_half_restored(directory: Path) -> None:
-    """See that a journal was restored to its end.
+    """Refuse a directory whose restore was not completed.
 
-    :raises JournalCorrupt: it was not
+    :raises JournalCorrupt: the restore was interrupted, or is still running
     """
     if (directory / RESTORING).exists():
         raise JournalCorrupt(

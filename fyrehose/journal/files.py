@@ -1,4 +1,4 @@
-"""What the journal asks of the operating system, in one place, so that a test can say no to any of it."""
+"""The journal's system calls, in one place, so that a test can make any of them fail."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from fyrehose.errors import JournalError, JournalLocked
 from fyrehose.records import Buffer
 
-#: What is copied at once, in bytes.
+#: How many bytes are copied at once.
 PIECE = 4 << 20
-#: No room, or no right to write: reading can go on, and writing when that has changed.
+#: Errors of a disk that is full or read-only: reading still works, and writing may work again later.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-#: FS_IOC_GETVERSION of Linux: ext4, XFS and btrfs give a file a random number besides its inode's.
+#: FS_IOC_GETVERSION of Linux: on ext4, XFS and btrfs a file has a random generation number besides its inode number.
 _GET_GENERATION = 0x80087601
 
 
 class Files:
-    """The system calls.  Every one raises OSError and nothing else."""
+    """The system calls; each raises OSError only."""
 
     def open(self, path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o640)
@@ -29,14 +29,14 @@ class Files:
         os.close(fd)
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        """``size`` bytes from ``offset``, fewer only at the end of the file."""
+        """Read *size* bytes at *offset*; return fewer only at the end of the file."""
         data = os.pread(fd, size, offset)
         while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
             data += more
         return data
 
     def write(self, fd: int, data: Buffer, offset: int) -> None:
-        """All of ``data``; after an error some of it may be there."""
+        """Write all of *data* at *offset*; after an error, a part of it may have been written."""
         view = memoryview(data)
         while view:
             written = os.pwrite(fd, view, offset)
@@ -45,28 +45,31 @@ class Files:
             view, offset = view[written:], offset + written
 
     def sync(self, fd: int) -> None:
-        """On the disk: the data, and as much about the file as is needed to read it."""
+        """Sync the data to disk, and as much of the metadata as is needed to read it back."""
         os.fdatasync(fd)
 
     def is_linked(self, fd: int) -> bool:
-        """Return whether the open file still has a name: a deleted one goes with its last descriptor."""
+        """Return whether the open file still has a name; the data of a deleted file is lost when it is closed."""
         return os.fstat(fd).st_nlink > 0
 
     def identity(self, fd: int) -> tuple[int, int]:
-        """Return the file's inode number and its generation, 0 where the file system has none: no copy has the same."""
+        """Return the inode number and the generation of the file, which no copy of it has.
+
+        The generation is 0 on file systems that have none.
+        """
         generation = 0
         try:
             generation = int.from_bytes(fcntl.ioctl(fd, _GET_GENERATION, bytes(8))[:4], "little")
         except OSError:
-            pass  # tmpfs and others; their inode numbers are hardly ever used again
+            pass  # tmpfs and others, which hardly ever reuse inode numbers
         return os.fstat(fd).st_ino, generation
 
     def random(self, size: int) -> bytes:
-        """Return *size* bytes that nobody else has."""
+        """Return *size* random bytes."""
         return os.urandom(size)
 
     def allocate(self, fd: int, offset: int, size: int) -> None:
-        """Room for what will be written, if the file system can promise it."""
+        """Reserve disk space for a range of the file, if the file system supports it."""
         try:
             os.posix_fallocate(fd, offset, size)
         except OSError as error:
@@ -83,7 +86,7 @@ class Files:
         path.unlink(missing_ok=True)
 
     def sync_directory(self, directory: Path) -> None:
-        """What was made, renamed or removed in it stays so."""
+        """Make created, renamed and deleted names in *directory* durable."""
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -91,18 +94,18 @@ class Files:
             os.close(fd)
 
     def free(self, directory: Path) -> int:
-        """Bytes that we may still write; 0 where nothing may be written."""
+        """Return the free space of the disk that this process may use, in bytes; 0 if it is mounted read-only."""
         stat = os.statvfs(directory)
         return 0 if stat.f_flag & os.ST_RDONLY else stat.f_bavail * stat.f_frsize
 
     def pieces(self, fd: int, start: int, stop: int) -> Iterator[bytes]:
-        """What lies between the offsets ``start`` and ``stop``, in pieces that end where the file does."""
+        """Yield the bytes between the offsets *start* and *stop* in pieces, up to the end of the file."""
         while start < stop and (piece := self.read(fd, min(PIECE, stop - start), start)):
             yield piece
             start += len(piece)
 
     def store(self, path: Path, data: bytes | Iterable[bytes]) -> None:
-        """``path`` holds exactly ``data``, or its pieces, from now on; or what it held before."""
+        """Replace the content of *path* by *data* (or its pieces), atomically and durably."""
         temporary = path.with_name(path.name + ".new")
         fd = self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
@@ -118,18 +121,19 @@ class Files:
 
 
 def lock(directory: Path) -> int:
-    """Make the directory if need be, and lock it for this process; the lock lasts as long as the descriptor is open.
+    """Create *directory* if it is missing, and lock it for this process.
 
-    :raises JournalLocked: another process has it
-    :raises JournalError: the directory cannot be made or written
-    :raises OSError: not even a pid can be written there
+    :return: a descriptor; the lock lasts until it is closed
+    :raises JournalLocked: another process has locked it
+    :raises JournalError: the directory cannot be created or written
+    :raises OSError: the pid cannot be written into the lock file
     """
     try:
         _make(directory)
         fd = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         raise JournalError(
-            f"the journal's directory {directory} cannot be used: {error.strerror}; check its owner and its file system"
+            f"cannot use the journal's directory {directory}: {error.strerror}; check its owner and its file system"
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,7 +142,7 @@ def lock(directory: Path) -> int:
         os.close(fd)
         raise JournalLocked(
             f"the journal {directory} is in use by another process{f' (pid {holder})' if holder else ''}; "
-            "stop that one first, or give this one a --data-dir of its own"
+            "stop that process first, or use another --data-dir"
         ) from error
     try:
         os.ftruncate(fd, 0)
@@ -150,22 +154,24 @@ def lock(directory: Path) -> int:
 
 
 def _make(directory: Path) -> None:
-    """Make the directory and its missing parents, each durably: else a power cut takes the whole journal with it."""
+    """Create *directory* and its missing parents durably, so that a power cut cannot remove the whole journal."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
         Files().sync_directory(path.parent)
 
 
-def owns_lock(directory: Path, held: int) -> bool:
-    """Whether the lock in ``directory`` is still the one that :func:`lock` gave us: else what is written is not kept
-    there, or another process writes, too.
+def owns_lock(directory: Path, fd: int) -> bool:
+    """Return whether the lock file in *directory* is still the one that :func:`lock` returned.
 
-    :raises OSError: that cannot be told
+    If not, the directory was emptied or replaced: what is written is lost, or another process writes there, too.
+
+    :param fd: the descriptor that :func:`lock` returned
+    :raises OSError: the lock file cannot be examined
     """
-    ours = os.fstat(held)
+    ours = os.fstat(fd)
     try:
-        there = (directory / "LOCK").stat()
+        current = (directory / "LOCK").stat()
     except FileNotFoundError:
         return False
-    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+    return (ours.st_dev, ours.st_ino) == (current.st_dev, current.st_ino)

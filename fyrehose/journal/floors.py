@@ -1,10 +1,10 @@
-"""The oldest record of each stream that is young enough to be served, where the configuration limits the age.
+"""Find the oldest record of a stream that is young enough to be served, if the configuration limits the age.
 
     in: a stream, its last number, the time      out: the first number that is served
 
-Nothing is stored: the time of every batch is in its header, and times never go back, so the place is searched for:
-first among the segments by the times at which they were created, then among the batches that one index knows.  An
-answer is kept until its record is too old itself.  The files of records that are not served go with their segments.
+Batch headers have times that never go back, so a binary search finds the record: first among the segments, by their
+time of creation, then among the batches that the segment's index lists.  A result is kept until that record is too old
+itself.  Records that are too old stay in their segments until retention deletes these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import attrs
 
 from fyrehose.journal.store import Store
 
-#: Streams of which something is remembered: as many as there may be.  Names come and go, where streams are retired.
+#: How many streams have cached results; names of retired streams may be among them.
 MOST = 200_000
 
 
@@ -24,7 +24,7 @@ MOST = 200_000
 class Floor:
     """The first number of a stream that is served.
 
-    :ivar time: holds until records of this time are too old, in microseconds since 1970 UTC
+    :ivar time: of that record, in microseconds since 1970 UTC; the floor is valid until that time is too old
     """
 
     seq: int
@@ -35,9 +35,8 @@ class Floor:
 class Floors:
     """Finds the first record of a stream that is not too old.
 
-    :ivar stream_age: says how old a stream's records may be to be served, in seconds; 0: of any age
-    :ivar now: the time that ages count to, in microseconds since 1970 UTC; set by the journal, unless its clock is in
-        doubt
+    :ivar stream_age: returns the maximum age of a stream's records, in seconds; 0: no limit
+    :ivar now: the current time, in microseconds since 1970 UTC; the journal sets it, unless its clock is in doubt
     """
 
     store: Store
@@ -52,9 +51,11 @@ class Floors:
         return age > 0 and time < self.now - age
 
     def floor(self, stream: str, last: int) -> int:
-        """Return the first number of *stream* that is served; at most one more than *last*, its last number.
+        """Return the first number of *stream* that is served.
 
-        :raises JournalCorrupt: a segment on the way is damaged
+        :param last: the last number of the stream
+        :return: at most *last* + 1; 0 if the stream's age is not limited
+        :raises JournalCorrupt: a segment that had to be read is damaged
         """
         age = self._age(stream)
         if not age:
@@ -77,7 +78,7 @@ class Floors:
     def _search(self, stream: str, last: int, limit: int) -> Floor:
         """Return the first number whose record is of the time *limit* or later."""
         bases = self.store.bases
-        # A segment is created when the last record of the one before has been written.
+        # A segment is created when the last record of the previous one has been written.
         at = bisect_left(range(len(bases) - 1), limit, key=lambda i: self.store.created(bases[i + 1]))
         found = self._search_segment(bases[at], stream, limit)
         if found is not None:
@@ -87,7 +88,7 @@ class Floors:
         return Floor(last + 1, limit)
 
     def _search_segment(self, base: int, stream: str, limit: int) -> Floor | None:
-        """Do the same in the segment at *base*; return None if it has no such record."""
+        """Search the segment at *base*; return None if it has no record of *stream* of the time *limit* or later."""
         pairs = self.store.index(base).pairs(stream)
         at = bisect_left(pairs, limit, key=lambda pair: self.store.time_at(base, pair[1]))
         if not at:

@@ -1,32 +1,32 @@
-"""The journal's format: this module is its specification.
+"""The journal's file format; this module is its specification.
 
 A journal is a directory.  Its log is one sequence of bytes, numbered from 0 (a *position*), cut into segment files that
 are named after the position of their first byte:
 
-    LOCK                          locked by the process that writes
+    LOCK                          locked by the writing process
     MARK                          the durable mark, for readers in other processes; a cache
     0000000000000000.segment      positions 0 ... n - 1
     00000000000n0000.segment      positions n ...
-    0000000000000000.index        where streams are in the segment; a cache
+    0000000000000000.index        where the records of each stream are in the segment; a cache
     00000000000n0000.streams      all streams at one position: a snapshot that segments refer to (see snapshots.py)
 
     segment   header 64 | batch | batch | ... | zeros, where space was allocated ahead
-    batch     header 64 | body: what one group commit wrote together
-    body      of records: run | run | ...  grouped by stream     of anything else: entry | entry | ...
+    batch     header 64 | body: the unit of a group commit and of the checksums
+    body      of kind RECORDS: run | run | ... grouped by stream     of other kinds: entry | entry | ...
     run       header 40 | stream source producer topic content_type | 0..7 |
               [producer_seq u64 x n] | [event_id 16 x n] | [event_time i64 x n] | lengths u32 x n | 0..7 |
               payloads end to end | 0..7
     entry     header 24 | stream | 0..7
 
-Everything begins at a multiple of 8 bytes; integers are little-endian; padding is zero and is covered by the checksums.
-The checksum of a body is CRC32C, continued from that of the batch before (its *chain*), so that a batch cannot be
-lost, repeated or moved unnoticed.  A batch carries what it continues from, so it can be checked by itself too.
+Every part begins at a multiple of 8 bytes; integers are little-endian; padding is zero and covered by the checksums.
+The checksum of a body is CRC32C, continued from the checksum of the previous batch (its *chain*), so that a lost,
+repeated or moved batch is noticed.  A batch header includes the chain, so a batch can also be checked by itself.
 
-The first batch of a segment is ENDS: the last number of every stream so far.  Numbers therefore outlive the segments
-that retention deletes, and recovery reads one segment only.  Where there are many streams it is STREAMS instead, which
-names a snapshot file, and those streams that changed since.
+The first batch of a segment is of kind ENDS: it has the last number of every stream so far.  The numbers therefore
+outlive the segments that retention deletes, and recovery reads one segment only.  If there are many streams, the first
+batch is of kind STREAMS instead: it names a snapshot file, and the streams that changed since that snapshot.
 
-    in: bytes of segments      out: headers, runs, entries; Damage where the bytes are not what was written
+    in: bytes of segments      out: headers, runs, entries; Damage if the bytes are not as they were written
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from crc32c import crc32c
 
 from fyrehose.records import Buffer, Run
 
-#: The newest versions that are known here.  What an older Fyrehose understands is still written as version 1: only
+#: The newest versions that this code reads.  Batches that an older Fyrehose can read are written as version 1: only
 #: batches of kind STREAMS are version 2.
 SEGMENT_VERSION = 1
 BATCH_VERSION = 2
-#: The body of a batch, in bytes: what a group commit is cut into, unless a single append is larger.
+#: Size of a batch's body, in bytes: a group commit is divided into such batches, unless a single append is larger.
 BATCH = 4 << 20
-#: No body is larger: it holds a batch, or one append that is larger (see records.MAX_PUBLISH).
+#: Upper bound of a body, in bytes; a single append may be larger than BATCH (see records.MAX_PUBLISH).
 MAX_BODY = 64 << 20
 
-#: The identity of a journal that none was given to: an older version made it.
+#: The identity of a journal that has none, because an older version created it.
 UNKNOWN = bytes(16)
 
 SEGMENT_MAGIC = b"FYREHOSE"
@@ -62,8 +62,8 @@ SEGMENT_HEADER = Struct(
     "6x"
     "Q"  # base: position of this header
     "q"  # created, us since 1970 UTC
-    "I"  # chain: what the first batch continues from
-    "16s"  # identity of the journal, the same in every copy; zeros in segments of versions that knew none
+    "I"  # chain: the checksum that the first batch continues from
+    "16s"  # identity of the journal, the same in every copy; zeros in segments of older versions
     "8x"
     "I"  # CRC32C of the 60 bytes before
 )
@@ -72,16 +72,16 @@ BATCH_HEADER = Struct(
     "3s"  # magic "FYB"
     "B"  # version
     "B"  # kind
-    "B"  # 1: put in place of a damaged range; what follows continues from what was there
+    "B"  # 1: mended: replaces a damaged range; the next batch continues from the batch that was replaced
     "2x"
     "I"  # length of the body
     "I"  # runs or entries in the body
     "I"  # records in the body
-    "I"  # chain: checksum of the body of the batch before
+    "I"  # chain: checksum of the body of the previous batch
     "Q"  # position of this header
     "Q"  # durable: everything below this position was on disk when this was written
     "q"  # time of its records, us since 1970 UTC; never goes back
-    "q"  # what the clock said, us since 1970 UTC
+    "q"  # the wall clock when it was written, us since 1970 UTC
     "I"  # CRC32C of the body, continued from the chain
     "I"  # CRC32C of the 60 bytes before
 )
@@ -92,7 +92,7 @@ RUN_HEADER = Struct(
     "Q"  # seq of the first
     "Q"  # producer_seq of the first, where CONTIGUOUS
     "I"  # length of the payloads
-    "H"  # which optional parts are there: Has
+    "H"  # which optional parts are present: Has
     "H"  # length of producer
     "H"  # length of topic
     "H"  # length of content type
@@ -110,23 +110,23 @@ ENTRY_HEADER = Struct(
 )
 
 _CRC = Struct("<I")
-#: Zeros up to the next multiple of 8 bytes, by how many are missing.
+#: The zeros that fill up to the next multiple of 8 bytes, by their number.
 PADDING = tuple(bytes(size) for size in range(8))
 
 
 class Kind(IntEnum):
-    """What a batch holds."""
+    """The kinds of batches."""
 
     RECORDS = 0
-    ENDS = 1  #: entries: numbers up to ``first`` may have been given out, up to ``last`` were written
+    ENDS = 1  #: entries: numbers up to ``first`` may have been given out, numbers up to ``last`` were written
     RESERVED = 2  #: entries: numbers up to ``first`` may be given out before they are on disk
-    GAP = 3  #: entries: numbers ``first`` to ``last`` are not here and never will be
+    GAP = 3  #: entries: numbers ``first`` to ``last`` are missing and will never be used
     CLOSED = 4  #: no entries: the journal was closed in order
-    STREAMS = 5  #: entries: what became of streams: see State; as the first batch of a segment, since a snapshot
+    STREAMS = 5  #: entries: changes of streams, see State; as the first batch of a segment: since a snapshot
 
     @property
     def version(self) -> int:
-        """The oldest version that understands a batch of this kind."""
+        """Return the oldest version that can read a batch of this kind."""
         return 2 if self is Kind.STREAMS else 1
 
 
@@ -134,13 +134,13 @@ _KINDS = tuple(Kind)
 
 
 class State(IntEnum):
-    """What an entry of STREAMS says of its stream; entries of other kinds are LIVE."""
+    """The states of streams in entries of STREAMS; entries of other kinds are LIVE."""
 
     LIVE = 0  #: as in ENDS; without a stream: ``first`` is the position of the snapshot (0: none), ``last`` the floor
     RETIRED = 1  #: numbers up to ``last`` were given out; none of its records is served
-    BACK = 2  #: it was retired and came back: its records up to ``last`` are not served
+    BACK = 2  #: it was retired and published to again: its records up to ``last`` are not served
     HIGHEST = 3  #: without a stream: no stream has had a higher number than ``last``
-    FORGOTTEN = 4  #: it was retired so long ago that the floor, which is raised with this, stands for it
+    FORGOTTEN = 4  #: it was retired so long ago that its own number is dropped; the floor was raised above it
 
 
 _STATES = tuple(State)
@@ -158,18 +158,18 @@ class Has(IntEnum):
     EVENT_TIMES = 64
 
 
-#: The columns that a run may have besides its lengths: the bytes of each for a record.
+#: The optional columns of a run, with their size per record in bytes.
 _WIDTHS = ((Has.PRODUCER_SEQS, 8), (Has.EVENT_IDS, 16), (Has.EVENT_TIMES, 8))
 
 
 class Damage(Exception):
-    """These bytes are not what was written."""
+    """The bytes are not as they were written."""
 
 
 class Newer(Damage):
-    """These bytes were written by a newer version.
+    """The bytes were written by a newer version.
 
-    In every version a header has its magic, its version, its position and its checksum where they are in this one.
+    In every version, a header has its magic, its version, its position and its checksum at the same places.
     """
 
 
@@ -189,7 +189,11 @@ class SegmentHeader:
 
     @classmethod
     def unpack(cls, data: Buffer) -> SegmentHeader:
-        """:raises Damage: it is none, or of a version that is not known"""
+        """Decode the header of a segment.
+
+        :raises Damage: the header is damaged
+        :raises Newer: a newer version has written it
+        """
         if len(data) < SEGMENT_HEADER.size:
             raise Damage(f"{len(data)} bytes are too few for the header of a segment")
         magic, version, base, created, chain, identity, crc = SEGMENT_HEADER.unpack_from(data)
@@ -204,7 +208,7 @@ class BatchHeader:
     """The first 64 bytes of a batch."""
 
     kind: Kind
-    mended: bool  #: stands where something was damaged: what follows continues from what was there
+    mended: bool  #: replaces a damaged range; the next batch continues from the batch that was replaced
     length: int  #: of the body, in bytes
     parts: int  #: runs or entries
     records: int
@@ -217,7 +221,7 @@ class BatchHeader:
 
     @property
     def end(self) -> int:
-        """The position behind the batch."""
+        """Return the position behind the batch."""
         return self.position + BATCH_HEADER.size + self.length
 
     def pack(self) -> bytes:
@@ -242,9 +246,10 @@ class BatchHeader:
 
     @classmethod
     def unpack(cls, data: Buffer, position: int) -> BatchHeader:
-        """The header in the first 64 bytes of ``data``, which were read at ``position``.
+        """Decode the header of a batch from the first 64 bytes of *data*, which were read at *position*.
 
-        :raises Damage: it is none, it belongs elsewhere, or it is of a version that is not known
+        :raises Damage: the header is damaged, or of a batch at another position
+        :raises Newer: a newer version has written it
         """
         if len(data) < BATCH_HEADER.size:
             raise Damage(f"{len(data)} bytes are too few for the header of a batch")
@@ -257,15 +262,18 @@ class BatchHeader:
             raise Damage(f"the batch belongs at position {at}")
         _check_version(version, BATCH_VERSION)
         if length > MAX_BODY or length % 8 or kind >= len(_KINDS):
-            raise Damage("the header of the batch makes no sense")
+            raise Damage("the header of the batch has invalid values")
         if durable > at:
-            raise Damage(f"the batch says that {durable} was durable, beyond itself")
+            raise Damage(f"the header of the batch has a durable position ({durable}) beyond its own")
         return cls(_KINDS[kind], bool(mended), length, parts, records, chain, at, durable, time, clock, checksum)
 
     def check(self, body: Buffer) -> None:
-        """:raises Damage: ``body`` is not the one that this header was written with"""
+        """Check the length and the checksum of the *body*.
+
+        :raises Damage: *body* is not as it was written with this header
+        """
         if len(body) != self.length:
-            raise Damage(f"the batch is cut off after {len(body)} of {self.length} bytes")
+            raise Damage(f"the body of the batch is truncated to {len(body)} of {self.length} bytes")
         if crc32c(body, self.chain) != self.checksum:
             raise Damage("the body of the batch is damaged")
 
@@ -285,26 +293,27 @@ class Entry:
 
     @classmethod
     def unpack(cls, data: Buffer, at: int) -> tuple[Entry, int]:
-        """The entry at ``at``, and where the next begins.
+        """Decode the entry at the offset *at*; return it, and the offset of the next.
 
-        :raises Damage: it is longer than ``data``, or says something that is not known
+        :raises Damage: the entry is truncated, or has an unknown state
         """
         if at + ENTRY_HEADER.size > len(data):
-            raise Damage("an entry is cut off")
+            raise Damage("an entry is truncated")
         first, last, length, state = ENTRY_HEADER.unpack_from(data, at)
         at += ENTRY_HEADER.size
         end = at + length + -length % 8
         if end > len(data):
-            raise Damage("an entry is cut off")
+            raise Damage("an entry is truncated")
         if state >= len(_STATES):
-            raise Damage(f"an entry is of the state {state}, which makes no sense")
+            raise Damage(f"an entry has the unknown state {state}")
         return cls(_text(data[at : at + length]), first, last, _STATES[state]), end
 
 
 def runs(body: Buffer, time: int) -> list[Run]:
-    """The runs of a body that was checked; they share its bytes.
+    """Decode the runs of a *body* that was checked; they share its bytes.
 
-    :raises Damage: lengths contradict each other (a bug of whoever wrote it: the checksum was right)
+    :param time: of the batch, in microseconds since 1970 UTC
+    :raises Damage: lengths contradict each other (the writer has a bug, because the checksum is right)
     """
     view = memoryview(body)
     found: list[Run] = []
@@ -316,7 +325,7 @@ def runs(body: Buffer, time: int) -> list[Run]:
 
 
 def extents(body: Buffer) -> list[tuple[str, int, int]]:
-    """Of each run of a body that was checked: its stream, and the numbers of its first and its last record.
+    """Return the stream, the first and the last number of each run of a *body* that was checked.
 
     :raises Damage: lengths contradict each other
     """
@@ -324,7 +333,7 @@ def extents(body: Buffer) -> list[tuple[str, int, int]]:
     at = 0
     while at < len(body):
         if len(body) - at < RUN_HEADER.size:
-            raise Damage("a run is cut off")
+            raise Damage("a run is truncated")
         length, count, first_seq, _, payload_size, has, *sizes = RUN_HEADER.unpack_from(body, at)
         strings = sum(sizes)
         columns = count * (4 + sum(width for bit, width in _WIDTHS if has & bit))
@@ -333,13 +342,13 @@ def extents(body: Buffer) -> list[tuple[str, int, int]]:
         begin = at + RUN_HEADER.size
         at += length
         if at > len(body):
-            raise Damage("a run is cut off")
+            raise Damage("a run is truncated")
         found.append((_text(body[begin : begin + sizes[3]]), first_seq, first_seq + count - 1))
     return found
 
 
 def entries(body: Buffer, count: int) -> list[Entry]:
-    """The ``count`` entries of a body that was checked; one that replaces a damaged range is filled up with zeros.
+    """Decode the *count* entries of a *body* that was checked; zeros may follow them in a mended batch.
 
     :raises Damage: lengths contradict each other
     """
@@ -352,16 +361,16 @@ def entries(body: Buffer, count: int) -> list[Entry]:
 
 
 def begins(header: BatchHeader, base: int) -> bool:
-    """Return whether the batch says what the streams were when the segment at *base* began."""
+    """Return whether *header* is of the first batch of the segment at *base*, which lists the streams."""
     return header.kind in (Kind.ENDS, Kind.STREAMS) and header.position == base + SEGMENT_HEADER.size
 
 
 @lru_cache(maxsize=4096)
 def _texts(strings: bytes, sizes: tuple[int, ...]) -> tuple[str, ...]:
-    """The names behind the header of a run: stream, source, producer, topic, content type.
+    """Decode the strings behind the header of a run: stream, source, producer, topic, content type.
 
-    :param sizes: as the header has them
-    :raises Damage: one is not UTF-8
+    :param sizes: their lengths, in the order of the header
+    :raises Damage: a string is not UTF-8
     """
     texts, at = [], 0
     for size in (*sizes[3:], *sizes[:3]):
@@ -372,7 +381,7 @@ def _texts(strings: bytes, sizes: tuple[int, ...]) -> tuple[str, ...]:
 
 def _unpack_run(view: memoryview, at: int, time: int) -> tuple[Run, int]:
     if len(view) - at < RUN_HEADER.size:
-        raise Damage("a run is cut off")
+        raise Damage("a run is truncated")
     length, count, first_seq, producer_seq, payload_size, has, *sizes = RUN_HEADER.unpack_from(view, at)
     end = at + length
     at += RUN_HEADER.size
@@ -426,4 +435,4 @@ def _sealed(header: bytes) -> bytes:
 
 def _check_version(version: int, known: int) -> None:
     if version > known:
-        raise Newer(f"it was written by a newer Fyrehose (format {version}; this one knows {known})")
+        raise Newer(f"it was written by a newer Fyrehose (format version {version}; this one reads up to {known})")

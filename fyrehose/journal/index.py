@@ -1,17 +1,19 @@
-"""Where the records of a stream are in a segment: a cache, made again from the segment when it is missing or wrong.
+"""Indexes: where the records of each stream are in a segment.  An index is a cache, rebuilt from the segment.
 
-The index is sparse: a stream has a pair (first number, position) for the first of its batches, and then for the first
-that is 64 KiB or more behind the last pair.  So its size is bounded by that of the segment, and a reader scans little.
+The index is sparse: a stream has a pair (first number, position) for the first of its batches, and another for the next
+batch that is 64 KiB or more behind the last pair.  So the size of the index is bounded by that of the segment, and a
+reader scans little.
 
     file      header 56 | stream 24 ... | names end to end | 0..7 | pairs u64 u64 ...
     header    magic "FYREIDX3" | base | end | floor | snapshot | streams u32 | size of the names u32 |
-              CRC32C of all else u32 | 0
-    stream    end of its name u32 | end of its pairs u32 | its last number before this segment | the same in it, or 0
+              CRC32C of everything else u32 | 0
+    stream    end of its name u32 | end of its pairs u32 | its last number before this segment | its last number in this
+              segment, or 0
 
-A stream that is not in the index had, before this segment, the number that the snapshot says, or the floor if there is
-none: an index of a server with many streams has only those that changed.
+The last number that other streams had before this segment is in the snapshot, or is the floor if there is no snapshot:
+on a server with many streams, an index lists only those that changed.
 
-Streams are sorted by their names, so one is found in the bytes as they are: a journal of a hundred thousand streams
+Streams are sorted by name, so a binary search in the packed bytes finds one: a journal with a hundred thousand streams
 and a thousand segments is not unpacked to find one record.
 """
 
@@ -32,7 +34,7 @@ from fyrehose.journal.format import State
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.records import Buffer
 
-#: Two pairs of a stream are at least so far apart, in bytes.
+#: Minimum distance between the batches of two pairs of a stream, in bytes.
 SPACING = 64 << 10
 
 _MAGIC = b"FYREIDX3"
@@ -42,38 +44,39 @@ _PAIR = Struct("<QQ")
 
 
 class Index(Protocol):
-    """What a reader asks of a segment, sealed or not.
+    """The index of one segment, sealed or active.
 
-    Positions are those of batches; between ``find`` and where ``following`` gives None is everything of the stream.
+    All positions are those of batches.  A reader of a stream starts at :meth:`find` and continues with
+    :meth:`following` until that returns None.
     """
 
     @property
     def end(self) -> int:
-        """The position up to which the segment is covered."""
+        """Return the position up to which the segment is indexed."""
 
     @property
     def snapshot(self) -> int:
-        """The position of the snapshot that the segment refers to; 0 if it refers to none."""
+        """Return the position of the snapshot that the segment refers to, or 0 if it refers to none."""
 
     def last_before(self, stream: str) -> int | None:
-        """The last number of ``stream`` before this segment; None if that is in the snapshot."""
+        """Return the last number of *stream* before this segment, or None if the snapshot has it."""
 
     def last(self, stream: str) -> int:
-        """The last number of ``stream`` that is in this segment; 0 if none is."""
+        """Return the last number of *stream* in this segment, or 0 if the segment has no record of it."""
 
     def find(self, stream: str, seq: int) -> int | None:
-        """A position from which to look for ``seq`` or what follows it; None when nothing of it is in this segment."""
+        """Return the position from which to scan for record *seq* or later, or None if there is no such record."""
 
     def pairs(self, stream: str) -> list[tuple[int, int]]:
-        """Of a stream that has records here: first numbers, and the positions of the batches that begin with them."""
+        """Return the pairs of *stream*: the position of a batch, after its first number of the stream."""
 
     def following(self, stream: str, position: int) -> int | None:
-        """The position from ``position`` on where there may be more of ``stream``; None when there is no more."""
+        """Return the first position, at least *position*, that may have records of *stream*, or None."""
 
 
 @attrs.define(eq=False)
 class SegmentIndex:
-    """All streams of one segment, while it is written or scanned.
+    """The index of a segment while it is written or scanned; see :class:`Index` for the methods.
 
     :ivar before: the last number of each stream when the segment began
     :ivar floor: the same for every stream that is not in ``before``, if there is no snapshot
@@ -86,12 +89,12 @@ class SegmentIndex:
     floor: int = 0
     before: dict[str, int] = attrs.field(factory=dict)
     snapshot: int = 0
-    #: of each stream its last number, then its pairs: one array, because there may be a hundred thousand of them
+    #: For each stream its last number, then its pairs; one array each, because there may be a hundred thousand streams.
     _streams: dict[str, array[int]] = attrs.field(factory=dict)
 
     @classmethod
     def scan(cls, reader: SegmentReader, stop: int) -> SegmentIndex:
-        """Made from the segment itself, up to ``stop``.
+        """Build the index from the segment itself, up to the position *stop*.
 
         :raises Damage: the segment is damaged
         """
@@ -101,7 +104,7 @@ class SegmentIndex:
         return index
 
     def add(self, header: fmt.BatchHeader, body: Buffer) -> None:
-        """The next batch, from its bytes."""
+        """Add the next batch of the segment."""
         if header.kind is fmt.Kind.RECORDS:
             for stream, first, last in fmt.extents(body):
                 self.add_run(header.position, stream, first, last)
@@ -110,7 +113,7 @@ class SegmentIndex:
         self.end = header.end
 
     def set_before(self, ends: Iterable[fmt.Entry]) -> None:
-        """What the segment begins with."""
+        """Set the last numbers before the segment, from the entries of its first batch."""
         for entry in ends:
             if not entry.stream and entry.state is State.LIVE:
                 self.snapshot, self.floor = entry.first, entry.last
@@ -118,7 +121,7 @@ class SegmentIndex:
                 self.before[entry.stream] = entry.last
 
     def add_run(self, position: int, stream: str, first: int, last: int) -> None:
-        """Records ``first`` to ``last`` of ``stream`` are in the batch at ``position``."""
+        """Add records *first* to *last* of *stream*, which are in the batch at *position*."""
         of = self._streams.get(stream)
         if of is None:
             self._streams[stream] = array("Q", (last, first, position))
@@ -162,7 +165,7 @@ class SegmentIndex:
         return [(of[i], of[i + 1]) for i in range(1, len(of), 2)]
 
     def pack(self) -> bytes:
-        """What the index file holds."""
+        """Return the content of the index file."""
         names = {stream.encode(): stream for stream in chain(self.before, self._streams)}
         table, blob, pairs = bytearray(), [], []
         name_end = pairs_end = 0
@@ -182,26 +185,29 @@ _NOTHING = array("Q", (0,))
 
 
 def _header(base: int, end: int, floor: int, snapshot: int, streams: int, names_size: int, rest: Buffer) -> bytes:
-    """What an index file begins with; its checksum covers everything else in the file."""
+    """Return the header of an index file; its checksum covers everything else in the file."""
     fields = _MAGIC, base, end, floor, snapshot, streams, names_size
     return _HEADER.pack(*fields, crc32c(rest, crc32c(_HEADER.pack(*fields, 0, 0))), 0)
 
 
 @attrs.frozen(eq=False, slots=True)
 class PackedIndex:
-    """The same, as an index file holds it: nothing is unpacked but what is asked for."""
+    """The index of a sealed segment, as it is in the index file; see :class:`Index` for the methods.
+
+    Only the values that a method needs are unpacked.
+    """
 
     data: bytes
     end: int
     floor: int
     snapshot: int
     _streams: int
-    _names: int  #: where they begin
-    _pairs: int  #: where they begin
+    _names: int  #: offset of the names
+    _pairs: int  #: offset of the pairs
 
     @classmethod
     def unpack(cls, data: bytes, base: int, end: int) -> PackedIndex | None:
-        """The index in ``data``; None if it is not that of the segment from ``base`` to ``end``."""
+        """Return the index in *data*, or None if it is damaged or not of the segment from *base* to *end*."""
         if len(data) < _HEADER.size:
             return None
         *_, floor, snapshot, streams, names_size, _, _ = _HEADER.unpack_from(data)
@@ -231,7 +237,7 @@ class PackedIndex:
 
     def following(self, stream: str, position: int) -> int | None:
         at = self._at(stream)
-        assert at is not None, "only a stream that was found goes on"
+        assert at is not None, "find() found the stream before"
         first, stop = self._range(at)
         found = bisect_right(range(first, stop), position, key=lambda i: self._pair(i)[1]) + first
         if position - self._pair(found - 1)[1] < SPACING:
@@ -239,7 +245,7 @@ class PackedIndex:
         return self._pair(found)[1] if found < stop else None
 
     def streams(self) -> Iterator[str]:
-        """The streams that have records in this segment, sorted by the bytes of their names."""
+        """Yield the streams that have records in this segment, sorted by the bytes of their names."""
         for i in range(self._streams):
             if _STREAM.unpack_from(self.data, _HEADER.size + i * _STREAM.size)[3]:
                 yield self._name(i).decode()
@@ -252,7 +258,7 @@ class PackedIndex:
         return list(_PAIR.iter_unpack(memoryview(self.data)[begin:end]))
 
     def _at(self, stream: str) -> int | None:
-        """Where the stream's entry is in the data."""
+        """Return the offset of the stream's entry, or None if it has none."""
         name = stream.encode()
         at = bisect_left(range(self._streams), name, key=self._name)
         return _HEADER.size + at * _STREAM.size if at < self._streams and self._name(at) == name else None
@@ -263,7 +269,7 @@ class PackedIndex:
         return self.data[self._names + begin : self._names + _STREAM.unpack_from(self.data, at)[0]]
 
     def _range(self, at: int) -> tuple[int, int]:
-        """The first pair of the entry at ``at``, and the one behind its last."""
+        """Return the number of the first pair of the entry at the offset *at*, and the number behind its last pair."""
         begin = _STREAM.unpack_from(self.data, at - _STREAM.size)[1] if at > _HEADER.size else 0
         return begin, _STREAM.unpack_from(self.data, at)[1]
 

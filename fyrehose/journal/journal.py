@@ -1,9 +1,9 @@
-"""The journal on disk: group commit, and the states that it can be in.
+"""The journal on disk: group commit, and the states of the journal.
 
-    append -> pending -> a commit (one at a time, in a thread) -> durable -> the observer, then the Deferreds
+    append -> pending -> a commit (one at a time, in the writer thread) -> durable -> the observer, then the Deferreds
 
-While a commit is under way the next one fills, and the thread takes it when it is through with the one before: batches
-grow with the load, without load an append waits for nobody, and the disk never waits for the reactor.
+While one commit is under way, the next one fills (see pending.py): batches grow with the load, a single append is
+committed at once, and the disk does not wait for the reactor.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from fyrehose.records import Run
 log = Logger()
 T = TypeVar("T")
 
-#: How often the room on the disk and the age of segments are looked at, in seconds.
-LOOK = 1.0
+#: How often the free space of the disk and the age of segments are checked, in seconds.
+CHECK_INTERVAL = 1.0
 
 
 @implementer(IJournal)
 @attrs.define(eq=False)
 class FileJournal:
-    """The journal in ``directory``.
+    """The journal in *directory*; see :class:`IJournal` for the methods.
 
-    :ivar reactor: timers, and the way back from the thread
-    :ivar report: what recovery found
+    :ivar reactor: runs timers, and calls from the writer thread
     :ivar files: the system calls
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar monotonic: a clock that never steps, in microseconds
-    :ivar worker: does what blocks; a thread of its own if None
-    :ivar stream_age: says how old a stream's records may be to be served, in seconds, 0: of any age; None: no stream
-        has a limit
+    :ivar worker: runs blocking calls; None: a thread of its own, the writer thread
+    :ivar stream_age: returns the maximum age of a stream's records, in seconds, 0: no limit; older records are not
+        served; None: no stream has a limit
+    :ivar report: the result of recovery
     """
 
     reactor: Any
@@ -76,7 +76,7 @@ class FileJournal:
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     report: Recovered = attrs.field(init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
-    #: what the disk had left when it was looked at last; None where that could not be told
+    #: Free space of the disk at the last check, in bytes; -1 if the directory was deleted, None if unknown.
     _free: int | None = attrs.field(default=None, init=False)
     _clock: RecordClock = attrs.field(init=False)
     _store: Store = attrs.field(init=False)
@@ -84,21 +84,22 @@ class FileJournal:
     _keeper: Keeper = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
-    #: as far as they may leave; the writer's are ahead of them
+    #: The streams as of the last durable commit; the writer's are ahead of these.
     _streams: Streams = attrs.field(factory=Streams, init=False)
     _pending: Pending = attrs.field(init=False)
-    #: how many appends are not settled
+    #: Number of appends and retirements whose Deferred has not fired yet.
     _unsettled: int = attrs.field(default=0, init=False)
     _lock: int = attrs.field(default=-1, init=False)
-    _looking: LoopingCall | None = attrs.field(default=None, init=False)
+    _checking: LoopingCall | None = attrs.field(default=None, init=False)
     _sync_later: IDelayedCall | None = attrs.field(default=None, init=False)
     _worker: Worker | None = attrs.field(default=None, init=False)
     _opening: bool = attrs.field(default=False, init=False)
     _closers: list[Deferred[None]] = attrs.field(factory=list, init=False)
-    #: what was said last about a disk that cannot be looked at
-    _disk_trouble: str = attrs.field(default="", init=False)
-    #: a change of state that the observer is told when everything that was accepted is settled
+    #: The last error that was logged for the disk; the same error is not logged every second.
+    _disk_error: str = attrs.field(default="", init=False)
+    #: The reason of a change of state; the observer is notified when everything that was accepted is settled.
     _announcement: str | None = attrs.field(default=None, init=False)
+    #: Fires when nothing is unsettled any more; set while the journal is being closed.
     _idle: Deferred[None] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -111,14 +112,14 @@ class FileJournal:
 
     @property
     def floor(self) -> int:
-        """The last number of every stream that has none of its own."""
+        """Return the last number of every stream that has none of its own: a new stream begins above it."""
         return self._streams.floor
 
     # Opening.
 
     def open(self, observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
         if self._worker is not None:
-            return fail(JournalLocked(f"the journal {self.directory} is open already, in this very process"))
+            return fail(JournalLocked(f"the journal {self.directory} is already open in this process"))
         self._observer = observer
         self._opening = True
         self._worker = self.worker or ThreadWorker(self.reactor.callFromThread, "fyrehose journal")
@@ -132,14 +133,16 @@ class FileJournal:
         return result
 
     def _recover(self) -> Writer:
-        """In the thread."""
+        """Lock and recover the journal (called in the writer thread)."""
         try:
             self._lock = lock(self.directory)
-            return self._start_writing(self._look_at_what_is_there())
+            return self._start_writing(self._recover_files())
         except (NoRoom, OSError) as error:
             full = isinstance(error, NoRoom) or error.errno in NO_ROOM
             kind, hint = (
-                (JournalFull, "make room") if full else (JournalError, "check the disk, and whose files these are")
+                (JournalFull, "free some space")
+                if full
+                else (JournalError, "check the disk, and the owner of the files")
             )
             raise kind(
                 f"the journal {self.directory} cannot be opened: {error}; {hint}, or use another --data-dir"
@@ -147,7 +150,7 @@ class FileJournal:
         except SyncFailed as error:
             raise JournalFailed(f"the journal {self.directory} cannot be opened, its disk failed: {error}") from error
 
-    def _look_at_what_is_there(self) -> Recovered:
+    def _recover_files(self) -> Recovered:
         refuse_half_restored(self.directory)
         notes = set_aside(self.directory, self.files) if self.settings.quarantine else []
         found = recover(self.directory, self.files, self.settings.verify)
@@ -175,14 +178,14 @@ class FileJournal:
         index.end = writer.position if rolled is None else rolled.base
         self._store.open(self.report.sealed, index)
         if self._floors is not None:
-            # Of a clock in doubt the earlier time is taken: nothing is hidden because of a clock that may be wrong.
+            # The earlier of the two times: a clock that may be wrong must not hide records.
             self._floors.now = min(self.now(), self.report.time)
         if rolled is not None:
             self._rolled(rolled)
         self.state = JournalState.WRITABLE
-        self._looking = LoopingCall(self._look)
-        self._looking.clock = self.reactor
-        self._looking.start(LOOK).addErrback(lambda f: log.failure("watching the disk failed", f))
+        self._checking = LoopingCall(self._check)
+        self._checking.clock = self.reactor
+        self._checking.start(CHECK_INTERVAL).addErrback(lambda f: log.failure("the check of the disk failed", f))
         return dict(self._streams.ends)
 
     def _not_opened(self, failure: Failure) -> Failure:
@@ -197,23 +200,23 @@ class FileJournal:
         append = Append(runs, first_seqs, sum(run.room for run in runs))
         self._pending.add(append)
         self._unsettled += 1
-        if self._unsettled == 1 or self._pending.enough:
-            self._ask()
+        if self._unsettled == 1 or self._pending.full:
+            self._schedule_commit()
         return append.done
 
-    def _ask(self) -> None:
-        if self._pending.ask():
-            told = self._call(lambda: self._pending.commit(self._writer)).addCallback(self._settle_commit)
-            told.addErrback(lambda f: log.failure("an observer of the journal failed", f))
+    def _schedule_commit(self) -> None:
+        if self._pending.needs_commit():
+            committed = self._call(lambda: self._pending.commit(self._writer)).addCallback(self._settle_commit)
+            committed.addErrback(lambda f: log.failure("an observer of the journal failed", f))
 
     def _call(self, job: Callable[[], T]) -> Deferred[T]:
         assert self._worker is not None, "the journal is open"
         return self._worker.call(job)
 
     def _settle_commit(self, commit: Commit) -> None:
-        """What the thread has told: let everybody know who waits for it."""
+        """Process the result of a commit: notify the observer, and fire the Deferreds of its appends."""
         self._unsettled -= len(commit.appends)
-        self._pending.told(commit)
+        self._pending.processed(commit)
         if isinstance(commit.result, Committed) and self.state is not JournalState.FAILED:
             self.meters.commit_seconds.observe(time.monotonic() - commit.began)
             self._committed(commit.result)
@@ -224,7 +227,7 @@ class FileJournal:
                 self._break(commit.result)
             for append in commit.appends:
                 append.done.errback(self._refusal())
-            self._ask()
+            self._schedule_commit()
         self._settle()
 
     def _committed(self, committed: Committed) -> None:
@@ -243,7 +246,7 @@ class FileJournal:
             self._call(self._writer.prepare).addErrback(self._broke)
         if committed.many:
             self._take_snapshot()
-        self._ask()  # the disk goes on while we tell what it did
+        self._schedule_commit()  # before the observer runs, so that the disk stays busy meanwhile
         self._observer.durable(ends)
 
     def _rolled(self, rolled: Rolled) -> None:
@@ -261,11 +264,11 @@ class FileJournal:
     def _store_index(self, path: Path, packed: bytes) -> None:
         if self._worker is not None:
             self._call(lambda: self.files.store(path, packed)).addErrback(
-                lambda f: log.warn("{path} was not written and will be made again: {why}", path=path, why=f.value)
+                lambda f: log.warn("cannot write {path}, which will be rebuilt later: {why}", path=path, why=f.value)
             )
 
     def _take_snapshot(self) -> None:
-        """Have the thread write a snapshot of all streams, step by step, so that commits come in between."""
+        """Write a snapshot of all streams in the writer thread, in steps, so that commits can run in between."""
         steps = self._writer.snapshot()
 
         def step(done: bool | None) -> None:
@@ -273,7 +276,7 @@ class FileJournal:
                 self._call(lambda: next(steps, True)).addCallbacks(step, failed)
 
         def failed(failure: Failure) -> None:
-            log.warn("no snapshot of the streams was written: {why}", why=failure.getErrorMessage())
+            log.warn("cannot write a snapshot of the streams, so the next segment lists them: {why}", why=failure.value)
 
         step(False)
 
@@ -303,27 +306,27 @@ class FileJournal:
     def retired(self) -> Mapping[str, int]:
         return self._streams.retired
 
-    # Trouble.
+    # Failures.
 
     def _broke(self, failure: Failure) -> None:
-        """Something other than a commit has failed."""
+        """Change the state after something other than a commit failed."""
         self._break(failure)
         self._settle()
 
     def _break(self, failure: Failure) -> None:
-        """A commit was not written, or a sync failed: nothing that is not durable will be."""
+        """Become read-only if the disk is full, else failed; pending appends are not written."""
         if self.state is JournalState.FAILED:
             return
         self.state = JournalState.READ_ONLY if failure.check(NoRoom) else JournalState.FAILED
-        self._pending.stopped = True  # what the thread has not come to fails when it does
+        self._pending.failed = True  # the writer thread fails the commits that are scheduled already
         if self.state is JournalState.FAILED:
             self._cancel_sync()
             log.critical("the journal failed", log_failure=failure)
-        whose = "the journal" if failure.check(JournalFailed) else "the disk of"
-        self._announcement = f"{whose} {self.directory} says: {failure.getErrorMessage()}"
+        what = "the journal" if failure.check(JournalFailed) else "the disk of"
+        self._announcement = f"{what} {self.directory} failed: {failure.getErrorMessage()}"
 
     def _settle(self) -> None:
-        """Say what has to wait until nothing is under way."""
+        """If no append is under way, announce the change of state, and continue closing."""
         if self._unsettled:
             return
         if self._announcement is not None:
@@ -335,34 +338,35 @@ class FileJournal:
 
     def _refusal(self) -> PublishError:
         if self.state is JournalState.READ_ONLY:
-            return ReadOnly(f"the disk of {self.directory} has no room; nothing is accepted until there is some again")
+            return ReadOnly(f"the disk of {self.directory} is full; messages are refused until there is free space")
         return Closed(f"the journal is {self.state.value}")
 
-    def _look(self) -> None:
-        """Once a second: is it still ours, is there room, and is everything still to be kept?"""
-        for sentence in self._clock.news():
-            log.warn("{sentence}", sentence=sentence)
+    def _check(self) -> None:
+        """Check the lock, the free space and the retention; called once a second."""
+        for message in self._clock.messages():
+            log.warn("{message}", message=message)
         self._count_ages()
         least = self.settings.min_free
         try:
-            # A directory that is only away, such as one that is not mounted, may come back; a deleted one does not.
+            # A directory that is missing because it is not mounted may come back; one that was deleted does not.
             deleted = not self.files.is_linked(self._lock)
             free = self._free = -1 if deleted else self.files.free(self.directory)
             if deleted or not owns_lock(self.directory, self._lock):
-                self._broke(Failure(JournalFailed("its LOCK is gone or another: it was emptied, or put in its place")))
+                self._broke(Failure(JournalFailed("its LOCK was deleted or replaced, perhaps with the directory")))
                 return
-            self._disk_trouble = ""
+            self._disk_error = ""
         except OSError as error:
             why = error.strerror or str(error)
-            if why != self._disk_trouble:
-                log.warn("how much room the disk has cannot be told, so none is assumed: {why}", why=why)
-            self._disk_trouble = why
+            if why != self._disk_error:
+                log.warn("cannot determine the free space of the disk, so none is assumed: {why}", why=why)
+            self._disk_error = why
             free, self._free = -1, None
         if self.state is JournalState.WRITABLE and free < least:
-            # What was accepted is still committed: that is what the room is kept for.
+            # Appends that were accepted are still committed: min-free reserves the space for them.
             self.state = JournalState.READ_ONLY
             self._announcement = (
-                f"the disk of {self.directory} has {max(0, free) >> 20} MiB left of the {least >> 20} to be kept"
+                f"the disk of {self.directory} has {max(0, free) >> 20} MiB of free space, less than min-free "
+                f"({least >> 20} MiB)"
             )
             self._settle()
         elif self.state is JournalState.READ_ONLY and free > least + least // 10:
@@ -372,8 +376,8 @@ class FileJournal:
     def _writable(self, _: None) -> None:
         if self.state is JournalState.READ_ONLY and not self._unsettled:
             self.state = JournalState.WRITABLE
-            self._pending.stopped = False
-            self._announcement = f"the disk of {self.directory} has room again"
+            self._pending.failed = False
+            self._announcement = f"the disk of {self.directory} has free space again"
             self._settle()
 
     def _still_full(self, failure: Failure) -> None:
@@ -381,7 +385,7 @@ class FileJournal:
             self._broke(failure)
 
     def _count_ages(self) -> None:
-        """Let the ages of records grow, unless the clock is in doubt."""
+        """Advance the time that the ages of records count to, unless the clock is in doubt."""
         if self._floors is not None:
             now = self._clock.now()
             if not self._clock.in_doubt:
@@ -415,7 +419,7 @@ class FileJournal:
         return self._store.read(stream, floor, max_bytes) if floor <= last else ()
 
     def status(self) -> JournalStatus:
-        """What it says of itself, while it is open."""
+        """Return the figures of an open journal, for metrics and status pages."""
         position = self._writer.position
         sealed = self._store.sealed
         return JournalStatus(
@@ -446,8 +450,8 @@ class FileJournal:
         if self._worker is None:  # it did not open
             self._closed(None)
             return
-        if self._looking is not None and self._looking.running:
-            self._looking.stop()
+        if self._checking is not None and self._checking.running:
+            self._checking.stop()
         self._cancel_sync()
         in_order = self.state is not JournalState.FAILED
         if in_order:
@@ -462,13 +466,13 @@ class FileJournal:
             self._sync_later = None
 
     def _close(self, in_order: bool) -> Deferred[None]:
-        # A commit that failed in between is a reason not to say that everything is in order.
+        # If a commit has failed meanwhile, the log must not say that it was closed in order.
         closed = self._call(lambda: self._writer.close(in_order and self.state is not JournalState.FAILED))
         return closed.addErrback(self._not_in_order).addCallback(lambda _: self._unlock())
 
     def _not_in_order(self, failure: Failure) -> None:
         if failure.check(NoRoom):
-            log.warn("the journal was not closed in order: {why}", why=failure.getErrorMessage())
+            log.warn("the journal was closed, but the disk is too full to note that: {why}", why=failure.value)
         else:
             self._broke(failure)
 
@@ -480,7 +484,7 @@ class FileJournal:
     def _unlock(self) -> None:
         assert self._worker is not None
         self._worker.stop()
-        self._worker = self._looking = None
+        self._worker = self._checking = None
         if self.state is not JournalState.FAILED:
             self.state = JournalState.CLOSED
         self._store.close()

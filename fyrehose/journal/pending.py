@@ -1,10 +1,12 @@
-"""What was appended and is not durable yet: the reactor's thread appends, the one that writes takes.
+"""Appends that wait to become durable.
 
-    add -> (the reactor asks the thread) -> commit: everything that is there by then, in one sync -> Commit
+The reactor thread adds them; the writer thread takes everything that waits and commits it with one sync.
 
-While the thread writes, the next commit fills.  When it has as much as the last one had, the thread is asked for it
-ahead: it goes on without a word from the reactor, and the disk does not wait.  With less, and where commits are large,
-it is asked when the reactor hears of the one under way, and more has come: small commits cost more than that wait.
+    add -> (the reactor thread schedules the writer thread) -> commit: all pending appends with one sync -> Commit
+
+While one commit is being synced, the next one fills.  Once it is as large as the last one, the writer thread is
+scheduled to take it immediately, so that the disk stays busy.  Otherwise, and if commits are large, it is scheduled
+when the reactor has processed the commit under way, because many small commits cost more than that delay.
 """
 
 from __future__ import annotations
@@ -21,15 +23,19 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal.writer import Committed, Writer
 from fyrehose.records import Run
 
-#: What one commit takes of what is pending, in bytes: so that a sync never has too much to do.
+#: Upper bound of a commit, in bytes; keeps a single sync short.
 COMMIT = 16 << 20
-#: A larger commit than this, in bytes, is worth the wait until the reactor hears of the one before: it takes longer.
+#: Commits larger than this, in bytes, are not scheduled ahead: the delay of the reactor is small compared with them.
 AHEAD = 256 << 10
 
 
 @attrs.define(eq=False)
 class Append:
-    """One call of append, until it is durable."""
+    """One call of ``append()`` that is not durable yet.
+
+    :ivar size: of its runs, in bytes
+    :ivar done: fires when the append is durable, or failed
+    """
 
     runs: Sequence[Run]
     first_seqs: Sequence[int]
@@ -39,11 +45,11 @@ class Append:
 
 @attrs.frozen(slots=True)
 class Commit:
-    """What the thread has to tell of one commit.
+    """Result of one commit, as reported by the writer thread.
 
-    :ivar size: what it took, in bytes
-    :ivar began: when it was taken, by the monotonic clock
-    :ivar result: None where it was not tried: there was nothing, or one before it had failed
+    :ivar size: of its appends, in bytes
+    :ivar began: start time (monotonic clock, seconds)
+    :ivar result: None if the commit was not attempted, because nothing was waiting or an earlier commit failed
     """
 
     appends: list[Append]
@@ -54,18 +60,18 @@ class Commit:
 
 @attrs.define(eq=False)
 class Pending:
-    """What waits, in its order.
+    """FIFO of pending appends.
 
     :ivar now: the wall clock, in microseconds since 1970 UTC
-    :ivar stopped: nothing more is written: what follows a commit that failed must not be there without it
+    :ivar failed: set after a failed commit: later appends must not be written without it
     """
 
     now: Callable[[], int]
-    stopped: bool = False
+    failed: bool = False
     _appends: deque[Append] = attrs.field(factory=deque, init=False)
-    #: whether the thread was asked, and has not begun to take
-    _asked: bool = attrs.field(default=False, init=False)
-    #: what was added since it was asked last, and what the last commit had, in bytes
+    #: True while a commit is scheduled but not started.
+    _scheduled: bool = attrs.field(default=False, init=False)
+    #: Size of the appends since a commit was scheduled last, and of the last commit, in bytes.
     _added: int = attrs.field(default=0, init=False)
     _last: int = attrs.field(default=0, init=False)
 
@@ -73,50 +79,55 @@ class Pending:
         return len(self._appends)
 
     def add(self, append: Append) -> None:
-        """One more; see :meth:`ask`."""
+        """Add an append; the caller then checks :attr:`full` and :meth:`needs_commit`."""
         self._appends.append(append)
         self._added += append.size
 
     @property
-    def enough(self) -> bool:
-        """Whether the thread is to be asked ahead."""
+    def full(self) -> bool:
+        """Return whether the next commit is large enough to be scheduled while another is under way."""
         return self._last <= self._added and self._last <= AHEAD
 
-    def ask(self) -> bool:
-        """Whether the thread is to be asked for a commit: something waits, and it will not come to it by itself."""
-        if self._asked or not self._appends:
+    def needs_commit(self) -> bool:
+        """Return True if the caller must schedule a commit, which then counts as scheduled."""
+        if self._scheduled or not self._appends:
             return False
-        self._asked = True
+        self._scheduled = True
         self._added = 0
         return True
 
-    def told(self, commit: Commit) -> None:
-        """The reactor has heard of ``commit``."""
+    def processed(self, commit: Commit) -> None:
+        """Record that the reactor has processed *commit*."""
         self._last = commit.size
 
     def commit(self, writer: Writer) -> Commit:
-        """In the thread: write what there is."""
-        # In this order: what is added from now on is taken, or the thread is asked again.
-        self._asked = False
-        taken: list[Append] = []
+        """Write everything that is pending (called in the writer thread)."""
+        # The flag is reset before the queue is read: an append that is added from now on is either taken here, or
+        # schedules the next commit.
+        self._scheduled = False
+        appends: list[Append] = []
         size = 0
         while self._appends and size < COMMIT:
-            taken.append(self._appends.popleft())
-            size += taken[-1].size
+            appends.append(self._appends.popleft())
+            size += appends[-1].size
         began = time.monotonic()
-        if self.stopped or not taken:
-            return Commit(taken, size, began, None)
+        if self.failed or not appends:
+            return Commit(appends, size, began, None)
         clock = self.now()
         accepted = max(writer.time, clock)
         try:
-            return Commit(taken, size, began, writer.commit(batches(taken, accepted), accepted, clock))
+            return Commit(appends, size, began, writer.commit(batches(appends, accepted), accepted, clock))
         except Exception:
-            self.stopped = True
-            return Commit(taken, size, began, Failure())
+            self.failed = True
+            return Commit(appends, size, began, Failure())
 
 
 def batches(appends: Sequence[Append], accepted: int) -> list[list[Run]]:
-    """The runs of ``appends`` as records of the time ``accepted``, in batches that are no larger than they may be."""
+    """Distribute the runs of *appends* over batches of at most ``fmt.BATCH`` bytes, unless one append is larger.
+
+    :param accepted: time of the records, in microseconds since 1970 UTC
+    :return: the numbered runs of each batch
+    """
     found: list[list[Run]] = []
     filled = fmt.BATCH
     for append in appends:

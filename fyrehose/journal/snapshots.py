@@ -93,7 +93,9 @@ class Snapshot:
         if magic != _MAGIC:
             raise fmt.Damage("it is no snapshot")
         if version > VERSION:
-            raise fmt.Newer(f"it was written by a newer Fyrehose (snapshot {version}; this one knows {VERSION})")
+            raise fmt.Newer(
+                f"it was written by a newer Fyrehose (snapshot version {version}; this one reads up to {VERSION})"
+            )
         if len(data) != _HEADER.size + rows * _ROW.size + size + _CRC.size:
             raise fmt.Damage("the lengths of the snapshot contradict each other")
         return cls(data, position, floor, identity, rows)

@@ -149,8 +149,8 @@ class Histories(RuleBasedStateMachine):
     @rule(mode=modes)
     def crash(self, mode: str) -> None:
         """The process is killed: what the kernel has stays, the lock is free."""
-        assert self.journal._looking is not None
-        self.journal._looking.stop()
+        assert self.journal._checking is not None
+        self.journal._checking.stop()
         self.journal._unlock()
         for fd in (self.journal._writer._fd, self.journal._writer._mark_fd):
             os.close(fd)

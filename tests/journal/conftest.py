@@ -1,4 +1,4 @@
-"""A journal on a real file system, with its clock, its thread and its system calls in the test's hands."""
+"""Fixtures: a journal on a real file system, with a clock, a worker and system calls that the test controls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Observer:
 
 @attrs.define(eq=False)
 class Bench:
-    """A journal that was opened, and what it takes to use it."""
+    """An open journal, with helpers to append and to read."""
 
     directory: Path
     journal: FileJournal
@@ -65,9 +65,9 @@ class Bench:
         self.journal.close()
 
     def crash(self) -> None:
-        """As if the process had been killed: nothing more is written, the lock is free."""
-        if self.journal._looking is not None and self.journal._looking.running:
-            self.journal._looking.stop()
+        """Stop as if the process had been killed: nothing more is written, and the lock is released."""
+        if self.journal._checking is not None and self.journal._checking.running:
+            self.journal._checking.stop()
         self.journal._unlock()
         for fd in (self.journal._writer._fd, self.journal._writer._mark_fd):
             os.close(fd)
@@ -78,7 +78,7 @@ Opener = Callable[..., Bench]
 
 @pytest.fixture
 def open_journal(tmp_path: Path) -> Iterator[Opener]:
-    """Opens the journal of this test, again and again if need be."""
+    """Return a function that opens the journal of this test, also several times."""
     benches: list[Bench] = []
 
     def open_it(
@@ -111,5 +111,5 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
 
     yield open_it
     for bench in benches:
-        if bench.journal._looking is not None and bench.journal._looking.running:
+        if bench.journal._checking is not None and bench.journal._checking.running:
             bench.close()

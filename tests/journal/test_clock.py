@@ -41,7 +41,7 @@ def test_the_wall_clock_is_followed() -> None:
     clocks.advance(SECOND)
     assert clock.now() == NOW + SECOND
     assert not clock.in_doubt
-    assert clock.news() == []
+    assert clock.messages() == []
 
 
 @pytest.mark.parametrize("step", [BOUND - SECOND, BOUND, -BOUND, 1, -1])
@@ -64,13 +64,13 @@ def test_a_larger_step_is_not_believed_and_time_goes_on(step: int) -> None:
     assert clock.in_doubt
     clocks.advance(7 * SECOND)
     assert clock.now() == NOW + 7 * SECOND
-    said = clock.news()
+    said = clock.messages()
     assert len(said) == 1
     assert ("ahead of" if step > 0 else "behind") in said[0]
     clocks.wall -= step
     assert clock.now() == NOW + 7 * SECOND
     assert not clock.in_doubt
-    assert "is followed" in clock.news()[0]
+    assert "is followed" in clock.messages()[0]
 
 
 def test_a_clock_that_runs_steadily_after_its_step_is_followed_again() -> None:
@@ -110,7 +110,7 @@ def test_a_clock_behind_the_last_record_at_the_start_is_not_believed() -> None:
     assert clock.start(NOW + YEAR) == NOW + YEAR
     clocks.advance(SECOND)
     assert clock.now() == NOW + YEAR + SECOND
-    assert "behind" in clock.news()[0]
+    assert "behind" in clock.messages()[0]
 
 
 @given(st.lists(st.tuples(st.integers(-(1 << 60), 1 << 60), st.integers(0, HOUR)), max_size=30))
@@ -158,7 +158,7 @@ class TestTheJournal:
         bench.clock.advance(1)
         assert bench.journal.bounds("s") == (1, 64)
         assert max(self.times(bench)) <= NOW + 120 * SECOND
-        assert any("not believed" in line for line in log_lines)
+        assert any("not followed" in line for line in log_lines)
         bench.close()
         bench = self.journal(open_journal, clocks, keep_age=3600.0)
         bench.append(b"after the restart")

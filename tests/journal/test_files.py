@@ -93,7 +93,7 @@ def test_a_new_directory_is_synced_with_every_parent_that_is_new(
 
 def test_a_place_where_no_journal_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(JournalError, match="cannot be used"):
+    with pytest.raises(JournalError, match="cannot use the journal.s directory"):
         lock(tmp_path / "file" / "journal")
 
 

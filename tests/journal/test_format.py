@@ -150,7 +150,7 @@ def test_a_batch_elsewhere_or_of_another_log() -> None:
 def test_a_batch_that_knows_the_future() -> None:
     """What was durable when it was written cannot lie behind it: nobody makes up for the bytes up to there."""
     _, data = packing.batch(fmt.Kind.ENDS, [], position=64, durable=72, time=1, clock=1, chain=0)
-    with pytest.raises(fmt.Damage, match="beyond itself"):
+    with pytest.raises(fmt.Damage, match="beyond its own"):
         fmt.BatchHeader.unpack(data[:64], 64)
 
 
@@ -186,12 +186,12 @@ def changed(header: bytes, at: int, value: bytes) -> bytes:
     ("at", "value", "refusal"),
     [
         (3, b"\x02", ""),
-        (3, b"\x03", "newer Fyrehose .format 3; this one knows 2"),
+        (3, b"\x03", "newer Fyrehose .format version 3; this one reads up to 2"),
         (4, b"\x05", ""),
-        (4, b"\x06", "makes no sense"),
+        (4, b"\x06", "invalid values"),
         (8, (64 << 20).to_bytes(4, "little"), ""),
-        (8, ((64 << 20) + 8).to_bytes(4, "little"), "makes no sense"),
-        (8, (4).to_bytes(4, "little"), "makes no sense"),
+        (8, ((64 << 20) + 8).to_bytes(4, "little"), "invalid values"),
+        (8, (4).to_bytes(4, "little"), "invalid values"),
     ],
 )
 def test_what_the_header_of_a_batch_may_say(at: int, value: bytes, refusal: str) -> None:
@@ -219,9 +219,9 @@ def test_the_bytes_of_entries() -> None:
 @pytest.mark.parametrize(
     ("cut", "at", "value", "damage"),
     [
-        (23, 0, b"", "cut off"),
-        (24, 0, b"", "cut off"),
-        (31, 0, b"", "cut off"),
+        (23, 0, b"", "truncated"),
+        (24, 0, b"", "truncated"),
+        (31, 0, b"", "truncated"),
         (32, 17, b"\x05", "state 5"),
         (32, 24, b"\xff", "not UTF-8"),
         (32, 17, b"\x04", ""),

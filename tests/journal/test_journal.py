@@ -88,7 +88,7 @@ def test_a_disk_that_takes_not_even_a_pid(open_journal, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.ftruncate", fail)
-    with pytest.raises(JournalFull, match="make room"):
+    with pytest.raises(JournalFull, match="free some space"):
         open_journal()
     monkeypatch.undo()
     assert open_journal().append(b"a").called
@@ -267,7 +267,7 @@ class TestNoRoom:
         assert bench.journal.state is JournalState.FAILED
         logged_errors.take()
         ((state, reason),) = bench.observer.states
-        assert (state, "its LOCK is gone or another" in reason) == (JournalState.FAILED, True)
+        assert (state, "its LOCK was deleted or replaced" in reason) == (JournalState.FAILED, True)
         assert isinstance(failed(bench.append(b"b")), Closed), "it would be acknowledged and lost"
 
     def test_nothing_is_acknowledged_into_a_deleted_directory(self, open_journal, logged_errors) -> None:
@@ -302,7 +302,7 @@ class TestNoRoom:
         assert bench.append(b"b").called
 
     def test_no_room_for_the_first_segment(self, open_journal) -> None:
-        with pytest.raises(JournalFull, match="make room"):
+        with pytest.raises(JournalFull, match="free some space"):
             open_journal(files=FaultyFiles(name="allocate", nth=1, error=errno.ENOSPC))
         open_journal()
 

@@ -1,4 +1,4 @@
-"""What waits for the thread: nothing is forgotten, nothing overtakes, nothing goes on behind a failure."""
+"""Pending appends: none is lost, their order is kept, and nothing is written after a failed commit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fyrehose.records import Run
 
 
 @attrs.define
-class Wrote:
-    """In the place of a writer."""
+class FakeWriter:
+    """Records what it is given to write."""
 
     time: int = 100
     payloads: list[bytes] = attrs.field(factory=list)
@@ -45,64 +45,64 @@ def commit(pending: Pending, writer: Any) -> Commit:
     return pending.commit(writer)
 
 
-def test_it_is_asked_for_once_however_much_is_added(pending: Pending) -> None:
-    assert not pending.ask(), "there is nothing"
+def test_one_commit_is_scheduled_for_several_appends(pending: Pending) -> None:
+    assert not pending.needs_commit(), "nothing is pending"
     for payload in (b"a", b"b"):
         pending.add(append(payload))
-    assert [pending.ask(), pending.ask()] == [True, False]
-    writer = Wrote()
-    told = commit(pending, writer)
+    assert [pending.needs_commit(), pending.needs_commit()] == [True, False]
+    writer = FakeWriter()
+    committed = commit(pending, writer)
     assert writer.payloads == [b"a", b"b"]
-    assert [bytes(one.runs[0].payload) for one in told.appends] == [b"a", b"b"]
-    assert (writer.time, writer.times) == (100, [50]), "the time of records does not go back, that of the clock may"
-    assert not pending.ask()
+    assert [bytes(one.runs[0].payload) for one in committed.appends] == [b"a", b"b"]
+    assert (writer.time, writer.times) == (100, [50]), "the time of records never goes back, that of the clock may"
+    assert not pending.needs_commit()
 
 
-def test_what_is_added_while_it_is_written_is_the_next(pending: Pending) -> None:
-    class Slow(Wrote):
+def test_append_during_a_commit_belongs_to_the_next(pending: Pending) -> None:
+    class Slow(FakeWriter):
         def commit(self, batches: list[list[Run]], time: int, clock: int) -> Committed:
             if not self.payloads:
                 pending.add(append(b"meanwhile"))
-                assert pending.ask(), "the commit under way does not take it"
+                assert pending.needs_commit(), "the commit under way does not take it"
             return super().commit(batches, time, clock)
 
     writer = Slow()
     pending.add(append(b"first"))
-    assert pending.ask()
+    assert pending.needs_commit()
     assert len(commit(pending, writer).appends) == 1
     assert len(commit(pending, writer).appends) == 1
     assert writer.payloads == [b"first", b"meanwhile"]
 
 
-def test_one_takes_no_more_than_a_sync_should_have_to_do(pending: Pending) -> None:
+def test_size_of_a_commit_is_limited(pending: Pending) -> None:
     for _ in range(5):
         pending.add(append(b"x", COMMIT // 2))
-    writer = Wrote()
-    taken = []
-    while pending.ask():
-        taken.append(len(commit(pending, writer).appends))
-    assert taken == [2, 2, 1]
+    writer = FakeWriter()
+    counts = []
+    while pending.needs_commit():
+        counts.append(len(commit(pending, writer).appends))
+    assert counts == [2, 2, 1]
 
 
 @pytest.mark.parametrize(
-    ("last", "added", "enough"),
+    ("last", "added", "full"),
     [(100, [60], False), (100, [60, 40], True), (AHEAD, [AHEAD], True), (AHEAD + 1, [2 * AHEAD], False)],
 )
-def test_the_thread_is_asked_ahead_for_as_much_as_the_last_had_and_not_where_that_was_large(
-    pending: Pending, last: int, added: list[int], enough: bool
+def test_pending_is_full_when_as_large_as_the_last_small_commit(
+    pending: Pending, last: int, added: list[int], full: bool
 ) -> None:
     pending.add(append(b"x", last))
-    assert pending.ask()
-    pending.told(commit(pending, Wrote()))
+    assert pending.needs_commit()
+    pending.processed(commit(pending, FakeWriter()))
     for size in added:
         pending.add(append(b"x", size))
-    assert pending.enough is enough
-    assert pending.ask(), "whoever hears of a commit asks for what there is"
-    assert not pending.enough, "it was asked for"
+    assert pending.full is full
+    assert pending.needs_commit(), "full or not, a commit may be scheduled"
+    assert not pending.full, "the appends count for the scheduled commit"
 
 
-def test_nothing_is_written_behind_what_failed_until_it_is_said(pending: Pending) -> None:
-    writer = Wrote(error=NoRoom("none"))
+def test_nothing_is_written_after_a_failed_commit_until_failed_is_reset(pending: Pending) -> None:
+    writer = FakeWriter(error=NoRoom("none"))
     pending.add(append(b"a"))
     failed = commit(pending, writer).result
     assert not isinstance(failed, Committed)
@@ -110,17 +110,17 @@ def test_nothing_is_written_behind_what_failed_until_it_is_said(pending: Pending
     assert failed.check(NoRoom)
     writer.error = None
     pending.add(append(b"b"))
-    told = commit(pending, writer)
-    assert (len(told.appends), told.result) == (1, None)
+    skipped = commit(pending, writer)
+    assert (len(skipped.appends), skipped.result) == (1, None)
     assert not writer.payloads
-    pending.stopped = False
+    pending.failed = False
     pending.add(append(b"c"))
     assert isinstance(commit(pending, writer).result, Committed)
     assert writer.payloads == [b"c"]
 
 
-def test_two_threads_lose_nothing_and_keep_the_order(pending: Pending) -> None:
-    writer = Wrote()
+def test_two_threads_lose_no_append_and_keep_the_order(pending: Pending) -> None:
+    writer = FakeWriter()
     jobs: SimpleQueue[bool] = SimpleQueue()
 
     def work() -> None:
@@ -132,7 +132,7 @@ def test_two_threads_lose_nothing_and_keep_the_order(pending: Pending) -> None:
     sent = [b"%d" % i for i in range(20_000)]
     for payload in sent:
         pending.add(append(payload))
-        if pending.ask():
+        if pending.needs_commit():
             jobs.put(True)
     jobs.put(False)
     thread.join()

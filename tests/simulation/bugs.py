@@ -215,7 +215,7 @@ BUGS = {
     "a reservation of numbers is not synced": Bug("lumberjack", (Writer, "_reserve", _reserves_without_a_sync)),
     "a gap is not written": Bug("lumberjack", (Writer, "open", _goes_on_without_a_gap)),
     "interval: nothing is synced later": Bug("figg", (FileJournal, "_sync", lambda journal: None)),
-    "clock: a large step is believed": Bug("figg", (RecordClock, "_judge", _believes_the_clock)),
+    "clock: a large step is believed": Bug("figg", (RecordClock, "_follow", _believes_the_clock)),
     "retention: where the log begins is not synced": Bug(
         "lumberjack", (Writer, "keep_from", _notes_the_beginning_only)
     ),

@@ -79,7 +79,7 @@ class Written:
             self.append(Run.of(stream, payloads, source="test", producer=f"p{i % 2}", producer_seq=i * 10))
 
     def close(self) -> None:
-        if self.journal._looking is not None:
+        if self.journal._checking is not None:
             self.journal.close()
 
     @property

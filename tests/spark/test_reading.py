@@ -245,7 +245,7 @@ def test_a_batch_of_another_journal_does_not_fit(written: Opener) -> None:
 def declared(journal: Any) -> Any:
     """A journal that was not closed in order while numbers were set aside: it goes on behind a gap."""
     journal.append(Run.of("s", [b"1", b"2"], source="test"), Run.of("t", [b"1"], source="test"))
-    journal.journal._looking.stop()
+    journal.journal._checking.stop()
     journal.journal._unlock()
     return journal
 
@@ -254,7 +254,7 @@ def test_numbers_that_the_journal_declares_as_lost(written: Opener) -> None:
     from fyrehose.journal.settings import durability
 
     first = declared(written(durability=durability("interval:50")))
-    first.journal._looking = None
+    first.journal._checking = None
     journal = written(durability=durability("batch"))
     assert journal.next["s"] == 1 + (1 << 20) + 2
     journal.append(Run.of("s", [b"behind"], source="test"))

@@ -111,7 +111,7 @@ def _one_sync(bench: Bench, call: str, nth: int) -> int:
         pass  # while it opened its journal
     status = server.process.wait(servers.PATIENCE)
     # An index is only a cache: that one of them is not on the disk is worth a line and no more.
-    fatal = "INJECTED" in trace.read_text() and "was not written and will be made again" not in server.log
+    fatal = "INJECTED" in trace.read_text() and "which will be rebuilt later" not in server.log
     bench.expect(fatal == (status == 4), f"{call} {nth}: status {status}, fatal: {fatal}\n{server.log}")
     again = bench.serve()
     again.kill()

@@ -130,8 +130,8 @@ MUTANTS = (
     Mutant(
         "what waited behind a failed commit is written",
         "fyrehose/journal/pending.py",
-        "        if self.stopped or not taken:\n",
-        "        if not taken:\n",
+        "        if self.failed or not appends:\n",
+        "        if not appends:\n",
         _TESTS_JOURNAL,
     ),
     Mutant(
