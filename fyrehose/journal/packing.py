@@ -1,4 +1,4 @@
-"""Putting batches together: the writing half of the journal's format (see :mod:`fyrehose.journal.format`).
+"""Encode batches: the writing half of the journal's format (see :mod:`fyrehose.journal.format`).
 
 in: runs or entries      out: a header, and the bytes of a batch
 """
@@ -13,7 +13,7 @@ from crc32c import crc32c
 from fyrehose.journal.format import BATCH_HEADER, PADDING, RUN_HEADER, BatchHeader, Entry, Has, Kind
 from fyrehose.records import Buffer, Run
 
-#: A payload that is at least so long is written from where it lies, in bytes; smaller ones are cheaper to copy.
+#: Payloads of at least this many bytes are written without a copy; smaller ones are cheaper to copy.
 LARGE = 16 << 10
 
 
@@ -28,9 +28,16 @@ def pieces(
     chain: int,
     fill: int = 0,
 ) -> tuple[BatchHeader, list[Buffer]]:
-    """A batch: its header, and all its bytes in pieces; payloads that are large are not copied.
+    """Encode a batch; large payloads are not copied.
 
-    :param fill: how long it is to be with its header, where it takes the place of a damaged range
+    :param parts: its runs, if *kind* is RECORDS, else its entries
+    :param position: of its header
+    :param durable: everything below this position is on disk
+    :param time: of its records, in microseconds since 1970 UTC
+    :param clock: the wall clock, in microseconds since 1970 UTC
+    :param chain: checksum of the previous batch
+    :param fill: size of the batch with its header, if it replaces a damaged range; 0: as large as its parts
+    :return: the header, and all bytes of the batch, the header included, in pieces
     """
     body: list[Buffer] = []
     records = 0
@@ -55,13 +62,13 @@ def pieces(
 
 
 def batch(kind: Kind, parts: Sequence[Run] | Sequence[Entry], **numbers: int) -> tuple[BatchHeader, bytes]:
-    """The same in one piece."""
+    """Encode a batch in one piece; see :func:`pieces`."""
     header, data = pieces(kind, parts, **numbers)
     return header, b"".join(data)
 
 
 def grouped(many: Iterable[Run]) -> list[Run]:
-    """Runs in the order of a batch: those of a stream next to each other, in their order."""
+    """Return the runs in the order of a batch: grouped by stream, otherwise in their order."""
     streams: dict[str, list[Run]] = {}
     for run in many:
         streams.setdefault(run.stream, []).append(run)
@@ -69,7 +76,7 @@ def grouped(many: Iterable[Run]) -> list[Run]:
 
 
 def _joined(pieces: Sequence[Buffer]) -> list[Buffer]:
-    """The same bytes in fewer pieces, of which only those next to large ones are small."""
+    """Coalesce adjacent small buffers; pass large ones through unchanged."""
     found: list[Buffer] = []
     begin = 0
     for i, piece in enumerate(pieces):
@@ -84,9 +91,9 @@ def _joined(pieces: Sequence[Buffer]) -> list[Buffer]:
 def _names(
     stream: str, source: str, producer: str | None, topic: str | None, content_type: str | None
 ) -> tuple[int, tuple[int, ...], bytes]:
-    """What a run begins with behind its header: which of the names there are, their lengths, and their bytes.
+    """Encode the strings behind the header of a run; cached, because most runs have the strings of an earlier one.
 
-    Nearly every run has the names of one before it.
+    :return: the bits of the optional strings that are present, the lengths, and the padded bytes
     """
     optional = {Has.PRODUCER: producer, Has.TOPIC: topic, Has.CONTENT_TYPE: content_type}
     has = sum(bit for bit, name in optional.items() if name is not None)

@@ -1,9 +1,9 @@
-"""Quarantine: set damaged ranges of a journal aside, so that what is left of it can be served.
+"""Quarantine: set damaged ranges of a journal aside, so that the rest of it can be served.
 
-Only on request (``--quarantine``), because acknowledged records are lost by it.  Each damaged range is copied to a
-file of its own and becomes a batch of kind GAP of the same length, which names the numbers that are missing where that
-can be told: from the numbers before and after it.  At the end of the log it cannot; there every stream skips as many
-numbers as the range can have held, so that none is given out twice.
+This is done on request only (``--quarantine``), because acknowledged records are lost.  Each damaged range is copied to
+a file of its own, and replaced by a batch of kind GAP of the same length.  The batch lists the missing numbers, which
+follow from the numbers before and after the range.  At the end of the log there are none after it; there, every stream
+skips as many numbers as the range can have contained, so that no number is used twice.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan, snapshots, writer
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import durable_beyond, newer_refused, next_batch, next_whole
-from fyrehose.journal.streams import Streams, begun
+from fyrehose.journal.streams import Streams, streams_at_start
 from fyrehose.records import Buffer
 
-#: A record takes this much at least, in bytes: its length.
+#: Minimum size of a record, in bytes: its length field.
 _SMALLEST_RECORD = 4
-#: No batch that fills a range is longer than this, so that reading it takes no more memory than reading any other.
+#: Maximum size of a batch that replaces damage, so that reading it takes no more memory than reading any other.
 _LONGEST = fmt.BATCH
 
 
 @attrs.define
 class _Range:
-    """Positions ``start`` to ``stop``, damaged, of the segment at ``base``."""
+    """A damaged range, from the position *start* to *stop*, of the segment at *base*."""
 
     path: Path
     base: int
     start: int
     stop: int
     reason: str
-    chain: int  #: what it continues from
-    #: what the segment begins with, if that is what is damaged: the last number of each stream so far
+    chain: int  #: checksum of the batch before the range
+    #: The last number of each stream before the segment, if the segment's first batch is damaged; else None.
     before: dict[str, int] | None
-    floor: int  #: the last number that every other stream had there
+    floor: int  #: the last number of every other stream at this position
+    #: Numbers that were in the range.
     lost: list[fmt.Entry] = attrs.field(factory=list)
 
 
 @attrs.define
 class _Survey:
-    """Everything that can be read of a journal, and what it says of what cannot.
+    """The result of reading the whole log: the damaged ranges, and the numbers of the streams.
 
     :ivar identity: of the journal
     """
@@ -56,22 +57,24 @@ class _Survey:
     ranges: list[_Range] = attrs.field(factory=list)
     chain: int = 0
     ends: dict[str, int] = attrs.field(factory=dict)
-    #: the first number of each stream that was seen: what was before it, where a journal's very beginning is damaged
+    #: The first number of each stream that was read; used if the very beginning of the journal is damaged.
     first: dict[str, int] = attrs.field(factory=dict)
-    #: what was done about snapshots that cannot be used, in lines for people
+    #: Messages about snapshots that were replaced.
     notes: list[str] = attrs.field(factory=list)
-    #: since the last damage whose numbers are not all accounted for
+    #: Streams whose numbers were read again since the last damage.
     confirmed: set[str] = attrs.field(factory=set)
+    #: Bytes of damage since a segment last listed all streams: they may have contained numbers of any stream.
     unaccounted: int = 0
-    #: numbers that may have been given out without being written, as the log says; and whether that may be damaged
+    #: Numbers up to this one may have been given out without being written, according to batches of kind RESERVED.
     reserved: dict[str, int] = attrs.field(factory=dict)
+    #: Whether such a batch may be among the damage.
     reserving: bool = False
     floor: int = 0  #: the last number of every stream that has none of its own
     end: int = 0  #: of the log
     time: int = 0  #: of the last batch
 
-    def damaged(self, damage: _Range, records: bool) -> None:
-        """Note a damaged range.
+    def add_damage(self, damage: _Range, records: bool) -> None:
+        """Add a damaged range.
 
         :param records: whether it was certainly a batch of records
         """
@@ -79,12 +82,13 @@ class _Survey:
         self.ranges.append(damage)
         self.unaccounted += damage.stop - damage.start
         if damage.before == {}:
-            # The oldest segment began with the numbers of streams of which retention has perhaps left nothing else.
+            # The oldest segment began with the numbers of all streams, and retention may have deleted their records.
             self.unaccounted += damage.base
         self.confirmed.clear()
         self.end = damage.stop
 
-    def saw(self, segment: scan.SegmentReader, header: fmt.BatchHeader, body: Buffer) -> None:
+    def add(self, segment: scan.SegmentReader, header: fmt.BatchHeader, body: Buffer) -> None:
+        """Add the next undamaged batch."""
         self.chain, self.end, self.time = header.checksum, header.end, max(self.time, header.time)
         if header.kind is fmt.Kind.RECORDS:
             for run in fmt.runs(body, header.time):
@@ -95,22 +99,22 @@ class _Survey:
         floors = [entry.last for entry in entries if not entry.stream and entry.state is fmt.State.LIVE]
         self.floor = max([self.floor, *floors])
         if fmt.begins(header, segment.base):
-            self._began(begun(entries, lambda position: self._load(segment, position, entries)))
+            self._add_start(streams_at_start(entries, lambda position: self._load(segment, position, entries)))
         elif header.kind is fmt.Kind.CLOSED:
             self.reserved, self.reserving = {}, False
         else:
             for entry in entries:
                 if entry.stream:
-                    self._saw_entry(header.kind, entry)
+                    self._add_entry(header.kind, entry)
 
-    def _began(self, streams: Streams) -> None:
+    def _add_start(self, streams: Streams) -> None:
         for stream, last in (streams.ends | streams.retired).items():
             self._reaches(stream, last)
         for stream, reserved in streams.reserved.items():
             self.reserved[stream] = max(self.reserved.get(stream, 0), reserved)
         self.unaccounted, self.reserving = 0, False
 
-    def _saw_entry(self, kind: fmt.Kind, entry: fmt.Entry) -> None:
+    def _add_entry(self, kind: fmt.Kind, entry: fmt.Entry) -> None:
         stream = entry.stream
         if kind is fmt.Kind.GAP:
             self._reaches(stream, entry.first - 1)
@@ -121,9 +125,9 @@ class _Survey:
             self._reaches(stream, entry.last)
 
     def _load(self, segment: scan.SegmentReader, position: int, entries: list[fmt.Entry]) -> Streams:
-        """Return the streams of a snapshot; where it cannot be used, put one in its place that has what is known.
+        """Return the streams of a snapshot; if it is damaged, replace it by one with the numbers that are known.
 
-        A stream of which nothing is known begins above the highest number that any stream had.
+        Any other stream then begins above the highest number that any stream had.
         """
         directory, files = segment.path.parent, segment.files
         try:
@@ -136,13 +140,13 @@ class _Survey:
                 files.rename(path, _free_name(path.with_name(f"quarantine-{position:016x}.streams.bytes")))
             files.store(path, snapshots.pieces(streams, position, self.identity))
             self.notes.append(
-                f"{corrupt}: it was set aside, and another made of what segments tell of {len(self.ends)} streams; the "
-                f"numbers of any other stream go on above {highest}, and retired streams may be listed again"
+                f"{corrupt}: it was set aside, and replaced by a snapshot of the {len(self.ends)} streams in segments; "
+                f"the numbers of any other stream continue above {highest}, and retired streams may be listed again"
             )
             return streams
 
     def _reaches(self, stream: str, seq: int) -> None:
-        """``stream`` had come to ``seq`` here: what was not seen of that is lost."""
+        """Note that the last number of *stream* was *seq* here; numbers that were not read before are lost."""
         end = self.ends.get(stream, 0)
         self.first.setdefault(stream, seq + 1)
         if seq > end and self.ranges:
@@ -152,11 +156,11 @@ class _Survey:
 
     @property
     def skip(self) -> int:
-        """How many numbers any stream may have given out that nothing tells of."""
+        """Return how many numbers each stream must skip, because they may have been in the damaged ranges."""
         return max(self.unaccounted // _SMALLEST_RECORD, writer.RESERVE if self.reserving else 0)
 
     def gaps(self) -> list[fmt.Entry]:
-        """Return the numbers that must not be given out again, of every stream and of those that nothing tells of."""
+        """Return the numbers that must not be used again, of every known stream and (without a name) of all others."""
         gaps = [
             fmt.Entry(stream, end + 1, max(end + self.skip, self.reserved.get(stream, 0)))
             for stream, end in self.ends.items()
@@ -166,10 +170,11 @@ class _Survey:
 
 
 def set_aside(directory: Path, files: Files) -> list[str]:
-    """Make every damaged range of the journal in ``directory`` a gap; nothing where nothing is damaged.
+    """Replace every damaged range of the journal in *directory* by a gap.
 
-    :return: lines for people
-    :raises JournalCorrupt: a newer version wrote it; nothing is changed, for to us all of that would be damage
+    :return: messages for the log, empty if nothing is damaged
+    :raises JournalCorrupt: a newer version has written it; nothing is changed, because this version cannot tell such
+        batches from damage
     """
     for segment in scan.segments(directory):
         _refuse_newer(segment, files)
@@ -193,15 +198,15 @@ def set_aside(directory: Path, files: Files) -> list[str]:
     notes = front + survey.notes
     if survey.skip:
         _skip(found[-1], survey, files)
-        notes.append(f"the end of the log is among them: streams go on {survey.skip} numbers later")
+        notes.append(f"the end of the log is damaged: all streams skip {survey.skip} numbers")
     notes += [_replace(damage, survey, files) for damage in survey.ranges]
     return notes
 
 
 def _skip(last: scan.Segment, survey: _Survey, files: Files) -> None:
-    """Note behind the end of the log which numbers must not be given out again.
+    """Append a gap with the numbers that must not be used again.
 
-    This comes before the damage is replaced: a start that ends in between would leave nothing that tells of them.
+    This comes before the damage is replaced: if the process ended in between, the log would not tell these numbers.
     """
     _, data = packing.batch(
         fmt.Kind.GAP,
@@ -221,7 +226,7 @@ def _skip(last: scan.Segment, survey: _Survey, files: Files) -> None:
 
 
 def _refuse_newer(segment: scan.Segment, files: Files) -> None:
-    """Look at every header before anything is changed.
+    """Check the versions of all headers, before anything is changed.
 
     :raises JournalCorrupt: a newer version has written one of them
     """
@@ -237,7 +242,7 @@ def _refuse_newer(segment: scan.Segment, files: Files) -> None:
 
 
 def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
-    """Go on without the oldest segments, where they are missing; a line that says so."""
+    """If the oldest segments are missing, write into MARK that the log begins later; return a message about it."""
     found = scan.segments(directory)
     if not found or mark.copied or mark.begin is None or found[0].base <= mark.begin:
         return []
@@ -252,7 +257,7 @@ def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
 
 
 def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:
-    """Where a segment is missing or cut off, the one before is made to reach the next: with zeros, which are damage."""
+    """Extend segments with zeros up to the next one, if a segment is missing or truncated; the zeros are damage."""
     reach = [(segment, after.base) for segment, after in pairwise(found)]
     reach += [(segment, mark) for segment in found[-1:]]
     for segment, stop in reach:
@@ -282,18 +287,18 @@ def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> N
 
 
 def _continued(reader: scan.SegmentReader, survey: _Survey) -> int:
-    """Return what a segment continues from of which the header is damaged."""
+    """Return the chain of a segment whose header is damaged."""
     position = reader.base + fmt.SEGMENT_HEADER.size
     try:
         return fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position).chain
     except fmt.Damage:
-        return survey.chain  # then its first batch is replaced, and continues from the segment before, too
+        return survey.chain  # the first batch is damaged, too, and its replacement continues the previous segment
 
 
 def _created(reader: scan.SegmentReader) -> int:
-    """Return about when a segment was created of which the header is damaged, in microseconds since 1970 UTC.
+    """Estimate when a segment was created whose header is damaged, in microseconds since 1970 UTC.
 
-    Retention tells by it how old the segment before is.
+    Retention derives the age of the previous segment from it.
     """
     stat = reader.path.stat()
     position, stop = reader.base + fmt.SEGMENT_HEADER.size, reader.base + stat.st_size
@@ -315,9 +320,9 @@ def _survey_sealed(reader: scan.SegmentReader, stop: int, survey: _Survey) -> No
         try:
             header, body = reader.batch(position)
         except fmt.Damage as damage:
-            position = _note(reader, position, next_whole(reader, position, stop), str(damage), survey)
+            position = _add_damage(reader, position, next_whole(reader, position, stop), str(damage), survey)
         else:
-            survey.saw(reader, header, body)
+            survey.add(reader, header, body)
             position = header.end
 
 
@@ -330,30 +335,32 @@ def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Surv
         except fmt.Damage as damage:
             durable = max(durable, durable_beyond(reader, position, stop))
             if position >= durable and position > reader.base + fmt.SEGMENT_HEADER.size:
-                return  # a torn tail, which recovery cuts off
+                return  # a torn tail, which recovery truncates
             after = next_whole(reader, position, stop)
             if after == stop:
                 after = max(durable, position + fmt.BATCH_HEADER.size)
-            position = _note(reader, position, after, str(damage), survey)
+            position = _add_damage(reader, position, after, str(damage), survey)
         else:
-            survey.saw(reader, header, body)
+            survey.add(reader, header, body)
             durable = max(durable, header.durable)
             position = header.end
 
 
-def _note(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey: _Survey) -> int:
+def _add_damage(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey: _Survey) -> int:
     try:
         header = fmt.BatchHeader.unpack(reader.read(start, fmt.BATCH_HEADER.size), start)
         records = header.kind is fmt.Kind.RECORDS and header.end == stop
     except fmt.Damage:
         records = False
     before = dict(survey.ends) if start == reader.base + fmt.SEGMENT_HEADER.size else None
-    survey.damaged(_Range(reader.path, reader.base, start, stop, reason, survey.chain, before, survey.floor), records)
+    survey.add_damage(
+        _Range(reader.path, reader.base, start, stop, reason, survey.chain, before, survey.floor), records
+    )
     return stop
 
 
 def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
-    """Copy the range aside and put batches of its length in its place; a line that says so."""
+    """Copy a damaged range to another file, and replace it by batches of the same length; return a message."""
     aside = _free_name(damage.path.with_name(f"quarantine-{damage.start:016x}.bytes"))
     # First, and durable with the name of the copy: a start that ends here must not leave the index of what is lost.
     files.unlink(scan.index_path_of(damage.path.parent, damage.base))
@@ -369,12 +376,12 @@ def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
     more = f" and {len(damage.lost) - 10} more" if len(damage.lost) > 10 else ""
     return (
         f"{damage.stop - damage.start} damaged bytes of {damage.path.name} ({damage.reason}) were set aside in "
-        f"{aside.name}; lost for certain: {lost or 'nothing that others tell of'}{more}"
+        f"{aside.name}; lost records: {lost or 'none according to other batches'}{more}"
     )
 
 
 def _free_name(path: Path) -> Path:
-    """``path``, or one like it: what was set aside before, by a start that did not come to its end, is worth more."""
+    """Return *path*, or a similar path that is free: files from an interrupted quarantine must not be overwritten."""
     tried, number = path, 1
     while tried.exists():
         number += 1
@@ -383,7 +390,10 @@ def _free_name(path: Path) -> Path:
 
 
 def _beginning(damage: _Range, streams: Streams, identity: bytes, files: Files) -> tuple[fmt.Kind, list[fmt.Entry]]:
-    """Return the first batch of a segment that has lost it; where there is no room for all streams, with a snapshot."""
+    """Return the kind and the entries of a segment's first batch, to replace a damaged one.
+
+    If the range is too small for all streams, they are written to a snapshot file.
+    """
     kind, entries = streams.beginning()
     if fmt.BATCH_HEADER.size + sum(len(entry.pack()) for entry in entries) <= damage.stop - damage.start:
         return kind, entries
@@ -393,7 +403,7 @@ def _beginning(damage: _Range, streams: Streams, identity: bytes, files: Files) 
 
 
 def _fillers(damage: _Range, survey: _Survey, files: Files) -> Iterator[tuple[int, Buffer]]:
-    """The batches that take the place of a range, with their positions."""
+    """Yield the batches that replace a damaged range, with their positions."""
     position, chain = damage.start, damage.chain
     parts: list[tuple[fmt.Kind, list[fmt.Entry]]] = []
     if damage.before is not None:
@@ -408,7 +418,7 @@ def _fillers(damage: _Range, survey: _Survey, files: Files) -> Iterator[tuple[in
         if not parts:
             size = max(size, min(left, _LONGEST))
         if size > left:
-            # Numbers of an earlier range, for which this place is too small: the gap shows all the same.
+            # The range is too small for the list of numbers; the mended batch marks the gap all the same.
             entries, size = [], left
         if 0 < left - size < fmt.BATCH_HEADER.size:
             size = left

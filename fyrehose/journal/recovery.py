@@ -1,21 +1,21 @@
-"""Recovery: what is in a journal's directory when it is opened, and where to go on.
+"""Recover a journal when it is opened: find the end of the log, and truncate a torn tail.
 
-Only the last segment is read whole, because only it can have been written to when the last process ended.  Where it
-stops making sense there are two cases, told apart by what is known to have been durable (the file MARK, and what
-batches say of those before them):
+Only the last segment is read as a whole, because only it can have been written to when the last process ended.  If a
+batch in it is damaged, there are two cases, which differ in what is known to have been durable (from the file MARK, and
+from the headers of batches):
 
-    torn tail     the damage lies beyond that: it was being written, and nobody was told that it was safe.
-                  It is copied aside and cut off.
-    corruption    the damage lies below: acknowledged records are at stake.  The journal does not open, unless it is
-                  told to set the range aside (journal/quarantine.py).
+    torn tail     the damage lies beyond that: the batch was being written, and was never acknowledged.
+                  It is copied to another file and truncated.
+    corruption    the damage lies below: acknowledged records may be lost.  The journal does not open, unless
+                  --quarantine is given (journal/quarantine.py).
 
-A directory may also be a copy that was made file by file while a server wrote: MARK then says what was durable at
-another moment than the segments beside it.  The file itself tells, because it holds its own inode number.  For a copy
-the batches alone say what was durable, every segment is checked, and what was being written while its last segment was
-copied is cut off like a torn tail.
+The directory may also be a copy that was made file by file while a server wrote, so that MARK and the segments are from
+different moments.  MARK contains its own inode number, which tells a copy.  For a copy, only the headers of batches say
+what was durable, every segment is checked, and a batch that was being written while the last segment was copied is
+truncated like a torn tail.
 
-What lies between the durable mark and the end was recovered from the page cache, which a failed sync leaves marked as
-clean: it is written again before anything of it is released.
+The part between the durable mark and the end of the log was perhaps read from the page cache, which a failed sync
+leaves marked as clean: it is written again and synced before any record in it is delivered.
 """
 
 from __future__ import annotations
@@ -45,21 +45,26 @@ from fyrehose.journal.scan import (
     snapshots,
 )
 from fyrehose.journal.snapshots import load, needed_by
-from fyrehose.journal.streams import Streams, begun
+from fyrehose.journal.streams import Streams, streams_at_start
 from fyrehose.records import Buffer
 
 
 @attrs.define(kw_only=True)
 class Recovered:
-    """What was found.
+    """The result of recovery.
 
-    :ivar sealed: (base, end) of every segment but the last
-    :ivar index: of the last segment; None when there is no segment
-    :ivar position: where the next batch goes
-    :ivar streams: what the log says of its streams
-    :ivar closed: whether the last process closed the journal in order
     :ivar begin: the position of the oldest segment
-    :ivar identity: of the journal; zeros if none was given to it yet
+    :ivar identity: of the journal; zeros if it has none yet
+    :ivar sealed: (base, end) of every segment except the last
+    :ivar index: of the last segment; None if there is no segment
+    :ivar position: where the next batch goes
+    :ivar chain: checksum of the last batch
+    :ivar durable: everything below this position was durable before recovery
+    :ivar time: of the last batch, in microseconds since 1970 UTC
+    :ivar streams: all streams at the end of the log
+    :ivar closed: whether the last process closed the journal in order
+    :ivar gaps: numbers that may have been given out and were not written; the writer notes them as gaps
+    :ivar notes: messages for the log
     """
 
     directory: Path
@@ -76,8 +81,8 @@ class Recovered:
     gaps: list[fmt.Entry] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
 
-    def saw(self, header: fmt.BatchHeader, body: Buffer) -> None:
-        """The next batch of the last segment."""
+    def add(self, header: fmt.BatchHeader, body: Buffer) -> None:
+        """Add the next batch of the last segment."""
         assert self.index is not None
         if header.kind is fmt.Kind.RECORDS:
             for stream, first, last in fmt.extents(body):
@@ -85,20 +90,20 @@ class Recovered:
                 self.streams.wrote(stream, first, last)
         else:
             self.index.add(header, body)
-            self._saw_entries(header, fmt.entries(body, header.parts))
+            self._add_entries(header, fmt.entries(body, header.parts))
         self.closed = header.kind is fmt.Kind.CLOSED
         self.position, self.chain, self.time = header.end, header.checksum, max(self.time, header.time)
         self.durable = max(self.durable, header.durable)
 
-    def _saw_entries(self, header: fmt.BatchHeader, entries: list[fmt.Entry]) -> None:
+    def _add_entries(self, header: fmt.BatchHeader, entries: list[fmt.Entry]) -> None:
         assert self.index is not None
         if fmt.begins(header, self.index.base):
-            self.streams = begun(entries, lambda position: load(self.directory, position).streams())
+            self.streams = streams_at_start(entries, lambda position: load(self.directory, position).streams())
         else:
             self.streams.replay(header.kind, entries)
 
     def lines(self) -> list[str]:
-        """What people are told at the start."""
+        """Return lines about the journal for the log of the server."""
         records = sum(self.streams.ends.values())
         how = "closed in order" if self.closed else "not closed in order"
         first = f"{len(self.streams.ends)} streams, {records} numbers given out, log ends at {self.position} ({how})"
@@ -106,29 +111,29 @@ class Recovered:
 
 
 def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
-    """Find out where the journal in ``directory`` ends, and make it whole there.
+    """Find the end of the log in *directory*, and truncate a torn tail.
 
-    :param verify: how many bytes of the sealed segments are checked too, the newest first
+    :param verify: how many bytes of the sealed segments to check as well, the newest first
     :raises JournalCorrupt: something that was durable is damaged or missing; nothing was changed
-    :raises JournalFailed: the disk could not sync the directory
+    :raises JournalFailed: the directory could not be synced
     """
     for leftover in directory.glob("*.new"):
         files.unlink(leftover)
-    # A process that was killed may have named a segment without syncing the name, and what is appended to it from now
-    # on would go with the name.
+    # A process that was killed may have renamed a new segment without syncing the directory: the records that are
+    # appended to it from now on would be lost with its name.
     try:
         files.sync_directory(directory)
     except OSError as error:
         raise JournalFailed(
-            f"the journal {directory} cannot be opened, its disk failed: {error.strerror}, on syncing its directory"
+            f"the journal {directory} cannot be opened, its disk failed: cannot sync the directory: {error.strerror}"
         ) from error
     found = segments(directory)
     mark = look_at_mark(directory, files)
     if not found:
         if mark.durable:
             raise JournalCorrupt(
-                f"the journal {directory} has no segments, though {mark.durable} bytes were durable; put its files "
-                "back, or remove MARK if everything in it may be forgotten"
+                f"the journal {directory} has no segments, but {mark.durable} bytes were durable; put its files back "
+                "from a copy, or delete MARK to begin an empty journal"
             )
         return Recovered(directory=directory)
     with newer_refused(directory):
@@ -156,7 +161,7 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
 
 
 def _unlink_stray_indexes(directory: Path, found: list[Segment], files: Files) -> None:
-    """Delete indexes whose segment is gone: a kill between the two deletions of retention leaves one."""
+    """Delete indexes without a segment: retention that was killed between its two deletions leaves one."""
     kept = {segment.path.with_suffix(INDEX_SUFFIX) for segment in found}
     for path in directory.glob("*" + INDEX_SUFFIX):
         if path not in kept:
@@ -166,17 +171,17 @@ def _unlink_stray_indexes(directory: Path, found: list[Segment], files: Files) -
 def _unlink_stray_snapshots(directory: Path, found: list[Segment], newest: int, files: Files) -> None:
     """Delete snapshots that no segment refers to.
 
-    Those before the one that the oldest segment refers to are not needed any more, and those of the last segment were
-    being made when the last process ended.
+    Snapshots before the one of the oldest segment are not needed any more, and snapshots at positions within the last
+    segment were being written when the last process ended.
 
-    :param newest: the one that the last segment refers to, which may be where it begins
+    :param newest: the position of the snapshot that the last segment refers to, which may be the segment's base
     """
     oldest, last = found[0], found[-1]
     reader = SegmentReader(oldest.path, oldest.base, files)
     try:
         needed = needed_by(reader)
     except fmt.Damage:
-        return  # readers meet it; until then nothing tells which snapshots are needed
+        return  # reading the segment reports the damage; until it is repaired, all snapshots may be needed
     finally:
         reader.close()
     for position in snapshots(directory):
@@ -185,7 +190,10 @@ def _unlink_stray_snapshots(directory: Path, found: list[Segment], newest: int, 
 
 
 def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorrupt:
-    """The error that says where the damage is and what can be done."""
+    """Build the error for damage at *position*, with its place and what to do.
+
+    :param base: of the segment
+    """
     if isinstance(reason, fmt.Newer):
         return JournalCorrupt(f"{path} cannot be read: {reason}; serve it with that version, nothing of it is damaged")
     return JournalCorrupt(
@@ -196,9 +204,11 @@ def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorr
 
 @contextmanager
 def newer_refused(path: Path) -> Iterator[None]:
-    """Turn a batch that a newer version has written, anywhere in the segment *path*, into an error that says so.
+    """Raise JournalCorrupt for :class:`format.Newer`, that is, for a batch that a newer version has written.
 
-    To this version such a batch would be damage, or a torn tail: it would cut off what was acknowledged.
+    Otherwise such a batch would count as damage or as a torn tail, and acknowledged records would be truncated.
+
+    :param path: of the segment or the directory, for the message
     """
     try:
         yield
@@ -207,7 +217,11 @@ def newer_refused(path: Path) -> Iterator[None]:
 
 
 def durable_beyond(reader: SegmentReader, position: int, stop: int) -> int:
-    """What the batches behind damage at ``position`` say was durable when they were written; 0 if there are none."""
+    """Return up to which position the log was durable, according to the batches behind the damage at *position*.
+
+    :param stop: the end of the segment
+    :return: 0 if there are no batches behind the damage
+    """
     durable = 0
     position = behind(reader, position, stop)
     while (position := next_batch(reader, position, stop)) < stop:
@@ -220,9 +234,9 @@ def durable_beyond(reader: SegmentReader, position: int, stop: int) -> int:
 
 
 def behind(reader: SegmentReader, position: int, stop: int) -> int:
-    """Where to look for the next batch when the one at ``position``, where the one before ended, is damaged.
+    """Return the position from which to search for a batch behind the damaged one at *position*.
 
-    If its header is whole it says where: what looks like batches before that are its payloads.
+    If its header is intact, the search starts at the end of the batch: its payloads may look like batches.
     """
     if _is_header(reader, position):
         return min(_header(reader, position).end, stop)
@@ -230,9 +244,9 @@ def behind(reader: SegmentReader, position: int, stop: int) -> int:
 
 
 def next_batch(reader: SegmentReader, position: int, stop: int) -> int:
-    """The first position from ``position`` on where a batch's header is whole; ``stop`` if there is none."""
+    """Return the first position from *position* on with the intact header of a batch; *stop* if there is none."""
     if position < stop and _is_header(reader, position):
-        return position  # mostly they follow on each other
+        return position  # the common case: batches follow each other without a hole
     while position < stop:
         piece = bytes(reader.read(position, min(PIECE, stop - position)))
         at = piece.find(fmt.BATCH_MAGIC)
@@ -240,7 +254,7 @@ def next_batch(reader: SegmentReader, position: int, stop: int) -> int:
             if (position + at) % 8 == 0 and _is_header(reader, position + at):
                 return position + at
             at = piece.find(fmt.BATCH_MAGIC, at + 1)
-        # A header may lie across two pieces; it begins at a multiple of 8, so its magic does not.
+        # A header may lie across two pieces, but its magic does not, because it begins at a multiple of 8 bytes.
         position += len(piece)
         if not piece:
             break
@@ -248,7 +262,7 @@ def next_batch(reader: SegmentReader, position: int, stop: int) -> int:
 
 
 def next_whole(reader: SegmentReader, position: int, stop: int) -> int:
-    """Where the next batch begins that is not damaged; ``stop`` if there is none."""
+    """Return the position of the next undamaged batch behind the damaged one at *position*; *stop* if there is none."""
     position = behind(reader, position, stop)
     while (position := next_batch(reader, position, stop)) < stop:
         try:
@@ -265,9 +279,9 @@ def _header(reader: SegmentReader, position: int) -> fmt.BatchHeader:
 
 
 def _is_header(reader: SegmentReader, position: int) -> bool:
-    """Return whether the header of a batch at *position* is whole.
+    """Return whether there is an intact header of a batch at *position*.
 
-    :raises Newer: it is, and a newer version has written it
+    :raises Newer: there is one, and a newer version has written it
     """
     try:
         _header(reader, position)
@@ -279,30 +293,36 @@ def _is_header(reader: SegmentReader, position: int) -> bool:
 
 
 def _check_front(directory: Path, begin: int, mark: Mark, recovered: Recovered) -> None:
-    """See that the oldest segments are there, but for those that retention has deleted."""
+    """Check that no segment is missing at the beginning of the log, except those that retention has deleted.
+
+    :raises JournalCorrupt: a segment is missing, and the directory is no copy
+    """
     if mark.begin is None or begin <= mark.begin:
         return
     missing = f"the oldest segments of {directory} are missing: its log began at position {mark.begin}, not at {begin}"
     if not mark.copied:
         raise JournalCorrupt(
             f"{missing}, and retention did not delete them; put the files back from a copy, or start with --quarantine "
-            "to go on without them"
+            "to continue without them"
         )
     recovered.notes.append(f"{missing}; retention deleted them while the files were copied, or they were not copied")
 
 
 def _check_sealed(segment: Segment, next_base: int, identity: bytes, copied: bool) -> int:
-    """Where a segment that is not the last ends."""
+    """Check the size and the header of a sealed segment; return the position at which it ends.
+
+    :raises JournalCorrupt: it is damaged, too short, or of another journal
+    """
     if segment.end < next_base:
         remedy = (
-            "copy it again from the original, or, if retention deleted what lies between while the files were copied, "
-            "delete this segment and all before it from the copy"
+            "copy it again from the original, or, if retention deleted segments while the files were copied, delete "
+            "this segment and all before it from the copy"
             if copied
             else "put the file back from a copy, or start with --quarantine to leave a gap"
         )
         raise JournalCorrupt(
             f"{segment.path} ends at position {segment.end}, but the next segment begins at {next_base}: a segment is "
-            f"missing or cut off; {remedy}"
+            f"missing or truncated; {remedy}"
         )
     reader = SegmentReader(segment.path, segment.base)
     try:
@@ -346,7 +366,7 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Fil
     try:
         recovered.chain = reader.header().chain
         for header, body in reader.batches(recovered.position, segment.end):
-            recovered.saw(header, body)
+            recovered.add(header, body)
     except fmt.Damage as damage:
         at = recovered.position
         with newer_refused(segment.path):
@@ -362,15 +382,15 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Fil
         raise damaged(segment.path, recovered.position, segment.base, "the end of the log is missing")
     if mark.copied:
         recovered.notes.append(
-            f"this directory is a copy: its segments say what was durable, up to position {recovered.position}; every "
-            "one of them was checked"
+            f"this directory is a copy, so all segments were checked; they were durable up to position "
+            f"{recovered.position}"
         )
     if recovered.durable < recovered.position or not recovered.closed:
         _write_again(segment, recovered, files)
 
 
 def _cut_off(segment: Segment, reader: SegmentReader, recovered: Recovered, files: Files) -> None:
-    """Keep what is behind the last whole batch aside, and cut it off; nothing to do where it is only allocated."""
+    """Copy the bytes behind the last intact batch to another file, and truncate them; zeros are left in place."""
     at = recovered.position
     stop = last_byte(reader, at, segment.end)
     if stop == at:
@@ -384,12 +404,12 @@ def _cut_off(segment: Segment, reader: SegmentReader, recovered: Recovered, file
     finally:
         files.close(fd)
     recovered.notes.append(
-        f"{stop - at} bytes of a batch that was being written (never acknowledged) were cut off; {aside.name} has them"
+        f"truncated {stop - at} bytes of a batch that was being written (never acknowledged); they are in {aside.name}"
     )
 
 
 def last_byte(reader: SegmentReader, start: int, stop: int) -> int:
-    """Return the position behind the last byte from ``start`` on that is not zero; ``start`` if all of them are."""
+    """Return the position behind the last byte between *start* and *stop* that is not zero; *start* if all are."""
     last = start
     while start < stop and (piece := bytes(reader.read(start, min(PIECE, stop - start)))):
         start += len(piece)

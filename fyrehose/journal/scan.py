@@ -1,6 +1,6 @@
-"""Reading segments: batches that were checked, one after the other.
+"""Read segment files: find them, read MARK, and iterate over checked batches.
 
-Knows no Twisted and no server: recovery, the running journal, the offline tools and Spark all read through it.
+Recovery, the running journal, the offline tools and Spark all read with this module, which does not import Twisted.
 
     in: a directory, a position      out: (BatchHeader, body)
 """
@@ -24,17 +24,17 @@ INDEX_SUFFIX = ".index"
 SNAPSHOT_SUFFIX = ".streams"
 MARK_NAME = "MARK"
 
-_MARK = Struct("<QI")  # durable mark, CRC32C of it
+_MARK = Struct("<QI")  # the durable mark and its CRC32C
 _MARK_REST = Struct(
     "<"
     "Q"  # begin: position of the oldest segment that is kept
-    "Q"  # inode of this very file ...
-    "I"  # ... and its generation, where the file system tells: a copy has others
+    "Q"  # inode number of this file ...
+    "I"  # ... and its generation, if the file system has one; a copy of the file has other values
     "I"  # CRC32C of everything before
 )
-#: What is read ahead, in bytes: a large piece costs hardly more than a small one.
+#: How many bytes are read ahead: a large read costs hardly more than a small one.
 AHEAD = 256 << 10
-#: More than this a reader does not keep for its next call, in bytes: many of them are open at once.
+#: A reader keeps at most this many bytes for its next call, because many readers are open at once.
 KEPT = 4 << 20
 _NAME = re.compile(r"[0-9a-f]{16}\.segment")
 _SNAPSHOT_NAME = re.compile(r"[0-9a-f]{16}\.streams")
@@ -45,7 +45,7 @@ class Segment:
     """A segment file.
 
     :ivar base: the position of its first byte
-    :ivar size: its bytes, allocated ones included
+    :ivar size: of the file, in bytes; includes space that is allocated ahead
     """
 
     path: Path
@@ -58,17 +58,17 @@ class Segment:
 
 
 def path_of(directory: Path, base: int) -> Path:
-    """Where the segment that begins at ``base`` is."""
+    """Return the path of the segment that begins at the position *base*."""
     return directory / f"{base:016x}{SUFFIX}"
 
 
 def index_path_of(directory: Path, base: int) -> Path:
-    """Where the index of the segment that begins at ``base`` is."""
+    """Return the path of the index of the segment that begins at the position *base*."""
     return directory / f"{base:016x}{INDEX_SUFFIX}"
 
 
 def segments(directory: Path) -> list[Segment]:
-    """The segments of a journal, in the order of their positions."""
+    """Return the segments of a journal, in the order of their positions."""
     found = []
     for path in directory.glob("*" + SUFFIX):
         if not _NAME.fullmatch(path.name):
@@ -76,13 +76,13 @@ def segments(directory: Path) -> list[Segment]:
         try:
             size = path.stat().st_size
         except FileNotFoundError:
-            continue  # retention was faster than we are
+            continue  # retention has just deleted it
         found.append(Segment(path, int(path.stem, 16), size))
     return sorted(found, key=lambda segment: segment.base)
 
 
 def snapshot_path_of(directory: Path, position: int) -> Path:
-    """Return the path of the snapshot of all streams that was made at ``position``."""
+    """Return the path of the snapshot of all streams at *position*."""
     return directory / f"{position:016x}{SNAPSHOT_SUFFIX}"
 
 
@@ -96,8 +96,8 @@ def snapshots(directory: Path) -> list[int]:
 class Mark:
     """The content of the file MARK.
 
-    :ivar durable: everything below this position is on disk; 0 if that is not known
-    :ivar begin: the position of the oldest segment that retention has kept; None if that is not known
+    :ivar durable: everything below this position is on disk; 0: unknown
+    :ivar begin: the position of the oldest segment that retention has kept; None: unknown
     :ivar copied: whether the file is a copy, made at another moment than the segments beside it
     """
 
@@ -107,9 +107,9 @@ class Mark:
 
 
 def identity_of(found: Sequence[Segment]) -> bytes:
-    """Return the journal's identity as its newest segment that knows it says; zeros if none does.
+    """Return the journal's identity from the newest segment that has one; zeros if none has.
 
-    :raises Newer: a newer version has written one of them
+    :raises Newer: a newer version has written a segment
     """
     for segment in reversed(found):
         reader = SegmentReader(segment.path, segment.base)
@@ -123,7 +123,7 @@ def identity_of(found: Sequence[Segment]) -> bytes:
 
 
 def look_at_mark(directory: Path, files: Files) -> Mark:
-    """Read MARK; where it is missing or damaged nothing is known."""
+    """Read MARK; return an empty :class:`Mark` if it is missing or damaged."""
     try:
         fd = files.open(directory / MARK_NAME, os.O_RDONLY)
     except FileNotFoundError:
@@ -135,13 +135,16 @@ def look_at_mark(directory: Path, files: Files) -> Mark:
 
 
 def _mark(data: bytes, identity: tuple[int, int]) -> Mark:
-    """Return what a file MARK says that holds *data* and is the file *identity*."""
+    """Decode MARK.
+
+    :param identity: of the file that was read: see :meth:`Files.identity`
+    """
     if len(data) not in (_MARK.size, _MARK.size + _MARK_REST.size):
         return Mark()
     durable, crc = _MARK.unpack_from(data)
     if crc32c(data[:8]) != crc:
         return Mark()
-    if len(data) == _MARK.size:  # as it was written before it knew where it stands
+    if len(data) == _MARK.size:  # written by an older version
         return Mark(durable)
     begin, inode, generation, crc = _MARK_REST.unpack_from(data, _MARK.size)
     if crc32c(data[:-4]) != crc:
@@ -150,7 +153,7 @@ def _mark(data: bytes, identity: tuple[int, int]) -> Mark:
 
 
 def read_mark(directory: Path) -> int:
-    """The durable mark as last noted; never more than what is durable, 0 if it is not known."""
+    """Return the durable mark from MARK: at most the position up to which the log is on disk; 0: unknown."""
     return look_at_mark(directory, Files()).durable
 
 
@@ -170,10 +173,10 @@ def pack_mark(durable: int, begin: int | None = None, identity: tuple[int, int] 
 
 @attrs.define(eq=False)
 class SegmentReader:
-    """An open segment; it goes on reading a file that retention has deleted.
+    """Reads a segment file, also after retention has deleted it.
 
     :ivar limit: nothing from this position on is read ahead, because it may still be written
-    :ivar ahead: how much is, in bytes
+    :ivar ahead: how many bytes are read ahead
     """
 
     path: Path
@@ -191,14 +194,18 @@ class SegmentReader:
         self.files.close(self._fd)
 
     def header(self) -> fmt.SegmentHeader:
-        """:raises Damage: it is not the header of this segment"""
+        """Return the header of the segment.
+
+        :raises Damage: the header is damaged, or of another segment
+        :raises Newer: a newer version has written it
+        """
         header = fmt.SegmentHeader.unpack(self.files.read(self._fd, fmt.SEGMENT_HEADER.size, 0))
         if header.base != self.base:
-            raise fmt.Damage(f"the file holds the segment that begins at position {header.base}")
+            raise fmt.Damage(f"the file contains the segment that begins at position {header.base}")
         return header
 
     def look_at_header(self) -> fmt.SegmentHeader | None:
-        """Return the header of this segment, or None if it is damaged.
+        """Return the header of the segment, or None if it is damaged.
 
         :raises Newer: a newer version has written it
         """
@@ -210,17 +217,17 @@ class SegmentReader:
             return None
 
     def batch_header(self, position: int) -> fmt.BatchHeader:
-        """Return the header of the batch at *position*; nothing else is read.
+        """Return the header of the batch at *position* without reading the body.
 
-        :raises Damage: there is none, or it is damaged
+        :raises Damage: there is no batch, or its header is damaged
         """
         data = self.files.read(self._fd, fmt.BATCH_HEADER.size, position - self.base)
         return fmt.BatchHeader.unpack(data, position)
 
     def batch(self, position: int) -> tuple[fmt.BatchHeader, memoryview]:
-        """The batch at ``position``, checked.
+        """Read and check the batch at *position*; return its header and its body.
 
-        :raises Damage: there is none, or it is damaged
+        :raises Damage: there is no batch, or it is damaged
         """
         size = fmt.BATCH_HEADER.size
         header = fmt.BatchHeader.unpack(self.read(position, size), position)
@@ -229,25 +236,25 @@ class SegmentReader:
         return header, body
 
     def batches(self, position: int, stop: int) -> Iterator[tuple[fmt.BatchHeader, memoryview]]:
-        """Every batch from ``position`` up to ``stop``, checked, each continuing from the one before.
+        """Yield the header and the body of every batch from *position* up to *stop*, after checking the chain.
 
-        :raises Damage: one is not as it was written; it begins where the last one ended
+        :raises Damage: a batch is damaged; it begins where the last one ended
         """
         chain: int | None = None
         while position < stop:
             header, body = self.batch(position)
             if chain is not None and header.chain != chain:
-                raise fmt.Damage("the batch does not continue from the one before")
+                raise fmt.Damage("the batch does not continue from the previous one")
             yield header, body
             chain = None if header.mended else header.checksum
             position = header.end
 
     def read(self, position: int, size: int) -> memoryview:
-        """Bytes of the segment, fewer only at its end."""
+        """Read *size* bytes at *position*; return fewer only at the end of the file."""
         at, data = self._ahead
         if not at <= position <= position + size <= at + len(data):
             at = position
-            # Of a large batch the header of the next comes along, or it would bring the same bytes a second time.
+            # A large batch is read with the header of the next one; otherwise the next read would repeat these bytes.
             ahead = max(self.ahead, size + fmt.BATCH_HEADER.size)
             wanted = max(size, min(ahead, self.limit - position))
             data = memoryview(self.files.read(self._fd, wanted, position - self.base))

@@ -1,9 +1,9 @@
-"""Snapshot files: all streams of a journal at one position, so that a segment need not name them all again.
+"""Snapshot files: all streams of a journal at one position, so that not every segment has to list them all.
 
-A server with a hundred thousand streams would begin every segment with megabytes.  It writes a snapshot now and then
-instead, and a segment begins with the streams that changed since (a batch of kind STREAMS).  A snapshot is written
-under another name, synced and renamed before any segment refers to it, and is never changed.  Retention deletes it
-when no segment that is kept refers to it any more.
+With a hundred thousand streams, every segment would begin with megabytes of names.  Instead, the server writes a
+snapshot now and then, and a segment begins with the streams that changed since (a batch of kind STREAMS).  A snapshot
+is written under another name, synced and renamed before any segment refers to it, and is never changed.  Retention
+deletes it with the last segment that refers to it.
 
     file      header 64 | row 32 ... | names end to end | CRC32C of everything before u32
     header    magic "FYSTREAM" | version u16 | 6 zeros | position u64 | floor u64 | identity of the journal 16 |
@@ -11,7 +11,7 @@ when no segment that is kept refers to it any more.
     row       end of its name u32 | State u32 | last number u64 | reserved up to u64 | start: records up to it are not
               served u64
 
-Rows are sorted by the bytes of their names, so one is found in the bytes as they are.
+Rows are sorted by the bytes of their names, so a binary search in the packed bytes finds one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.format import State
 from fyrehose.journal.scan import SegmentReader, snapshot_path_of
-from fyrehose.journal.streams import Streams, referred
+from fyrehose.journal.streams import Streams, referenced_snapshot
 
 VERSION = 1
-#: Rows that are packed at once: packing a hundred thousand must not keep a commit waiting.
+#: How many rows are packed per piece: packing a hundred thousand at once would delay a commit.
 STEP = 5_000
 
 _MAGIC = b"FYSTREAM"
@@ -43,7 +43,7 @@ _CRC = Struct("<I")
 def pieces(streams: Streams, position: int, identity: bytes) -> Iterator[bytes]:
     """Yield the bytes of a snapshot of *streams*, in pieces that each take a few milliseconds to make.
 
-    :param position: of the log, up to which *streams* is what it says
+    :param position: of the log, at which the streams were in this state
     """
     names = sorted(stream.encode() for of in (streams.ends, streams.retired) for stream in of)
     size = sum(map(len, names))
@@ -72,7 +72,7 @@ def _row(streams: Streams, stream: str, end: int) -> bytes:
 
 @attrs.frozen(eq=False, slots=True)
 class Snapshot:
-    """A snapshot file as it is: nothing is unpacked but what is asked for."""
+    """A snapshot, as it is in its file; only the values that a method needs are unpacked."""
 
     data: bytes
     position: int
@@ -82,16 +82,16 @@ class Snapshot:
 
     @classmethod
     def of(cls, data: bytes) -> Snapshot:
-        """Return the snapshot in *data*.
+        """Decode a snapshot from the content of its file.
 
-        :raises Damage: it is not as it was written
+        :raises Damage: it is damaged, or no snapshot
         :raises Newer: a newer version has written it
         """
         if len(data) < _HEADER.size + _CRC.size or _CRC.unpack(data[-4:])[0] != crc32c(data[:-4]):
             raise fmt.Damage("the snapshot is damaged")
         magic, version, position, floor, identity, rows, size = _HEADER.unpack_from(data)
         if magic != _MAGIC:
-            raise fmt.Damage("it is no snapshot")
+            raise fmt.Damage("the file is no snapshot")
         if version > VERSION:
             raise fmt.Newer(
                 f"it was written by a newer Fyrehose (snapshot version {version}; this one reads up to {VERSION})"
@@ -101,13 +101,13 @@ class Snapshot:
         return cls(data, position, floor, identity, rows)
 
     def last(self, stream: str) -> int:
-        """Return the last number that *stream* had at the snapshot's position, retired or not."""
+        """Return the last number of *stream*, retired or not, at the snapshot's position."""
         name = stream.encode()
         at = bisect_left(range(self.rows), name, key=self._name)
         return self.floor if at == self.rows or self._name(at) != name else self._row(at)[2]
 
     def streams(self) -> Streams:
-        """Return all of it."""
+        """Unpack all streams."""
         found = Streams(floor=self.floor)
         begin = at = _HEADER.size + self.rows * _ROW.size
         for end, state, last, reserved, start in _ROW.iter_unpack(self.data[_HEADER.size : begin]):
@@ -133,30 +133,32 @@ class Snapshot:
 
 
 def needed_by(reader: SegmentReader) -> int:
-    """Return the position of the snapshot that a segment refers to, or where it begins if it names all streams.
+    """Return the position of the oldest snapshot that a segment needs.
 
+    :return: the position of the snapshot that the segment refers to, or the segment's base if it lists all streams
     :raises Damage: its first batch is damaged
     """
     header, body = reader.batch(reader.base + fmt.SEGMENT_HEADER.size)
-    return (referred(fmt.entries(body, header.parts)) if fmt.begins(header, reader.base) else 0) or reader.base
+    snapshot = referenced_snapshot(fmt.entries(body, header.parts)) if fmt.begins(header, reader.base) else 0
+    return snapshot or reader.base
 
 
 def load(directory: Path, position: int) -> Snapshot:
     """Read the snapshot at *position*, which a segment refers to.
 
-    :raises JournalCorrupt: it is missing, damaged or another
+    :raises JournalCorrupt: the file is missing, damaged, or of another position
     """
     path = snapshot_path_of(directory, position)
     try:
         found = Snapshot.of(path.read_bytes())
         if found.position != position:
-            raise fmt.Damage(f"it is the snapshot at position {found.position}")
+            raise fmt.Damage(f"the file contains the snapshot at position {found.position}")
     except fmt.Newer as newer:
         raise JournalCorrupt(f"{path} cannot be read: {newer}; serve it with that version") from newer
     except (OSError, fmt.Damage) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or error
         raise JournalCorrupt(
             f"{path}, which has the last numbers of streams, cannot be used: {why}; put the file back from a copy, or "
-            "start with --quarantine to go on without it"
+            "start with --quarantine to continue without it"
         ) from error
     return found

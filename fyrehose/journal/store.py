@@ -1,6 +1,6 @@
-"""The reading end of the journal: which segment has what, and the batches that were read or written last.
+"""The reading side of the journal: finds the segment of a record, and caches batches, indexes and open files.
 
-in: a stream, a number      out: runs that were checked
+in: a stream, a number      out: checked runs
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from fyrehose.journal.recovery import damaged
 from fyrehose.journal.snapshots import Snapshot, load
 from fyrehose.records import Run
 
-#: What batches are kept in memory, in bytes: those that were written last are what live subscribers ask for.
+#: Size of the cache of batches, in bytes; live subscribers read the batches that were written last.
 CACHE = 32 << 20
-#: What a run in memory takes besides its bytes, about, in bytes: a journal of single small messages is mostly that.
+#: Approximate memory of a run besides its bytes, in bytes; significant for single small messages.
 RUN_COST = 1 << 10
-#: What indexes of sealed segments are kept, in bytes: one of a hundred thousand streams has several MB.
+#: Size of the cache of indexes of sealed segments, in bytes; an index with 100,000 streams takes several MiB.
 INDEXES = 64 << 20
-#: How many snapshots are kept in memory; one of a hundred thousand streams has about 5 MB.
+#: How many snapshots are cached; one with 100,000 streams takes about 5 MiB.
 SNAPSHOTS = 4
-#: How many sealed segments are kept open; the process keeps 64 descriptors from connections for all of its own.
+#: How many sealed segments are kept open; the process reserves 64 file descriptors for its own use.
 OPEN = 32
-#: What one read looks through before it is content with what it has found, in bytes.
+#: A read that has found records returns them after scanning this many bytes.
 ENOUGH = 4 * scan.AHEAD
-#: How many places are remembered where somebody has stopped reading.
+#: How many positions are remembered at which a read stopped, and the next read of the stream may continue.
 PLACES = 1_024
 
 
@@ -41,7 +41,7 @@ PLACES = 1_024
 class Batch:
     """A batch in memory.
 
-    :ivar size: what it takes there, in bytes
+    :ivar size: memory that it takes, in bytes
     """
 
     position: int
@@ -59,9 +59,9 @@ class Batch:
 
 @attrs.define(eq=False)
 class Store:
-    """The segments of one journal, as the reactor's thread sees them: up to what was committed last.
+    """The segments of one journal up to the last commit; used in the reactor thread.
 
-    :ivar remade: is told of an index that was missing: where its file belongs, and what it holds
+    :ivar remade: called with the path and the content of an index file that was missing and has been rebuilt
     """
 
     directory: Path
@@ -72,40 +72,43 @@ class Store:
     _active: SegmentIndex = attrs.field(factory=lambda: SegmentIndex(0), init=False)
     _indexes: OrderedDict[int, PackedIndex] = attrs.field(factory=OrderedDict, init=False)
     _indexed: int = attrs.field(default=0, init=False)
-    #: of segments that were sealed just now, until their indexes are packed
     _snapshots: OrderedDict[int, Snapshot] = attrs.field(factory=OrderedDict, init=False)
+    #: Indexes of segments that were just sealed, until they are packed.
     _fresh: dict[int, SegmentIndex] = attrs.field(factory=dict, init=False)
-    #: when segments were created, as far as anybody has asked
+    #: Cached times of creation of the segments.
     _created: dict[int, int] = attrs.field(factory=dict, init=False)
     _readers: OrderedDict[int, scan.SegmentReader] = attrs.field(factory=OrderedDict, init=False)
     _cache: OrderedDict[int, Batch] = attrs.field(factory=OrderedDict, init=False)
     _cached: int = attrs.field(default=0, init=False)
-    #: (stream, number) -> the position from which to look for it: where reading stopped, which is mostly to go on there
+    #: (stream, number) -> the position from which to scan for it: most reads continue where another one stopped.
     _places: OrderedDict[tuple[str, int], int] = attrs.field(factory=OrderedDict, init=False)
 
     @property
     def active(self) -> SegmentIndex:
-        """The index of the segment that is being written."""
+        """Return the index of the active segment."""
         return self._active
 
     @property
     def bases(self) -> Sequence[int]:
-        """The positions where the segments begin, the oldest first; the last is that of the active one."""
+        """Return the positions where the segments begin, the oldest first; the last is that of the active one."""
         return self._bases
 
     @property
     def sealed(self) -> list[tuple[int, int]]:
-        """(base, end) of the sealed segments, the oldest first."""
+        """Return (base, end) of the sealed segments, the oldest first."""
         return [(base, self._sealed_ends[base]) for base in self._bases[:-1]]
 
     def open(self, sealed: list[tuple[int, int]], active: SegmentIndex) -> None:
-        """Begin with what recovery found."""
+        """Set the segments that recovery found.
+
+        :param sealed: (base, end) of each sealed segment, the oldest first
+        """
         self._bases = [base for base, _ in sealed] + [active.base]
         self._sealed_ends = dict(sealed)
         self._active = active
 
     def close(self) -> None:
-        """Let go of everything; nothing is found any more."""
+        """Close the files and clear the caches; nothing is found any more."""
         for reader in self._readers.values():
             reader.close()
         kept = self._readers, self._indexes, self._snapshots, self._fresh, self._cache, self._sealed_ends, self._places
@@ -116,7 +119,12 @@ class Store:
         self._cached = self._indexed = 0
 
     def roll(self, sealed: tuple[int, int], active: SegmentIndex) -> SegmentIndex:
-        """The active segment is sealed, and ``active`` follows; the index of the former, to be packed."""
+        """Replace the active segment, which was sealed, by a new one.
+
+        :param sealed: (base, end) of the sealed segment
+        :param active: the index of the new segment
+        :return: the index of the sealed segment, which the caller packs
+        """
         base, end = sealed
         old = self._fresh[base] = self._active
         old.end = end
@@ -126,7 +134,7 @@ class Store:
         return old
 
     def packed(self, base: int, data: bytes) -> bool:
-        """Take the packed index of a segment that was sealed; return whether that segment is still kept."""
+        """Store the packed index of a sealed segment; return False if the segment was deleted meanwhile."""
         fresh = self._fresh.pop(base, None)
         if fresh is None or base not in self._sealed_ends:
             return False
@@ -134,14 +142,14 @@ class Store:
         return True
 
     def wrote(self, header: fmt.BatchHeader, runs: list[Run]) -> None:
-        """A batch was written to the active segment; its records carry their numbers and its time."""
+        """Add a batch that was written to the active segment, to its index and to the cache."""
         for run in runs:
             self._active.add_run(header.position, run.stream, run.first_seq, run.last_seq)
         self._active.end = header.end
         self._keep(header.position, Batch.of(header, runs))
 
     def before(self, base: int, stream: str) -> int:
-        """The last number of ``stream`` before the segment at ``base``.
+        """Return the last number of *stream* before the segment at *base*.
 
         :raises JournalCorrupt: the segment is damaged
         """
@@ -150,11 +158,11 @@ class Store:
         return self._snapshot(index.snapshot).last(stream) if before is None else before
 
     def oldest(self, stream: str) -> int:
-        """The oldest number of ``stream`` that is kept, or would be next."""
+        """Return the oldest number of *stream* that is kept, or its next number if none is."""
         return self.before(self._bases[0], stream) + 1
 
     def created_after(self, base: int) -> int:
-        """When the segment after the one at ``base`` was created, in microseconds since 1970 UTC.
+        """Return when the segment after the one at *base* was created, in microseconds since 1970 UTC.
 
         :raises JournalCorrupt: its header is damaged
         """
@@ -202,21 +210,23 @@ class Store:
         return scan.path_of(self.directory, base), begin, needed
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        """Records of ``stream`` from ``start`` on, or from the next that there is; of one segment only.
+        """Read records of *stream* from number *start* on, or from the next number that is present.
 
-        :raises JournalCorrupt: a batch on the way is damaged, or cannot be read
+        :param max_bytes: limit of the payloads' size; a first record that is larger is returned all the same
+        :return: records of one segment only; the caller calls again for those that follow
+        :raises JournalCorrupt: a batch that had to be read is damaged, or cannot be read
         """
         for base in self._segments(stream, start):
             try:
                 found = self._read(base, stream, start, max_bytes)
             except JournalCorrupt as error:
-                raise JournalCorrupt(f"{error} (wanted: stream {stream!r} from {start})") from error
+                raise JournalCorrupt(f"{error} (while reading stream {stream!r} from {start})") from error
             if found:
                 return tuple(found)
         return ()
 
     def _segments(self, stream: str, start: int) -> Iterator[int]:
-        """The segments in which ``start``, or what follows it, can be: mostly one."""
+        """Yield the segments that can have record *start*, or the next one after it: usually one segment."""
         if not self._bases:
             return
         last = len(self._bases) - 1
@@ -227,11 +237,11 @@ class Store:
         def before(base: int) -> int:
             return self.before(base, stream)
 
-        # The last segment that began before start was given out: it has it, or nobody has.
+        # The last segment that began before number start was assigned: no other segment can have it.
         at = max(0, bisect_left(self._bases, start, key=before) - 1)
         yield self._bases[at]
         while at < last:
-            # Then the last of those that began with the same number behind it: it has the next, if there is one.
+            # The last of the segments with the same last number before them: only it can have the next record.
             at = bisect_right(self._bases, before(self._bases[at + 1]), lo=at + 1, key=before) - 1
             yield self._bases[at]
 
@@ -252,10 +262,10 @@ class Store:
         return found
 
     def batches(self, base: int, stream: str, start: int, place: int = -1) -> Iterator[Batch]:
-        """Batches of a segment, from the one that may have ``start`` to the last that has anything of the stream.
+        """Yield the batches of a segment from the one that may have record *start* to the last one of the stream.
 
-        :param place: nothing that is wanted lies before it
-        :raises JournalCorrupt: one of them, or the index, is damaged
+        :param place: a position before which no such record lies, if it is known from an earlier read
+        :raises JournalCorrupt: a batch or the index is damaged
         """
         index = self.index(base)
         last = index.last(stream)
@@ -276,7 +286,7 @@ class Store:
         try:
             header, body = self._reader(base).batch(position)
             if 2 * len(body) < scan.AHEAD:
-                body = memoryview(bytes(body))  # or a small batch would keep alive all that was read ahead with it
+                body = memoryview(bytes(body))  # a small batch must not keep everything alive that was read ahead
             runs = fmt.runs(body, header.time) if header.kind is fmt.Kind.RECORDS else []
         except (fmt.Damage, OSError) as damage:
             raise damaged(scan.path_of(self.directory, base), position, base, damage) from damage
@@ -302,9 +312,9 @@ class Store:
         return reader
 
     def index(self, base: int) -> Index:
-        """Return the index of the segment at *base*.
+        """Return the index of the segment at *base*; rebuild it if the index file is missing or damaged.
 
-        :raises JournalCorrupt: it is made again, and the segment is damaged
+        :raises JournalCorrupt: the segment is damaged
         """
         if base == self._active.base:
             return self._active
@@ -317,7 +327,7 @@ class Store:
         return index
 
     def _keep_index(self, base: int, index: PackedIndex | None) -> PackedIndex:
-        assert index is not None, "what was packed for this segment is its index"
+        assert index is not None, "the index was packed for this segment"
         self._indexes[base] = index
         self._indexed += len(index.data)
         while self._indexed > INDEXES and len(self._indexes) > 1:
@@ -340,7 +350,7 @@ class Store:
         try:
             stored = PackedIndex.unpack(path.read_bytes(), base, end)
         except OSError:
-            stored = None  # it is only a cache
+            stored = None  # the file is only a cache, and is rebuilt
         if stored is not None:
             return stored
         try:
@@ -352,7 +362,10 @@ class Store:
 
 
 def _take(runs: Sequence[Run], start: int, max_bytes: int, found: list[Run]) -> int:
-    """Add what there is from ``start`` on to ``found``; the bytes that there is room for still, 0 if not all fitted."""
+    """Append the records from number *start* on to *found*, up to *max_bytes* of payloads.
+
+    :return: the number of bytes that are left; 0 if some records did not fit
+    """
     for run in runs:
         if run.last_seq < start:
             continue

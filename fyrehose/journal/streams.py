@@ -1,8 +1,8 @@
-"""What the log says of its streams: their last numbers, and which of them are retired.
+"""The state of all streams at one position of the log: their last numbers, and which of them are retired.
 
-Recovery replays it from the last segment, and the writer carries it on.  Every segment begins with it, so that numbers
-outlive the segments that retention deletes.  Where there are few streams a segment begins with all of them (ENDS);
-where there are many, with those that changed since the last snapshot file (STREAMS, see :mod:`.snapshots`).
+Recovery replays it from the last segment, and the writer updates it.  Every segment begins with it, so that numbers
+outlive the segments that retention deletes.  If there are few streams, a segment begins with all of them (ENDS); if
+there are many, with those that changed since the last snapshot file (STREAMS, see :mod:`.snapshots`).
 
     in: batches of the log, or what is written to it      out: the entries that the next segment begins with
 """
@@ -15,10 +15,10 @@ import attrs
 
 from fyrehose.journal.format import Entry, Kind, State
 
-#: Up to so many streams a segment begins with all of them: reading a snapshot file as well would cost more.
+#: Up to this many streams, a segment lists all of them, because reading a snapshot file as well would cost more.
 INLINE = 512
-#: Retired streams whose last numbers are remembered by name.  Of more, the longest retired are forgotten: from then on
-#: every new stream begins above their numbers, so none of these is given out twice.
+#: How many retired streams are remembered by name.  Beyond that, those that were retired first are forgotten, and the
+#: floor is raised: new streams begin above their numbers, so that no number of a stream is used twice.
 MOST_RETIRED = 100_000
 
 
@@ -28,11 +28,12 @@ class Streams:
 
     :ivar ends: the last number of each stream that is not retired
     :ivar retired: the last number of each retired stream, the longest retired first
-    :ivar starts: of streams that came back after they were retired: records up to this number are not served
-    :ivar reserved: numbers that may have been given out although they were not written
+    :ivar starts: for streams that were published to again after they were retired: records up to this number are not
+        served
+    :ivar reserved: numbers up to this one may have been given out without being written
     :ivar floor: the last number of every stream that is in none of these
     :ivar snapshot: the position of the snapshot file that the next segment refers to; 0: it refers to none
-    :ivar changed: the streams that changed since that snapshot; None: all of them, since there is none
+    :ivar changed: the streams that changed since that snapshot; None: all of them, because there is none
     """
 
     ends: dict[str, int] = attrs.field(factory=dict)
@@ -42,24 +43,24 @@ class Streams:
     floor: int = 0
     snapshot: int = 0
     changed: set[str] | None = None
-    #: the same since a snapshot began that is being written; None while none is
+    #: The streams that changed since :meth:`capture`; None while no snapshot is being written.
     _since: set[str] | None = attrs.field(default=None, init=False)
 
-    # What happens to streams.
+    # Changes of streams.
 
     def wrote(self, stream: str, first: int, last: int) -> None:
         """Note that records *first* to *last* of *stream* were written."""
         if stream not in self.ends:
             start = self.retired.pop(stream, self.floor)
-            # It was retired, perhaps so long ago that only the floor tells.  A new stream that was numbered just before
-            # the floor was raised begins below it.
+            # The stream was retired, perhaps so long ago that only the floor is left of it.  (A new stream whose first
+            # numbers were assigned just before the floor was raised begins below the floor.)
             if 0 < start < first:
                 self.starts[stream] = start
         self.ends[stream] = last
         self._touch(stream)
 
     def skip(self, gaps: Iterable[Entry]) -> None:
-        """Note that numbers are missing and will never be given out again (GAP)."""
+        """Note that numbers are missing and will never be used again (GAP)."""
         for gap in gaps:
             if gap.stream:
                 self.wrote(gap.stream, gap.first, max(self.ends.get(gap.stream, 0), gap.last))
@@ -79,7 +80,7 @@ class Streams:
         self.reserved.clear()
 
     def retiring(self, streams: Iterable[str]) -> list[Entry]:
-        """Return the entries that retire *streams*, as far as they exist; see :meth:`apply`."""
+        """Return the entries that retire those of *streams* that exist; :meth:`apply` makes the change."""
         known = [stream for stream in dict.fromkeys(streams) if stream in self.ends]
         surplus = max(0, len(self.retired) + len(known) - MOST_RETIRED)
         forgotten = list(self.retired)[:surplus]
@@ -106,11 +107,11 @@ class Streams:
             self._since.add(stream)
 
     def unwritten(self) -> list[Entry]:
-        """Return the gaps that numbers leave which were reserved and not written when the last process ended."""
+        """Return the gaps of numbers that were reserved but not written when the last process ended."""
         reserved = ((stream, self.ends.get(stream, 0), last) for stream, last in self.reserved.items())
         return [Entry(stream, end + 1, last) for stream, end, last in reserved if last > end]
 
-    # What a segment begins with.
+    # The first batch of a segment.
 
     def beginning(self) -> tuple[Kind, list[Entry]]:
         """Return the kind and the entries of the first batch of the next segment."""
@@ -122,7 +123,7 @@ class Streams:
         return Kind.STREAMS, self.since(self.snapshot, named)
 
     def since(self, snapshot: int, named: Iterable[str]) -> list[Entry]:
-        """Return the entries of STREAMS that refer to *snapshot* and have what became of the streams *named*."""
+        """Return the entries of STREAMS: the current state of the streams *named*, and the position of *snapshot*."""
         entries = [entry for stream in named for entry in self._entries(stream)]
         highest = max([self.floor, *self.ends.values(), *self.retired.values()])
         return [*entries, Entry("", snapshot, self.floor), Entry("", 0, highest, State.HIGHEST)]
@@ -144,32 +145,32 @@ class Streams:
 
     @property
     def many(self) -> bool:
-        """Whether a snapshot now would spare the next segment entries that are worth it."""
+        """Return whether so many streams changed that a snapshot is worthwhile."""
         changed = len(self.ends) + len(self.retired) if self.changed is None else len(self.changed)
         return changed > INLINE
 
     def copy(self) -> Streams:
-        """Return a copy that goes its own way; it does not note which streams change."""
+        """Return an independent copy, which does not track changes since a snapshot."""
         return Streams(dict(self.ends), dict(self.retired), dict(self.starts), dict(self.reserved), self.floor)
 
     def capture(self) -> Streams:
-        """Return a copy for a snapshot, and note from now on which streams change after it."""
+        """Return a copy for a snapshot, and track which streams change from now on."""
         self._since = set()
         return self.copy()
 
     def adopt(self, snapshot: int) -> None:
-        """Refer to *snapshot*, which was captured last and is on the disk now."""
-        assert self._since is not None, "a snapshot was captured"
+        """Refer to the snapshot at position *snapshot*, which was captured last and is on disk now."""
+        assert self._since is not None, "capture() was called before"
         self.snapshot, self.changed, self._since = snapshot, self._since, None
 
     def abandon(self) -> None:
-        """Forget the snapshot that was captured last: it was not written."""
+        """Forget the snapshot that was captured last, because it could not be written."""
         self._since = None
 
     # Replaying the log.
 
     def replay(self, kind: Kind, entries: Sequence[Entry]) -> None:
-        """Note what a batch of entries says that is not the first of its segment."""
+        """Apply a batch of entries that is not the first of its segment."""
         if kind is Kind.GAP:
             self.skip(entries)
         elif kind is Kind.RESERVED:
@@ -180,7 +181,7 @@ class Streams:
             self.apply(entries)
 
     def apply(self, entries: Iterable[Entry]) -> None:
-        """Note what ENDS or STREAMS says of streams."""
+        """Apply the entries of a batch of kind ENDS or STREAMS."""
         for entry in entries:
             stream, state = entry.stream, entry.state
             if not stream:
@@ -200,12 +201,13 @@ class Streams:
                     self.reserved[stream] = entry.first
 
 
-def begun(entries: Sequence[Entry], load: Callable[[int], Streams]) -> Streams:
-    """Return the streams as the first batch of a segment says.
+def streams_at_start(entries: Sequence[Entry], load: Callable[[int], Streams]) -> Streams:
+    """Return the streams at the beginning of a segment.
 
-    :param load: returns what the snapshot at a position holds
+    :param entries: of the segment's first batch
+    :param load: returns the streams of the snapshot at a position
     """
-    snapshot = referred(entries)
+    snapshot = referenced_snapshot(entries)
     streams = Streams()
     if snapshot:
         streams = load(snapshot)
@@ -214,6 +216,9 @@ def begun(entries: Sequence[Entry], load: Callable[[int], Streams]) -> Streams:
     return streams
 
 
-def referred(entries: Iterable[Entry]) -> int:
-    """Return the position of the snapshot that the first batch of a segment refers to; 0 if it names all streams."""
+def referenced_snapshot(entries: Iterable[Entry]) -> int:
+    """Return the position of the snapshot that a segment refers to, or 0 if it lists all streams.
+
+    :param entries: of the segment's first batch
+    """
     return next((entry.first for entry in entries if not entry.stream and entry.state is State.LIVE), 0)

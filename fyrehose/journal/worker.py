@@ -1,4 +1,4 @@
-"""One thread that does what blocks, in the order in which it was asked."""
+"""The writer thread: runs blocking calls one after the other."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """Does what blocks."""
+    """Runs blocking functions in order."""
 
     def call(self, job: Callable[[], T]) -> Deferred[T]:
-        """Do ``job``; fires in the reactor's thread with what it returned or raised."""
+        """Run *job*; the Deferred fires in the reactor thread with its result or its exception."""
 
     def stop(self) -> None:
-        """Take no more jobs; returns when those that were taken are done."""
+        """Accept no more jobs; block until those that were accepted have run."""
 
 
 class ThreadWorker:
-    """Does it in a thread of its own."""
+    """A worker with a thread of its own."""
 
     def __init__(self, call_from_thread: Callable[..., Any], name: str) -> None:
         self._call_from_thread = call_from_thread
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Deferred[Any]] | None] = SimpleQueue()
-        # A daemon: a program that ends without closing its journal ends as if it had been killed, and does not hang.
+        # A daemon thread: a program that exits without closing its journal must not hang.
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -54,10 +54,10 @@ class ThreadWorker:
 
 
 class InlineWorker:
-    """Does it at once, in the caller's thread: for tests, and for tools that have nothing else to do."""
+    """A worker that runs each job immediately in the caller's thread, for tests and for tools without a reactor."""
 
     def call(self, job: Callable[[], T]) -> Deferred[T]:
         return maybeDeferred(job)
 
     def stop(self) -> None:
-        """Nothing runs on."""
+        """Do nothing: every job has run already."""

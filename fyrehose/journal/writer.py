@@ -1,9 +1,9 @@
-"""The writing end of the journal: the last segment, and making the next.
+"""The writing side of the journal: append to the active segment, sync it, and roll over to the next.
 
-Everything here runs in the one thread that writes, and blocks.  A commit goes whole into one segment, so that it can be
-cut off whole when there is no room for it.
+Everything here blocks, and runs in the writer thread only.  A commit goes into one segment as a whole, so that it can
+be truncated as a whole if the disk is full.
 
-    in: runs that are numbered, in batches      out: bytes on the disk; Committed
+    in: numbered runs, in batches      out: bytes on disk; Committed
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from fyrehose.journal.streams import Streams
 from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.records import LAST_SEQ, Buffer, Run
 
-#: How many numbers of a stream are set aside at once where a number may be given out before it is on disk.
+#: How many numbers of a stream are reserved at once, if a number may be given out before it is on disk.
 RESERVE = 1 << 20
-#: A commit that is no larger is written over zeros, in bytes; with larger ones it would not pay.
+#: Commits of at most this many bytes are written over zeros; for larger ones that is not worthwhile.
 SMALL = 128 << 10
 #: How many zeros are written ahead at once, in bytes.
 AHEAD = 1 << 20
-#: What a disk writes at once, in bytes: where the last commit ends within one, the rest of it has been written too.
+#: Unit of disk writes, in bytes: the rest of the page in which the last commit ends has been written with it.
 PAGE = 4 << 10
 _ZEROS = bytes(AHEAD)
 
 
 class NoRoom(Exception):
-    """The disk is full, or must not be written; nothing of the commit is in the journal."""
+    """The disk is full or read-only; nothing of the commit is in the journal."""
 
 
 class SyncFailed(Exception):
-    """The disk did not confirm what was written, and may have lost it: asking again would prove nothing."""
+    """A sync failed, and the disk may have lost data; a later sync could succeed without having written that data."""
 
 
 @attrs.frozen(slots=True)
 class Rolled:
-    """A new segment was begun.
+    """The roll-over to a new segment.
 
-    :ivar sealed: (base, end) of the one before
-    :ivar entries: what the segment begins with: streams and their last numbers so far
+    :ivar sealed: (base, end) of the previous segment
+    :ivar base: of the new segment
+    :ivar entries: of the new segment's first batch: the streams and their last numbers so far
     """
 
     sealed: tuple[int, int]
@@ -57,13 +58,14 @@ class Rolled:
 
 @attrs.frozen(slots=True)
 class Committed:
-    """What one commit wrote.
+    """The result of one commit.
 
-    :ivar batches: each with its runs
-    :ivar end: the position behind it
+    :ivar batches: the header and the runs of each batch
+    :ivar end: the position behind the last batch
     :ivar durable: everything below this position is on disk
-    :ivar bare: whether the next one should find zeros to write over: see :meth:`Writer.prepare`
-    :ivar many: whether a snapshot should be taken now: see :meth:`Writer.snapshot`
+    :ivar rolled: the roll-over before this commit, if any
+    :ivar bare: whether :meth:`Writer.prepare` should be called before the next commit
+    :ivar many: whether :meth:`Writer.snapshot` should be called now
     """
 
     batches: list[tuple[fmt.BatchHeader, list[Run]]]
@@ -76,16 +78,16 @@ class Committed:
 
 @attrs.define(eq=False)
 class Writer:
-    """Appends to the journal in ``directory``, going on where ``recovered`` ends.
+    """Appends to the journal in *directory*, from the position at which *recovered* ends.
 
-    :ivar segment_size: when the next segment is begun, in bytes
-    :ivar sync_each: whether a commit is on disk when :meth:`commit` returns; else whoever owns this calls :meth:`sync`,
-        and numbers are set aside before they are used
-    :ivar sync_seconds: how long syncs of segments take
+    :ivar segment_size: size at which a segment is sealed and the next begins, in bytes
+    :ivar sync_each: whether :meth:`commit` syncs; if not, the owner calls :meth:`sync`, and numbers are reserved on
+        disk before they are used
+    :ivar sync_seconds: durations of the syncs of segments
     :ivar position: where the next batch goes
     :ivar durable: everything below this position is on disk
-    :ivar base: where the segment begins
-    :ivar time: of the last commit, microseconds since 1970 UTC; never goes back
+    :ivar base: position at which the active segment begins
+    :ivar time: of the last commit, in microseconds since 1970 UTC; never goes back
     :ivar streams: all streams, with their last numbers
     """
 
@@ -104,15 +106,15 @@ class Writer:
     streams: Streams = attrs.field(init=False)
     _fd: int = attrs.field(default=-1, init=False)
     _mark_fd: int = attrs.field(default=-1, init=False)
-    _start: int = attrs.field(default=0, init=False)  #: behind what the segment begins with
+    _start: int = attrs.field(default=0, init=False)  #: the position behind the first batch of the segment
     _zeroed: int = attrs.field(default=0, init=False)  #: the offset up to which the segment was written with zeros
     _rolled: Rolled | None = attrs.field(default=None, init=False)  #: not reported yet
-    #: why nothing may be written or synced any more
+    #: The failed sync after which nothing may be written or synced any more.
     _failure: SyncFailed | None = attrs.field(default=None, init=False)
-    #: the position of the oldest segment that is kept, and which file MARK is
+    #: The position of the oldest segment that is kept.
     _begin: int = attrs.field(default=0, init=False)
     _identity: bytes = attrs.field(init=False)
-    #: the segment in which a snapshot was begun last: one in each is enough
+    #: The segment during which the last snapshot was written; one per segment is enough.
     _snapshot_base: int = attrs.field(default=-1, init=False)
     _mark_identity: tuple[int, int] = attrs.field(default=(0, 0), init=False)
 
@@ -120,14 +122,15 @@ class Writer:
         found = self.recovered
         self.position, self.durable, self._chain, self.time = found.position, found.durable, found.chain, found.time
         self.streams = found.streams
-        self.streams.close()  # what was reserved and not written is a gap now
+        self.streams.close()  # numbers that were reserved but not written are gaps now
         self._begin = found.begin
         self._identity = found.identity
 
     def open(self, time: int) -> None:
-        """Be ready to write: the first segment exists, and numbers that were lost are a gap on disk.
+        """Open the active segment, or create the first one, and write gaps for numbers that were lost.
 
-        :raises NoRoom: not even that fits
+        :param time: earliest time of the next record, in microseconds since 1970 UTC
+        :raises NoRoom: the disk is full
         """
         self.time = max(self.time, time)
         try:
@@ -150,19 +153,19 @@ class Writer:
             return
         self.base = self.recovered.index.base
         self._fd = self.files.open(scan.path_of(self.directory, self.base), os.O_RDWR)
-        if not named:  # an older version made the journal: its identity is in the header of the next segment
+        if not named:  # an older version created the journal: the header of the next segment gets its identity
             self._roll()
 
     def take_rolled(self) -> Rolled | None:
-        """Return the segment that was begun and not reported yet, if there is one."""
+        """Return the roll-over that was not reported yet, if any; it then counts as reported."""
         rolled, self._rolled = self._rolled, None
         return rolled
 
     def make_room(self) -> None:
-        """Allocate the rest of the segment.
+        """Allocate disk space for the rest of the segment.
 
-        :raises NoRoom: there is none
-        :raises SyncFailed: the disk could not be relied on before
+        :raises NoRoom: the disk is full
+        :raises SyncFailed: an earlier sync failed
         """
         self._check()
         left = self.segment_size - (self.position - self.base)
@@ -173,10 +176,13 @@ class Writer:
                 raise _no_room(error) from error
 
     def commit(self, batches: Sequence[Sequence[Run]], time: int, clock: int) -> Committed:
-        """Write runs that follow on; each sequence becomes one batch.
+        """Append runs, and sync them if :attr:`sync_each` is set.
 
-        :raises NoRoom: nothing was written, and the same can be tried again
-        :raises SyncFailed: the disk cannot be relied on any more; so with any other OSError
+        :param batches: numbered runs; each sequence becomes one batch
+        :param time: of the records, in microseconds since 1970 UTC
+        :param clock: the wall clock, in microseconds since 1970 UTC
+        :raises NoRoom: nothing was written, and the commit can be repeated
+        :raises SyncFailed: a sync failed; after this, as after any other OSError, nothing more may be written
         """
         self._check()
         self.time, self._clock = max(self.time, time), clock
@@ -216,10 +222,10 @@ class Writer:
         return Committed(written, self.position, self.durable, rolled, self._is_bare(size), self._is_due())
 
     def retire(self, streams: Iterable[str]) -> list[fmt.Entry]:
-        """Retire *streams* durably, as far as they exist; return the entries that say so.
+        """Retire those of *streams* that exist, durably; return the entries that were written.
 
-        :raises NoRoom: there was no room to note it, and nothing has changed
-        :raises SyncFailed: the disk cannot be relied on
+        :raises NoRoom: the disk is full, and nothing has changed
+        :raises SyncFailed: a sync failed
         """
         self._check()
         entries = self.streams.retiring(streams)
@@ -233,7 +239,7 @@ class Writer:
         return entries
 
     def _is_due(self) -> bool:
-        """Return whether a snapshot should be taken: the segment is nearly full, and the next would begin with much."""
+        """Return whether a snapshot should be taken: the segment is nearly full, and many streams have changed."""
         if self._snapshot_base == self.base or self.position - self.base < self.segment_size // 8 * 7:
             return False
         if self.streams.many:
@@ -241,9 +247,9 @@ class Writer:
         return self._snapshot_base == self.base
 
     def snapshot(self) -> Iterator[None]:
-        """Write a snapshot of all streams, in steps that each take a few milliseconds; commits may come in between.
+        """Write a snapshot of all streams in steps of a few milliseconds each; commits may run in between.
 
-        :raises OSError: it could not be written; the log goes on without it
+        :raises OSError: the snapshot could not be written; the log does not depend on it
         """
         position = self.position
         captured = self.streams.capture()
@@ -260,17 +266,17 @@ class Writer:
         self.streams.adopt(position)
 
     def _is_bare(self, size: int) -> bool:
-        """Whether commits of ``size`` bytes are about to reach the end of what was prepared."""
+        """Return whether commits of *size* bytes are about to reach the end of the zeros that were written ahead."""
         wanted = min(self.position - self.base + AHEAD // 2, self.segment_size)
         return self.sync_each and size <= SMALL and self._zeroed < wanted
 
     def prepare(self) -> None:
         """Write zeros where the next commits go.
 
-        A commit that is written over them is on disk sooner: where space was only allocated the file system has to
-        note, durably, that it is in use now, and that is another trip to the disk.
+        Commits over zeros are synced faster: in space that is only allocated, the file system must also record durably
+        that the space is in use now, which is another write to the disk.
 
-        :raises SyncFailed: the disk cannot be relied on
+        :raises SyncFailed: a sync failed
         """
         self._check()
         begin = max(self._zeroed, (self.position - self.base + PAGE - 1) // PAGE * PAGE)
@@ -280,16 +286,16 @@ class Writer:
         try:
             self.files.write(self._fd, memoryview(_ZEROS)[:size], begin)
         except OSError:
-            # What was not written is as it was, and whatever is the matter, the next commit meets it too.
+            # The zeros are optional; whatever the problem is, the next commit reports it.
             size = self.segment_size - begin
         else:
             self._sync(self._fd)
         self._zeroed = begin + size
 
     def sync(self) -> int:
-        """Everything written so far is on disk; the position up to which that is so.
+        """Sync everything that was written so far; return the position up to which the log is on disk.
 
-        :raises SyncFailed: it is not, and never will be for certain
+        :raises SyncFailed: the sync failed; what was written since the last sync may be lost
         """
         self._check()
         if self.durable < self.position:
@@ -301,9 +307,9 @@ class Writer:
         return self.durable
 
     def keep_from(self, begin: int) -> None:
-        """Note durably that the log begins at *begin* from now on; the segments before may be deleted after that.
+        """Store durably that the log begins at *begin*, so that the segments before can be deleted.
 
-        :raises OSError: it could not be noted
+        :raises OSError: MARK could not be written or synced
         """
         self._check()
         self._begin = begin
@@ -319,22 +325,23 @@ class Writer:
             self.files.sync(fd)
             self.sync_seconds.observe(time.monotonic() - began)
         except OSError as error:
-            raise self._failed(f"{error.strerror}, on syncing the segment at position {self.base}") from error
+            raise self._failed(f"cannot sync the segment at position {self.base}: {error.strerror}") from error
 
     def _failed(self, reason: str) -> SyncFailed:
         self._failure = SyncFailed(reason)
         return self._failure
 
     def _check(self) -> None:
-        """What was under way when a sync failed comes to nothing: the next sync would succeed, and prove nothing."""
+        """Refuse to go on after a failed sync: the next one could succeed without having written the lost data."""
         if self._failure is not None:
             raise self._failure
 
     def close(self, in_order: bool) -> None:
-        """Let go of the files; ``in_order`` says so in the log first.
+        """Close the files.
 
-        :raises NoRoom: there was no room to say so, which does no harm
-        :raises SyncFailed: the disk cannot be relied on
+        :param in_order: whether to append a batch of kind CLOSED, and free the space that was allocated ahead
+        :raises NoRoom: the disk is too full for that batch, which does no harm
+        :raises SyncFailed: a sync failed
         """
         try:
             if in_order:
@@ -353,7 +360,7 @@ class Writer:
             self._fd = self._mark_fd = -1
 
     def _append(self, pieces: Sequence[Buffer]) -> None:
-        """Write behind the end, or leave the end where it is."""
+        """Write *pieces* at the end of the log; after an error, truncate the file to its previous end."""
         at = self.position - self.base
         try:
             for piece in pieces:
@@ -384,7 +391,7 @@ class Writer:
         )
 
     def _roll(self) -> None:
-        """Seal the segment and begin the next; after a NoRoom nothing has changed."""
+        """Seal the segment and begin the next; after an OSError nothing has changed."""
         old_fd, sealed = self._fd, (self.base, self.position)
         self.sync()
         entries = self._begin_segment(sealing=old_fd)
@@ -392,7 +399,10 @@ class Writer:
         self._rolled = Rolled(sealed, self.base, entries)
 
     def _begin_segment(self, sealing: int | None = None) -> list[fmt.Entry]:
-        """Begin a segment at the end of the log; return what it says of the streams."""
+        """Begin a segment at the end of the log; return the entries of its first batch.
+
+        :param sealing: the descriptor of the previous segment, which is truncated and synced
+        """
         base = self.position
         path = scan.path_of(self.directory, base)
         temporary = path.with_name(path.name + ".new")
@@ -412,14 +422,14 @@ class Writer:
             self.files.sync_directory(self.directory)
         except OSError as error:
             self.files.close(fd)
-            raise self._failed(f"{error.strerror}, on syncing the journal's directory") from error
+            raise self._failed(f"cannot sync the journal's directory: {error.strerror}") from error
         self._fd, self.base, self._zeroed = fd, base, 0
         self.position = self.durable = self._start = end
         self._chain = chain
         return entries
 
     def _write_start(self, fd: int, base: int, kind: fmt.Kind, entries: list[fmt.Entry]) -> tuple[int, int]:
-        """What every segment begins with; the position behind it, and its chain."""
+        """Write the header and the first batch of a segment; return the position behind them, and the chain."""
         start = fmt.SegmentHeader(base, self.time, self._chain, self._identity).pack()
         header, ends = self._batch(kind, entries, base + len(start))
         self.files.allocate(fd, 0, max(self.segment_size, header.end - base))
@@ -428,7 +438,7 @@ class Writer:
         return header.end, header.checksum
 
     def _reserve(self, batches: Sequence[Sequence[Run]]) -> None:
-        """Set numbers aside on disk before the first of them is given out."""
+        """Reserve numbers on disk before the first of them is given out."""
         short = {
             run.stream: fmt.Entry(run.stream, min(run.last_seq + RESERVE, LAST_SEQ), 0)
             for runs in batches
@@ -442,5 +452,5 @@ class Writer:
 
 
 def _no_room(error: OSError) -> Exception:
-    """The same error as a NoRoom, if that is what it is."""
+    """Return a NoRoom if *error* means that the disk is full or read-only, else *error* itself."""
     return NoRoom(error.strerror) if error.errno in NO_ROOM else error

@@ -19,7 +19,7 @@ from fyrehose.journal.offline.places import Missing, Place
 from fyrehose.journal.offline.view import Extent
 from fyrehose.journal.recovery import next_whole
 from fyrehose.journal.snapshots import Snapshot
-from fyrehose.journal.streams import Streams, begun
+from fyrehose.journal.streams import Streams, streams_at_start
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -176,7 +176,7 @@ def _begun(place: Place, entries: list[fmt.Entry]) -> Streams:
 
     :raises JournalCorrupt: the snapshot that it refers to is missing or damaged
     """
-    return begun(entries, lambda position: _snapshot(place, position).streams())
+    return streams_at_start(entries, lambda position: _snapshot(place, position).streams())
 
 
 def _snapshot(place: Place, position: int) -> Snapshot:

@@ -95,7 +95,7 @@ class TestVerify:
         next(iter(data.glob("*.index"))).unlink()
         result = run("journal", "verify", data)
         assert result.exit_code == 0
-        assert "will be made again" in result.stdout
+        assert "will be rebuilt" in result.stdout
 
     @pytest.mark.parametrize("command", ["verify", "dump", "stats"])
     def test_what_is_no_journal(self, tmp_path: Path, command: str) -> None:

@@ -38,7 +38,7 @@ def batches(segment: scan.Segment) -> list[fmt.BatchHeader]:
 
 
 def renew(segment: scan.Segment, header: fmt.BatchHeader) -> None:
-    """Make the batch one that a newer version has written."""
+    """Return the batch as a newer version would have written it."""
     data = bytearray(segment.path.read_bytes())
     at = header.position - segment.base
     data[at + 3] = NEWER
@@ -53,20 +53,20 @@ def content(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("which", [0, 1, -1], ids=["oldest segment", "next segment", "last segment"])
 @pytest.mark.parametrize("place", [0, 2, -1], ids=["first batch", "third batch", "last batch"])
 @pytest.mark.parametrize("mark", [True, False], ids=["with MARK", "without MARK"])
-def test_nothing_is_changed_by_a_start_or_by_quarantine(bench, which: int, place: int, mark: bool) -> None:
+def test_start_and_quarantine_change_nothing_of_a_newer_journal(bench, which: int, place: int, mark: bool) -> None:
     segment = scan.segments(bench.directory)[which]
     renew(segment, batches(segment)[place])
     if not mark:
         (bench.directory / scan.MARK_NAME).unlink()
     before = content(bench.directory)
     for start in (lambda: recover(bench.directory, Files(), 1 << 30), lambda: set_aside(bench.directory, Files())):
-        with pytest.raises(JournalCorrupt, match=f"newer Fyrehose .format {NEWER}; .* nothing of it is damaged"):
+        with pytest.raises(JournalCorrupt, match=f"newer Fyrehose .format version {NEWER}; .* nothing of it is damaged"):
             start()
         assert content(bench.directory) == before
 
 
 @pytest.mark.parametrize("mark", [True, False], ids=["with MARK", "without MARK"])
-def test_offline_tools_say_that_it_is_newer(bench, mark: bool) -> None:
+def test_offline_tools_report_a_newer_version(bench, mark: bool) -> None:
     segment = scan.segments(bench.directory)[-1]
     renew(segment, batches(segment)[2])
     if not mark:

@@ -1,9 +1,8 @@
-"""What is in a journal's files: batches, runs or records one after the other, and sums of them.
+"""Read the content of a journal's files: batches, runs or statistics, also while a server is writing.
 
-Works while a server is writing.  Nothing is changed, and nothing beyond the durable mark is told unless it is asked
-for.
+Nothing is changed, and nothing beyond the durable mark is read unless requested.
 
-    in: a directory, what of it is wanted      out: Batch, Run, Stats
+    in: a directory, a selection      out: Batch, Run, Stats
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from pathlib import Path
 import attrs
 
 from fyrehose.journal import format as fmt
-from fyrehose.journal.offline.walk import Batch, Began, Damaged, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Damaged, Extent, SegmentStart, walk
 from fyrehose.records import Run
 
 
 def batches(directory: Path, everything: bool = False) -> Iterator[Batch]:
-    """Every batch, in the order of the log.
+    """Yield every batch, in the order of the log.
 
-    :param everything: go on behind the durable mark as far as it makes sense, too
+    :param everything: also read intact batches beyond the durable mark
     :raises JournalError: there is no journal
-    :raises JournalCorrupt: it is damaged; what comes before that was told
+    :raises JournalCorrupt: it is damaged; the batches before the damage were yielded
     """
     for found in walk(Extent.of(directory), everything):
         if isinstance(found, Damaged):
@@ -39,13 +38,14 @@ def runs(
     limit: int | None = None,
     everything: bool = False,
 ) -> Iterator[Run]:
-    """The records as they were accepted, in runs.
+    """Yield the records in runs, in the order of the log.
 
-    :param stream: of this stream only; None: of all
-    :param first: from this number on
-    :param limit: so many records at the most
+    :param stream: only records of this stream; None: of all streams
+    :param first: only records from this number on
+    :param limit: maximum number of records
+    :param everything: also read intact batches beyond the durable mark
     :raises JournalError: there is no journal
-    :raises JournalCorrupt: it is damaged; what comes before that was told
+    :raises JournalCorrupt: it is damaged; the records before the damage were yielded
     """
     if limit == 0:
         return
@@ -64,14 +64,14 @@ def runs(
 
 @attrs.define
 class StreamStats:
-    """One stream.
+    """Statistics of one stream.
 
-    :ivar first: the first number that is there; 0 if none is
-    :ivar last: the last number that was given out, there or not
-    :ivar size: payloads, in bytes
-    :ivar began: when its first record was accepted, us since 1970 UTC; 0 if there is none
-    :ivar ended: the same of its last
-    :ivar missing: how many numbers between ``first`` and ``last`` are not there
+    :ivar first: number of the first record; 0 if there is none
+    :ivar last: the last number that was given out, even if its record is missing
+    :ivar size: of the payloads, in bytes
+    :ivar began: time of the first record, in microseconds since 1970 UTC; 0 if there is none
+    :ivar ended: time of the last record
+    :ivar missing: how many numbers between ``first`` and ``last`` have no record
     """
 
     records: int = 0
@@ -86,7 +86,7 @@ class StreamStats:
         return self.last - self.first + 1 - self.records if self.first else 0
 
     def add(self, run: Run) -> None:
-        """The next of its runs."""
+        """Add the next run of the stream."""
         self.first = self.first or run.first_seq
         self.began = self.began or run.time
         self.last, self.ended = run.last_seq, run.time
@@ -96,12 +96,13 @@ class StreamStats:
 
 @attrs.define
 class Stats:
-    """A journal, in numbers.
+    """Statistics of a journal.
 
-    :ivar size: of the segment files, in bytes, what is allocated ahead included
-    :ivar end: the position up to which was read
-    :ivar closed: whether it was closed in order
-    :ivar damaged: ranges that could not be read
+    :ivar mark: the durable mark; 0: unknown
+    :ivar end: the position up to which the log was read
+    :ivar size: of the segment files, in bytes, including space that is allocated ahead
+    :ivar closed: whether the journal was closed in order
+    :ivar damaged: the damaged ranges
     """
 
     mark: int = 0
@@ -121,16 +122,16 @@ class Stats:
 def stats(
     directory: Path, progress: Callable[[int, int], object] = lambda done, total: None, everything: bool = False
 ) -> Stats:
-    """Count what is in the journal.
+    """Count the records of the journal by stream.
 
-    :param progress: is told how many bytes are done, and of how many
-    :param everything: go on behind the durable mark as far as it makes sense, too
+    :param progress: called with the number of bytes that were read, and their total
+    :param everything: also read intact batches beyond the durable mark
     :raises JournalError: there is no journal
     """
     extent = Extent.of(directory)
     found = Stats(mark=extent.mark, size=sum(segment.size for segment in extent.segments))
     for part in walk(extent, everything):
-        if isinstance(part, Began):
+        if isinstance(part, SegmentStart):
             found.segments += 1
         elif isinstance(part, Damaged):
             found.damaged.append(part)

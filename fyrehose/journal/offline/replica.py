@@ -1,13 +1,12 @@
-"""A journal's directory that is written from another one, batch by batch as they are there.
+"""A replica: a journal's directory into which the batches of another journal are copied, byte by byte.
 
-MARK says up to where it was copied and checked, and is written when everything below is on disk.  So a replica whose
-writing is broken off at any moment is what it was before, and bytes behind its mark that are written again.  New
-segments are written under another name until they are whole, so that a server could start in the directory at any
-moment.
+MARK has the position up to which batches were copied and checked, and is written after they were synced.  If copying is
+interrupted, only bytes behind the mark are copied again.  A new segment has another name until it is complete, so that
+a server can start in the directory at any moment.
 
-    in: a segment reader      out: the same segment, here
+    in: a segment reader      out: the same segment in the replica
 
-Knows no Twisted.
+This module does not import Twisted.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from fyrehose.records import Buffer
 
 @attrs.define
 class Copied:
-    """What was copied.
+    """Statistics of copying.
 
-    :ivar size: bytes of the log
-    :ivar deleted: segments that were deleted from the replica
+    :ivar size: bytes of the log that were copied
+    :ivar deleted: number of segments that were deleted from the replica
     """
 
     size: int = 0
@@ -49,11 +48,11 @@ class Copied:
 
 @attrs.define(eq=False)
 class Replica:
-    """A replica in *directory*; a context manager, which holds the lock of the directory.
+    """A replica in *directory*; a context manager that holds the lock of the directory.
 
-    :ivar done: what was copied by this object
-    :ivar tail: the end of the log here; None while there is none
-    :ivar position: everything below it is on disk, and MARK says so
+    :ivar done: statistics of this object's copying
+    :ivar tail: the end of the replica's log; None while it is empty
+    :ivar position: everything below this position is on disk, according to MARK
     """
 
     directory: Path
@@ -65,7 +64,7 @@ class Replica:
     _lock: int = attrs.field(default=-1, init=False)
 
     def __enter__(self) -> Replica:
-        """Lock the directory, which is made if need be, and find the end of the log in it.
+        """Create the directory if it is missing, lock it, and find the end of its log.
 
         :raises JournalLocked: another replica, or a server, writes there
         :raises JournalCorrupt: the end of the log is damaged
@@ -76,7 +75,7 @@ class Replica:
             holder = (self.directory / "LOCK").read_text(errors="replace").strip()
             raise JournalLocked(
                 f"{self.directory} is in use by another process{f' (pid {holder})' if holder else ''}: a server, or a "
-                "backup into it; wait for that one, or use another directory"
+                "backup into it; wait until that process has ended, or use another directory"
             ) from error
         try:
             for leftover in self.directory.glob("*.new"):
@@ -98,18 +97,18 @@ class Replica:
         self._lock = -1
 
     def is_writing(self, base: int) -> bool:
-        """Return whether the segment at *base* is the one in which the log ends here, so that the rest is missing."""
+        """Return whether the replica's log ends in the segment at *base*, so that the rest of it is missing."""
         return self.tail is not None and self.tail.index.base == base
 
     def copy(self, reader: scan.SegmentReader, stop: int, name: str, progress: Callable[[int], object]) -> None:
-        """Copy a segment up to the position *stop*, or what is missing of it; what is whole counts in any case.
+        """Copy the missing part of a segment up to the position *stop*; batches before an error are kept.
 
-        :param name: of the segment, as people are told of it
-        :param progress: is told how many bytes are done
+        :param name: path or address of the segment, for messages
+        :param progress: called with the number of bytes that were copied
         :raises JournalCorrupt: a batch is damaged
-        :raises JournalError: the segment cannot be read on
-        :raises Missing: the segment is not there any more
-        :raises OSError: it cannot be written here
+        :raises JournalError: the segment cannot be read
+        :raises Missing: the segment was deleted
+        :raises OSError: the replica cannot be written
         """
         tail = self.tail
         if tail is not None and self.is_writing(reader.base):
@@ -125,7 +124,7 @@ class Replica:
     def _make(
         self, reader: scan.SegmentReader, stop: int, name: str, progress: Callable[[int], object]
     ) -> Exception | None:
-        """Copy a segment of which nothing is here, and return why that came to an end before *stop*."""
+        """Copy a segment that the replica lacks; return the error if it cannot be copied up to *stop*."""
         follows = self.tail is not None and self.tail.position == reader.base
         if self.tail is not None and follows:
             self._store_index(self.tail)
@@ -134,7 +133,7 @@ class Replica:
         except fmt.Damage as damage:
             return _damaged(name, reader.base, reader.base, damage)
         if self.tail is not None and follows and differ(self.tail.identity, made.identity):
-            return JournalError(f"{name} is of another journal than {self.directory}; use an empty directory")
+            return JournalError(f"{name} belongs to another journal than {self.directory}; use an empty directory")
         path = scan.path_of(self.directory, reader.base)
         temporary = path.with_name(path.name + ".new")
         with self._writing(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
@@ -150,7 +149,7 @@ class Replica:
             self.tail = made
             self.note()
         else:
-            self._store_index(made)  # it had been removed here, and those behind it had not
+            self._store_index(made)  # the segment had been deleted in the replica, and later ones had not
         return failure
 
     @contextmanager
@@ -171,7 +170,7 @@ class Replica:
         name: str,
         progress: Callable[[int], object],
     ) -> Exception | None:
-        """Write batches up to *stop*, as far as they are whole, and sync them; return why there are no more."""
+        """Copy batches up to *stop* or the first damaged one, and sync them; return the error in the latter case."""
         start = tail.position - len(head)
         at, size = start - reader.base, len(head)
         pieces: list[Buffer] = [head] if head else []
@@ -197,7 +196,7 @@ class Replica:
         return failure
 
     def note(self) -> None:
-        """Write MARK: everything up to the end of the log here is on disk."""
+        """Write MARK: everything up to the end of the replica's log is on disk."""
         assert self.tail is not None
         path = self.directory / scan.MARK_NAME
         made = not path.exists()
@@ -210,11 +209,11 @@ class Replica:
             self.files.sync_directory(self.directory)
 
     def _store_index(self, tail: Tail) -> None:
-        """Write the index of a segment that is complete."""
+        """Write the index of a complete segment."""
         self.files.store(scan.index_path_of(self.directory, tail.index.base), tail.index.pack())
 
     def delete_before(self, position: int) -> None:
-        """Delete segments that end at *position* or before, the oldest first; the log begins there, or before, then."""
+        """Delete the segments that end at *position* or before, the oldest first."""
         found = [segment.base for segment in scan.segments(self.directory)]
         ends = found[1:]
         deletion = Deletion(self.directory, self.files)
@@ -226,7 +225,7 @@ class Replica:
         self.done.deleted += len(deletion.segments)
         deletion.work(self._keep_from)
         first = scan.segments(self.directory)[0].base
-        if self._begin < first <= position:  # they were deleted here by somebody else
+        if self._begin < first <= position:  # somebody else has deleted segments of the replica
             self._keep_from(first)
 
     def _needed_by(self, base: int) -> int:
@@ -243,17 +242,17 @@ class Replica:
         self.note()
 
     def settle(self) -> None:
-        """See that no segment is missing here, and that MARK is right, also if this directory is a copy of another.
+        """Check that no segment is missing, and rewrite MARK if the directory was copied from another one.
 
-        :raises JournalCorrupt: a segment is missing, and the source did not have it, either
+        :raises JournalCorrupt: a segment is missing, and the source does not have it, either
         """
         end = self._begin
         for segment in scan.segments(self.directory):
             if segment.base > end:
                 raise JournalCorrupt(
-                    f"{self.directory} lacks the positions {end} to {segment.base}, which its source does not keep any "
-                    "more: put the missing segment back, or begin a new backup in an empty directory; if it is not "
-                    "wanted, --mirror keeps only what the source keeps"
+                    f"{self.directory} lacks the positions {end} to {segment.base}, which its source has deleted: put "
+                    "the missing segment back, begin a new backup in an empty directory, or use --mirror, which also "
+                    "deletes what the source has deleted"
                 )
             end = segment.end
         if self.tail is not None and believed_mark(self.directory).durable != self.position:

@@ -1,8 +1,8 @@
-"""The end of a log, found by reading it, and the batches behind it, each checked: what a backup is made of.
+"""Read and check the batches of a source, and find the end of a log: the reading half of a backup.
 
-    in: a segment      out: the bytes of its batches as they were checked, and how far they go
+    in: a segment      out: the bytes of its checked batches, and the tail behind them
 
-Knows no Twisted.
+This module does not import Twisted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fyrehose.records import Buffer
 
 @attrs.define(eq=False)
 class Tail:
-    """The end of a log, as far as it was checked.
+    """The end of the part of a log that was checked.
 
     :ivar index: of the last segment
     :ivar position: where the next batch goes
-    :ivar chain: what the next batch or segment continues from; None if nothing tells
+    :ivar chain: checksum from which the next batch or segment continues; None: unknown
     :ivar at: the position of the last batch; -1 if the segment has none yet
     :ivar last: the header of that batch, as it is in the file
-    :ivar identity: of the journal; zeros if it is not known
+    :ivar identity: of the journal; zeros: unknown
     """
 
     index: SegmentIndex
@@ -47,26 +47,26 @@ class Tail:
 def begin(reader: scan.SegmentReader, chain: int | None) -> tuple[bytes, Tail]:
     """Read the header of a segment.
 
-    :param chain: what it should continue from, if that is known
+    :param chain: checksum from which it must continue; None: unknown
     :return: the header as it is in the file, and the tail behind it
-    :raises Damage: it is damaged, or continues from something else
+    :raises Damage: it is damaged, or continues from another checksum
     """
     data = _read(reader, reader.base, fmt.SEGMENT_HEADER.size)
     header = fmt.SegmentHeader.unpack(data)
     if header.base != reader.base:
-        raise fmt.Damage(f"the file holds the segment that begins at position {header.base}")
-    continued = None if header.created == 0 else header.chain  # --quarantine replaces a damaged header by such
+        raise fmt.Damage(f"the file contains the segment that begins at position {header.base}")
+    continued = None if header.created == 0 else header.chain  # --quarantine has replaced a damaged header
     if None not in (chain, continued) and continued != chain:
-        raise fmt.Damage("the segment does not continue from the one before")
+        raise fmt.Damage("the segment does not continue from the previous one")
     tail = Tail(SegmentIndex(reader.base), reader.base + len(data), continued, identity=header.identity)
     return bytes(data), tail
 
 
 def batches(reader: scan.SegmentReader, tail: Tail, stop: int) -> Iterator[tuple[fmt.BatchHeader, list[Buffer]]]:
-    """Read each batch from *tail* up to the position *stop*; *tail* moves on behind each, before it is yielded.
+    """Read and check the batches from *tail* up to the position *stop*; *tail* is moved behind each one.
 
-    :return: headers, and the very bytes that were checked
-    :raises Damage: the next batch is not what was written, or cannot be read; *tail* is in front of it
+    :return: the header of each batch, and its bytes
+    :raises Damage: the next batch is damaged, or cannot be read; *tail* is in front of it
     """
     size = fmt.BATCH_HEADER.size
     while tail.position < stop:
@@ -75,9 +75,9 @@ def batches(reader: scan.SegmentReader, tail: Tail, stop: int) -> Iterator[tuple
         body = _read(reader, tail.position, size + header.length)[size:]
         header.check(body)
         if tail.chain is not None and header.chain != tail.chain:
-            raise fmt.Damage("the batch does not continue from the one before")
+            raise fmt.Damage("the batch does not continue from the previous one")
         if header.end > stop:
-            raise fmt.Damage(f"the batch reaches beyond position {stop}, where the segment or what is durable ends")
+            raise fmt.Damage(f"the batch reaches beyond position {stop}, where the segment or its durable part ends")
         tail.index.add(header, body)
         tail.at, tail.last, tail.position = header.position, head, header.end
         tail.chain = None if header.mended else header.checksum
@@ -85,7 +85,7 @@ def batches(reader: scan.SegmentReader, tail: Tail, stop: int) -> Iterator[tuple
 
 
 def differ(first: bytes, second: bytes) -> bool:
-    """Return whether two identities are known and are not the same."""
+    """Return whether both identities are known, and are different."""
     return any(first) and any(second) and first != second
 
 
@@ -93,20 +93,20 @@ def _read(reader: scan.SegmentReader, position: int, size: int) -> memoryview:
     try:
         return reader.read(position, size)
     except OSError as error:
-        raise fmt.Damage(f"it cannot be read: {error.strerror}") from error
+        raise fmt.Damage(f"cannot be read: {error.strerror}") from error
 
 
 def tail_of(directory: Path) -> Tail | None:
-    """Find where the log in *directory* ends, which nobody is writing; None if there is no log.
+    """Find the end of the log in *directory*, which no other process writes; None if there is no log.
 
-    :raises JournalCorrupt: there is less than MARK says, or the last segment is damaged
+    :raises JournalCorrupt: the log ends before the durable mark, or the last segment is damaged
     """
     noted = believed_mark(directory)
     found = [segment for segment in scan.segments(directory) if not noted.durable or segment.base < noted.durable]
     if not found and noted.durable:
         raise JournalCorrupt(
-            f"{directory} has no segments below position {noted.durable}, up to which MARK says that it is complete; "
-            "put its files back, or use an empty directory"
+            f"{directory} has no segments below position {noted.durable}, the durable mark in MARK; put its files "
+            "back, or use an empty directory"
         )
     for segment in reversed(found):
         tail, damage = _whole(segment, noted.durable or segment.end)
@@ -121,13 +121,13 @@ def tail_of(directory: Path) -> Tail | None:
 
 
 def reach(source: Place) -> View:
-    """Return what *source* has that may be copied: what is durable, or everything whole if it is a copy by itself.
+    """Return the part of *source* that may be copied: the durable part, or all intact batches if it is a copy.
 
-    MARK of a directory that was copied file by file is not believed, and nobody writes there: as when a server is
-    started there, everything up to the last whole batch counts.
+    MARK in a directory that was copied file by file is ignored, and no process writes there.  So the log ends at the
+    last intact batch, as it does when a server starts there.
 
-    :raises JournalUnreachable: it is not there at present
-    :raises JournalCorrupt: it is a copy whose end is damaged
+    :raises JournalUnreachable: the source cannot be reached at present
+    :raises JournalCorrupt: the source is a copy, and its end is damaged
     """
     try:
         view = source.view()
@@ -145,7 +145,7 @@ def reach(source: Place) -> View:
 
 
 def _whole(segment: scan.Segment, stop: int) -> tuple[Tail, fmt.Damage | None]:
-    """Read a segment up to *stop*, or to the first batch that is not whole; and what is the matter with that."""
+    """Read a segment up to *stop* or the first damaged batch; return the tail, and the damage or None."""
     reader = scan.SegmentReader(segment.path, segment.base)
     tail = Tail(SegmentIndex(segment.base), segment.base, None)
     try:
@@ -160,9 +160,9 @@ def _whole(segment: scan.Segment, stop: int) -> tuple[Tail, fmt.Damage | None]:
 
 
 def _check_end(segment: scan.Segment, position: int, damage: fmt.Damage) -> None:
-    """See that nothing durable is behind the last whole batch of a copy, as its recovery would.
+    """Check, as recovery does, that nothing durable follows the last intact batch of a copy.
 
-    :raises JournalCorrupt: there is, and copying while it was written does not explain it
+    :raises JournalCorrupt: something durable does, and copying during a write does not explain the damage
     """
     reader = scan.SegmentReader(segment.path, segment.base)
     try:

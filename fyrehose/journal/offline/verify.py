@@ -1,8 +1,8 @@
-"""Verifying a journal, every byte of it, while it is in use or not.
+"""Verify every byte of a journal, also while it is in use.
 
-Checked are the checksums and their chain, from segment to segment; that the numbers of every stream follow on, but for
-gaps that are noted as such; what every segment says of the numbers before it; times; and that the index files agree
-with the segments.
+The checks cover the checksums and their chain, also from segment to segment; that the numbers of every stream are
+consecutive, except for gaps that are noted as such; the last numbers at the start of each segment; the times; and that
+the index files agree with the segments.
 
     in: a directory      out: Report
 """
@@ -18,18 +18,18 @@ from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots
 from fyrehose.journal.index import PackedIndex, SegmentIndex
-from fyrehose.journal.offline.walk import Batch, Began, Damaged, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Damaged, Extent, SegmentStart, walk
 from fyrehose.journal.recovery import last_byte
-from fyrehose.journal.streams import begun
+from fyrehose.journal.streams import streams_at_start
 from fyrehose.records import Run
 
-#: How many problems are told; where there are more, they have a common cause.
+#: How many problems are reported; if there are more, they have a common cause.
 MAX_PROBLEMS = 1000
 
 
 @attrs.frozen(slots=True)
 class Problem:
-    """Something is not as it should be, in ``path`` at the byte ``offset``."""
+    """A problem in the file *path* at the byte *offset*."""
 
     path: Path
     offset: int
@@ -41,15 +41,15 @@ class Problem:
 
 @attrs.define
 class Report:
-    """What was found.
+    """The result of verification.
 
-    :ivar mark: the durable mark, 0 if it is not known
+    :ivar mark: the durable mark; 0: unknown
     :ivar end: the position up to which everything was checked
-    :ivar size: bytes that were checked
-    :ivar allocated: bytes behind the end that are allocated and not used yet
-    :ivar gaps: numbers that are not in the journal, and are noted as such
-    :ivar problems: empty, if the journal is as it was written
-    :ivar notes: what is worth knowing, and does no harm
+    :ivar size: number of bytes that were checked
+    :ivar allocated: number of bytes behind the end that are allocated and not used yet
+    :ivar gaps: missing numbers that the journal notes as gaps
+    :ivar problems: empty if the journal is undamaged
+    :ivar notes: harmless observations
     """
 
     mark: int = 0
@@ -68,25 +68,25 @@ class Report:
 def verify(
     directory: Path, progress: Callable[[int, int], object] = lambda done, total: None, everything: bool = False
 ) -> Report:
-    """Check the journal in ``directory``; nothing is changed.
+    """Check the journal in *directory* without changing it.
 
-    :param progress: is told how many bytes are done, and of how many
-    :param everything: go on behind the durable mark as far as it makes sense, too
-    :raises JournalError: there is no journal, or nothing of it that could be checked
+    :param progress: called with the number of bytes that were checked, and their total
+    :param everything: also check intact batches beyond the durable mark
+    :raises JournalError: there is no journal, or no batch that can be checked
     """
     extent = Extent.of(directory)
     total = sum(segment.size for segment in extent.segments)
     verifier = _Verifier(Report(mark=extent.mark), directory)
     verifier.front(extent)
     for found in walk(extent, everything):
-        verifier.take(found)
+        verifier.add(found)
         progress(verifier.done, total)
     verifier.finish()
     progress(total, total)
     report = verifier.report
     if not report.batches and not report.problems:
         raise JournalError(
-            f"nothing in {directory} could be checked: no batch is known to be durable; --all checks what there is"
+            f"nothing in {directory} could be checked: no batch is known to be durable; use --all to check all batches"
         )
     return report
 
@@ -96,58 +96,59 @@ class _Verifier:
     report: Report
     directory: Path
     done: int = 0
-    _last: Began | None = None
-    _whole: bool = True  #: nothing of the segment was damaged
+    _last: SegmentStart | None = None
+    _whole: bool = True  #: no damage was found in the segment
     _index: SegmentIndex = attrs.field(factory=lambda: SegmentIndex(0))
-    _chain: int | None = None  #: what the next segment continues from, if that is known
+    _chain: int | None = None  #: checksum from which the next segment must continue; None: unknown
     _identity: bytes = fmt.UNKNOWN
     _time: int = 0
     _ends: dict[str, int] = attrs.field(factory=dict)
     _floor: int = 0
-    #: streams whose numbers nothing was lost of since they were seen last
+    #: Streams of which no record can have been lost since their last number was read.
     _certain: set[str] = attrs.field(factory=set)
     _lost: bool = False
-    _first: bool = True  #: the next segment says where numbers begin, and nobody can contradict it
+    _first: bool = True  #: the numbers at the start of the next segment cannot be compared with earlier ones
 
     def front(self, extent: Extent) -> None:
-        """See that the oldest segments are there, and say what cannot be told without MARK."""
+        """Check that no segment is missing at the beginning, and note if MARK is missing."""
         if not extent.mark:
             self.report.notes.append(
-                "MARK is missing, damaged, or copied from another directory: what the batches themselves call durable "
-                "was checked; whether the end of the log is missing cannot be told"
+                "MARK is missing, damaged, or copied from another directory: the log was checked up to the position "
+                "that its batches note as durable; whether the end of the log is missing is unknown"
             )
         first = extent.segments[0]
         if extent.begin is not None and first.base > extent.begin:
             what = f"positions {extent.begin} to {first.base} before it are missing, and retention did not delete them"
             self._problem(first, first.base, what)
 
-    def take(self, found: Began | Batch | Damaged) -> None:
-        if isinstance(found, Began):
-            self._began(found)
+    def add(self, found: SegmentStart | Batch | Damaged) -> None:
+        """Check the next part of the log."""
+        if isinstance(found, SegmentStart):
+            self._start_segment(found)
         elif isinstance(found, Damaged):
             self._damaged(found)
         else:
             self._batch(found)
 
     def finish(self) -> None:
-        """Nothing more comes."""
-        self._ended()
+        """Complete the report."""
+        self._end_segment()
         self.report.streams = len(self._ends)
 
-    def _began(self, began: Began) -> None:
-        if self._last is not None and began.segment.base != self._last.stop:
-            self._chain, self._first = None, True  # retention has taken those between
+    def _start_segment(self, start: SegmentStart) -> None:
+        if self._last is not None and start.segment.base != self._last.stop:
+            self._chain, self._first = None, True  # retention has deleted the segments in between
             self._ends.clear()
-        self._ended()
-        report, base = self.report, began.segment.base
+        self._end_segment()
+        report, base = self.report, start.segment.base
         report.segments += 1
-        if began.header is not None and self._chain is not None and began.header.chain != self._chain:
-            self._problem(began.segment, base, "the segment does not continue from the one before")
-        if began.header is not None and began.header.identity != fmt.UNKNOWN:
-            if self._identity not in (fmt.UNKNOWN, began.header.identity):
-                self._problem(began.segment, base, "the segment belongs to another journal than those before it")
-            self._identity = began.header.identity
-        self._last, self._whole, self._index = began, True, SegmentIndex(base)
+        if start.header is not None and self._chain is not None and start.header.chain != self._chain:
+            self._problem(start.segment, base, "the segment does not continue from the previous one")
+        if start.header is not None and start.header.identity != fmt.UNKNOWN:
+            if self._identity not in (fmt.UNKNOWN, start.header.identity):
+                self._problem(start.segment, base, "the segment belongs to another journal than those before it")
+            self._identity = start.header.identity
+        self._last, self._whole, self._index = start, True, SegmentIndex(base)
         report.end = base + fmt.SEGMENT_HEADER.size
         report.size += fmt.SEGMENT_HEADER.size
 
@@ -161,7 +162,7 @@ class _Verifier:
         self.done += size
 
     def _loses(self) -> None:
-        """From here on a number that does not follow on proves nothing."""
+        """Note that records may have been lost: from here on, a jump of numbers is no problem of its own."""
         self._lost = True
         self._certain.clear()
 
@@ -173,7 +174,7 @@ class _Verifier:
         self.done += header.end - header.position
         self._chain = None if header.mended else header.checksum
         if header.time < self._time and not header.mended:
-            self._problem(batch.segment, header.position, "its time is before that of the batch before")
+            self._problem(batch.segment, header.position, "the time of the batch is before that of the previous batch")
         self._time = max(self._time, header.time)
         if header.mended:
             self._loses()
@@ -181,10 +182,10 @@ class _Verifier:
             self._index.add(header, batch.body)
             runs, entries = batch.runs(), batch.entries()
         except fmt.Damage as damage:
-            self._problem(batch.segment, header.position, f"its checksum is right, but {damage}")
+            self._problem(batch.segment, header.position, f"the checksum of the batch is right, but {damage}")
             return
         if len(runs) + len(entries) != header.parts or sum(map(len, runs)) != header.records:
-            self._problem(batch.segment, header.position, "it has more or less than its header says")
+            self._problem(batch.segment, header.position, "the counts in the header of the batch are wrong")
         for run in runs:
             self._run(batch, run)
         if fmt.begins(header, batch.segment.base):
@@ -198,7 +199,7 @@ class _Verifier:
     def _run(self, batch: Batch, run: Run) -> None:
         self.report.records += len(run)
         if sum(run.sizes) != len(run.payload):
-            what = f"a run of {run.stream!r} has payloads of another length than it says"
+            what = f"the payloads of a run of {run.stream!r} have another size than the sum of its lengths"
             self._problem(batch.segment, batch.header.position, what)
         self._reaches(batch, run.stream, run.first_seq - 1)
         self._ends[run.stream] = run.last_seq
@@ -222,29 +223,29 @@ class _Verifier:
                 self._ends.pop(entry.stream, None)
 
     def _check_beginning(self, batch: Batch, entries: list[fmt.Entry]) -> None:
-        """Check what the segment says of the numbers before it."""
+        """Check the last numbers of the streams at the start of a segment."""
         try:
-            streams = begun(entries, lambda position: snapshots.load(self.directory, position).streams())
+            streams = streams_at_start(entries, lambda position: snapshots.load(self.directory, position).streams())
         except JournalCorrupt as error:
             self._problem(batch.segment, batch.header.position, str(error))
             return
-        said = streams.ends | streams.retired
+        listed = streams.ends | streams.retired
         self._floor = max(self._floor, streams.floor)
         if self._first:
             self._first = False
-            self._ends.update(said)
-            self._certain.update(said)
+            self._ends.update(listed)
+            self._certain.update(listed)
             return
-        for stream, last in said.items():
+        for stream, last in listed.items():
             self._reaches(batch, stream, last)
-        for stream in [stream for stream, end in self._ends.items() if end <= streams.floor and stream not in said]:
-            del self._ends[stream]  # it was retired so long ago that the floor stands for it
-        if not batch.header.mended and (forgotten := self._ends.keys() - said.keys()):
-            what = f"it has forgotten {len(forgotten)} streams, such as {min(forgotten)!r}"
+        for stream in [stream for stream, end in self._ends.items() if end <= streams.floor and stream not in listed]:
+            del self._ends[stream]  # retired so long ago that only the floor is left of it
+        if not batch.header.mended and (forgotten := self._ends.keys() - listed.keys()):
+            what = f"the start of the segment lacks {len(forgotten)} streams, such as {min(forgotten)!r}"
             self._problem(batch.segment, batch.header.position, what)
 
     def _reaches(self, batch: Batch, stream: str, seq: int) -> None:
-        """``stream`` has come to ``seq`` here."""
+        """Check that the last number of *stream* is *seq* at this point of the log."""
         end = self._ends.get(stream, self._floor)
         # A new stream may have been given its first number just before the floor was raised.
         if seq == end or (seq == 0 and stream not in self._ends):
@@ -253,28 +254,28 @@ class _Verifier:
             self.report.gaps.append(fmt.Entry(stream, end + 1, seq))
         else:
             how = f"skips {end + 1} to {seq}" if seq > end else f"goes back from {end} to {seq}"
-            self._problem(batch.segment, batch.header.position, f"stream {stream!r} {how}, and nothing says why")
+            self._problem(batch.segment, batch.header.position, f"stream {stream!r} {how}, and no gap is noted")
         self._ends[stream] = seq
         self._certain.add(stream)
 
-    def _ended(self) -> None:
-        """The segment that began last is done."""
-        began = self._last
-        if began is None:
+    def _end_segment(self) -> None:
+        """Check the index of the segment that started last, or the space behind the end of the log."""
+        start = self._last
+        if start is None:
             return
-        if began.sealed and self._whole:
-            self._check_index(began.segment, began.stop)
-        if not began.sealed and began.segment.end > self.report.end:
-            self._tail(began.segment)
+        if start.sealed and self._whole:
+            self._check_index(start.segment, start.stop)
+        if not start.sealed and start.segment.end > self.report.end:
+            self._tail(start.segment)
 
     def _tail(self, segment: scan.Segment) -> None:
-        """Say what lies behind the last batch that was checked."""
+        """Report how much lies behind the last batch that was checked."""
         end = self.report.end
         reader = scan.SegmentReader(segment.path, segment.base)
         try:
             used = last_byte(reader, end, segment.end) - end
         except OSError as error:
-            self.report.notes.append(f"what lies behind position {end} cannot be read: {error.strerror}")
+            self.report.notes.append(f"the bytes behind position {end} cannot be read: {error.strerror}")
             return
         finally:
             reader.close()
@@ -291,12 +292,12 @@ class _Verifier:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            self.report.notes.append(f"{path.name} is missing, and will be made again when it is needed")
+            self.report.notes.append(f"{path.name} is missing, and will be rebuilt when it is needed")
             return
         if PackedIndex.unpack(data, segment.base, stop) is None:
-            self.report.notes.append(f"{path.name} is damaged or of another segment, and will be made again")
+            self.report.notes.append(f"{path.name} is damaged or of another segment, and will be rebuilt")
         elif data != self._index.pack():
-            self._problem(scan.Segment(path, 0, len(data)), 0, "it says something else than its segment; delete it")
+            self._problem(scan.Segment(path, 0, len(data)), 0, "the index does not match its segment; delete it")
 
     def _problem(self, segment: scan.Segment, position: int, what: str) -> None:
         if len(self.report.problems) < MAX_PROBLEMS:

@@ -1,9 +1,9 @@
-"""Everything in a journal's files, in order and with what is damaged: what the offline tools go through.
+"""Walk through a journal's files: segments, batches and damaged ranges, in order.  The offline tools are built on this.
 
-Works while a server is writing, because nothing beyond the durable mark is looked at unless it is asked for.  Knows no
-Twisted.
+It works while a server is writing, because nothing beyond the durable mark is read unless requested.  This module does
+not import Twisted.
 
-    in: a directory      out: Began, Batch and Damaged, in the order of their positions
+    in: a directory      out: SegmentStart, Batch and Damaged, in the order of their positions
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fyrehose.records import Run
 
 
 @attrs.frozen(slots=True)
-class Began:
-    """A segment, before its batches.
+class SegmentStart:
+    """The start of a segment; its batches follow.
 
-    :ivar header: None if it is damaged, which is said next
-    :ivar stop: it is walked up to this position
-    :ivar sealed: whether another follows
+    :ivar header: None if it is damaged; then a :class:`Damaged` follows
+    :ivar stop: the position up to which the segment is read
+    :ivar sealed: whether another segment follows
     """
 
     segment: scan.Segment
@@ -39,26 +39,26 @@ class Began:
 
 @attrs.frozen(slots=True)
 class Batch:
-    """A batch that is as it was written."""
+    """An undamaged batch."""
 
     segment: scan.Segment
     header: fmt.BatchHeader
     body: memoryview
 
     def runs(self) -> list[Run]:
-        """Its runs, if it is one of records."""
+        """Return the runs of a batch of kind RECORDS; none for other kinds."""
         return fmt.runs(self.body, self.header.time) if self.header.kind is fmt.Kind.RECORDS else []
 
     def entries(self) -> list[fmt.Entry]:
-        """Its entries, if it is one of anything else."""
+        """Return the entries of the batch; none for kind RECORDS."""
         return [] if self.header.kind is fmt.Kind.RECORDS else fmt.entries(self.body, self.header.parts)
 
 
 @attrs.frozen(slots=True)
 class Damaged:
-    """Positions ``start`` to ``stop`` are not what was written, though they were durable.
+    """A damaged range, from the position *start* to *stop*, that was durable.
 
-    Of equal positions: the batch there is whole, but it is not the one that follows.
+    If the two are equal, the batch there is intact, but it does not continue from the previous one.
     """
 
     segment: scan.Segment
@@ -67,17 +67,17 @@ class Damaged:
     reason: str
 
     def error(self) -> JournalCorrupt:
-        """The same, to be raised."""
+        """Return an error about this damage."""
         return damaged(self.segment.path, self.start, self.segment.base, self.reason)
 
 
 @attrs.frozen(slots=True)
 class Extent:
-    """What there is of a journal.
+    """The segments of a journal, and how far they are durable.
 
-    :ivar mark: the durable mark as last noted; 0 if it is not known
-    :ivar durable: everything below this position was on disk: that mark, or what the batches say themselves
-    :ivar begin: where the log begins, as retention has noted it; None if that is not known
+    :ivar mark: the durable mark from MARK; 0: unknown
+    :ivar durable: everything below this position was on disk, according to MARK or to the headers of batches
+    :ivar begin: position of the oldest segment that retention has kept, from MARK; None: unknown
     """
 
     segments: tuple[scan.Segment, ...]
@@ -87,30 +87,32 @@ class Extent:
 
     @classmethod
     def of(cls, directory: Path) -> Extent:
-        """:raises JournalError: there is no journal in ``directory``
-        :raises JournalCorrupt: there was one
+        """Find the segments in *directory*.
+
+        :raises JournalError: there is no journal
+        :raises JournalCorrupt: all segments of the journal are missing
         """
         noted = believed_mark(directory)
-        found = tuple(scan.segments(directory))  # after the mark, so that they have what it says
+        found = tuple(scan.segments(directory))  # after the mark was read, so that they reach at least that far
         if not found and noted.durable:
-            raise JournalCorrupt(f"the journal {directory} has no segments, though {noted.durable} bytes were durable")
+            raise JournalCorrupt(f"the journal {directory} has no segments, but {noted.durable} bytes were durable")
         if not found:
-            raise JournalError(f"{directory} is no journal: there is no segment in it")
+            raise JournalError(f"{directory} is no journal: it has no segment files")
         durable = max(noted.durable or durable_by_batches(directory), found[-1].base)
         return cls(found, noted.durable, durable, noted.begin)
 
 
-def walk(extent: Extent, everything: bool = False) -> Iterator[Began | Batch | Damaged]:
-    """Go through the segments of ``extent``; those that retention deletes meanwhile are left out.
+def walk(extent: Extent, everything: bool = False) -> Iterator[SegmentStart | Batch | Damaged]:
+    """Walk through the segments of *extent*, except those that retention deletes meanwhile.
 
-    :param everything: go on behind the durable mark as far as it makes sense, too
-    :raises JournalCorrupt: a newer version has written to it
+    :param everything: also read intact batches beyond the durable mark
+    :raises JournalCorrupt: a newer version has written to the journal
     """
     for segment, after in zip_longest(extent.segments, extent.segments[1:]):
         reach = segment.end if everything else extent.durable
         stop = reach if after is None else after.base
         if stop <= segment.base:
-            return  # begun a moment ago
+            return  # the segment was created a moment ago, and nothing of it is durable
         try:
             reader = scan.SegmentReader(segment.path, segment.base, limit=stop)
         except FileNotFoundError:
@@ -122,13 +124,13 @@ def walk(extent: Extent, everything: bool = False) -> Iterator[Began | Batch | D
             reader.close()
         missing = extent.durable if after is None else after.base
         if segment.end < missing:
-            what = "the end of the log is missing" if after is None else "a segment is missing or cut off"
+            what = "the end of the log is missing" if after is None else "a segment is missing or truncated"
             yield Damaged(segment, segment.end, missing, what)
 
 
 def _walk_segment(
     reader: scan.SegmentReader, segment: scan.Segment, stop: int, durable: int, sealed: bool
-) -> Iterator[Began | Batch | Damaged]:
+) -> Iterator[SegmentStart | Batch | Damaged]:
     position = segment.base + fmt.SEGMENT_HEADER.size
     chain: int | None = None
     try:
@@ -137,25 +139,25 @@ def _walk_segment(
         except fmt.Newer:
             raise
         except fmt.Damage as damage:
-            yield Began(segment, None, stop, sealed)
+            yield SegmentStart(segment, None, stop, sealed)
             yield Damaged(segment, segment.base, position, str(damage))
         else:
-            yield Began(segment, header, stop, sealed)
+            yield SegmentStart(segment, header, stop, sealed)
             chain = header.chain
         while position < stop:
             try:
                 found, body = reader.batch(position)
             except fmt.Damage as damage:
                 if position >= durable:
-                    return  # it is being written, or never was whole
+                    return  # the batch is being written, or was when the server stopped
                 after = next_whole(reader, position, stop)
                 yield Damaged(segment, position, after, str(damage))
                 position, chain = after, None
                 continue
             if chain is not None and found.chain != chain:
-                yield Damaged(segment, position, position, "the batch does not continue from the one before")
+                yield Damaged(segment, position, position, "the batch does not continue from the previous one")
             yield Batch(segment, found, body)
             chain = None if found.mended else found.checksum
             position = found.end
     except OSError as error:
-        yield Damaged(segment, position, stop, f"it cannot be read: {error.strerror}")
+        yield Damaged(segment, position, stop, f"cannot be read: {error.strerror}")
