@@ -55,7 +55,7 @@ def test_a_step_within_the_bound_is_followed(step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [BOUND + 1, YEAR, -BOUND - 1, -YEAR, -NOW, 1 << 62])
-def test_a_larger_step_is_not_believed_and_time_goes_on(step: int) -> None:
+def test_larger_step_is_not_followed(step: int) -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     clock.start(0)
@@ -95,7 +95,7 @@ def test_a_clock_that_keeps_stepping_is_not_followed() -> None:
         assert clock.now() < NOW + (i + 2) * SETTLED
 
 
-def test_a_server_that_was_down_believes_the_clock_but_doubts_it_for_a_while() -> None:
+def test_clock_far_ahead_at_the_start_is_followed_and_in_doubt() -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     assert clock.start(NOW - 2 * HOUR) == NOW
@@ -104,7 +104,7 @@ def test_a_server_that_was_down_believes_the_clock_but_doubts_it_for_a_while() -
     assert not clock.in_doubt
 
 
-def test_a_clock_behind_the_last_record_at_the_start_is_not_believed() -> None:
+def test_clock_far_behind_at_the_start_is_not_followed() -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     assert clock.start(NOW + YEAR) == NOW + YEAR
@@ -114,7 +114,7 @@ def test_a_clock_behind_the_last_record_at_the_start_is_not_believed() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-(1 << 60), 1 << 60), st.integers(0, HOUR)), max_size=30))
-def test_whatever_the_clock_does_a_step_is_believed_only_after_it_has_settled(steps: list[tuple[int, int]]) -> None:
+def test_random_steps_are_followed_only_after_they_have_settled(steps: list[tuple[int, int]]) -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     before = clock.start(0)
@@ -145,7 +145,9 @@ class TestTheJournal:
             start = runs[-1].last_seq + 1
         return found
 
-    def test_one_step_deletes_nothing_and_stamps_nothing(self, open_journal: Any, log_lines: list[str]) -> None:
+    def test_step_of_the_clock_deletes_no_segment_and_stamps_no_record(
+        self, open_journal: Any, log_lines: list[str]
+    ) -> None:
         clocks = Clocks()
         bench = self.journal(open_journal, clocks, keep_age=3600.0)
         self.fill(bench, clocks)

@@ -1,4 +1,4 @@
-"""Copies of a journal that were made file by file while the server wrote, and segments that are missing in front."""
+"""Copies that were made file by file while the server wrote, and missing oldest segments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Silent:
 
 
 def in_order(order: str, names: list[Path], dice: Random) -> list[Path]:
-    """The files in the order in which a program copies them."""
+    """Return the files in the order in which a program copies them."""
     if order == "alphabetical":
         return sorted(names)
     if order == "reversed":
@@ -52,7 +52,7 @@ def in_order(order: str, names: list[Path], dice: Random) -> list[Path]:
 
 
 def copied(source: Path, target: Path, piece: int) -> Iterator[None]:
-    """Copy one file piece by piece; the journal may go on after each."""
+    """Copy one file piece by piece; the journal may write after each piece."""
     with source.open("rb") as read, target.open("wb") as written:
         while data := read.read(piece):
             written.write(data)
@@ -60,7 +60,7 @@ def copied(source: Path, target: Path, piece: int) -> Iterator[None]:
 
 
 class Server:
-    """A journal under load."""
+    """A journal that is written between the steps of a copy."""
 
     def __init__(self, bench: Any, dice: Random) -> None:
         self.bench, self.dice, self.number = bench, dice, 0
@@ -73,7 +73,7 @@ class Server:
 
 
 def recovered(directory: Path) -> list[int]:
-    """Start a server on the copy; the numbers of the messages that it has."""
+    """Start a server on the copy; return the numbers of its messages."""
     journal = FileJournal(
         Clock(), directory, JournalSettings(min_free=0, segment_size=128 << 10), worker=InlineWorker(), now=lambda: 1
     )
@@ -94,7 +94,7 @@ def recovered(directory: Path) -> list[int]:
 
 
 def start(directory: Path, asked: list[str]) -> list[int] | None:
-    """Start a server on a copy; None if it names a file that has to be copied again, which is added to *asked*."""
+    """Start a server on a copy; if it asks for a file to be copied again, add that to *asked* and return None."""
     try:
         return recovered(directory)
     except JournalCorrupt as error:
@@ -131,7 +131,7 @@ def test_a_copy_under_load_starts_with_everything_that_was_durable(
     assert found == list(range(1, len(found) + 1)), "no hole, nothing twice"
 
 
-def test_the_original_is_not_taken_for_a_copy(open_journal: Any, tmp_path: Path) -> None:
+def test_original_is_not_mistaken_for_a_copy(open_journal: Any, tmp_path: Path) -> None:
     bench = open_journal()
     bench.append(b"x")
     assert scan.look_at_mark(bench.directory, Files()).copied is False
@@ -142,7 +142,7 @@ def test_the_original_is_not_taken_for_a_copy(open_journal: Any, tmp_path: Path)
     assert scan.look_at_mark(tmp_path / "copy", Files()).copied is True
 
 
-def test_an_original_whose_end_is_missing_is_no_copy(open_journal: Any) -> None:
+def test_original_with_a_missing_end_is_not_mistaken_for_a_copy(open_journal: Any) -> None:
     bench = open_journal()
     bench.append(b"x" * 1000)
     bench.append(b"y" * 1000)
@@ -239,7 +239,7 @@ class TestTheFront:
             bench.append(b"%03d" % i * 100)
         return bench
 
-    def test_oldest_segments_that_were_removed_by_hand_are_missed(self, open_journal: Any) -> None:
+    def test_missing_oldest_segments_are_reported(self, open_journal: Any) -> None:
         bench = self.journal(open_journal)
         bench.close()
         scan.segments(bench.directory)[0].path.unlink()
@@ -250,7 +250,7 @@ class TestTheFront:
         bench.close()
         open_journal(segment_size=4096)
 
-    def test_what_retention_deleted_is_not_missed(self, open_journal: Any) -> None:
+    def test_segments_deleted_by_retention_are_not_reported(self, open_journal: Any) -> None:
         bench = self.journal(open_journal, keep_bytes=8000)
         begin = scan.segments(bench.directory)[0].base
         assert begin > 0
@@ -258,7 +258,7 @@ class TestTheFront:
         assert scan.look_at_mark(bench.directory, Files()).begin == begin
         open_journal(segment_size=4096, keep_bytes=8000)
 
-    def test_after_retention_the_next_segment_is_missed_too(self, open_journal: Any) -> None:
+    def test_segment_missing_after_retention_is_reported(self, open_journal: Any) -> None:
         bench = self.journal(open_journal, keep_bytes=16000)
         bench.close()
         scan.segments(bench.directory)[0].path.unlink()

@@ -1,4 +1,4 @@
-"""The system calls, and the lock."""
+"""The system calls of the journal, and the lock of its directory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_storing_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == b"before"
 
 
-def test_pieces_are_all_of_it(tmp_path: Path) -> None:
+def test_pieces_cover_the_whole_range(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(os.urandom(1000) * 9000)
     fd = Files().open(path, os.O_RDONLY)
@@ -52,7 +52,7 @@ def test_a_write_that_writes_nothing_is_a_full_disk(tmp_path: Path, monkeypatch:
     assert error.value.errno == errno.ENOSPC
 
 
-def test_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
     fd = Files().open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
@@ -61,7 +61,7 @@ def test_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (tmp_path / "f").read_bytes() == b"\0\0" + b"0123456789"
 
 
-def test_the_lock_says_who_has_it_and_is_free_after_a_kill(tmp_path: Path) -> None:
+def test_lock_names_its_holder_and_is_released_by_a_kill(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from fyrehose.journal.files import lock\n"
         f"lock(Path({str(tmp_path)!r})); print('has it', flush=True); input()"
@@ -91,9 +91,9 @@ def test_a_new_directory_is_synced_with_every_parent_that_is_new(
     assert synced == []
 
 
-def test_a_place_where_no_journal_can_be(tmp_path: Path) -> None:
+def test_unusable_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(JournalError, match="cannot use the journal.s directory"):
+    with pytest.raises(JournalError, match="cannot use the journal's directory"):
         lock(tmp_path / "file" / "journal")
 
 

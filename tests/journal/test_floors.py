@@ -1,4 +1,4 @@
-"""Records that are older than their stream may serve: where they end is found by the times of batches alone."""
+"""Records that are too old for their stream are not served; the times of batches tell which."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START = 1_000_000_000 * SECOND
 
 
 class Time:
-    """A wall clock and a monotonic clock that run alike, until a test sets the former."""
+    """A wall clock and a monotonic clock that run in parallel, until a test sets the former."""
 
     def __init__(self) -> None:
         self.passed = 0
@@ -40,7 +40,7 @@ def time() -> Time:
 
 @pytest.fixture
 def open_aging(open_journal: Any, time: Time) -> Iterator[Any]:
-    """Opens a journal whose streams ``old.*`` serve what is at most 100 s old."""
+    """Return a function that opens a journal whose streams ``old.*`` serve records of at most 100 s."""
 
     def open_it(stream_age: Any = lambda stream: 100.0 if stream.startswith("old.") else 0.0, **settings: Any) -> Any:
         return open_journal(now=time.wall, monotonic=time.monotonic, stream_age=stream_age, **settings)
@@ -49,7 +49,7 @@ def open_aging(open_journal: Any, time: Time) -> Iterator[Any]:
 
 
 def wait(bench: Any, time: Time, seconds: float) -> None:
-    """Let time pass, and the journal look at it."""
+    """Advance both clocks, and run the journal's check."""
     time.passed += int(seconds * SECOND)
     bench.clock.advance(1)
 

@@ -1,4 +1,4 @@
-"""The format: golden bytes both ways, and nothing that was changed passes for what was written."""
+"""The format: golden bytes in both directions, and every change of a byte is detected."""
 
 from __future__ import annotations
 
@@ -135,20 +135,20 @@ def test_every_bit_of_a_batch_is_guarded() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 63, 64, 65, 100])
-def test_a_batch_that_is_cut_off(cut: int) -> None:
+def test_truncated_batch_is_damaged(cut: int) -> None:
     _, data = make(Run.of("s", [b"abcdefgh" * 10], source="t").numbered(1, 1))
     with pytest.raises(fmt.Damage):
         fmt.BatchHeader.unpack(data[: min(cut, 64)], 64).check(data[64:cut])
 
 
-def test_a_batch_elsewhere_or_of_another_log() -> None:
+def test_batch_at_another_position_or_with_another_chain_is_damaged() -> None:
     _, data = make(Run.of("s", [b"x"], source="t").numbered(1, 1))
     with pytest.raises(fmt.Damage, match="belongs at position 64"):
         fmt.BatchHeader.unpack(data[:64], 128)
 
 
-def test_a_batch_that_knows_the_future() -> None:
-    """What was durable when it was written cannot lie behind it: nobody makes up for the bytes up to there."""
+def test_durable_position_beyond_the_batch_is_damaged() -> None:
+    """A batch cannot note a durable position behind itself."""
     _, data = packing.batch(fmt.Kind.ENDS, [], position=64, durable=72, time=1, clock=1, chain=0)
     with pytest.raises(fmt.Damage, match="beyond its own"):
         fmt.BatchHeader.unpack(data[:64], 64)
@@ -159,7 +159,7 @@ def test_a_batch_that_knows_the_future() -> None:
     [(0, 0xFFFFFFF0), (0, 0), (0, 8), (4, 0xFFFFFFFF), (24, 0xFFFFFFFF), (30, 0xFFFF), (32, 0xFFFF), (36, 255)],
 )
 def test_lengths_that_contradict_each_other(at: int, value: int) -> None:
-    """Even where the checksum is right: it was written by a bug, and is not believed."""
+    """Lengths are checked even if the checksum is right, because a writer may have a bug."""
     _, data = make(Run.of("s", [b"abc", b"d"], source="t", topic="x").numbered(1, 1))
     body = bytearray(data[64:])
     width = 4 if at < 28 else 1 if at == 36 else 2
@@ -168,7 +168,7 @@ def test_lengths_that_contradict_each_other(at: int, value: int) -> None:
         fmt.runs(body, 1)
 
 
-def test_a_newer_version_says_so() -> None:
+def test_newer_version_is_reported() -> None:
     header = bytearray(fmt.SegmentHeader(0, 0, 0).pack())
     header[8] = 2
     header[-4:] = crc32c(bytes(header[:-4])).to_bytes(4, "little")
@@ -177,7 +177,7 @@ def test_a_newer_version_says_so() -> None:
 
 
 def changed(header: bytes, at: int, value: bytes) -> bytes:
-    """Return the header of a batch with other bytes at a place, and the checksum of that."""
+    """Return the header of a batch with some bytes replaced, and a matching checksum."""
     header = header[:at] + value + header[at + len(value) :]
     return header[:60] + crc32c(header[:60]).to_bytes(4, "little")
 
@@ -194,8 +194,8 @@ def changed(header: bytes, at: int, value: bytes) -> bytes:
         (8, (4).to_bytes(4, "little"), "invalid values"),
     ],
 )
-def test_what_the_header_of_a_batch_may_say(at: int, value: bytes, refusal: str) -> None:
-    """Versions 1 and 2, kinds 0 to 5, and bodies of up to 64 MiB that end at a multiple of 8."""
+def test_invalid_values_in_the_header_of_a_batch_are_damaged(at: int, value: bytes, refusal: str) -> None:
+    """Only versions 1 and 2, kinds 0 to 5, and bodies of up to 64 MiB and a multiple of 8 bytes are valid."""
     header = changed(make(Run.of("s", [b"x"], source="t").numbered(1, 1))[0].pack(), at, value)
     if not refusal:
         assert fmt.BatchHeader.unpack(header, 64).pack()[4:12] == header[4:12]
@@ -227,7 +227,7 @@ def test_the_bytes_of_entries() -> None:
         (32, 17, b"\x04", ""),
     ],
 )
-def test_entries_that_make_no_sense(cut: int, at: int, value: bytes, damage: str) -> None:
+def test_invalid_entries_are_damaged(cut: int, at: int, value: bytes, damage: str) -> None:
     packed = fmt.Entry("s", 3, 2).pack()
     data = (packed[:at] + value + packed[at + len(value) :])[:cut]
     if not damage:
@@ -239,7 +239,7 @@ def test_entries_that_make_no_sense(cut: int, at: int, value: bytes, damage: str
 
 @given(st.binary(max_size=300))
 @settings(max_examples=300, deadline=None)
-def test_bytes_from_anywhere_never_do_worse_than_damage(data: bytes) -> None:
+def test_random_bytes_raise_only_damage(data: bytes) -> None:
     for parse in (
         lambda: fmt.SegmentHeader.unpack(data),
         lambda: fmt.BatchHeader.unpack(data, 0),
@@ -247,9 +247,10 @@ def test_bytes_from_anywhere_never_do_worse_than_damage(data: bytes) -> None:
         lambda: fmt.entries(data, 3),
     ):
         try:
-            parse()
+            parsed = parse()
         except fmt.Damage:
             continue
+        assert parsed is not None
 
 
 def test_runs_are_grouped_by_stream_in_their_order() -> None:

@@ -22,7 +22,7 @@ def expected(fixture: Path) -> list[Any]:
 
 @pytest.fixture(params=FORMATS, ids=lambda path: path.name)
 def fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of one fixture."""
+    """Return a copy of the journal in one fixture."""
     copy = tmp_path / "j"
     shutil.copytree(request.param, copy)
     return copy
@@ -77,7 +77,7 @@ def test_a_change_of_the_format_needs_a_new_fixture(tmp_path: Path) -> None:
 
 
 def _without_identity(path: Path) -> bytes:
-    """Return what a file holds, but for the identity of the journal and the checksum over it."""
+    """Return the content of a file without the journal's identity and the checksum that covers it."""
     data = bytearray(path.read_bytes())
     if path.suffix == scan.SUFFIX:
         data[36:52], data[60:64] = bytes(16), bytes(4)

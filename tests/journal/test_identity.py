@@ -34,7 +34,7 @@ def fill(bench, count: int = 30) -> None:
         bench.append(b"%d" % i * 100)
 
 
-def test_every_segment_has_it_and_a_restart_keeps_it(open_journal) -> None:
+def test_every_segment_has_the_identity_and_a_restart_keeps_it(open_journal) -> None:
     bench = open_journal(segment_size=4 << 10)
     fill(bench)
     bench.close()
@@ -47,7 +47,7 @@ def test_every_segment_has_it_and_a_restart_keeps_it(open_journal) -> None:
     assert look(bench.directory).identity == found[0]
 
 
-def test_two_journals_differ(tmp_path: Path) -> None:
+def test_two_journals_have_different_identities(tmp_path: Path) -> None:
     found = []
     for name in ("a", "b"):
         author = Author(tmp_path / name)
@@ -57,7 +57,7 @@ def test_two_journals_differ(tmp_path: Path) -> None:
     assert found[0] != found[1]
 
 
-def test_a_journal_of_an_older_version_gets_one_with_its_next_start(tmp_path: Path) -> None:
+def test_journal_of_an_older_version_gets_an_identity_at_its_next_start(tmp_path: Path) -> None:
     shutil.copytree(OLDER, tmp_path / "j")
     assert look(tmp_path / "j").identity == fmt.UNKNOWN
     author = Author(tmp_path / "j")
@@ -87,7 +87,7 @@ def test_a_segment_of_another_journal_is_refused(tmp_path: Path) -> None:
     assert any("belongs to another journal" in str(problem) for problem in verify(tmp_path / "a").problems)
 
 
-def test_quarantine_keeps_it(open_journal) -> None:
+def test_quarantine_keeps_the_identity(open_journal) -> None:
     bench = open_journal(segment_size=4 << 10)
     fill(bench)
     bench.close()

@@ -1,4 +1,4 @@
-"""The index: packed or not it says the same, and whoever follows it misses nothing."""
+"""Indexes: packed and unpacked ones agree, and following them misses no record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASE, STREAMS = 4096, ("a", "ab", "b", "é", "z" * 255)
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[SegmentIndex, dict[str, list[tuple[int, int, int]]]]:
-    """An index, and what it was told: of each stream the (position, first, last) of its batches."""
+    """Build an index; return it, and (position, first, last) of the batches of each stream."""
     index = SegmentIndex(BASE, floor=draw(st.integers(0, 3)))
     told: dict[str, list[tuple[int, int, int]]] = {}
     index.set_before(
@@ -42,7 +42,9 @@ def both(index: SegmentIndex) -> tuple[Index, Index]:
 
 @given(histories())
 @settings(max_examples=150, deadline=None)
-def test_following_it_misses_nothing(history: tuple[SegmentIndex, dict[str, list[tuple[int, int, int]]]]) -> None:
+def test_following_the_index_misses_no_record(
+    history: tuple[SegmentIndex, dict[str, list[tuple[int, int, int]]]],
+) -> None:
     whole, told = history
     ends = sorted({at for batches in told.values() for at, _, _ in batches} | {whole.end})
     behind = dict(pairwise(ends))
@@ -71,7 +73,7 @@ def test_following_it_misses_nothing(history: tuple[SegmentIndex, dict[str, list
                 assert set(wanted) <= set(seen)
 
 
-def test_it_jumps_over_what_is_of_others() -> None:
+def test_index_skips_batches_of_other_streams() -> None:
     index = SegmentIndex(0)
     for i in range(1000):
         index.add_run(64 + 1024 * i, "busy", i + 1, i + 1)
@@ -86,7 +88,7 @@ def test_it_jumps_over_what_is_of_others() -> None:
 
 
 def test_pairs_are_64_kib_apart() -> None:
-    """As the format says: whoever reads an index of another process, or version, relies on it."""
+    """Other processes and versions read the index file, so its bytes are fixed."""
     index = SegmentIndex(0)
     for position in (64, 64 + 65528, 64 + 65536, 64 + 65536 + 65528, 64 + 65536 + 65544):
         index.add_run(position, "s", position, position)
@@ -120,7 +122,7 @@ def test_the_bytes_of_an_index() -> None:
 
 
 @pytest.mark.parametrize("change", ["cut", "flipped", "base", "end", "empty", "magic"])
-def test_one_that_is_wrong_is_none(change: str) -> None:
+def test_damaged_or_foreign_index_is_ignored(change: str) -> None:
     index = SegmentIndex(BASE, end=9000)
     index.add_run(5000, "s", 1, 2)
     data = bytearray(index.pack())
@@ -140,7 +142,7 @@ def test_one_that_is_wrong_is_none(change: str) -> None:
     assert PackedIndex.unpack(bytes(data), base, end) is None
 
 
-def test_every_bit_of_it_counts() -> None:
+def test_every_flipped_bit_of_an_index_is_detected() -> None:
     index = SegmentIndex(BASE, end=9000, floor=3)
     index.add_run(5000, "s", 1, 2)
     index.set_before([fmt.Entry("old", 0, 77)])

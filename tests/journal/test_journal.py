@@ -31,7 +31,7 @@ def failed(deferred) -> Exception:  # type: ignore[no-untyped-def]
     return failures[0].value
 
 
-def test_records_come_back_as_they_went_in(open_journal) -> None:
+def test_records_are_read_as_they_were_appended(open_journal) -> None:
     bench = open_journal()
     assert bench.append(b"a", b"", b"c" * 1000, producer="p", topic="t", content_type="x/y", producer_seq=7).called
     bench.append(b"d", event_ids=b"i" * 16, event_times=(5).to_bytes(8, "little"))
@@ -49,7 +49,7 @@ def test_records_come_back_as_they_went_in(open_journal) -> None:
     assert bench.journal.bounds("s") == (1, 5)
 
 
-def test_everything_that_waits_shares_the_next_commit(open_journal) -> None:
+def test_pending_appends_share_the_next_commit(open_journal) -> None:
     bench = open_journal()
     calls = []
     bench.journal.worker.call = lambda job: calls.append(job) or Deferred()
@@ -60,7 +60,7 @@ def test_everything_that_waits_shares_the_next_commit(open_journal) -> None:
     bench.crash()
 
 
-def test_the_thread_is_asked_ahead_for_as_much_again_and_for_less_when_the_last_is_told(open_journal) -> None:
+def test_commit_is_scheduled_ahead_once_it_is_as_large_as_the_last(open_journal) -> None:
     worker = Held()
     bench = open_journal(worker=worker)
     bench.append(b"x" * 1000)
@@ -83,7 +83,7 @@ def test_the_thread_is_asked_ahead_for_as_much_again_and_for_less_when_the_last_
     assert bench.payloads()[-5:] == [*[b"y" * 400] * 4, b"z"]
 
 
-def test_a_disk_that_takes_not_even_a_pid(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_too_full_for_the_lock_file_is_reported(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -164,7 +164,7 @@ def test_time_never_goes_back(open_journal) -> None:
     assert bench.records()[-1].time >= seen[-1]
 
 
-def test_a_payload_as_large_as_any(open_journal) -> None:
+def test_largest_payload_is_stored(open_journal) -> None:
     bench = open_journal()
     bench.append(b"z" * (16 << 20))
     bench.append(b"after")
@@ -174,7 +174,7 @@ def test_a_payload_as_large_as_any(open_journal) -> None:
 
 
 class TestNoRoom:
-    def test_a_short_write_is_cut_back_and_goes_on_when_there_is_room(self, open_journal) -> None:
+    def test_short_write_is_truncated_and_appending_resumes_with_free_space(self, open_journal) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files)
         bench.append(b"kept")
@@ -191,8 +191,8 @@ class TestNoRoom:
         bench.crash()
         assert open_journal().payloads() == [b"kept", b"again"]
 
-    def test_what_was_appended_behind_it_is_not_written_without_it(self, open_journal, monkeypatch) -> None:
-        """It would fit, but its numbers follow on those of what did not."""
+    def test_appends_behind_a_failed_commit_are_not_written(self, open_journal, monkeypatch) -> None:
+        """They would fit on the disk, but their numbers follow those of the failed commit."""
         files, worker = FaultyFiles(), Held()
         bench = open_journal(files=files, worker=worker)
         bench.append(b"kept")
@@ -231,7 +231,7 @@ class TestNoRoom:
         bench.close()
         assert [len(p) for p in open_journal(segment_size=4096).payloads()] == [1000, 3000]
 
-    def test_little_room_refuses_before_the_disk_does(self, open_journal) -> None:
+    def test_journal_is_read_only_below_min_free(self, open_journal) -> None:
         files = FaultyFiles(room=1 << 30)
         bench = open_journal(files=files, min_free=256 << 20)
         bench.append(b"a")
@@ -257,7 +257,7 @@ class TestNoRoom:
         assert bench.journal.state is (JournalState.READ_ONLY if more < 0 else JournalState.WRITABLE)
 
     @pytest.mark.parametrize("another", [False, True])
-    def test_a_directory_that_was_emptied_under_it_ends_it(self, open_journal, logged_errors, another: bool) -> None:
+    def test_emptied_directory_fails_the_journal(self, open_journal, logged_errors, another: bool) -> None:
         bench = open_journal()
         bench.append(b"a")
         (bench.directory / "LOCK").rename(bench.directory / "elsewhere")
@@ -281,7 +281,7 @@ class TestNoRoom:
         assert state is JournalState.FAILED
         assert "was deleted while it was being written" in reason
 
-    def test_a_deleted_directory_ends_an_idle_journal_too(self, open_journal, logged_errors) -> None:
+    def test_deleted_directory_fails_an_idle_journal(self, open_journal, logged_errors) -> None:
         bench = open_journal()
         bench.append(b"a")
         shutil.rmtree(bench.directory)
@@ -289,7 +289,7 @@ class TestNoRoom:
         assert bench.journal.state is JournalState.FAILED
         logged_errors.take()
 
-    def test_a_directory_that_is_away_for_a_while_is_waited_for(self, open_journal, tmp_path) -> None:
+    def test_journal_resumes_when_its_directory_is_back(self, open_journal, tmp_path) -> None:
         bench = open_journal()
         bench.append(b"a")
         bench.directory.rename(tmp_path / "away")
@@ -318,7 +318,7 @@ class TestNoRoom:
 
 class TestFailStop:
     @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-    def test_a_failed_sync_ends_it(self, open_journal, logged_errors, error: int) -> None:
+    def test_failed_sync_fails_the_journal(self, open_journal, logged_errors, error: int) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files)
         bench.append(b"kept")
@@ -337,9 +337,7 @@ class TestFailStop:
         assert bench.payloads() in ([b"kept"], [b"kept", b"not confirmed"])
         assert JournalFailed.exit_status == 4
 
-    def test_what_is_told_of_a_commit_when_it_has_failed_meanwhile_is_not_told_on(
-        self, open_journal, logged_errors
-    ) -> None:
+    def test_commit_reported_after_a_failure_is_not_acknowledged(self, open_journal, logged_errors) -> None:
         worker = Held()
         bench = open_journal(worker=worker)
         worker.hold = True
@@ -357,8 +355,8 @@ class TestFailStop:
         worker.hold = False
         assert logged_errors.take()
 
-    def test_what_was_recovered_is_written_again_before_it_is_served(self, open_journal, logged_errors) -> None:
-        """A failed sync leaves pages marked clean: the next process must not take the page cache's word."""
+    def test_recovered_batches_are_rewritten_before_they_are_served(self, open_journal, logged_errors) -> None:
+        """A failed sync leaves pages marked clean, so the next process must not trust the page cache."""
         files = FaultyFiles()
         bench = open_journal(files=files)
         files.name, files.nth = "sync", files.calls["sync"] + 1
@@ -387,7 +385,7 @@ class TestUnsynced:
         bench = open_journal(**settings)
         assert bench.next["s"] == first + 1, "after a clean stop numbers follow on"
 
-    def test_interval_syncs_later(self, open_journal) -> None:
+    def test_durability_interval_syncs_later(self, open_journal) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, durability=parse_durability("interval:50"))
         bench.append(b"a")
@@ -401,7 +399,7 @@ class TestUnsynced:
 
 
 class TestRetention:
-    def test_by_bytes(self, open_journal) -> None:
+    def test_retention_by_bytes(self, open_journal) -> None:
         bench = open_journal(segment_size=4096, keep_bytes=12_000)
         for i in range(100):
             bench.append(b"%03d" % i * 100)
@@ -415,7 +413,7 @@ class TestRetention:
         bench = open_journal(segment_size=4096)
         assert bench.journal.bounds("s") == (oldest, 100)
 
-    def test_by_age(self, open_journal) -> None:
+    def test_retention_by_age(self, open_journal) -> None:
         now = [1_000_000]
         bench = open_journal(segment_size=4096, keep_age=60.0, now=lambda: now[0])
         for i in range(30):
@@ -458,7 +456,7 @@ class TestRetention:
         assert not (bench.directory / "0000000000000000.index").exists()
 
     @pytest.mark.parametrize("nth", [1, 2, 3, 4])
-    def test_what_cannot_be_deleted_leaves_no_hole(self, open_journal, logged_errors, nth: int) -> None:
+    def test_segment_that_cannot_be_deleted_leaves_no_hole(self, open_journal, logged_errors, nth: int) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, segment_size=4096, keep_bytes=8000)
         for i in range(4):
@@ -477,7 +475,7 @@ class TestRetention:
         bench.clock.advance(1)
         assert sum(s.size for s in scan.segments(bench.directory)) < 20_000, "it has caught up"
 
-    def test_a_reader_finishes_the_segment_it_is_in(self, open_journal) -> None:
+    def test_subscriber_finishes_a_segment_that_retention_deletes(self, open_journal) -> None:
         bench = open_journal(segment_size=4096)
         bench.append(b"x")
         reader = scan.SegmentReader(scan.segments(bench.directory)[0].path, 0)
@@ -521,7 +519,7 @@ def test_two_runs_of_one_append_are_one_batch(open_journal) -> None:
     assert bench.payloads("b") == [b"2"]
 
 
-def test_closing_what_was_never_open(tmp_path: Path) -> None:
+def test_closing_a_journal_that_was_never_opened(tmp_path: Path) -> None:
     assert FileJournal(Clock(), tmp_path).close().called
 
 
@@ -538,7 +536,7 @@ class RecordingObserver:
 
 
 class Held:
-    """A worker that does its jobs when it is told to."""
+    """A worker that runs its jobs when the test says so."""
 
     def __init__(self) -> None:
         self.jobs: list = []  # type: ignore[type-arg]
@@ -568,9 +566,9 @@ class Held:
 
 
 class TestOverload:
-    """More comes in than the disk takes."""
+    """Appends arrive faster than the disk can write them."""
 
-    def test_time_goes_on(self, open_journal) -> None:
+    def test_each_commit_is_stamped_with_its_own_time(self, open_journal) -> None:
         """Appends that wait for a commit after the next one are not stamped with the time of the first that waited."""
         now = [1_000_000]
         worker = Held()
@@ -591,7 +589,7 @@ class TestOverload:
         assert [record.time for record in bench.records()] == times, "the same as it was served before"
 
     def test_no_batch_is_larger_than_can_be_read(self, open_journal) -> None:
-        """Many small appends with long names weigh more than their payloads."""
+        """Long names of many small appends count for the size of a batch."""
         worker = Held()
         bench = open_journal(worker=worker)
         worker.hold = True
@@ -611,7 +609,7 @@ class TestOverload:
         assert max(sizes) <= fmt.BATCH
         assert len(bench.payloads()) == 9000
 
-    def test_columns_count(self, open_journal) -> None:
+    def test_columns_count_for_the_size_of_an_append(self, open_journal) -> None:
         worker = Held()
         bench = open_journal(worker=worker)
         worker.hold = True
@@ -625,7 +623,7 @@ class TestOverload:
 
 
 class TestClosing:
-    def test_twice_at_once(self, open_journal) -> None:
+    def test_closing_twice_at_once(self, open_journal) -> None:
         worker = Held()
         bench = open_journal(worker=worker)
         worker.hold = True
@@ -638,7 +636,7 @@ class TestClosing:
         assert second.called
         assert bench.journal.close().called, "and once more"
 
-    def test_while_it_is_still_opening(self, open_journal, tmp_path: Path) -> None:
+    def test_closing_while_opening(self, open_journal, tmp_path: Path) -> None:
         worker = Held()
         worker.hold = True
         journal = FileJournal(Clock(), tmp_path / "j", JournalSettings(min_free=0), worker=worker)
@@ -653,7 +651,7 @@ class TestClosing:
         assert worker.stopped
         open_journal()
 
-    def test_while_it_fails_to_open(self, tmp_path: Path) -> None:
+    def test_closing_while_opening_fails(self, tmp_path: Path) -> None:
         worker = Held()
         worker.hold = True
         (tmp_path / "j").write_bytes(b"not a directory")
@@ -665,7 +663,7 @@ class TestClosing:
         assert isinstance(failed(opened), JournalError)
         assert closed.called
 
-    def test_it_can_be_opened_again(self, open_journal) -> None:
+    def test_closed_journal_can_be_opened_again(self, open_journal) -> None:
         bench = open_journal()
         bench.append(b"a")
         bench.close()
@@ -675,7 +673,7 @@ class TestClosing:
         bench.append(b"b")
         assert bench.payloads() == [b"a", b"b"]
 
-    def test_opening_it_twice_leaves_the_first_as_it_is(self, open_journal) -> None:
+    def test_opening_twice_is_refused(self, open_journal) -> None:
         bench = open_journal()
         assert isinstance(failed(bench.journal.open(bench.observer)), JournalLocked)
         assert bench.append(b"a").called
@@ -683,7 +681,7 @@ class TestClosing:
             open_journal()
 
     @pytest.mark.parametrize("durability", ["batch", "never"])
-    def test_a_sync_that_fails_at_the_very_end_is_said(self, open_journal, logged_errors, durability: str) -> None:
+    def test_failed_sync_while_closing_is_reported(self, open_journal, logged_errors, durability: str) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, durability=parse_durability(durability))
         bench.append(b"a")
@@ -693,9 +691,7 @@ class TestClosing:
         assert bench.observer.states[-1][0] is JournalState.FAILED
         assert logged_errors.take()
 
-    def test_what_was_closed_in_order_but_perhaps_not_synced_is_written_again(
-        self, open_journal, logged_errors
-    ) -> None:
+    def test_closing_batch_that_was_perhaps_not_synced_is_rewritten(self, open_journal, logged_errors) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, durability=parse_durability("never"))
         bench.append(b"a")
@@ -718,7 +714,7 @@ class TestOpening:
             ("rename", errno.EIO, JournalError, 1),
         ],
     )
-    def test_what_the_disk_says_is_told_in_a_sentence(
+    def test_failed_opening_raises_the_right_kind_of_error(
         self, open_journal, name: str, error: int, kind: type[JournalError], status: int
     ) -> None:
         before = len(list(Path("/proc/self/fd").iterdir()))
@@ -730,7 +726,7 @@ class TestOpening:
         open_journal()
 
 
-def test_a_sync_that_is_due_after_a_failed_one_is_not_done(open_journal, logged_errors) -> None:
+def test_no_sync_runs_after_a_failed_one(open_journal, logged_errors) -> None:
     files, worker = FaultyFiles(), Held()
     bench = open_journal(files=files, durability=parse_durability("interval:50"), worker=worker)
     bench.append(b"a")
@@ -777,7 +773,7 @@ class TestWatching:
         bench.clock.advance(1)
         assert log_lines.count(said) == 2, "it had answered in between"
 
-    def test_goes_on_when_a_segment_is_damaged(self, open_journal, logged_errors) -> None:
+    def test_check_continues_after_a_damaged_segment(self, open_journal, logged_errors) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, segment_size=4096, keep_age=1.0, min_free=1 << 20)
         for _ in range(3):
@@ -793,7 +789,7 @@ class TestWatching:
         assert bench.journal.state is JournalState.READ_ONLY
 
 
-def test_what_it_says_of_itself(open_journal) -> None:
+def test_status_reports_the_figures(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     before = bench.journal.status()
     for _ in range(20):

@@ -26,7 +26,7 @@ SIZES = (65 * KIB, 200 * KIB, MIB + 8, 8 * MIB)
 
 
 class NoSync(Files):
-    """Files that are never synced: nothing here has to survive a power cut."""
+    """Files that are never synced, because no test here cuts the power."""
 
     def sync(self, fd: int) -> None:
         pass
@@ -62,7 +62,7 @@ def test_checksum_of_a_large_body_covers_every_part_of_it(size: int, payload: by
 
 @pytest.fixture(params=[200 * KIB, MIB + 8], ids=["200 KiB", "1 MiB"])
 def large(request: pytest.FixtureRequest, tmp_path: Path, payload: bytes) -> tuple[Path, int, int]:
-    """A journal of a large batch and a small one: its directory, and where the large one's body begins and ends."""
+    """Write a large batch and a small one; return the directory, and the range of the large body."""
     directory = tmp_path / "j"
     directory.mkdir()
     writer = Writer(directory, Recovered(directory=directory), 4 * MIB, True, NoSync())

@@ -1,4 +1,4 @@
-"""Quarantine beyond what test_recovery.py says of it: large ranges, interrupted starts, forged payloads."""
+"""Quarantine, besides test_recovery.py: large ranges, interrupted starts, forged payloads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def patch(bench, position: int, data: bytes) -> None:  # type: ignore[no-untyped
 
 
 def forged(position: int, durable: int, stream: str = "forged") -> bytes:
-    """What looks like a batch at ``position``: its checksums are right, for it brings along what they begin with."""
+    """Return a payload that looks like a valid batch at *position*: it includes the chain of its checksum."""
     run = Run.of(stream, [b"never published"], source="t").numbered(1, 1)
     return packing.batch(
         fmt.Kind.RECORDS, [run], position=position, durable=durable, time=1, clock=1, chain=0x12345678
@@ -38,7 +38,7 @@ def forged(position: int, durable: int, stream: str = "forged") -> bytes:
 
 
 def payload_at(bench) -> int:  # type: ignore[no-untyped-def]
-    """Where the payload of the next single append will lie in the log."""
+    """Return the position that the payload of the next append will have in the log."""
     _, data = packing.batch(
         fmt.Kind.RECORDS,
         [Run.of("s", [b"MARKER"], source="test").numbered(1, 1)],
@@ -52,7 +52,7 @@ def payload_at(bench) -> int:  # type: ignore[no-untyped-def]
 
 
 class TestForgedBatches:
-    """A payload may be made to look like a batch by somebody who knows how long the log is."""
+    """A client that knows the length of the log can make a payload look like a batch."""
 
     def test_in_a_torn_tail_it_is_not_believed(self, open_journal) -> None:
         bench = open_journal()
@@ -85,7 +85,7 @@ class TestForgedBatches:
 
 
 def test_looking_behind_damage_takes_one_walk(open_journal, monkeypatch) -> None:
-    """Thousands of small batches behind the damage: each is looked at once, not searched for in all that follows."""
+    """Each of thousands of small batches behind the damage is read once."""
     bench = open_journal(segment_size=1 << 20)
     for i in range(800):
         bench.append(b"%d" % i)
@@ -132,7 +132,7 @@ def test_a_large_range_is_set_aside_in_pieces(open_journal, monkeypatch) -> None
 
 
 def test_what_was_set_aside_before_is_kept(open_journal, monkeypatch) -> None:
-    """A start that was killed after it had begun to replace the range: the next sets aside what it finds, besides."""
+    """If a start was killed while it replaced the range, the next one sets the rest aside as well."""
     bench = open_journal()
     for i in range(10):
         bench.append(b"%d" % i)
@@ -158,7 +158,7 @@ def test_what_was_set_aside_before_is_kept(open_journal, monkeypatch) -> None:
 
 
 def test_numbers_that_a_crash_had_skipped_are_not_taken_for_lost(open_journal) -> None:
-    """A gap that the log explains, between what is damaged and what is not, is no reason to skip any more."""
+    """A gap that the log notes is not counted as lost, and no further numbers are skipped."""
     for _ in range(2):
         bench = open_journal(durability=durability("never"))
         bench.append(b"kept")
@@ -180,7 +180,7 @@ def test_numbers_that_a_crash_had_skipped_are_not_taken_for_lost(open_journal) -
 
 
 def test_a_range_too_small_for_all_that_is_lost(open_journal) -> None:
-    """Of many streams, whose names do not fit into the place of the batch in which they were."""
+    """The names of many streams do not fit into the place of the damaged batch."""
     bench = open_journal()
     for name in "abc":
         bench.append(b"x", stream=name * 200)
@@ -198,7 +198,7 @@ def test_a_range_too_small_for_all_that_is_lost(open_journal) -> None:
 
 
 class TestNumbersAreNeverUsedAgain:
-    """Whatever quarantine gives up: a number that a reader may have seen belongs to that message for ever."""
+    """Whatever quarantine sets aside, a number that a subscriber may have seen is never used again."""
 
     def test_after_a_start_that_ended_behind_the_replacement(self, open_journal) -> None:
         bench = open_journal()
@@ -213,7 +213,7 @@ class TestNumbersAreNeverUsedAgain:
         assert bench.payloads() == [b"%d" % i for i in range(9)]
 
     def test_when_their_reservation_is_damaged(self, open_journal) -> None:
-        """Numbers up to there may have been given out, and nothing else tells of it."""
+        """Numbers up to the reservation may have been given out, and no other batch notes them."""
         bench = open_journal(durability=durability("never"))
         bench.append(b"kept")
         reserved = bench.journal._writer.streams.reserved["s"]
@@ -228,7 +228,7 @@ class TestNumbersAreNeverUsedAgain:
         assert bench.journal.floor >= reserved - 1
 
     def test_when_a_second_quarantine_follows(self, open_journal) -> None:
-        """The stream's first record is damaged, and only the first quarantine tells that its numbers began later."""
+        """The stream's first record is damaged; only the first quarantine's gap notes its numbers."""
         bench = open_journal()
         bench.crash()
         patch(bench, 64 + 60, b"damage")
@@ -299,7 +299,7 @@ def gaps(bench) -> list[tuple[str, int, int]]:  # type: ignore[no-untyped-def]
 
 
 def test_at_the_end_as_many_numbers_are_skipped_as_the_range_can_have_held(open_journal) -> None:
-    """A record takes four bytes at least, and a stream that nothing tells of may have had all of them."""
+    """A record has at least four bytes, and any stream may have had all records of the range."""
     bench = open_journal()
     bench.append(b"kept")
     at = bench.journal._writer.position
@@ -308,7 +308,7 @@ def test_at_the_end_as_many_numbers_are_skipped_as_the_range_can_have_held(open_
     bench.crash()
     patch(bench, at + 70, b"damage")
     notes = quarantine.set_aside(bench.directory, Files())
-    assert notes[0] == f"the end of the log is among them: streams go on {(end - at) // 4} numbers later"
+    assert notes[0] == f"the end of the log is damaged: all streams skip {(end - at) // 4} numbers"
     assert gaps(bench) == [("s", 2, 1 + (end - at) // 4), ("", 1, (end - at) // 4)]
     assert quarantine.set_aside(bench.directory, Files()) == [], "once is enough"
 
@@ -345,7 +345,7 @@ def test_people_are_told_what_is_lost_for_certain_and_where_it_was_put(open_jour
     before = scan.segments(bench.directory)[0].path.read_bytes()
     *_, note = quarantine.set_aside(bench.directory, Files())
     assert note.startswith(f"{end - at} damaged bytes of {scan.segments(bench.directory)[0].path.name} (")
-    assert f" were set aside in quarantine-{at:016x}.bytes; lost for certain: 's00' 2-2" in note
+    assert f" were set aside in quarantine-{at:016x}.bytes; lost records: 's00' 2-2" in note
     assert note.endswith(said)
     (aside,) = bench.directory.glob("quarantine-*.bytes")
     assert aside.read_bytes() == before[at:end]
@@ -404,7 +404,7 @@ def test_numbers_behind_a_gap_that_the_log_tells_of_are_skipped_from_there(open_
 
 
 def test_a_header_that_is_mended_says_what_it_said(open_journal) -> None:
-    """Its time is that of the first batch that has one, which is a moment later."""
+    """The header gets the time of the first intact batch, which is a little later."""
     bench = open_journal(segment_size=1 << 10, now=lambda: 1_700_000_000_000_000)
     for i in range(20):
         bench.append(b"%d" % i * 100)
@@ -428,7 +428,7 @@ def test_where_nothing_tells_when_a_segment_was_created_its_file_does(open_journ
 
 
 def test_a_range_longer_than_a_batch_becomes_several(open_journal, monkeypatch) -> None:
-    """Reading what fills it takes no more memory than reading any other batch."""
+    """Reading the batches that replace it takes no more memory than reading any other batch."""
     monkeypatch.setattr(quarantine, "_LONGEST", 1000)
     bench = open_journal()
     bench.append(b"kept")

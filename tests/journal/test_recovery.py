@@ -1,4 +1,4 @@
-"""Recovery: torn tails are cut off, corruption refuses to start, and quarantine leaves a gap that can be seen.
+"""Recovery truncates torn tails, refuses damage, and quarantine leaves a visible gap.
 
 The rules are those of docs/journal-format.md.  What is acknowledged here is what an append's Deferred said.
 """
@@ -29,7 +29,7 @@ def last_segment(bench) -> Path:  # type: ignore[no-untyped-def]
 
 
 def batches(bench) -> list[fmt.BatchHeader]:  # type: ignore[no-untyped-def]
-    """The batches of the last segment."""
+    """Return the batches of the last segment."""
     segment = scan.segments(bench.directory)[-1]
     reader = scan.SegmentReader(segment.path, segment.base)
     found = []
@@ -54,7 +54,7 @@ def forget_mark(bench) -> None:  # type: ignore[no-untyped-def]
 
 
 class TestTornTail:
-    """What was being written when the process or the machine died: nobody was told that it was safe."""
+    """A batch that was being written when the process or the machine died was never acknowledged."""
 
     @pytest.mark.parametrize("what", ["truncate", "zeros", "garbage"])
     def test_every_byte_of_the_last_batch(self, open_journal, what: str) -> None:
@@ -102,7 +102,7 @@ class TestTornTail:
         assert open_journal().payloads() == [b"first", b"second"]
 
     def test_a_later_batch_of_the_same_commit_is_no_reason_to_refuse(self, open_journal) -> None:
-        """Unsynced pages reach the disk in any order: the second batch of a commit may be whole, the first not."""
+        """Unsynced pages reach the disk in any order: the second batch of a commit may be intact, the first not."""
         bench = open_journal()
         bench.append(b"first")
         durable = scan.read_mark(bench.directory)
@@ -124,7 +124,7 @@ class TestTornTail:
 
 
 class TestCorruption:
-    """What was acknowledged is damaged or gone: the journal does not open, and nothing of it is changed."""
+    """If acknowledged records are damaged or missing, the journal does not open, and nothing is changed."""
 
     @pytest.fixture
     def broken(self, open_journal):  # type: ignore[no-untyped-def]
@@ -144,13 +144,13 @@ class TestCorruption:
         after = {path.name: path.read_bytes() for path in bench.directory.iterdir() if path.name != "LOCK"}
         assert before == after
 
-    def test_in_the_middle_of_the_last_segment(self, open_journal, broken) -> None:
+    def test_damage_in_the_middle_of_the_last_segment_is_refused(self, open_journal, broken) -> None:
         header = batches(broken)[1]
         patch(last_segment(broken), header.position - scan.segments(broken.directory)[-1].base + 70, b"\xff")
         self.refuses(open_journal, broken, "damaged at byte")
 
-    def test_what_follows_says_that_it_was_durable(self, open_journal) -> None:
-        """Without the mark, too: a batch that was written later knows."""
+    def test_damage_that_a_later_batch_notes_as_durable_is_refused(self, open_journal) -> None:
+        """This works without MARK, because a later batch notes what was durable."""
         bench = open_journal()
         for payload in (b"a", b"b", b"c"):
             bench.append(payload)
@@ -159,7 +159,7 @@ class TestCorruption:
         patch(last_segment(bench), batches(bench)[1].position + 70, b"\xff")
         self.refuses(open_journal, bench, "damaged at byte")
 
-    def test_in_the_last_acknowledged_batch(self, open_journal) -> None:
+    def test_damage_in_the_last_acknowledged_batch_is_refused(self, open_journal) -> None:
         bench = open_journal()
         bench.append(b"a")
         bench.append(b"b")
@@ -167,7 +167,7 @@ class TestCorruption:
         patch(last_segment(bench), batches(bench)[-1].end - 8, b"\xff")
         self.refuses(open_journal, bench, "damaged at byte")
 
-    def test_the_last_acknowledged_batch_is_zeros(self, open_journal) -> None:
+    def test_zeros_in_place_of_the_last_acknowledged_batch_are_refused(self, open_journal) -> None:
         bench = open_journal()
         bench.append(b"a")
         bench.crash()
@@ -175,18 +175,18 @@ class TestCorruption:
         patch(last_segment(bench), last.position, bytes(last.end - last.position))
         self.refuses(open_journal, bench, "damaged at byte")
 
-    def test_the_last_acknowledged_batch_is_cut_off(self, open_journal) -> None:
+    def test_truncated_last_acknowledged_batch_is_refused(self, open_journal) -> None:
         bench = open_journal()
         bench.append(b"a")
         bench.crash()
         os.truncate(last_segment(bench), batches(bench)[-1].position)
         self.refuses(open_journal, bench, "the end of the log is missing")
 
-    def test_in_a_sealed_segment(self, open_journal, broken) -> None:
+    def test_damage_in_a_sealed_segment_is_refused(self, open_journal, broken) -> None:
         patch(scan.segments(broken.directory)[1].path, 1000, b"\xff\xff")
         self.refuses(open_journal, broken, "damaged at byte")
 
-    def test_in_the_header_of_a_segment(self, open_journal, broken) -> None:
+    def test_damaged_header_of_a_segment_is_refused(self, open_journal, broken) -> None:
         patch(scan.segments(broken.directory)[2].path, 20, b"\xff")
         self.refuses(open_journal, broken, "header of the segment")
 
@@ -205,9 +205,9 @@ class TestCorruption:
             open_journal(segment_size=4096, quarantine=True)
         assert before == {path.name: path.read_bytes() for path in broken.directory.iterdir() if path.name != "LOCK"}
 
-    def test_a_segment_is_missing(self, open_journal, broken) -> None:
+    def test_missing_segment_is_refused(self, open_journal, broken) -> None:
         scan.segments(broken.directory)[2].path.unlink()
-        self.refuses(open_journal, broken, "missing or cut off")
+        self.refuses(open_journal, broken, "missing or truncated")
 
     def test_the_oldest_segments_are_missing(self, open_journal, broken) -> None:
         for segment in scan.segments(broken.directory)[:2]:
@@ -215,17 +215,17 @@ class TestCorruption:
         begin = scan.segments(broken.directory)[0].base
         self.refuses(open_journal, broken, f"are missing: its log began at position 0, not at {begin}")
 
-    def test_the_last_segment_is_missing(self, open_journal, broken) -> None:
+    def test_missing_last_segment_is_refused(self, open_journal, broken) -> None:
         last_segment(broken).unlink()
         self.refuses(open_journal, broken, "the end of the log is missing")
 
-    def test_every_segment_is_missing(self, open_journal, broken) -> None:
+    def test_missing_segments_are_refused(self, open_journal, broken) -> None:
         for segment in scan.segments(broken.directory):
             segment.path.unlink()
         with pytest.raises(JournalCorrupt, match="has no segments"):
             open_journal()
 
-    def test_beyond_what_is_checked_at_the_start_it_is_found_by_whoever_reads(self, open_journal, broken) -> None:
+    def test_damage_in_an_unchecked_segment_is_found_by_reading(self, open_journal, broken) -> None:
         patch(scan.segments(broken.directory)[1].path, 2000, b"\xff\xff")
         for index in broken.directory.glob("*.index"):
             index.unlink()
@@ -269,7 +269,7 @@ class TestQuarantine:
         return wrote
 
     def check(self, bench, wrote: dict[str, list[bytes]]) -> int:  # type: ignore[no-untyped-def]
-        """What is served is what was written, under its number; how much of it is lost."""
+        """Check that all served records are as they were written; return how many are lost."""
         lost = 0
         for stream, payloads in wrote.items():
             records = bench.records(stream)
@@ -333,7 +333,7 @@ class TestQuarantine:
         assert again.journal.floor == bench.journal.floor
         again.close()
 
-    def test_nothing_damaged_nothing_done(self, open_journal) -> None:
+    def test_quarantine_of_an_undamaged_journal_changes_nothing(self, open_journal) -> None:
         bench = open_journal(segment_size=4096)
         wrote = self.fill(bench)
         bench.crash()
@@ -342,7 +342,7 @@ class TestQuarantine:
         assert {stream: bench.payloads(stream) for stream in wrote} == wrote
 
     @pytest.mark.parametrize("seed", range(30))
-    def test_damage_anywhere(self, open_journal, seed: int) -> None:
+    def test_random_damage_is_set_aside(self, open_journal, seed: int) -> None:
         rng = random.Random(seed)
         bench = open_journal(segment_size=4096)
         wrote = self.fill(bench, 100)
@@ -384,8 +384,8 @@ CALLS = ("open", "write", "sync", "allocate", "truncate", "rename", "sync_direct
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EROFS"])
-def test_the_nth_call_fails(open_journal, logged_errors, name: str, error: str) -> None:
-    """For every N: what was acknowledged is there after a restart, once, in order, and nothing that was not sent."""
+def test_recovery_after_any_system_call_has_failed(open_journal, logged_errors, name: str, error: str) -> None:
+    """For every N, a restart serves the acknowledged records once and in order, and no others."""
     import errno
 
     nth = 0
@@ -426,7 +426,7 @@ def test_the_nth_call_fails(open_journal, logged_errors, name: str, error: str) 
 
 
 def test_a_name_that_was_not_synced_before_a_kill_is_synced_before_anything_is_appended(tmp_path: Path) -> None:
-    """A new segment was named, and the process killed before it had synced the directory."""
+    """The process was killed after it had renamed a new segment, before it synced the directory."""
     directory = tmp_path / "j"
     directory.mkdir()
     files = RecordingFiles(directory)
@@ -451,5 +451,5 @@ def test_a_directory_that_cannot_be_synced_is_a_failed_disk(tmp_path: Path) -> N
         def sync_directory(self, directory: Path) -> None:
             raise OSError(5, "Input/output error")
 
-    with pytest.raises(JournalFailed, match="Input/output error, on syncing its directory"):
+    with pytest.raises(JournalFailed, match="cannot sync the directory: Input/output error"):
         recover(tmp_path, Failing())

@@ -18,7 +18,7 @@ from fyrehose.testing.disk import RecordingFiles, images
 
 
 @pytest.mark.parametrize(("keep", "least"), [(1, 10), (30_000, 5), (10_000_000, 0)])
-def test_bytes(open_journal, keep: int, least: int) -> None:
+def test_keep_bytes_limits_the_size(open_journal, keep: int, least: int) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(100):
         bench.append(b"%03d" % i * 200)
@@ -30,13 +30,13 @@ def test_bytes(open_journal, keep: int, least: int) -> None:
     assert left <= max(keep, store.active.end - store.active.base)
 
 
-def test_nothing_where_nothing_is_sealed(open_journal) -> None:
+def test_active_segment_is_never_deleted(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
     assert expired(bench.journal._store, JournalSettings(keep_bytes=1, keep_age=1), 1 << 60) == 0
 
 
-def test_nobody_is_asked_where_nothing_is_to_be_deleted(open_journal) -> None:
+def test_holds_are_read_only_if_a_segment_expired(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(50):
         bench.append(b"%03d" % i * 100)

@@ -1,4 +1,4 @@
-"""Finding and reading segments."""
+"""Segment files are found and read; MARK is read and checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fyrehose.journal.files import Files
 from fyrehose.records import Run
 
 
-def test_only_segments_are_segments(tmp_path: Path) -> None:
+def test_files_with_other_names_are_no_segments(tmp_path: Path) -> None:
     for name in ("0000000000000000.segment", "0000000000000400.segment"):
         (tmp_path / name).write_bytes(b"x" * 1024)
     for name in (
@@ -29,7 +29,7 @@ def test_only_segments_are_segments(tmp_path: Path) -> None:
     assert [s.path for s in found] == [scan.path_of(tmp_path, 0), scan.path_of(tmp_path, 1024)]
 
 
-def test_only_snapshots_are_snapshots(tmp_path: Path) -> None:
+def test_files_with_other_names_are_no_snapshots(tmp_path: Path) -> None:
     for position in (4096, 0):
         scan.snapshot_path_of(tmp_path, position).write_bytes(b"x")
     for name in ("0.streams", "000000000000080_.streams", "0000000000000800.streams.new", "0000000000000800.segment"):
@@ -37,7 +37,7 @@ def test_only_snapshots_are_snapshots(tmp_path: Path) -> None:
     assert scan.snapshots(tmp_path) == [0, 4096]
 
 
-def test_one_that_retention_deletes_meanwhile_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_deleted_during_the_listing_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for base in (0, 64):
         scan.path_of(tmp_path, base).write_bytes(bytes(64))
     stat = Path.stat
@@ -52,13 +52,13 @@ def test_one_that_retention_deletes_meanwhile_is_not_there(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(("data", "mark"), [(None, 0), (b"", 0), (b"\0" * 12, 0), (scan.pack_mark(77), 77)])
-def test_the_mark(tmp_path: Path, data: bytes | None, mark: int) -> None:
+def test_mark_is_read_as_it_was_written(tmp_path: Path, data: bytes | None, mark: int) -> None:
     if data is not None:
         (tmp_path / "MARK").write_bytes(data)
     assert scan.read_mark(tmp_path) == mark
 
 
-def test_a_flipped_mark_is_none(tmp_path: Path) -> None:
+def test_damaged_mark_is_ignored(tmp_path: Path) -> None:
     good = scan.pack_mark(1 << 40)
     for bit in range(8 * len(good)):
         bad = bytearray(good)
@@ -67,7 +67,7 @@ def test_a_flipped_mark_is_none(tmp_path: Path) -> None:
         assert scan.read_mark(tmp_path) == 0
 
 
-def test_a_reader_keeps_no_more_than_it_should(tmp_path: Path) -> None:
+def test_reader_keeps_a_limited_number_of_bytes(tmp_path: Path) -> None:
     path = scan.path_of(tmp_path, 0)
     path.write_bytes(bytes(scan.KEPT + 4096))
     reader = scan.SegmentReader(path, 0)

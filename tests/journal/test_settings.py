@@ -1,4 +1,4 @@
-"""What an operator can say of the journal."""
+"""Parsing the options of the journal."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fyrehose.options import build
         ("interval:1500ms", Durability("interval", 1.5)),
     ],
 )
-def test_durability(text: str, meant: Durability) -> None:
+def test_durability_is_parsed(text: str, meant: Durability) -> None:
     assert durability(text) == meant
     assert durability(str(meant)) == meant
 
 
 @pytest.mark.parametrize("text", ["", "always", "interval", "interval:", "interval:0", "interval:-5", "interval:5s"])
-def test_what_is_none(text: str) -> None:
+def test_invalid_durability_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="batch, never, or interval:MS"):
         durability(text)
 

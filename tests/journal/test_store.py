@@ -1,4 +1,4 @@
-"""The reading end: little is read to find much, little is kept, and what cannot be read is said."""
+"""The store: reads scan little, caches are bounded, and unreadable files are reported."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_caches_are_bounded(open_journal, monkeypatch) -> None:
     assert not store._fresh
 
 
-def test_what_is_used_again_and_again_stays_in_memory(open_journal, monkeypatch) -> None:
-    """Of every cache: what was used longest ago goes first, however long it has been there."""
+def test_recently_used_entries_stay_in_the_caches(open_journal, monkeypatch) -> None:
+    """Every cache drops its least recently used entry first."""
     bench = open_journal(segment_size=4096)
     fill(bench, 40)
     bench.close()
@@ -123,8 +123,8 @@ def test_what_is_used_again_and_again_stays_in_memory(open_journal, monkeypatch)
         assert len(places) == 4 == len(set(places)), what
 
 
-def test_what_is_larger_than_a_cache_is_kept_until_something_else_is_used(open_journal, monkeypatch) -> None:
-    """It is read in many small steps, and each of them would make it again."""
+def test_entry_larger_than_its_cache_is_kept_until_another_is_used(open_journal, monkeypatch) -> None:
+    """The entry is read in many small steps, and each of them would rebuild it otherwise."""
     monkeypatch.setattr(stores, "CACHE", 10)
     monkeypatch.setattr(stores, "INDEXES", 10)
     bench = open_journal(segment_size=4096)
@@ -142,7 +142,7 @@ def test_what_is_larger_than_a_cache_is_kept_until_something_else_is_used(open_j
     assert sorted(made) == ["load", "read"]
 
 
-def test_who_has_read_the_last_of_a_stream_looks_at_nothing_behind_it(open_journal, monkeypatch) -> None:
+def test_reading_the_end_of_a_stream_scans_nothing_behind_it(open_journal, monkeypatch) -> None:
     bench = open_journal()
     bench.append(b"only", stream="rare")
     fill(bench, 50, 10)
@@ -153,8 +153,8 @@ def test_who_has_read_the_last_of_a_stream_looks_at_nothing_behind_it(open_journ
     assert len(looked) == 1
 
 
-def test_a_read_that_has_found_something_is_content_with_it(open_journal, monkeypatch) -> None:
-    """What else there is may be far behind, among what others wrote, and the next read finds it."""
+def test_read_returns_what_it_found_after_a_limited_scan(open_journal, monkeypatch) -> None:
+    """The rest may be far behind, between records of other streams; the next read finds it."""
     monkeypatch.setattr(stores, "ENOUGH", 10_000)
     bench = open_journal()
     bench.append(b"first", stream="rare")
@@ -166,7 +166,7 @@ def test_a_read_that_has_found_something_is_content_with_it(open_journal, monkey
     assert bench.payloads("rare") == [b"first", b"second", b"third"]
 
 
-def test_when_a_segment_was_created_is_when_its_first_records_came(open_journal) -> None:
+def test_segment_is_created_at_the_time_of_its_first_records(open_journal) -> None:
     times = iter(range(1_000_000, 10**9, 1_000_000))
     bench = open_journal(segment_size=4096, now=lambda: next(times))
     fill(bench, 30)
@@ -176,7 +176,7 @@ def test_when_a_segment_was_created_is_when_its_first_records_came(open_journal)
     assert store.created(base) == store.time_at(base, base + 64)
 
 
-def test_who_asks_for_the_time_of_a_damaged_batch_is_told_where_it_is(open_journal) -> None:
+def test_time_of_a_damaged_batch_raises_with_its_position(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     fill(bench, 30)
     bench.close()
@@ -205,7 +205,7 @@ def test_an_index_that_was_missing_is_written_again(open_journal) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["gone", "unreadable", "cut"])
-def test_a_segment_that_cannot_be_read_is_damage_and_says_where(
+def test_unreadable_segment_is_reported_with_its_path(
     open_journal, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = open_journal(segment_size=4096)
@@ -231,7 +231,7 @@ def test_a_segment_that_cannot_be_read_is_damage_and_says_where(
         assert bench.journal.read("busy", 45, 1000), "what is elsewhere is read all the same"
 
 
-def test_nothing_is_found_in_a_journal_that_was_closed(open_journal) -> None:
+def test_closed_store_finds_nothing(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     fill(bench, 50)
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -250,8 +250,8 @@ def test_one_read_stays_within_a_segment_and_the_next_goes_on(open_journal) -> N
     assert bench.payloads("busy") == [b"%06d" % i + b"." * 500 for i in range(20)]
 
 
-def test_who_reads_what_was_just_written_looks_at_that_and_at_nothing_before_it(open_journal, monkeypatch) -> None:
-    """Small commits, of which the index has one in a hundred: reading the last of them is not looking for it."""
+def test_reading_new_records_scans_no_earlier_batches(open_journal, monkeypatch) -> None:
+    """With small commits the index has one batch in a hundred, but reading the newest needs no scan."""
     bench = open_journal()
     looked = []
     batch = stores.Store._batch
@@ -263,7 +263,7 @@ def test_who_reads_what_was_just_written_looks_at_that_and_at_nothing_before_it(
     assert len(looked) < 450
 
 
-def test_places_where_readers_stopped_are_bounded_and_change_nothing_of_what_is_read(open_journal, monkeypatch) -> None:
+def test_remembered_positions_are_bounded_and_do_not_change_results(open_journal, monkeypatch) -> None:
     monkeypatch.setattr(stores, "PLACES", 5)
     bench = open_journal(segment_size=16 << 10)
     random = Random(7)

@@ -1,4 +1,4 @@
-"""What segments and snapshots say of streams: many streams, retired streams, and what is missing or damaged."""
+"""Streams in segments and snapshots: many streams, retired streams, missing and damaged files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.format import Entry
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.recovery import recover
-from fyrehose.journal.streams import Streams, begun
+from fyrehose.journal.streams import Streams, streams_at_start
 
 names = st.text(min_size=1, max_size=20).filter(lambda name: len(name.encode()) <= 80)
 
@@ -50,7 +50,7 @@ def first_batches(directory: Path) -> list[tuple[fmt.BatchHeader, list[fmt.Entry
 
 
 def sealed(snapshot: bytes, changes: dict[int, int]) -> bytes:
-    """Return the snapshot with other bytes at some places, and the checksum of that."""
+    """Return the snapshot with some bytes replaced, and a matching checksum."""
     data = bytearray(snapshot[:-4])
     for at, value in changes.items():
         data[at] = value
@@ -77,9 +77,9 @@ class TestManyStreams:
         header, entries = first_batches(bench.directory)[-1]
         assert header.kind is fmt.Kind.STREAMS
         assert [entry.stream for entry in entries if entry.stream] == ["s"]
-        assert streams.referred(entries) in scan.snapshots(bench.directory)
+        assert streams.referenced_snapshot(entries) in scan.snapshots(bench.directory)
 
-    def test_a_restart_knows_all_of_them(self, bench: Any, open_journal: Any) -> None:
+    def test_restart_knows_all_streams(self, bench: Any, open_journal: Any) -> None:
         before, ends = everything(bench), dict(bench.journal.ends())
         bench.close()
         again = open_journal(segment_size=4 << 10)
@@ -101,13 +101,13 @@ class TestManyStreams:
             for i in range(60):
                 bench.append(b"%d" % i * 100)
         _, entries = first_batches(bench.directory)[-1]
-        assert streams.referred(entries) == 0
+        assert streams.referenced_snapshot(entries) == 0
 
     def test_retention_deletes_snapshots_that_no_segment_refers_to(self, open_journal: Any) -> None:
         bench = open_journal(segment_size=4 << 10, keep_bytes=12 << 10)
         for i in range(200):
             bench.append(b"%d" % i * 100, stream=f"s{i % 20}")
-        needed = {streams.referred(entries) for _, entries in first_batches(bench.directory)}
+        needed = {streams.referenced_snapshot(entries) for _, entries in first_batches(bench.directory)}
         kept = scan.snapshots(bench.directory)
         assert len(kept) <= len(needed) + 1
         assert needed <= set(kept)
@@ -138,7 +138,7 @@ class TestManyStreams:
                 bench.append(b"%d" % i * 100)
             bench.close()
             again = open_journal(segment_size=4 << 10)
-        assert {streams.referred(entries) for _, entries in first_batches(bench.directory)} - {0} <= set(
+        assert {streams.referenced_snapshot(entries) for _, entries in first_batches(bench.directory)} - {0} <= set(
             scan.snapshots(bench.directory)
         )
         assert not verify(again.directory).problems
@@ -158,7 +158,7 @@ class TestManyStreams:
         recover(bench.directory, Files())
         assert scan.snapshots(bench.directory) == kept
 
-    def test_a_disk_that_takes_no_snapshot_takes_records(self, open_journal: Any) -> None:
+    def test_appending_continues_if_a_snapshot_cannot_be_written(self, open_journal: Any) -> None:
         class NoSnapshots(Files):
             def store(self, path: Path, data: Any) -> None:
                 if path.suffix == scan.SNAPSHOT_SUFFIX:
@@ -190,7 +190,7 @@ class TestDamage:
         return path
 
     @pytest.mark.parametrize("how", ["missing", "flipped", "cut", "another"])
-    def test_a_start_names_the_snapshot_and_changes_nothing(self, bench: Any, how: str) -> None:
+    def test_damaged_snapshot_is_refused_by_name_and_nothing_is_changed(self, bench: Any, how: str) -> None:
         path = self.harm(bench, how)
         before = sorted(bench.directory.iterdir())
         with pytest.raises(JournalCorrupt, match=path.name):
@@ -199,7 +199,7 @@ class TestDamage:
         assert any(path.name in str(problem) for problem in verify(bench.directory).problems)
 
     @pytest.mark.parametrize("how", ["missing", "flipped", "cut", "another"])
-    def test_quarantine_goes_on_with_what_segments_tell(self, bench: Any, open_journal: Any, how: str) -> None:
+    def test_quarantine_rebuilds_a_snapshot_from_the_segments(self, bench: Any, open_journal: Any, how: str) -> None:
         before = everything(bench)
         self.harm(bench, how)
         again = open_journal(segment_size=4 << 10, quarantine=True)
@@ -222,7 +222,7 @@ class TestDamage:
 
 
 class TestRetired:
-    def test_it_is_not_listed_and_not_served(self, bench: Any) -> None:
+    def test_retired_stream_is_not_listed_and_not_served(self, bench: Any) -> None:
         assert retire(bench, "s", "unknown") is None
         assert "s" not in bench.journal.ends()
         assert bench.journal.retired() == {"s": 60}
@@ -230,7 +230,7 @@ class TestRetired:
         assert bench.journal.read("s", 1, 1000) == ()
 
     @pytest.mark.parametrize("restarts", [0, 1, 2])
-    def test_a_name_that_comes_back_goes_on_with_its_numbers(
+    def test_retired_stream_continues_its_numbers_when_it_comes_back(
         self, bench: Any, open_journal: Any, restarts: int
     ) -> None:
         retire(bench, "s")
@@ -252,7 +252,7 @@ class TestRetired:
         assert bench.journal.bounds("s") == (61, 121)
         assert not verify(bench.directory).problems
 
-    def test_a_segment_has_nothing_of_them(self, open_journal: Any) -> None:
+    def test_new_segment_does_not_list_short_lived_streams(self, open_journal: Any) -> None:
         bench = open_journal(segment_size=4 << 10)
         for i in range(40):
             bench.append(b"x", stream=f"short-lived-{i}")
@@ -321,7 +321,7 @@ class TestRetired:
     st.dictionaries(names, st.integers(1, 1 << 48), max_size=30),
     st.integers(0, 1 << 48),
 )
-def test_a_snapshot_says_what_was_put_into_it(live: dict[str, int], retired: dict[str, int], floor: int) -> None:
+def test_snapshot_round_trip(live: dict[str, int], retired: dict[str, int], floor: int) -> None:
     retired = {name: last for name, last in retired.items() if name not in live}
     put = Streams(live, retired, dict.fromkeys(list(live)[::2], 1), floor=floor)
     found = snapshots.Snapshot.of(b"".join(snapshots.pieces(put, 77, bytes(range(16)))))
@@ -332,7 +332,7 @@ def test_a_snapshot_says_what_was_put_into_it(live: dict[str, int], retired: dic
     assert found.last("\x00 not there") == floor
 
 
-def test_every_bit_of_a_snapshot_counts() -> None:
+def test_every_flipped_bit_of_a_snapshot_is_detected() -> None:
     data = b"".join(snapshots.pieces(Streams({"a": 1, "bb": 2}), 77, bytes(range(16))))
     for bit in range(8 * len(data)):
         changed = bytearray(data)
@@ -343,7 +343,7 @@ def test_every_bit_of_a_snapshot_counts() -> None:
 
 @pytest.mark.parametrize("at", [48, 52], ids=["rows", "size of the names"])
 def test_lengths_of_a_snapshot_that_contradict_each_other_are_damage(at: int) -> None:
-    """Even where the checksum is right: it was written by a bug, and is not believed."""
+    """Lengths are checked even if the checksum is right, because a writer may have a bug."""
     data = b"".join(snapshots.pieces(Streams({"a": 1, "bb": 2}), 77, bytes(range(16))))
     assert snapshots.Snapshot.of(sealed(data, {})).rows == 2
     with pytest.raises(fmt.Damage, match="contradict"):
@@ -352,7 +352,7 @@ def test_lengths_of_a_snapshot_that_contradict_each_other_are_damage(at: int) ->
 
 @pytest.mark.parametrize("kept", [10, 2, 1, 0])
 def test_entries_since_a_snapshot_give_the_same_streams(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where streams were retired since that are so many that only the floor stands for some of them."""
+    """This also holds if so many streams were retired since that some of them are forgotten."""
     monkeypatch.setattr(streams, "MOST_RETIRED", kept)
     of = Streams({f"s{i}": i for i in range(1, 20)}, {"old": 7, "older": 3}, reserved={"s4": 90, "s6": 70})
     captured = of.capture()
@@ -364,7 +364,7 @@ def test_entries_since_a_snapshot_give_the_same_streams(kept: int, monkeypatch: 
     of.apply(of.retiring(["s6"]))
     of.adopt(1000)
     kind, entries = of.beginning()
-    again = begun(entries, lambda position: captured)
+    again = streams_at_start(entries, lambda position: captured)
     assert kind is fmt.Kind.STREAMS
     assert (again.ends, again.retired, again.starts, again.floor) == (of.ends, of.retired, of.starts, of.floor)
     assert len(of.retired) <= max(kept, 1)
@@ -373,7 +373,7 @@ def test_entries_since_a_snapshot_give_the_same_streams(kept: int, monkeypatch: 
 
 
 def test_a_journal_that_was_closed_in_order_has_given_out_no_more_than_it_wrote() -> None:
-    """Otherwise the next kill would leave a gap of a million numbers in streams that were idle since."""
+    """Closing releases reserved numbers; otherwise the next kill would leave a gap of a million numbers."""
     of = Streams({"idle": 5, "busy": 9}, reserved={"idle": 1000, "busy": 2000})
     assert of.unwritten() == [Entry("idle", 6, 1000), Entry("busy", 10, 2000)]
     of.replay(fmt.Kind.CLOSED, [])

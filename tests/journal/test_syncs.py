@@ -1,4 +1,4 @@
-"""Every commit that is acknowledged is synced: not nearly every one."""
+"""Every acknowledged commit is synced, without exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that blocks: in order, and no failure gets lost."""
+"""The worker runs jobs in order, and reports every failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fyrehose.journal.worker import InlineWorker, ThreadWorker
 
 
 @pytest.mark.parametrize("kind", ["thread", "inline"])
-def test_jobs_are_done_in_order_and_tell_what_came_of_them(kind: str) -> None:
+def test_jobs_run_in_order_and_report_their_results(kind: str) -> None:
     answers: SimpleQueue[Any] = SimpleQueue()
     worker = InlineWorker() if kind == "inline" else ThreadWorker(lambda f, x: answers.put((f, x)), "test")
     did: list[int] = []
@@ -33,7 +33,7 @@ def test_jobs_are_done_in_order_and_tell_what_came_of_them(kind: str) -> None:
     assert did == said == list(range(30))
 
 
-def test_stopping_waits_for_what_was_taken() -> None:
+def test_stop_waits_for_accepted_jobs() -> None:
     held, answers = threading.Event(), []
     worker = ThreadWorker(lambda f, x: answers.append(x), "test")
     worker.call(held.wait)

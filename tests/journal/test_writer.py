@@ -1,4 +1,4 @@
-"""The writing end: after a sync that failed it does nothing any more, whatever is asked of it."""
+"""The writer: commits, roll-over, snapshots, zeros; after a failed sync it refuses everything."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def descriptors() -> int:
 
 
 @pytest.mark.parametrize("sync_each", [True, False])
-def test_what_was_under_way_when_a_sync_failed_comes_to_nothing(tmp_path: Path, sync_each: bool) -> None:
-    """The kernel reports a lost page once: the next sync succeeds, and would make the mark a lie."""
+def test_nothing_is_written_after_a_failed_sync(tmp_path: Path, sync_each: bool) -> None:
+    """The kernel reports a lost page once: the next sync succeeds, and the mark would be wrong."""
     files = FaultyFiles()
     of = writer(tmp_path, files, sync_each)
     of.commit(numbered(1, b"kept"), 1, 1)
@@ -64,7 +64,7 @@ def test_what_was_under_way_when_a_sync_failed_comes_to_nothing(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("name", "error"), [("rename", OSError), ("sync_directory", SyncFailed), ("sync", SyncFailed)])
-def test_a_segment_that_could_not_be_begun_leaves_no_descriptor(tmp_path: Path, name: str, error: type) -> None:
+def test_failed_roll_over_leaves_no_open_file(tmp_path: Path, name: str, error: type) -> None:
     files = FaultyFiles()
     before = descriptors()
     of = writer(tmp_path, files, sync_each=True)
@@ -77,7 +77,7 @@ def test_a_segment_that_could_not_be_begun_leaves_no_descriptor(tmp_path: Path, 
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_numbers_are_set_aside_up_to_the_last_and_no_further(tmp_path: Path) -> None:
+def test_reserved_numbers_end_at_the_largest_number(tmp_path: Path) -> None:
     of = writer(tmp_path, FaultyFiles())
     of.commit(numbered(1, b"x", stream="new"), 1, 1)
     of.commit(numbered(LAST_SEQ - 3, b"x"), 1, 1)
@@ -89,7 +89,7 @@ def test_numbers_are_set_aside_up_to_the_last_and_no_further(tmp_path: Path) -> 
     }
 
 
-def test_a_commit_is_whole_in_one_segment(tmp_path: Path) -> None:
+def test_commit_is_never_split_between_segments(tmp_path: Path) -> None:
     of = writer(tmp_path, FaultyFiles(), segment_size=4096)
     of.commit(numbered(1, b"x" * 3000), 1, 1)
     batches = [*numbered(2, b"y" * 3000), *numbered(3, b"z" * 3000)]
@@ -101,7 +101,7 @@ def test_a_commit_is_whole_in_one_segment(tmp_path: Path) -> None:
     assert recover(tmp_path, FaultyFiles()).closed
 
 
-def test_room_is_made_for_the_segment_and_no_more(tmp_path: Path) -> None:
+def test_make_room_allocates_the_rest_of_the_segment_only(tmp_path: Path) -> None:
     files = FaultyFiles()
     of = writer(tmp_path, files, segment_size=8192)
     of.commit(numbered(1, b"x" * 3000), 1, 1)
@@ -114,8 +114,8 @@ def test_room_is_made_for_the_segment_and_no_more(tmp_path: Path) -> None:
     of.close(in_order=True)
 
 
-def test_a_segment_of_one_that_syncs_each_commit_sets_no_numbers_aside(tmp_path: Path) -> None:
-    """Not even those that the last process had set aside, and which are a gap now."""
+def test_writer_that_syncs_each_commit_reserves_no_numbers(tmp_path: Path) -> None:
+    """This includes numbers that the last process had reserved, which are a gap now."""
     of = writer(tmp_path, FaultyFiles(), segment_size=4096)
     of.commit(numbered(1, b"x"), 1, 1)
     of.close(in_order=False)
@@ -145,7 +145,7 @@ class TestSnapshots:
     def few_streams_are_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(streams, "INLINE", 2)
 
-    def test_one_is_due_where_a_segment_is_nearly_full_and_once_in_each(self, tmp_path: Path) -> None:
+    def test_snapshot_is_due_once_per_nearly_full_segment(self, tmp_path: Path) -> None:
         of = writer(tmp_path, FaultyFiles(), segment_size=8192)
         for name in "abc":
             of.commit(numbered(1, b"", stream=name), 1, 1)
@@ -160,7 +160,7 @@ class TestSnapshots:
         of.close(in_order=True)
 
     @pytest.mark.parametrize("call", ["open", "write", "sync", "rename"])
-    def test_one_that_could_not_be_written_is_said_and_not_referred_to(self, tmp_path: Path, call: str) -> None:
+    def test_snapshot_that_could_not_be_written_is_not_referenced(self, tmp_path: Path, call: str) -> None:
         files = FaultyFiles()
         of = writer(tmp_path, files, segment_size=4096)
         for name in "abc":
@@ -199,9 +199,9 @@ def test_a_writer_that_did_not_open_closes_what_it_had_and_nothing_else(tmp_path
 
 
 class TestPreparing:
-    """Zeros are written where small commits go next; nobody can tell, but for the time."""
+    """Zeros are written where small commits go next, which only makes syncs faster."""
 
-    def test_it_is_wanted_where_commits_are_small(self, tmp_path: Path) -> None:
+    def test_zeros_are_wanted_for_small_commits(self, tmp_path: Path) -> None:
         of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=4 * AHEAD)
         assert of.commit(numbered(1, b"x"), 1, 1).bare
         of.prepare()
@@ -212,12 +212,12 @@ class TestPreparing:
         assert bare, "it comes to the end of what was prepared"
         of.close(in_order=True)
 
-    def test_it_is_not_wanted_where_commits_are_not_synced(self, tmp_path: Path) -> None:
+    def test_zeros_are_not_wanted_without_sync_each(self, tmp_path: Path) -> None:
         of = writer(tmp_path, FaultyFiles(), sync_each=False, segment_size=4 * AHEAD)
         assert not of.commit(numbered(1, b"x"), 1, 1).bare
         of.close(in_order=True)
 
-    def test_it_is_as_much_in_a_later_segment(self, tmp_path: Path) -> None:
+    def test_zeros_are_wanted_in_a_later_segment(self, tmp_path: Path) -> None:
         of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=3 * AHEAD)
         of.commit(numbered(1, b"x" * 2 * AHEAD), 1, 1)
         assert of.commit(numbered(2, b"x" * 2 * AHEAD), 1, 1).rolled is not None
@@ -229,7 +229,7 @@ class TestPreparing:
         assert of.commit(numbered(4, b"x" * 1000), 1, 1).bare is False
         of.close(in_order=True)
 
-    def test_what_was_prepared_is_zeros_from_the_next_page_on(self, tmp_path: Path) -> None:
+    def test_prepare_writes_zeros_from_the_next_page_on(self, tmp_path: Path) -> None:
         files = FaultyFiles()
         of = writer(tmp_path, files, sync_each=True, segment_size=4 * AHEAD)
         of.commit(numbered(1, b"x"), 1, 1)
@@ -246,7 +246,7 @@ class TestPreparing:
         of.close(in_order=False)
         assert recover(tmp_path, FaultyFiles()).position == end
 
-    def test_it_stays_within_the_segment(self, tmp_path: Path) -> None:
+    def test_prepare_stays_within_the_segment(self, tmp_path: Path) -> None:
         of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=3 * PAGE)
         of.commit(numbered(1, b"x"), 1, 1)
         of.prepare()
@@ -254,7 +254,7 @@ class TestPreparing:
         assert not of.commit(numbered(2, b"x"), 1, 1).bare
         of.close(in_order=False)
 
-    def test_a_disk_that_does_not_take_them_takes_what_counts(self, tmp_path: Path) -> None:
+    def test_commits_continue_if_zeros_cannot_be_written(self, tmp_path: Path) -> None:
         files = FaultyFiles()
         of = writer(tmp_path, files, sync_each=True, segment_size=4 * AHEAD)
         of.commit(numbered(1, b"x"), 1, 1)
@@ -265,7 +265,7 @@ class TestPreparing:
         of.close(in_order=False)
         assert recover(tmp_path, FaultyFiles()).streams.ends == {"s": 2}
 
-    def test_a_sync_that_fails_is_one_that_failed(self, tmp_path: Path) -> None:
+    def test_failed_sync_of_zeros_fails_the_writer(self, tmp_path: Path) -> None:
         files = FaultyFiles()
         of = writer(tmp_path, files, sync_each=True, segment_size=4 * AHEAD)
         of.commit(numbered(1, b"x"), 1, 1)
@@ -276,7 +276,7 @@ class TestPreparing:
             of.commit(numbered(2, b"y"), 1, 1)
         of.close(in_order=False)
 
-    def test_after_a_cut_it_begins_again(self, tmp_path: Path) -> None:
+    def test_zeros_are_wanted_again_after_a_truncation(self, tmp_path: Path) -> None:
         files = FaultyFiles()
         of = writer(tmp_path, files, sync_each=True, segment_size=4 * AHEAD)
         of.commit(numbered(1, b"x"), 1, 1)
@@ -288,8 +288,8 @@ class TestPreparing:
         of.close(in_order=False)
 
 
-def test_what_got_through_of_a_short_write_does_not_stay(tmp_path: Path) -> None:
-    """Behind the end there is nothing that could be taken for a batch, or for a torn one."""
+def test_short_write_is_truncated(tmp_path: Path) -> None:
+    """Nothing remains behind the end that could be mistaken for a batch or a torn tail."""
     files = FaultyFiles()
     of = writer(tmp_path, files, sync_each=True)
     of.commit(numbered(1, b"kept"), 1, 1)

@@ -1,4 +1,4 @@
-"""Backups: consistent at every moment, continued where they ended, refused where they cannot be right."""
+"""Backups are consistent at every moment, incremental, and refused if source and target do not match."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Silent:
 
 
 def fill(bench: Any, count: int, size: int = 300) -> None:
-    """Append *count* messages, which are numbered on."""
+    """Append *count* messages with consecutive numbers."""
     first = bench.next.get("s", 1)
     for number in range(first, first + count):
         assert bench.append(b"%06d" % number + b"." * size).called
 
 
 def backed_up(source: Path, target: Path, **options: Any) -> Copied:
-    """One call of a backup; what it copied."""
+    """Run a backup once; return its statistics."""
     files = options.pop("files", Files())
     with Replica(target, files) as replica:
         Backup(Directory(source), replica, **options).run()
@@ -70,12 +70,12 @@ def backed_up(source: Path, target: Path, **options: Any) -> Copied:
 
 
 def numbers(directory: Path) -> list[int]:
-    """The messages that readers find."""
+    """Return the messages in the files of a journal."""
     return [int(bytes(payload)[:6]) for run in runs(directory) for payload in run.payloads()]
 
 
 def started(directory: Path, quarantine: bool = False) -> list[int]:
-    """The messages that a server finds which is started there."""
+    """Start a server in the directory; return the messages that it serves."""
     journal = FileJournal(Clock(), directory, JournalSettings(min_free=0, quarantine=quarantine), worker=InlineWorker())
     opened: list[Any] = []
     journal.open(Silent()).addBoth(opened.append)
@@ -86,7 +86,7 @@ def started(directory: Path, quarantine: bool = False) -> list[int]:
 
 
 def is_same_log(source: Path, target: Path) -> bool:
-    """Whether the target has what is durable in the source, byte for byte."""
+    """Return whether the target has the durable part of the source, byte for byte."""
     view = look(source)
     return look(target) == view and all(
         scan.path_of(source, e.base).read_bytes()[: e.end - e.base] == scan.path_of(target, e.base).read_bytes()
@@ -115,7 +115,7 @@ def flip(path: Path, offset: int) -> None:
 
 @pytest.fixture
 def source(open_journal: Opener) -> Any:
-    """A journal of several segments that a server has open."""
+    """Return a journal of several segments that is open."""
     bench = open_journal(segment_size=4096)
     fill(bench, 50)
     return bench
@@ -132,7 +132,7 @@ class TestCopying:
         assert recover(target, Files()).streams.ends == {"s": 50}
         assert not any("is a copy" in note for note in recover(target, Files()).notes)
 
-    def test_what_is_not_durable_is_not_copied(self, source: Any, tmp_path: Path) -> None:
+    def test_only_durable_batches_are_copied(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         mark = scan.read_mark(source.directory)
         fill(source, 1)
@@ -144,7 +144,7 @@ class TestCopying:
         assert numbers(target) == list(range(1, 51))
 
     @pytest.mark.parametrize("step", [1, 3, 40])
-    def test_the_next_call_copies_only_what_is_new(self, source: Any, tmp_path: Path, step: int) -> None:
+    def test_next_run_copies_only_new_batches(self, source: Any, tmp_path: Path, step: int) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
         for _ in range(5):
@@ -157,7 +157,7 @@ class TestCopying:
         report = verify(target)
         assert (report.problems, report.notes) == ([], [])
 
-    def test_a_journal_that_was_closed_and_opened_again_goes_on(
+    def test_backup_continues_after_a_restart_of_the_source(
         self, source: Any, open_journal: Opener, tmp_path: Path
     ) -> None:
         target = tmp_path / "b"
@@ -170,7 +170,7 @@ class TestCopying:
         backed_up(source.directory, target)
         assert started(target) == list(range(1, 56))
 
-    def test_progress_tells_bytes(self, source: Any, tmp_path: Path) -> None:
+    def test_progress_reports_bytes(self, source: Any, tmp_path: Path) -> None:
         told: list[tuple[int, int]] = []
         backed_up(source.directory, tmp_path / "b", progress=lambda done, total: told.append((done, total)))
         before = look(source.directory)
@@ -201,7 +201,7 @@ class TestCopying:
         assert is_same_log(source.directory, target)
         assert verify(target).problems == []
 
-    def test_one_that_the_source_does_not_have_either_is_missed(self, source: Any, tmp_path: Path) -> None:
+    def test_segment_missing_in_source_and_backup_is_reported(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
         second = scan.segments(target)[1]
@@ -211,7 +211,7 @@ class TestCopying:
         with pytest.raises(JournalCorrupt, match=f"lacks the positions {second.base} to {second.end}"):
             backed_up(source.directory, target)
 
-    def test_the_oldest_ones_are_missed_until_a_mirror_keeps_only_what_the_source_keeps(
+    def test_missing_oldest_segments_are_reported_until_a_mirror_deletes_the_rest(
         self, source: Any, tmp_path: Path
     ) -> None:
         target = tmp_path / "b"
@@ -222,14 +222,14 @@ class TestCopying:
         first = scan.segments(target)[0].base
         for _ in range(2):
             fill(source, 1)
-            with pytest.raises(JournalCorrupt, match=f"lacks the positions 0 to {first}, .* --mirror keeps only"):
+            with pytest.raises(JournalCorrupt, match=f"lacks the positions 0 to {first}, .* use --mirror"):
                 backed_up(source.directory, target)
             assert numbers(target)[-1] == numbers(source.directory)[-1], "what is new is there all the same"
         backed_up(source.directory, target, mirror=True)
         backed_up(source.directory, target)
         assert verify(target).problems == []
 
-    def test_what_a_copy_of_a_journal_has_whole_is_copied(self, source: Any, tmp_path: Path) -> None:
+    def test_intact_batches_of_a_copied_journal_are_copied(self, source: Any, tmp_path: Path) -> None:
         source.close()
         copy, target = tmp_path / "copy", tmp_path / "b"
         shutil.copytree(source.directory, copy)
@@ -249,7 +249,7 @@ class TestCopying:
         with pytest.raises(JournalCorrupt, match=f"{last.path.name} is damaged at byte"):
             backed_up(copy, target)
 
-    def test_a_backup_that_was_moved_to_another_disk_goes_on(self, source: Any, tmp_path: Path) -> None:
+    def test_moved_backup_is_continued(self, source: Any, tmp_path: Path) -> None:
         target, moved = tmp_path / "b", tmp_path / "moved"
         backed_up(source.directory, target)
         shutil.copytree(target, moved)
@@ -320,7 +320,7 @@ class TestSnapshotsAndReaders:
         backed_up(source.directory, tmp_path / "b")
         assert is_same_log(source.directory, tmp_path / "b")
 
-    def test_readers_are_remembered_and_forgotten_as_in_the_source(self, source: Any, tmp_path: Path) -> None:
+    def test_retention_holds_are_copied_and_released_as_in_the_source(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         holds.update(source.directory, "lake", 4096, 17)
         holds.update(source.directory, "gone", 64, 18)
@@ -331,7 +331,7 @@ class TestSnapshotsAndReaders:
         backed_up(source.directory, target, hold="backup")
         assert holds.registered(target) == [holds.Hold("lake", 4096, 17)]
 
-    def test_a_hold_is_told_how_far_the_backup_is(
+    def test_retention_hold_follows_the_backup(
         self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         target = tmp_path / "b"
@@ -363,18 +363,18 @@ class TestSnapshotsAndReaders:
 
 
 class TestInterruption:
-    """A backup that is broken off at any moment is what it was before, or newer."""
+    """A backup that is interrupted at any moment keeps its previous content, or has more."""
 
     class Killed(BaseException):
         pass
 
     def files(self, after: int, half: bool) -> Files:
-        """Files with which the process is killed at its change number *after*, of which half was done, or nothing."""
+        """Files that kill the process at its change number *after*, which is done by half or not at all."""
         killed, count = self.Killed, [0]
 
         class Mortal(Files):
             def step(self) -> bool:
-                """Whether this is the last one."""
+                """Return whether this change is the last one."""
                 if count[0] > after:
                     raise killed
                 count[0] += 1
@@ -411,7 +411,9 @@ class TestInterruption:
 
     @pytest.mark.parametrize("half", [False, True], ids=["before", "half"])
     @pytest.mark.parametrize("mirror", [False, True], ids=["kept", "mirror"])
-    def test_killed_at_every_step(self, source: Any, tmp_path: Path, half: bool, mirror: bool) -> None:
+    def test_backup_killed_at_any_step_can_be_continued(
+        self, source: Any, tmp_path: Path, half: bool, mirror: bool
+    ) -> None:
         base, target, scratch = tmp_path / "base", tmp_path / "b", tmp_path / "scratch"
         backed_up(source.directory, base)
         before = numbers(base)
@@ -448,7 +450,7 @@ class TestInterruption:
             assert verify(target).problems == []
         assert steps > 10
 
-    def test_the_first_one_killed_at_every_step(self, source: Any, tmp_path: Path) -> None:
+    def test_first_backup_killed_at_any_step_can_be_continued(self, source: Any, tmp_path: Path) -> None:
         steps = 0
         while True:
             target = tmp_path / f"b{steps}"
@@ -464,9 +466,9 @@ class TestInterruption:
             assert is_same_log(source.directory, target)
         assert steps > 20
 
-    def test_mark_and_names_are_given_to_what_is_on_disk_only(self, source: Any, tmp_path: Path) -> None:
+    def test_mark_and_names_are_written_after_a_sync_only(self, source: Any, tmp_path: Path) -> None:
         class Watched(Files):
-            """Knows which files were written and not synced."""
+            """Files that record which of them were written and not synced."""
 
             def __init__(self) -> None:
                 self.paths: dict[int, str] = {}
@@ -506,7 +508,7 @@ class TestInterruption:
             assert files.unsynced == set()
             fill(source, 12)
 
-    def test_more_than_what_is_new_that_was_left_behind_goes(self, source: Any, tmp_path: Path) -> None:
+    def test_bytes_behind_the_mark_are_overwritten(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
         with scan.segments(target)[-1].path.open("ab") as file:
@@ -515,7 +517,7 @@ class TestInterruption:
         backed_up(source.directory, target)
         assert is_same_log(source.directory, target)
 
-    def test_a_source_that_goes_away_in_the_middle_loses_nothing(self, source: Any, tmp_path: Path) -> None:
+    def test_backup_is_continued_after_the_source_went_away(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
 
         class Flaky(Directory):
@@ -538,7 +540,7 @@ class TestInterruption:
 
 
 class TestRefusals:
-    def test_another_journal(self, source: Any, tmp_path: Path) -> None:
+    def test_another_journal_is_refused(self, source: Any, tmp_path: Path) -> None:
         target, other = tmp_path / "b", tmp_path / "other"
         backed_up(source.directory, target)
         journal = FileJournal(
@@ -553,7 +555,7 @@ class TestRefusals:
         assert {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()} == before
         journal.close()
 
-    def test_a_backup_in_which_a_server_was_started(self, source: Any, tmp_path: Path) -> None:
+    def test_backup_in_which_a_server_was_started_is_refused(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
         started(target)
@@ -561,7 +563,7 @@ class TestRefusals:
         with pytest.raises(JournalError, match="a server was started in the backup; use an empty directory"):
             backed_up(source.directory, target)
 
-    def test_a_source_that_was_restored_from_an_older_copy(self, source: Any, tmp_path: Path) -> None:
+    def test_source_restored_from_an_older_copy_is_refused(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         older = tmp_path / "older"
         backed_up(source.directory, older)
@@ -573,7 +575,7 @@ class TestRefusals:
         with pytest.raises(JournalError, match="ends at position"):
             backed_up(older, target)
 
-    def test_two_identities(self, source: Any, tmp_path: Path) -> None:
+    def test_journal_with_another_identity_is_refused(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         source.close()
         found = scan.segments(source.directory)
@@ -588,7 +590,7 @@ class TestRefusals:
         with pytest.raises(JournalError, match="is of another journal"):
             backed_up(source.directory, target)
 
-    def test_retention_has_overtaken_it(self, source: Any, tmp_path: Path) -> None:
+    def test_segments_deleted_before_they_were_copied_are_reported(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
         before = numbers(target)
@@ -599,7 +601,7 @@ class TestRefusals:
             backed_up(source.directory, target)
         assert numbers(target) == before
 
-    def test_a_segment_that_is_missing_at_the_source(self, source: Any, tmp_path: Path) -> None:
+    def test_missing_segment_of_the_source_is_reported(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         third = scan.segments(source.directory)[2]
         third.path.unlink()
@@ -608,9 +610,7 @@ class TestRefusals:
         assert look(target).mark == third.base
 
     @pytest.mark.parametrize("offset", [20, 70, 400, 1500])
-    def test_damage_at_the_source_ends_it_and_what_is_before_counts(
-        self, source: Any, tmp_path: Path, offset: int
-    ) -> None:
+    def test_batches_before_damage_of_the_source_are_copied(self, source: Any, tmp_path: Path, offset: int) -> None:
         target = tmp_path / "b"
         third = scan.segments(source.directory)[2]
         flip(third.path, offset)
@@ -651,7 +651,7 @@ class TestRefusals:
         with pytest.raises(JournalCorrupt, match=r"newer Fyrehose .*; copy it with that version"):
             backed_up(source.directory, tmp_path / "b")
 
-    def test_the_end_of_the_backup_is_damaged(self, source: Any, tmp_path: Path) -> None:
+    def test_damaged_end_of_the_backup_is_reported(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
         last = scan.segments(target)[-1]
@@ -663,7 +663,7 @@ class TestRefusals:
         backed_up(source.directory, target)
         assert is_same_log(source.directory, target)
 
-    def test_a_backup_without_its_segments(self, source: Any, tmp_path: Path) -> None:
+    def test_backup_without_its_segments_is_reported(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
         for segment in scan.segments(target):
@@ -671,13 +671,13 @@ class TestRefusals:
         with pytest.raises(JournalCorrupt, match="has no segments below position"):
             backed_up(source.directory, target)
 
-    def test_a_directory_in_which_a_server_runs(self, source: Any, open_journal: Opener, tmp_path: Path) -> None:
+    def test_directory_of_a_running_server_is_refused(self, source: Any, open_journal: Opener, tmp_path: Path) -> None:
         other = tmp_path / "other"
         backed_up(source.directory, other)
         with pytest.raises(JournalLocked, match=rf"in use by another process \(pid {os.getpid()}\)"):
             backed_up(other, source.directory)
 
-    def test_two_backups_into_one_directory(self, source: Any, tmp_path: Path) -> None:
+    def test_second_backup_into_a_directory_is_refused(self, source: Any, tmp_path: Path) -> None:
         with (
             Replica(tmp_path / "b", Files()),
             pytest.raises(JournalLocked, match="a server, or a backup into it"),
@@ -685,7 +685,7 @@ class TestRefusals:
         ):
             raise AssertionError("it was let in")
 
-    def test_targets_that_are_none(self, source: Any, tmp_path: Path) -> None:
+    def test_invalid_targets_are_refused(self, source: Any, tmp_path: Path) -> None:
         home = tmp_path / "home"
         home.mkdir()
         (home / "thesis.tex").write_text("years of work")
@@ -696,7 +696,7 @@ class TestRefusals:
         with pytest.raises(JournalUnreachable, match="no such directory"):
             backups.check_target(Directory(tmp_path / "typo"), tmp_path / "b")
 
-    def test_no_room(self, source: Any, tmp_path: Path) -> None:
+    def test_full_disk_is_reported_before_copying(self, source: Any, tmp_path: Path) -> None:
         class Full(Files):
             def free(self, directory: Path) -> int:
                 return 1000
@@ -713,7 +713,7 @@ class TestRefusals:
 
 
 class TestRetention:
-    def test_segments_that_the_source_does_not_keep_stay(self, source: Any, tmp_path: Path) -> None:
+    def test_backup_keeps_segments_that_the_source_deleted(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
         for segment in scan.segments(source.directory)[:3]:
@@ -722,7 +722,7 @@ class TestRetention:
         backed_up(source.directory, target)
         assert numbers(target) == list(range(1, 56))
 
-    def test_a_mirror_deletes_them_and_their_snapshots(self, source: Any, tmp_path: Path) -> None:
+    def test_mirror_deletes_segments_and_snapshots_that_the_source_deleted(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         put_snapshot(source.directory, 0)
         backed_up(source.directory, target, mirror=True)
@@ -738,16 +738,16 @@ class TestRetention:
         assert not scan.index_path_of(target, 0).exists()
         assert verify(target).problems == []
 
-    def test_the_first_backup_begins_with_what_retention_has_left(self, source: Any, tmp_path: Path) -> None:
+    def test_first_backup_begins_at_the_oldest_kept_segment(self, source: Any, tmp_path: Path) -> None:
         for segment in scan.segments(source.directory)[:3]:
             segment.path.unlink()
         backed_up(source.directory, tmp_path / "b")
         assert is_same_log(source.directory, tmp_path / "b")
         assert started(tmp_path / "b")[-1] == 50
 
-    def test_the_first_backup_begins_again_while_retention_deletes(self, source: Any, tmp_path: Path) -> None:
+    def test_first_backup_is_repeated_while_retention_deletes(self, source: Any, tmp_path: Path) -> None:
         class Fading(Directory):
-            """The oldest segment is deleted when it is opened, while there are more than three."""
+            """A place that deletes the oldest segment when it is opened, while there are more than three."""
 
             def open(self, base: int, limit: int) -> scan.SegmentReader:
                 there = scan.segments(self.path)
@@ -760,7 +760,7 @@ class TestRetention:
         assert len(scan.segments(source.directory)) == 3
         assert is_same_log(source.directory, tmp_path / "b")
 
-    def test_retention_deletes_what_comes_next_while_it_is_copied(self, source: Any, tmp_path: Path) -> None:
+    def test_segment_deleted_during_the_copy_is_reported(self, source: Any, tmp_path: Path) -> None:
         class Fading(Directory):
             def open(self, base: int, limit: int) -> scan.SegmentReader:
                 if base > 10_000:
@@ -774,7 +774,7 @@ class TestRetention:
 
 
 class TestFollowing:
-    def test_it_goes_on_with_what_comes_until_it_is_ended(self, source: Any, tmp_path: Path) -> None:
+    def test_follow_copies_new_batches_until_it_is_interrupted(self, source: Any, tmp_path: Path) -> None:
         target, said, turns = tmp_path / "b", [], iter(range(4))
 
         def sleep(seconds: float) -> None:
@@ -788,7 +788,7 @@ class TestFollowing:
         assert said == []
         assert numbers(target) == list(range(1, 79))
 
-    def test_it_waits_for_a_source_that_is_away(self, source: Any, tmp_path: Path) -> None:
+    def test_follow_waits_for_an_unreachable_source(self, source: Any, tmp_path: Path) -> None:
         target, away = tmp_path / "b", tmp_path / "away"
         said: list[str] = []
         turn = [0]
@@ -811,7 +811,7 @@ class TestFollowing:
         ]
         assert numbers(target) == list(range(1, 54))
 
-    def test_another_journal_in_its_place_ends_it(self, source: Any, tmp_path: Path) -> None:
+    def test_follow_ends_if_the_source_is_replaced(self, source: Any, tmp_path: Path) -> None:
         target, older = tmp_path / "b", tmp_path / "older"
         said: list[str] = []
         backed_up(source.directory, older)
@@ -837,7 +837,7 @@ class TestFollowing:
 
 
 class TestRestore:
-    def test_a_server_starts_with_everything(self, source: Any, tmp_path: Path) -> None:
+    def test_server_starts_in_a_restored_directory(self, source: Any, tmp_path: Path) -> None:
         backup, target = tmp_path / "b", tmp_path / "restored"
         backed_up(source.directory, backup)
         done = restore(Directory(backup), target, Files()).done
@@ -847,7 +847,7 @@ class TestRestore:
         assert {path.name for path in target.iterdir()} >= {"MARK", "LOCK"}
         assert not (target / RESTORING).exists()
 
-    def test_what_a_copy_of_the_backup_has_is_restored_to_its_end(self, source: Any, tmp_path: Path) -> None:
+    def test_copy_of_a_backup_is_restored_up_to_its_end(self, source: Any, tmp_path: Path) -> None:
         backup, tape, target = tmp_path / "b", tmp_path / "tape", tmp_path / "restored"
         backed_up(source.directory, backup)
         shutil.copytree(backup, tape)
@@ -876,14 +876,12 @@ class TestRestore:
         with pytest.raises(ConfigError, match="is not empty"):
             restore(Directory(backup), backup, Files())
 
-    def test_a_backup_that_is_not_there_leaves_nothing(self, tmp_path: Path) -> None:
+    def test_restoring_a_missing_backup_creates_nothing(self, tmp_path: Path) -> None:
         with pytest.raises(JournalError, match="no such directory"):
             restore(Directory(tmp_path / "typo"), tmp_path / "restored", Files())
         assert not (tmp_path / "restored").exists()
 
-    def test_one_that_is_broken_off_at_any_step_starts_no_server_and_can_be_repeated(
-        self, source: Any, tmp_path: Path
-    ) -> None:
+    def test_interrupted_restore_starts_no_server_and_can_be_repeated(self, source: Any, tmp_path: Path) -> None:
         backup = tmp_path / "b"
         backed_up(source.directory, backup)
         interrupted = TestInterruption()
@@ -903,7 +901,7 @@ class TestRestore:
             assert started(target) == list(range(1, 51))
         assert steps > 20
 
-    def test_damage_in_the_backup_is_not_passed_over(self, source: Any, tmp_path: Path) -> None:
+    def test_restoring_a_damaged_backup_is_refused(self, source: Any, tmp_path: Path) -> None:
         backup, target = tmp_path / "b", tmp_path / "restored"
         backed_up(source.directory, backup)
         third = scan.segments(backup)[2]
@@ -914,7 +912,7 @@ class TestRestore:
             started(target)
 
 
-def test_a_place_that_loses_its_segments_again_and_again(source: Any, tmp_path: Path) -> None:
+def test_source_that_keeps_deleting_segments_is_unreachable(source: Any, tmp_path: Path) -> None:
     class Gone(Directory):
         def open(self, base: int, limit: int) -> scan.SegmentReader:
             raise Missing(self.name(base))

@@ -1,4 +1,4 @@
-"""What is in the files, and sums of it."""
+"""Dumping the batches and records of a journal, and its statistics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_all_records_in_the_order_in_which_they_were_accepted(bench) -> None:
 
 @pytest.mark.parametrize("first", [1, 2, 3, 31, 60, 61])
 @pytest.mark.parametrize("limit", [None, 0, 1, 4, 1000])
-def test_some_of_a_stream(bench, first: int, limit: int | None) -> None:
+def test_runs_select_records_of_a_stream(bench, first: int, limit: int | None) -> None:
     wanted = [("s", seq) for seq in range(first, 61)][:limit]
     assert numbers(dump.runs(bench.directory, "s", first, limit)) == wanted
 
@@ -45,11 +45,11 @@ def test_a_limit_counts_across_streams(bench) -> None:
     assert numbers(dump.runs(bench.directory, limit=5)) == [("s", 1), ("s", 2), ("s", 3), ("o", 1), ("s", 4)]
 
 
-def test_nobody_of_that_name(bench) -> None:
+def test_unknown_stream_has_no_records(bench) -> None:
     assert list(dump.runs(bench.directory, "nobody")) == []
 
 
-def test_batches(bench) -> None:
+def test_batches_are_yielded_in_order(bench) -> None:
     found = list(dump.batches(bench.directory))
     assert found[0].header.kind is fmt.Kind.ENDS
     assert sum(batch.header.records for batch in found) == 80
@@ -61,7 +61,7 @@ def _seqs(run: Run) -> range:
     return range(run.first_seq, run.last_seq + 1)
 
 
-def test_what_comes_before_damage_is_told(bench) -> None:
+def test_records_before_damage_are_yielded(bench) -> None:
     bench.close()
     path = scan.segments(bench.directory)[1].path
     data = bytearray(path.read_bytes())
@@ -78,7 +78,7 @@ def test_what_comes_before_damage_is_told(bench) -> None:
     assert counted.streams["s"].missing > 0
 
 
-def test_sums(bench) -> None:
+def test_stats_count_records_by_stream(bench) -> None:
     told: list[tuple[int, int]] = []
     stats = dump.stats(bench.directory, lambda done, total: told.append((done, total)))
     of = stats.streams["s"]
@@ -96,7 +96,7 @@ def test_sums(bench) -> None:
     assert dump.stats(bench.directory).closed
 
 
-def test_numbers_that_are_not_there_count_as_missing(open_journal) -> None:
+def test_missing_numbers_are_counted(open_journal) -> None:
     for _ in range(2):
         bench = open_journal(durability=durability("never"))
         bench.append(b"x")
@@ -133,6 +133,6 @@ def test_what_is_not_known_to_be_durable_is_told_only_if_everything_is_asked_for
     assert [run.stream for run in dump.runs(bench.directory, everything=True)][-1] == "new"
 
 
-def test_no_journal(tmp_path) -> None:
+def test_missing_journal_is_reported(tmp_path) -> None:
     with pytest.raises(JournalError, match="is no journal"):
         dump.stats(tmp_path)

@@ -1,4 +1,4 @@
-"""Reading a log batch by batch, as a backup does: every byte is checked, and the end is found."""
+"""Reading a log batch by batch for a backup: every byte is checked, and the end is found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(directory: Path, which: int) -> scan.SegmentReader:
     return scan.SegmentReader(segment.path, segment.base)
 
 
-def test_the_bytes_are_those_of_the_segment(source: Any) -> None:
+def test_batches_yield_the_bytes_of_the_segment(source: Any) -> None:
     reader = opened(source.directory, 1)
     end = scan.segments(source.directory)[2].base
     head, tail = begin(reader, None)
@@ -46,7 +46,7 @@ def test_the_bytes_are_those_of_the_segment(source: Any) -> None:
     following.close()
 
 
-def test_a_batch_beyond_the_end_of_what_is_durable(source: Any) -> None:
+def test_batch_beyond_the_durable_end_is_damage(source: Any) -> None:
     reader = opened(source.directory, 0)
     _, tail = begin(reader, None)
     with pytest.raises(fmt.Damage, match="the batch reaches beyond position 500"):
@@ -55,16 +55,16 @@ def test_a_batch_beyond_the_end_of_what_is_durable(source: Any) -> None:
     reader.close()
 
 
-def test_a_batch_of_another_chain(source: Any) -> None:
+def test_batch_of_another_chain_is_damage(source: Any) -> None:
     reader = opened(source.directory, 0)
     _, tail = begin(reader, None)
     tail.chain = 7
-    with pytest.raises(fmt.Damage, match="does not continue from the one before"):
+    with pytest.raises(fmt.Damage, match="does not continue from the previous one"):
         list(batches(reader, tail, 500))
     reader.close()
 
 
-def test_a_file_that_holds_another_segment(source: Any, tmp_path: Path) -> None:
+def test_file_with_another_segment_is_damage(source: Any, tmp_path: Path) -> None:
     reader = opened(source.directory, 1)
     other = scan.SegmentReader(reader.path, 4096 * 7)
     with pytest.raises(fmt.Damage, match=f"begins at position {reader.base}"):
@@ -73,14 +73,14 @@ def test_a_file_that_holds_another_segment(source: Any, tmp_path: Path) -> None:
         each.close()
 
 
-def test_a_disk_that_cannot_be_read(source: Any) -> None:
+def test_unreadable_disk_is_damage(source: Any) -> None:
     class Failing(scan.SegmentReader):
         def read(self, position: int, size: int) -> memoryview:
             raise OSError(5, "Input/output error")
 
     segment = scan.segments(source.directory)[0]
     reader = Failing(segment.path, segment.base)
-    with pytest.raises(fmt.Damage, match="it cannot be read: Input/output error"):
+    with pytest.raises(fmt.Damage, match="cannot be read: Input/output error"):
         begin(reader, None)
     reader.close()
 

@@ -1,4 +1,4 @@
-"""Verify: a journal that is as it was written has no problems, whatever it went through; any other has."""
+"""Verify reports no problems of an undamaged journal, whatever its history, and all of a damaged one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def patch(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-def test_nothing_is_wrong_and_everything_is_counted(open_journal) -> None:
+def test_undamaged_journal_has_no_problems(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     fill(bench)
     told: list[tuple[int, int]] = []
@@ -70,8 +70,8 @@ def test_every_byte_is_counted_once(open_journal) -> None:
     assert told[-2:] == [(size - 64 * len(found), size), (size, size)]
 
 
-def test_damage_is_told_with_its_place_and_what_is_lost_by_it(open_journal) -> None:
-    """One range is one problem; what others tell of its numbers is a gap, and so is known from there on."""
+def test_damage_is_reported_with_its_place_and_the_lost_numbers(open_journal) -> None:
+    """A damaged range is one problem; numbers that later batches show to be lost are reported as gaps."""
     bench = open_journal()
     for i in range(6):
         bench.append(b"%d" % i)
@@ -119,10 +119,10 @@ def test_after_damage_every_stream_may_have_lost_numbers_once(open_journal) -> N
     patch(segment.path, lost.position + 70, b"damage")
     report = verify(bench.directory)
     assert report.gaps == [fmt.Entry("s", 2, 3)]
-    assert [problem.what for problem in report.problems[1:]] == ["stream 's' skips 5 to 5, and nothing says why"]
+    assert [problem.what for problem in report.problems[1:]] == ["stream 's' skips 5 to 5, and no gap is noted"]
 
 
-def test_no_more_problems_are_told_than_anybody_reads(open_journal, monkeypatch) -> None:
+def test_number_of_reported_problems_is_limited(open_journal, monkeypatch) -> None:
     monkeypatch.setattr("fyrehose.journal.offline.verify.MAX_PROBLEMS", 3)
     bench = open_journal()
     for first in (5, 10, 15, 20, 25):
@@ -140,7 +140,7 @@ def test_no_more_problems_are_told_than_anybody_reads(open_journal, monkeypatch)
         ([("s", 3, fmt.State.FORGOTTEN), ("", 3, fmt.State.LIVE)], []),
     ],
 )
-def test_what_is_said_of_retired_streams_is_held_against_the_records(open_journal, entries, said: list[str]) -> None:
+def test_retired_streams_are_compared_with_the_records(open_journal, entries, said: list[str]) -> None:
     bench = open_journal()
     bench.append(b"1", b"2", b"3")
     forge(bench, kind=fmt.Kind.STREAMS, entries=[fmt.Entry(stream, 0, last, state) for stream, last, state in entries])
@@ -178,12 +178,12 @@ def test_damage_is_found_without_a_mark_too(open_journal, mark: object) -> None:
         path.write_bytes(data if mark == "flipped" else b"")
     report = verify(bench.directory)
     assert report.records == 75, "not nothing"
-    assert any("whether the end of the log is missing cannot be told" in note for note in report.notes)
+    assert any("whether the end of the log is missing is unknown" in note for note in report.notes)
     patch(scan.segments(bench.directory)[0].path, 2000, b"damage")
     assert len(verify(bench.directory).problems) == 1
 
 
-def test_what_was_not_checked_is_said(open_journal) -> None:
+def test_bytes_that_were_not_checked_are_noted(open_journal) -> None:
     bench = open_journal()
     fill(bench)
     position = bench.journal._writer.position
@@ -199,7 +199,7 @@ def test_what_was_not_checked_is_said(open_journal) -> None:
     assert verify(bench.directory, everything=True).records == 75
 
 
-def test_nothing_that_was_checked_is_an_error(open_journal) -> None:
+def test_journal_without_checkable_batches_is_an_error(open_journal) -> None:
     bench = open_journal()
     bench.crash()
     segment = scan.segments(bench.directory)[0]
@@ -209,7 +209,7 @@ def test_nothing_that_was_checked_is_an_error(open_journal) -> None:
         verify(bench.directory)
 
 
-def test_oldest_segments_that_somebody_removed_are_missed(open_journal) -> None:
+def test_missing_oldest_segments_are_reported(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     fill(bench)
     bench.close()
@@ -228,7 +228,7 @@ def test_retention_is_no_damage(open_journal) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_damage_is_found_and_what_was_set_aside_is_none(open_journal, seed: int) -> None:
+def test_damage_is_reported_until_it_was_set_aside(open_journal, seed: int) -> None:
     rng = random.Random(seed)
     bench = open_journal(segment_size=4096)
     fill(bench, 100)
@@ -246,7 +246,7 @@ def test_damage_is_found_and_what_was_set_aside_is_none(open_journal, seed: int)
 def forge(
     bench, *runs: Run, kind: fmt.Kind = fmt.Kind.RECORDS, entries: list[fmt.Entry] | None = None, time: int = 1_000_000
 ) -> None:  # type: ignore[no-untyped-def]
-    """A batch that no journal writes, with the right checksums."""
+    """Append an invalid batch with the right checksums."""
     writer = bench.journal._writer
     header, data = packing.batch(
         kind,
@@ -275,7 +275,7 @@ def run(first: int, *payloads: bytes, stream: str = "s") -> Run:
         ("new", 2, "skips 1 to 1"),
     ],
 )
-def test_numbers_that_do_not_follow_on(open_journal, stream: str, first: int, said: str) -> None:
+def test_jump_of_numbers_is_reported(open_journal, stream: str, first: int, said: str) -> None:
     bench = open_journal()
     bench.append(b"1", b"2", b"3")
     forge(bench, run(first, b"x", stream=stream))
@@ -294,21 +294,21 @@ def test_gaps_account_for_numbers(open_journal) -> None:
     assert "'newer' goes back" in problem
 
 
-def test_time_that_goes_back(open_journal) -> None:
+def test_time_that_goes_back_is_reported(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
     forge(bench, run(2, b"y"), time=999_999)
     assert "time is before" in problems(bench.directory)[0]
 
 
-def test_a_run_whose_lengths_are_not_those_of_its_payloads(open_journal) -> None:
+def test_run_with_wrong_lengths_is_reported(open_journal) -> None:
     bench = open_journal()
     bad = Run(stream="s", source="t", lengths=(9).to_bytes(4, "little"), payload=b"abc", first_seq=1)
     forge(bench, bad)
-    assert "payloads of another length" in problems(bench.directory)[0]
+    assert "another size than the sum of its lengths" in problems(bench.directory)[0]
 
 
-def test_a_segment_that_has_forgotten_a_stream(open_journal) -> None:
+def test_segment_that_lacks_a_stream_is_reported(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     bench.append(b"x", stream="forgotten")
     del bench.journal._writer.streams.ends["forgotten"]
@@ -329,21 +329,21 @@ class TestIndexes:
     def report(self, index: Path) -> Report:
         return verify(index.parent)
 
-    def test_missing_or_broken_is_no_damage(self, index: Path) -> None:
+    def test_missing_or_damaged_index_is_only_noted(self, index: Path) -> None:
         data = index.read_bytes()
         index.write_bytes(data[:-1] + b"\xff")
-        assert "will be made again" in self.report(index).notes[0]
+        assert "will be rebuilt" in self.report(index).notes[0]
         index.unlink()
         assert "is missing" in self.report(index).notes[0]
         assert self.report(index).problems == []
 
-    def test_one_that_lies_is(self, index: Path) -> None:
+    def test_index_that_does_not_match_its_segment_is_reported(self, index: Path) -> None:
         data = bytearray(index.read_bytes())
         data[-8] ^= 8  # the position of a stream's batch
         data[48:52] = bytes(4)
         data[48:52] = crc32c(bytes(data)).to_bytes(4, "little")
         index.write_bytes(data)
-        assert "something else than its segment" in str(self.report(index).problems[0])
+        assert "does not match its segment" in str(self.report(index).problems[0])
 
 
 def test_segments_that_retention_deletes_meanwhile_are_no_damage(open_journal, monkeypatch) -> None:
@@ -364,14 +364,14 @@ def test_segments_that_retention_deletes_meanwhile_are_no_damage(open_journal, m
     assert 0 < report.records < 126
 
 
-def test_a_segment_that_continues_from_another(open_journal) -> None:
+def test_segment_with_another_chain_is_reported(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     fill(bench)
     bench.close()
     found = scan.segments(bench.directory)
     header = fmt.SegmentHeader.unpack(found[1].path.read_bytes()[:64])
     patch(found[1].path, 0, fmt.SegmentHeader(header.base, header.created, header.chain ^ 1).pack())
-    said = f"{found[1].path.name} at byte 0: the segment does not continue from the one before"
+    said = f"{found[1].path.name} at byte 0: the segment does not continue from the previous one"
     assert said in problems(bench.directory)
 
 
@@ -386,9 +386,9 @@ def test_a_damaged_header_of_a_segment_is_one_problem(open_journal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "records", "what"), [(8, 1, "beyond itself"), (0, 7, "more or less than its header says")]
+    ("ahead", "records", "what"), [(8, 1, "beyond its own"), (0, 7, "the counts in the header of the batch are wrong")]
 )
-def test_a_batch_that_cannot_be_even_though_its_checksums_are_right(open_journal, ahead, records, what) -> None:
+def test_invalid_batch_with_right_checksums_is_reported(open_journal, ahead, records, what) -> None:
     bench = open_journal()
     bench.append(b"x")
     writer = bench.journal._writer
@@ -408,7 +408,7 @@ def test_a_batch_that_cannot_be_even_though_its_checksums_are_right(open_journal
     assert what in " ".join(problems(bench.directory))
 
 
-def test_a_body_whose_lengths_contradict_each_other(open_journal) -> None:
+def test_contradicting_lengths_are_reported(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
     writer = bench.journal._writer
@@ -426,7 +426,7 @@ def test_a_body_whose_lengths_contradict_each_other(open_journal) -> None:
     writer._append([lying])
     writer.position = header.end
     writer.sync()
-    assert "its checksum is right, but" in problems(bench.directory)[0]
+    assert "the checksum of the batch is right, but" in problems(bench.directory)[0]
 
 
 def places(directory: Path) -> list[tuple[scan.Segment, fmt.BatchHeader]]:

@@ -1,4 +1,4 @@
-"""What other processes see of a journal, while it changes and when parts of it are gone."""
+"""Views of a journal by other processes, while it changes, and when parts of it are missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fyrehose.journal import scan
 from fyrehose.journal.offline import view
 
 
-def test_segments_up_to_the_mark(open_journal) -> None:
+def test_view_has_the_segments_up_to_the_mark(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     assert view.look(bench.directory).mark == scan.read_mark(bench.directory) > 0
     for i in range(20):
@@ -23,7 +23,7 @@ def test_segments_up_to_the_mark(open_journal) -> None:
     assert seen.segments[-1].end == seen.mark
 
 
-def test_a_segment_that_is_missing_shows(open_journal) -> None:
+def test_missing_segment_leaves_a_hole_in_the_view(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(20):
         bench.append(b"%03d" % i * 300)
@@ -43,7 +43,7 @@ def test_retention_deletes_while_the_directory_is_read(open_journal, monkeypatch
     assert [extent.base for extent in view.look(bench.directory).segments] == [s.base for s in there[2:]]
 
 
-def test_a_mark_that_is_being_written(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mark_is_read_again_while_it_is_being_written(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = open_journal()
     bench.append(b"x")
     mark = scan.read_mark(bench.directory)
@@ -66,7 +66,7 @@ def test_without_a_mark_the_log_says_what_was_durable(open_journal) -> None:
         assert view.durable_mark(bench.directory) == after_one
 
 
-def test_where_no_journal_is(tmp_path: Path) -> None:
+def test_missing_directory_is_reported(tmp_path: Path) -> None:
     assert view.look(tmp_path) == view.View(0, ())
     assert view.View(0, ()).start == 0
     with pytest.raises(JournalError, match="no such directory"):

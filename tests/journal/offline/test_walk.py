@@ -1,4 +1,4 @@
-"""Going through the files of a journal: everything in order, nothing beyond the mark, and damage without an end."""
+"""Walking through a journal: batches in order, nothing beyond the mark, and damage in between."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import scan
-from fyrehose.journal.offline.walk import Batch, Began, Damaged, Extent, walk
+from fyrehose.journal.offline.walk import Batch, Damaged, Extent, SegmentStart, walk
 
 
 def fill(bench, count: int = 60) -> list[bytes]:  # type: ignore[no-untyped-def]
@@ -30,7 +30,7 @@ def payloads(directory: Path, everything: bool = False) -> list[bytes]:
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_everything_in_order_while_it_is_written(open_journal, everything: bool) -> None:
+def test_walk_yields_all_batches_in_order_while_the_server_writes(open_journal, everything: bool) -> None:
     bench = open_journal(segment_size=4096)
     wrote = []
     for i in range(100):
@@ -39,13 +39,13 @@ def test_everything_in_order_while_it_is_written(open_journal, everything: bool)
         if i % 10 == 0:
             assert payloads(bench.directory, everything) == wrote
     found = list(walk(Extent.of(bench.directory)))
-    assert [part.segment.base for part in found if isinstance(part, Began)] == [
+    assert [part.segment.base for part in found if isinstance(part, SegmentStart)] == [
         segment.base for segment in scan.segments(bench.directory)
     ]
     assert not [part for part in found if isinstance(part, Damaged)]
 
 
-def test_nothing_beyond_the_mark(open_journal) -> None:
+def test_nothing_beyond_the_mark_is_read(open_journal) -> None:
     bench = open_journal()
     wrote = fill(bench, 10)
     mark = scan.read_mark(bench.directory)
@@ -82,13 +82,13 @@ def test_without_a_mark_the_batches_say_what_was_durable(open_journal) -> None:
     [
         ("flip", "damaged"),
         ("header", "header of the segment"),
-        ("missing", "missing or cut off"),
-        ("cut", "missing or cut off"),
+        ("missing", "missing or truncated"),
+        ("cut", "missing or truncated"),
         ("last missing", "end of the log is missing"),
         ("unreadable", "cannot be read"),
     ],
 )
-def test_damage_is_told_and_the_rest_too(open_journal, what: str, reason: str, monkeypatch) -> None:
+def test_damage_is_yielded_and_the_walk_continues(open_journal, what: str, reason: str, monkeypatch) -> None:
     bench = open_journal(segment_size=4096)
     wrote = fill(bench)
     bench.close()
@@ -123,7 +123,7 @@ def test_damage_is_told_and_the_rest_too(open_journal, what: str, reason: str, m
         assert (left[-1] == wrote[-1]) == (what != "last missing")
 
 
-def test_a_batch_that_does_not_follow(open_journal) -> None:
+def test_batch_with_another_chain_is_reported(open_journal) -> None:
     bench = open_journal()
     fill(bench, 3)
     at = bench.journal._writer.position
@@ -133,7 +133,7 @@ def test_a_batch_that_does_not_follow(open_journal) -> None:
     assert damage.start == damage.stop == at
 
 
-def test_what_retention_deletes_meanwhile_is_left_out(open_journal) -> None:
+def test_segments_deleted_meanwhile_are_left_out(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     wrote = fill(bench)
     extent = Extent.of(bench.directory)
@@ -143,7 +143,7 @@ def test_what_retention_deletes_meanwhile_is_left_out(open_journal) -> None:
     assert left == wrote[-len(left) :]
 
 
-def test_what_is_no_journal(tmp_path: Path) -> None:
+def test_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="is no journal"):
         Extent.of(tmp_path)
     (tmp_path / "MARK").write_bytes(scan.pack_mark(9))
