@@ -322,8 +322,11 @@ class FileJournal:
         if self.state is JournalState.FAILED:
             self._cancel_sync()
             log.critical("the journal failed", log_failure=failure)
-        what = "the journal" if failure.check(JournalFailed) else "the disk of"
-        self._announcement = f"{what} {self.directory} failed: {failure.getErrorMessage()}"
+        if failure.check(NoRoom):
+            what = f"the disk of {self.directory} is full or read-only"
+        else:
+            what = f"{'the journal' if failure.check(JournalFailed) else 'the disk of'} {self.directory} failed"
+        self._announcement = f"{what}: {failure.getErrorMessage()}"
 
     def _settle(self) -> None:
         """If no append is under way, announce the change of state, and continue closing."""

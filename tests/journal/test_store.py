@@ -224,7 +224,7 @@ def test_unreadable_segment_is_reported_with_its_path(
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(files, "read", refuse)
-    with pytest.raises(JournalCorrupt, match="wanted: stream 'busy' from 1") as error:
+    with pytest.raises(JournalCorrupt, match="while reading stream 'busy' from 1") as error:
         bench.journal.read("busy", 1, 1000)
     assert path.name in str(error.value)
     if trouble != "unreadable":

@@ -127,7 +127,7 @@ class TestManyStreams:
         bench.close()
         path = scan.snapshot_path_of(bench.directory, scan.snapshots(bench.directory)[-1])
         path.write_bytes(sealed(path.read_bytes(), {8: 2}))
-        with pytest.raises(JournalCorrupt, match=r"newer Fyrehose \(snapshot 2; .*serve it with that version"):
+        with pytest.raises(JournalCorrupt, match=r"newer Fyrehose \(snapshot version 2; .*serve it with that version"):
             recover(bench.directory, Files())
 
     def test_a_start_keeps_snapshots_that_older_segments_refer_to(self, bench: Any, open_journal: Any) -> None:
@@ -204,7 +204,7 @@ class TestDamage:
         self.harm(bench, how)
         again = open_journal(segment_size=4 << 10, quarantine=True)
         assert everything(again) == before
-        assert any("another made of what segments tell" in note for note in again.journal.report.notes)
+        assert any("replaced by a snapshot of the" in note for note in again.journal.report.notes)
         again.append(b"new", stream="never seen")
         assert again.records("never seen")[0].seq > 1  # above all that a stream can have had of which nothing tells
         assert not verify(again.directory).problems

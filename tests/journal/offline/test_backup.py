@@ -587,7 +587,7 @@ class TestRefusals:
         )
         backed_up(tmp_path / "c", target)
         rename_journal(found[-1].path, b"b" * 16)
-        with pytest.raises(JournalError, match="is of another journal"):
+        with pytest.raises(JournalError, match="belongs to another journal"):
             backed_up(source.directory, target)
 
     def test_segments_deleted_before_they_were_copied_are_reported(self, source: Any, tmp_path: Path) -> None:
@@ -597,7 +597,7 @@ class TestRefusals:
         fill(source, 50)
         for segment in scan.segments(source.directory)[:-2]:
             segment.path.unlink()
-        with pytest.raises(JournalGap, match=r"retention deleted what is between them; .* --hold NAME"):
+        with pytest.raises(JournalGap, match=r"retention deleted the segments between them; .* --hold NAME"):
             backed_up(source.directory, target)
         assert numbers(target) == before
 

@@ -298,7 +298,7 @@ def test_time_that_goes_back_is_reported(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
     forge(bench, run(2, b"y"), time=999_999)
-    assert "time is before" in problems(bench.directory)[0]
+    assert "time of the batch is before" in problems(bench.directory)[0]
 
 
 def test_run_with_wrong_lengths_is_reported(open_journal) -> None:
@@ -314,7 +314,7 @@ def test_segment_that_lacks_a_stream_is_reported(open_journal) -> None:
     del bench.journal._writer.streams.ends["forgotten"]
     fill(bench)
     said = problems(bench.directory)
-    assert "has forgotten 1 streams, such as 'forgotten'" in said[0]
+    assert "lacks 1 streams, such as 'forgotten'" in said[0]
     assert len(said) == 1 or "forgotten" in said[1]
 
 
