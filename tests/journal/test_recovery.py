@@ -196,7 +196,7 @@ class TestCorruption:
         header[8] = 9
         header[-4:] = crc32c(bytes(header[:-4])).to_bytes(4, "little")
         patch(segment.path, 0, bytes(header))
-        said = r"cannot be read: it was written by a newer Fyrehose \(format version 9; .*\); serve it with that version"
+        said = r"cannot be read: it was written by a newer .* \(format version 9; .*\); serve it with that version"
         with pytest.raises(JournalCorrupt, match=said) as refused:
             open_journal(segment_size=4096)
         assert "--quarantine" not in str(refused.value)
