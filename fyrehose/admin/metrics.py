@@ -26,11 +26,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 #: Each family by protocol, and what it is called in the status.
 _PROTOCOLS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str], ...] = (
-    (CounterMetricFamily, "fyrehose_published_messages", "Messages that became durable.", "in_messages"),
-    (CounterMetricFamily, "fyrehose_published_bytes", "Their payload.", "in_bytes"),
+    (CounterMetricFamily, "fyrehose_published_messages", "Messages that became durable.", "published_messages"),
+    (CounterMetricFamily, "fyrehose_published_bytes", "Their payload.", "published_bytes"),
     (CounterMetricFamily, "fyrehose_acknowledged_publishes", "Publishes, of one or more of them.", "acknowledged"),
-    (CounterMetricFamily, "fyrehose_delivered_messages", "Messages given to subscribers.", "out_messages"),
-    (CounterMetricFamily, "fyrehose_delivered_bytes", "Their payload.", "out_bytes"),
+    (CounterMetricFamily, "fyrehose_delivered_messages", "Messages given to subscribers.", "delivered_messages"),
+    (CounterMetricFamily, "fyrehose_delivered_bytes", "Their payload.", "delivered_bytes"),
     (CounterMetricFamily, "fyrehose_connections", "Connections there have been.", "connections_total"),
     (GaugeMetricFamily, "fyrehose_connections_open", "Connections there are.", "connections"),
     (GaugeMetricFamily, "fyrehose_connections_peak", "The most there ever were.", "connections_peak"),

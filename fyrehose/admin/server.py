@@ -251,13 +251,13 @@ class AdminProtocol(WebProtocol):
             if self._write_paused:
                 return
             if not self._may_read(event, stream):  # the policy has changed
-                self._say("trouble", {"error": f"the policy does not allow this stream any more: {_ADVICE}"})
+                self._say("ended", {"error": f"the policy does not allow this stream any more: {_ADVICE}"})
                 self.finish()
                 return
             try:
                 new = tail.look()
             except errors.JournalError as error:
-                self._say("trouble", {"error": str(error)})
+                self._say("ended", {"error": str(error)})
                 self.finish()
                 return
             if new is not None:
@@ -333,8 +333,8 @@ def _number(event: Asked, name: str, default: int, most: int) -> int | None:
 def _sample(sample: Sample) -> dict[str, Any]:
     return {
         "time": round(sample.time, 3),
-        "in": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.taken.items()},
-        "out": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.given.items()},
+        "published": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.taken.items()},
+        "delivered": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.given.items()},
         "lag": round(sample.lag, 6),
     }
 

@@ -68,7 +68,7 @@ class Status:
             "subscribers": {
                 "total": len(self.broker.cursors()),
                 "lag": lags.most,
-                "age": round(max(0.0, self.sampler.clock.seconds() - lags.began), 3),
+                "lag_age": round(max(0.0, self.sampler.clock.seconds() - lags.began), 3),
                 "listed": [_subscriber(cursor) for cursor in lags.first(listed)],
             },
             "refusals": self._refusals(),
@@ -124,8 +124,8 @@ class Status:
         sample = self.sampler.samples[-1] if self.sampler.samples else None
         found = []
         for protocol in protocols_of(self.broker):
-            in_rate = sample.taken.get(protocol, (0.0, 0.0)) if sample else (None, None)
-            out_rate = sample.given.get(protocol, (0.0, 0.0)) if sample else (None, None)
+            published_rate = sample.taken.get(protocol, (0.0, 0.0)) if sample else (None, None)
+            delivered_rate = sample.given.get(protocol, (0.0, 0.0)) if sample else (None, None)
             found.append(
                 {
                     "name": protocol,
@@ -133,14 +133,14 @@ class Status:
                     "connections_peak": counters.peaks[protocol, "connections"],
                     "connections_total": counters.counts[protocol, "connections"],
                     "acknowledged": published[protocol].publishes if protocol in published else 0,
-                    "in_messages": taken.get(protocol, (0, 0))[0],
-                    "in_bytes": taken.get(protocol, (0, 0))[1],
-                    "in_rate": in_rate[0],
-                    "in_bytes_rate": in_rate[1],
-                    "out_messages": given.get(protocol, (0, 0))[0],
-                    "out_bytes": given.get(protocol, (0, 0))[1],
-                    "out_rate": out_rate[0],
-                    "out_bytes_rate": out_rate[1],
+                    "published_messages": taken.get(protocol, (0, 0))[0],
+                    "published_bytes": taken.get(protocol, (0, 0))[1],
+                    "published_rate": published_rate[0],
+                    "published_bytes_rate": published_rate[1],
+                    "delivered_messages": given.get(protocol, (0, 0))[0],
+                    "delivered_bytes": given.get(protocol, (0, 0))[1],
+                    "delivered_rate": delivered_rate[0],
+                    "delivered_bytes_rate": delivered_rate[1],
                     "subscribers": tallies[protocol].subscriptions if protocol in tallies else 0,
                     "lag": lags.protocols.get(protocol, 0),
                     "refused": refused[protocol],

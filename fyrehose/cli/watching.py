@@ -70,7 +70,7 @@ def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval:
 
     \b
         fyrehose top
-        fyrehose top --format json --count 60 | jq '.protocols[].in_rate'
+        fyrehose top --format json --count 60 | jq '.protocols[].published_rate'
     """
     asker = Asker.of(url, token_file, ca)
     console = terminal()
@@ -142,12 +142,12 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
 def _protocols(protocols: list[dict[str, Any]]) -> Table:
     table = _table("protocol", "peers", "in /s", "in", "size /s", "out /s", "out", "readers", "refused")
     for each in protocols:
-        numbers = [each[key] for key in ("connections", "in_rate", "in_messages")]
+        numbers = [each[key] for key in ("connections", "published_rate", "published_messages")]
         table.add_row(
             each["name"],
             *map(_count, numbers),
-            _size(each["in_bytes_rate"]),
-            *map(_count, [each[key] for key in ("out_rate", "out_messages", "subscribers", "refused")]),
+            _size(each["published_bytes_rate"]),
+            *map(_count, [each[key] for key in ("delivered_rate", "delivered_messages", "subscribers", "refused")]),
         )
     return table
 

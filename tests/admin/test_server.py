@@ -231,7 +231,7 @@ def test_events(connect: Connect, watched: Any) -> None:
     (history, samples), (name, status) = peer.events()
     assert (history, name) == ("history", "status")
     assert len(samples) == len(watched.sampler.samples)
-    assert samples[0]["in"]["http"][0] > 0
+    assert samples[0]["published"]["http"][0] > 0
     assert [stream["name"] for stream in status["streams"]["listed"]] == ["log"]
     watched.pass_time(1)
     other = connect()
@@ -289,7 +289,7 @@ def test_a_tail_ends_when_the_policy_changes(connect: Connect, watched: Any) -> 
     watched.publish(b"secret", stream="orders")
     watched.clock.advance(EVERY)
     ((name, said),) = peer.events()
-    assert name == "trouble"
+    assert name == "ended"
     assert "the policy does not allow this stream any more" in said["error"]
     assert peer.transport.disconnecting
 
@@ -342,7 +342,7 @@ def test_a_tail_of_what_is_damaged(connect: Connect, watched: Any, monkeypatch: 
     monkeypatch.setattr(MemoryJournal, "read", damaged)
     peer = connect()
     _, _, body = peer.ask("/api/streams/s/tail")
-    assert b"event: trouble" in body
+    assert b"event: ended" in body
     assert peer.transport.disconnecting
     peer.leave()
 

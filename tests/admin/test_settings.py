@@ -16,15 +16,15 @@ from fyrehose.errors import ConfigError
         ("tcp:8118:interface=127.0.0.1", {}, ""),
         ("unix:/run/admin", {}, ""),
         ("tcp:8118", {}, "TLS .* and a token"),
-        ("tcp:8118:interface=10.0.0.1", {"token_file": "t"}, "needs TLS"),
-        ("tcp:8118", {"tls_certificate": "c"}, "needs a token"),
-        ("ssl:8118:privateKey=k", {}, "needs a token"),
+        ("tcp:8118:interface=10.0.0.1", {"token_file": "t"}, "pass TLS"),
+        ("tcp:8118", {"tls_certificate": "c"}, "pass a token"),
+        ("ssl:8118:privateKey=k", {}, "pass a token"),
         ("ssl:8118:privateKey=k", {"token_file": "t"}, ""),
         ("tcp:8118", {"tls_certificate": "c", "token_file": "t"}, ""),
         ("systemd:domain=INET:name=admin", {}, "TLS .* and a token"),
     ],
 )
-def test_beyond_this_machine_it_needs_tls_and_a_token(endpoint: str, settings: dict[str, str], missing: str) -> None:
+def test_an_endpoint_off_loopback_needs_tls_and_a_token(endpoint: str, settings: dict[str, str], missing: str) -> None:
     made = Settings(**settings)
     if not missing:
         check_place(endpoint, made)
@@ -41,13 +41,13 @@ def test_a_token_is_the_first_line_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40])
-def test_a_token_that_would_not_do(tmp_path: Path, content: bytes) -> None:
+def test_an_unusable_token_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="token"):
         read_token(str(path))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_token_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_token(str(tmp_path / "none"))

@@ -30,7 +30,7 @@ def test_a_server_that_has_just_begun(watched: Any) -> None:
     assert status["journal"]["state"] == "writable"
     assert status["journal"]["commit_p50"] is None
     assert status["streams"] == {"total": 0, "matching": 0, "listed": []}
-    assert status["subscribers"] == {"total": 0, "lag": 0, "age": 0, "listed": []}
+    assert status["subscribers"] == {"total": 0, "lag": 0, "lag_age": 0, "listed": []}
     assert status["protocols"] == status["refusals"] == []
     assert status["memory"]["resident"] > 1 << 20
     assert watched.status.ready() == (True, "writable")
@@ -86,9 +86,9 @@ def test_protocols(watched: Any) -> None:
     lumberjack, http, figg = protocols["lumberjack"], protocols["http"], protocols["figg"]
     assert [lumberjack[f"connections{which}"] for which in ("", "_peak", "_total")] == [2, 3, 3]
     assert lumberjack["refused"] == 1
-    assert (http["in_messages"], http["in_bytes"], http["acknowledged"]) == (2, 4, 1)
-    assert http["in_rate"] > 0
-    assert (figg["out_messages"], figg["subscribers"], figg["lag"]) == (2, 2, 2)
+    assert (http["published_messages"], http["published_bytes"], http["acknowledged"]) == (2, 4, 1)
+    assert http["published_rate"] > 0
+    assert (figg["delivered_messages"], figg["subscribers"], figg["lag"]) == (2, 2, 2)
 
 
 def test_the_busiest_streams_are_listed(watched: Any) -> None:

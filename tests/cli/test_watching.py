@@ -28,11 +28,11 @@ def status(**changes: Any) -> dict[str, Any]:
     protocol = {
         "name": "lumberjack",
         "connections": 3,
-        "in_rate": 1500.0,
-        "in_messages": 10,
-        "in_bytes_rate": 2e6,
-        "out_rate": None,
-        "out_messages": 0,
+        "published_rate": 1500.0,
+        "published_messages": 10,
+        "published_bytes_rate": 2e6,
+        "delivered_rate": None,
+        "delivered_messages": 0,
         "subscribers": 0,
         "refused": 5,
     }

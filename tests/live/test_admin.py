@@ -39,7 +39,7 @@ def test_a_server_from_the_command_line(start: Any) -> None:
     assert {line.split()[0] for line in fyrehose("streams", "--url", url).splitlines()} == {"stream", "orders", "log"}
     assert "the journal is writable, durability batch" in fyrehose("stats", "--url", url)
     stats = json.loads(fyrehose("stats", "--url", url, "--format", "json"))
-    assert {each["name"]: each["in_messages"] for each in stats["protocols"]}["figg"] == 4
+    assert {each["name"]: each["published_messages"] for each in stats["protocols"]}["figg"] == 4
     assert stats["journal"]["durable"] > 0
     looks = fyrehose("top", "--url", url, "--count", "2", "--interval", "0.5", "--format", "json").splitlines()
     assert [json.loads(look)["streams"]["total"] for look in looks] == [2, 2]

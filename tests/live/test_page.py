@@ -128,7 +128,7 @@ def test_lumberjack_is_seen_while_it_flows(page: Page) -> None:
     page.lumberjack(300)
     page.until(lambda: page.rows("#streams")["lumberjack"][0] == "800")
     drawn = (
-        "return document.getElementById('chart-in').getContext('2d').getImageData(60, 30, 800, 100).data.some(Boolean)"
+        "return document.getElementById('chart-published').getContext('2d').getImageData(60, 30, 800, 100).data.some(Boolean)"
     )
     page.until(lambda: page.browser.execute_script(drawn))
     assert "durability batch" in page.find("header").text
@@ -212,7 +212,7 @@ def test_light_dark_and_on_a_phone(page: Page) -> None:
     try:
         wide = "return document.documentElement.scrollWidth"
         page.until(lambda: page.browser.execute_script(wide) == 390)
-        assert page.find("#tile-in").is_displayed()
+        assert page.find("#tile-published").is_displayed()
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -174,7 +174,7 @@ function nice(n) {
 function add(sample) {
   state.samples.push(sample);
   while (state.samples.length && sample.time - state.samples[0].time > SPAN) state.samples.shift();
-  for (const name of [...Object.keys(sample.in), ...Object.keys(sample.out)]) know(name);
+  for (const name of [...Object.keys(sample.published), ...Object.keys(sample.delivered)]) know(name);
 }
 
 function know(name) {
@@ -190,14 +190,14 @@ function show(status) {
   $("journal-state").className = "pill " + journal.state;
   set("durability", journal.durability ? "durability " + journal.durability : "");
   set("uptime", since(status.uptime));
-  const rate = sum("in_rate");
+  const rate = sum("published_rate");
   document.title = `${count(rate)}/s · Fyrehose` + (journal.state === "writable" ? "" : ` (${journal.state})`);
   alarm(journal.state === "writable" ? "" : `The journal is ${journal.state}: nothing is taken in.`);
 
-  set("tile-in", count(rate) + " /s");
-  set("tile-in-bytes", bytes(sum("in_bytes_rate")) + "/s · " + count(sum("in_messages")) + " in all");
-  set("tile-out", count(sum("out_rate")) + " /s");
-  set("tile-out-bytes", bytes(sum("out_bytes_rate")) + "/s · " + count(sum("out_messages")) + " in all");
+  set("tile-published", count(rate) + " /s");
+  set("tile-published-bytes", bytes(sum("published_bytes_rate")) + "/s · " + count(sum("published_messages")) + " in all");
+  set("tile-delivered", count(sum("delivered_rate")) + " /s");
+  set("tile-delivered-bytes", bytes(sum("delivered_bytes_rate")) + "/s · " + count(sum("delivered_messages")) + " in all");
   set("tile-lag", count(status.subscribers.lag));
   set("tile-subscribers", `${count(status.subscribers.total)} subscribers`);
   set("tile-commit", within(journal.commit_p50));
@@ -208,8 +208,8 @@ function show(status) {
   set("tile-reactor", `reactor lag ${seconds(status.reactor.lag)}`);
 
   fill("protocols", protocols.map((each) => [
-    named(each.name), [count(each.connections), "n"], [count(each.in_rate), "n"], [count(each.in_messages), "n"],
-    [count(each.out_rate), "n"], [count(each.out_messages), "n"], [count(each.subscribers), "n"],
+    named(each.name), [count(each.connections), "n"], [count(each.published_rate), "n"], [count(each.published_messages), "n"],
+    [count(each.delivered_rate), "n"], [count(each.delivered_messages), "n"], [count(each.subscribers), "n"],
     [count(each.lag), "n"], [count(each.refused), each.refused ? "n bad" : "n"],
   ]));
   const streams = status.streams;
@@ -326,7 +326,7 @@ function follow(stream) {
       clear("This stream cannot be shown. The policy has to allow it, or admin.token-file has to name a token.");
     }
   });
-  state.tail.addEventListener("trouble", (event) => {
+  state.tail.addEventListener("ended", (event) => {
     state.tail.close();
     clear(JSON.parse(event.data).error);
   });
@@ -420,7 +420,7 @@ function connect() {
 }
 
 function begin() {
-  charts = [new Chart("chart-in", "in"), new Chart("chart-out", "out")];
+  charts = [new Chart("chart-published", "published"), new Chart("chart-delivered", "delivered")];
   let typing = 0;
   $("filter").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(connect, 300); });
   $("streams").addEventListener("click", (event) => {
