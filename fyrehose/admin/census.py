@@ -1,9 +1,9 @@
-"""How far subscribers are behind, found out a few at a time.
+"""Determine how far subscribers are behind, examining a bounded number of them at a time.
 
-    cursors, AT_ONCE of them each beat -> a round -> Lags: the furthest of all, of each protocol and of each stream
+    cursors, BATCH of them per step -> a round -> Lags: the largest of all, of each protocol and of each stream
 
-With few subscribers every question is answered as of now.  With many the answer is that of the last complete round,
-because to look at hundreds of thousands takes longer than others should have to wait.
+With few subscribers the lags are computed when they are requested.  With many they are those of the last complete
+round, because examining hundreds of thousands at once would block the reactor for too long.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ import attrs
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 
-#: Subscribers that are looked at in one turn of the reactor.
-AT_ONCE = 2_000
-#: Subscribers that a round remembers by name: those that are furthest behind.
-KEPT = 1_000
+#: The most subscribers that are examined in one turn of the reactor.
+BATCH = 2_000
+#: The number of subscribers that a round keeps in its list: those that are furthest behind.
+LISTED = 1_000
 
 
 @attrs.define(eq=False)
 class Lags:
-    """How many messages subscribers are behind.
+    """How many messages subscribers are behind the end of their streams.
 
-    :ivar began: when the first of them was looked at (monotonic clock, seconds)
-    :ivar protocols: the furthest of each protocol, where any is behind
-    :ivar streams: the furthest of each stream, where any is behind
-    :ivar furthest: subscribers that were further behind than all others, and maybe some more
+    :ivar started: time at which the first subscriber was examined (monotonic clock, seconds)
+    :ivar protocols: the largest lag of each protocol; protocols without any lag are missing
+    :ivar streams: the largest lag of each stream; streams without any lag are missing
+    :ivar furthest: lag and cursor of the subscribers furthest behind, in no order, and possibly of some others
     """
 
-    began: float
+    started: float
     protocols: dict[str, int] = attrs.field(factory=dict)
     streams: dict[str, int] = attrs.field(factory=dict)
     furthest: list[tuple[int, Cursor]] = attrs.field(factory=list)
-    #: no subscriber that is less behind than this belongs to the furthest
-    _least: int = 0
+    #: subscribers with a smaller lag than this are not added to ``furthest``
+    _threshold: int = 0
 
     @property
-    def most(self) -> int:
-        """The furthest of all."""
+    def largest(self) -> int:
+        """The largest lag of all subscribers, in messages."""
         return max(self.protocols.values(), default=0)
 
-    def look(self, cursors: Iterable[Cursor]) -> None:
-        """Look at *cursors*."""
+    def include(self, cursors: Iterable[Cursor]) -> None:
+        """Take the lags of *cursors* into account."""
         protocols, streams, furthest = self.protocols, self.streams, self.furthest
         for cursor in cursors:
             if cursor.stopped:
@@ -57,65 +57,66 @@ class Lags:
                     protocols[protocol] = lag
                 if lag > streams.get(stream, 0):
                     streams[stream] = lag
-            if lag >= self._least:
+            if lag >= self._threshold:
                 furthest.append((lag, cursor))
-        if len(furthest) > 2 * KEPT:
-            self._cut()
+        if len(furthest) > 2 * LISTED:
+            self._truncate()
 
-    def _cut(self) -> None:
+    def _truncate(self) -> None:
         self.furthest.sort(key=_lag_of, reverse=True)
-        del self.furthest[KEPT:]
-        self._least = self.furthest[-1][0] + 1
+        del self.furthest[LISTED:]
+        self._threshold = self.furthest[-1][0] + 1
 
-    def first(self, count: int) -> list[Cursor]:
-        """Return *count* subscribers, the furthest first as of now; those that have left do not count."""
-        found = [cursor for _, cursor in self.furthest if not cursor.stopped]
-        return sorted(found, key=lambda cursor: (-cursor.lag, cursor.subscriber, cursor.stream))[:count]
+    def furthest_behind(self, count: int) -> list[Cursor]:
+        """Return up to *count* live subscribers, sorted by their present lags, the largest first."""
+        live = [cursor for _, cursor in self.furthest if not cursor.stopped]
+        return sorted(live, key=lambda cursor: (-cursor.lag, cursor.subscriber, cursor.stream))[:count]
 
 
 @attrs.define(eq=False)
 class Census:
-    """Looks at the subscribers of *broker*, some each time that :meth:`step` is called.
+    """Examines the subscribers of *broker*, a batch on each call of :meth:`step`.
 
     :ivar seconds: the monotonic clock
     """
 
     broker: Broker
     seconds: Callable[[], float]
-    _done: Lags | None = attrs.field(default=None, init=False)
+    #: the last complete round; the first round is used before it is complete
+    _complete: Lags | None = attrs.field(default=None, init=False)
     _round: Lags = attrs.field(init=False)
-    _left: Iterator[list[Cursor]] = attrs.field(factory=lambda: iter(()), init=False)
+    _batches: Iterator[list[Cursor]] = attrs.field(factory=lambda: iter(()), init=False)
 
     def __attrs_post_init__(self) -> None:
         self._round = Lags(self.seconds())
 
     def step(self) -> None:
-        """Look at the next subscribers; with few there is nothing to do before somebody asks."""
-        if len(self.broker.cursors()) <= AT_ONCE:
-            self._done, self._left = None, iter(())
+        """Examine the next batch; with few subscribers do nothing, because :meth:`lags` examines them all."""
+        if len(self.broker.cursors()) <= BATCH:
+            self._complete, self._batches = None, iter(())
             return
-        part = next(self._left, None)
-        if part is None:
+        batch = next(self._batches, None)
+        if batch is None:
             self._round = Lags(self.seconds())
-            self._left = _parts(list(self.broker.cursors()))
-            part = next(self._left)
-        self._round.look(part)
-        if self._done is None or len(part) < AT_ONCE:
-            self._done = self._round
+            self._batches = _batches(list(self.broker.cursors()))
+            batch = next(self._batches)
+        self._round.include(batch)
+        if self._complete is None or len(batch) < BATCH:
+            self._complete = self._round
 
     def lags(self) -> Lags:
-        """Return how far subscribers are behind: now, or with many of them in the last round."""
-        if len(self.broker.cursors()) > AT_ONCE and self._done is not None:
-            return self._done
+        """Return the present lags of all subscribers or, if there are many, those of the last complete round."""
+        if len(self.broker.cursors()) > BATCH and self._complete is not None:
+            return self._complete
         lags = Lags(self.seconds())
-        lags.look(self.broker.cursors())
+        lags.include(self.broker.cursors())
         return lags
 
 
-def _parts(cursors: list[Cursor]) -> Iterator[list[Cursor]]:
-    """Return *cursors* in pieces of :data:`AT_ONCE`; only the last of them has fewer, and may have none."""
-    return (cursors[at : at + AT_ONCE] for at in range(0, len(cursors) + 1, AT_ONCE))
+def _batches(cursors: list[Cursor]) -> Iterator[list[Cursor]]:
+    """Return *cursors* in lists of :data:`BATCH`; the last list is always shorter, and may be empty."""
+    return (cursors[at : at + BATCH] for at in range(0, len(cursors) + 1, BATCH))
 
 
-def _lag_of(found: tuple[int, Cursor]) -> int:
-    return found[0]
+def _lag_of(entry: tuple[int, Cursor]) -> int:
+    return entry[0]

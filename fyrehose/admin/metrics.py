@@ -1,7 +1,7 @@
-"""The state of the server for Prometheus: text in its own format, made when it is asked for.
+"""Export the state of the server in the text format of Prometheus.
 
-Labels are protocols and causes, which are names from our code, and streams: as many of these as were allowed, those
-that were made first, so that a series once begun goes on.
+Labels are protocols and causes, which are names from our code, and streams.  A limited number of streams has series of
+its own: those that were created first, so that a new stream never takes the place of an existing series.
 """
 
 from __future__ import annotations
@@ -23,39 +23,41 @@ from fyrehose.observe.meters import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-
-#: Each family by protocol, and what it is called in the status.
+#: The metrics by protocol: type, name, help, and the key in :meth:`~fyrehose.admin.status.Status.protocols`.
 _PROTOCOLS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str], ...] = (
-    (CounterMetricFamily, "fyrehose_published_messages", "Messages that became durable.", "published_messages"),
-    (CounterMetricFamily, "fyrehose_published_bytes", "Their payload.", "published_bytes"),
-    (CounterMetricFamily, "fyrehose_acknowledged_publishes", "Publishes, of one or more of them.", "acknowledged"),
-    (CounterMetricFamily, "fyrehose_delivered_messages", "Messages given to subscribers.", "delivered_messages"),
-    (CounterMetricFamily, "fyrehose_delivered_bytes", "Their payload.", "delivered_bytes"),
-    (CounterMetricFamily, "fyrehose_connections", "Connections there have been.", "connections_total"),
-    (GaugeMetricFamily, "fyrehose_connections_open", "Connections there are.", "connections"),
-    (GaugeMetricFamily, "fyrehose_connections_peak", "The most there ever were.", "connections_peak"),
-    (GaugeMetricFamily, "fyrehose_subscribers", "Subscriptions there are.", "subscribers"),
-    (GaugeMetricFamily, "fyrehose_subscriber_lag_messages", "How far the furthest is behind.", "lag"),
+    (CounterMetricFamily, "fyrehose_published_messages", "Messages published and durable.", "published_messages"),
+    (CounterMetricFamily, "fyrehose_published_bytes", "Payload bytes published and durable.", "published_bytes"),
+    (CounterMetricFamily, "fyrehose_acknowledged_publishes", "Publishes acknowledged.", "acknowledged"),
+    (CounterMetricFamily, "fyrehose_delivered_messages", "Messages delivered to subscribers.", "delivered_messages"),
+    (CounterMetricFamily, "fyrehose_delivered_bytes", "Payload bytes delivered to subscribers.", "delivered_bytes"),
+    (CounterMetricFamily, "fyrehose_connections", "Client connections accepted.", "connections_total"),
+    (GaugeMetricFamily, "fyrehose_connections_open", "Open client connections.", "connections"),
+    (GaugeMetricFamily, "fyrehose_connections_peak", "Highest number of open client connections.", "connections_peak"),
+    (GaugeMetricFamily, "fyrehose_subscribers", "Live subscribers.", "subscribers"),
+    (GaugeMetricFamily, "fyrehose_subscriber_lag_messages", "Lag of the subscriber furthest behind.", "lag"),
 )
 
 
 def registry(status: Status, streams: int) -> CollectorRegistry:
-    """What is exported: the server, and the process that it is."""
-    made = CollectorRegistry()
-    made.register(Exporter(status, streams))
+    """Return a registry with the metrics of the server, its process and its Python interpreter.
+
+    :param streams: how many streams have series of their own
+    """
+    collectors = CollectorRegistry()
+    collectors.register(Exporter(status, streams))
     for collector in (ProcessCollector, GCCollector, PlatformCollector):
-        collector(registry=made)
-    return made
+        collector(registry=collectors)
+    return collectors
 
 
 def text(registry: CollectorRegistry) -> bytes:
-    """All of it, as it is now."""
+    """Return the current value of every metric of *registry* in the text format of Prometheus."""
     return bytes(generate_latest(registry))
 
 
 @attrs.define(eq=False)
 class Exporter:
-    """A collector of prometheus_client's.
+    """Collect the metrics of the server for ``prometheus_client``.
 
     :ivar streams: how many streams have series of their own
     """
@@ -68,10 +70,10 @@ class Exporter:
         return self.status.broker
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, as it is now."""
+        """Yield every metric with its current value."""
         yield InfoMetricFamily(
             "fyrehose_build",
-            "What is running.",
+            "Version of Fyrehose, and whether its kernels are native or pure Python.",
             {"version": __version__, "kernels": "native" if kernels.NATIVE else "python"},
         )
         yield from self._protocols()
@@ -81,54 +83,54 @@ class Exporter:
         budget = self.broker.budget
         yield _gauge(
             "fyrehose_memory_budget_used_bytes",
-            "What peers have sent in and is held, and their subscriptions.",
+            "Memory charged to the budget: data buffered for peers, and their subscriptions.",
             budget.used,
         )
-        yield _gauge("fyrehose_memory_budget_bytes", "How much that may be.", budget.limit)
-        yield _histogram("fyrehose_reactor_lag_seconds", "How late timers were.", self.status.sampler.lag)
+        yield _gauge("fyrehose_memory_budget_bytes", "Limit of the memory budget.", budget.limit)
+        yield _histogram("fyrehose_reactor_lag_seconds", "Delay of timers in the reactor.", self.status.sampler.lag)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that it is not collected to find out."""
+        """Return nothing, so that registering does not collect the metrics to learn their names."""
         return ()
 
     def _protocols(self) -> Iterator[Metric]:
         protocols = self.status.protocols(self.status.sampler.census.lags())
-        for family, name, about, key in _PROTOCOLS:
-            made = family(name, about, labels=("protocol",))
+        for kind, name, description, key in _PROTOCOLS:
+            family = kind(name, description, labels=("protocol",))
             for protocol in protocols:
-                made.add_metric((protocol["name"],), protocol[key])
-            yield made
+                family.add_metric((protocol["name"],), protocol[key])
+            yield family
 
     def _refusals(self) -> Iterator[Metric]:
         counters = self.broker.counters
-        refused = CounterMetricFamily("fyrehose_refused", "Refusals and drops.", labels=("protocol", "cause"))
-        other = CounterMetricFamily("fyrehose_events", "What else is counted.", labels=("protocol", "event"))
-        for (protocol, what), count in sorted(counters.counts.items()):
-            if (protocol, what) in counters.refusals:
-                refused.add_metric((protocol, what), count)
-            elif what != "connections":  # they have families of their own
-                other.add_metric((protocol, what), count)
+        refused = CounterMetricFamily("fyrehose_refused", "Requests, messages and connections refused or dropped.", labels=("protocol", "cause"))
+        other = CounterMetricFamily("fyrehose_events", "Other events counted.", labels=("protocol", "event"))
+        for (protocol, event), count in sorted(counters.counts.items()):
+            if (protocol, event) in counters.refusals:
+                refused.add_metric((protocol, event), count)
+            elif event != "connections":  # fyrehose_connections_total has it
+                other.add_metric((protocol, event), count)
         yield refused
         yield other
 
     def _journal(self) -> Iterator[Metric]:
         journal, meters = self.broker.journal, meters_of(self.broker)
-        state = GaugeMetricFamily("fyrehose_journal_state", "1 for the state that it is in.", labels=("state",))
+        state = GaugeMetricFamily("fyrehose_journal_state", "1 for the journal's current state.", labels=("state",))
         for each in JournalState:
             state.add_metric((each.value,), int(journal.state is each))
         yield state
-        yield _histogram("fyrehose_journal_commit_bytes", "The size of each group commit.", meters.commit_bytes)
-        yield _histogram("fyrehose_journal_commit_seconds", "How long each took.", meters.commit_seconds)
-        yield _histogram("fyrehose_journal_sync_seconds", "How long each sync took.", meters.sync_seconds)
+        yield _histogram("fyrehose_journal_commit_bytes", "Size of group commits.", meters.commit_bytes)
+        yield _histogram("fyrehose_journal_commit_seconds", "Duration of group commits.", meters.commit_seconds)
+        yield _histogram("fyrehose_journal_sync_seconds", "Duration of syncs of a segment.", meters.sync_seconds)
         status = journal_status(self.broker)
         if status is None:
             return
-        yield _gauge("fyrehose_journal_position_bytes", "Where the log ends.", status.position)
-        yield _gauge("fyrehose_journal_durable_bytes", "Up to where it is on disk.", status.durable)
-        yield _gauge("fyrehose_journal_segments", "Files of the log.", status.segments)
-        yield _gauge("fyrehose_journal_size_bytes", "What they hold.", status.size)
+        yield _gauge("fyrehose_journal_position_bytes", "Position of the journal's end.", status.position)
+        yield _gauge("fyrehose_journal_durable_bytes", "Position up to which the journal is durable.", status.durable)
+        yield _gauge("fyrehose_journal_segments", "Segment files of the journal.", status.segments)
+        yield _gauge("fyrehose_journal_size_bytes", "Bytes in the segment files.", status.size)
         if status.free is not None:
-            yield _gauge("fyrehose_journal_free_bytes", "What its disk has left.", status.free)
+            yield _gauge("fyrehose_journal_free_bytes", "Free space of the journal's disk.", status.free)
         broken = CounterMetricFamily(
             "fyrehose_journal_broken_holds", "Retention holds that covered segments when they were deleted."
         )
@@ -137,34 +139,36 @@ class Exporter:
 
     def _streams(self) -> Iterator[Metric]:
         ends = self.broker.journal.ends()
-        last = GaugeMetricFamily("fyrehose_stream_last_seq", "The number of its last message.", labels=("stream",))
-        first = GaugeMetricFamily("fyrehose_stream_first_seq", "That of the oldest that is kept.", labels=("stream",))
-        readers = GaugeMetricFamily("fyrehose_stream_subscribers", "Subscriptions to it.", labels=("stream",))
-        behind = GaugeMetricFamily(
-            "fyrehose_stream_lag_messages", "How far the furthest is behind.", labels=("stream",)
-        )
+        last = _by_stream("fyrehose_stream_last_seq", "Number of the stream's last message.")
+        first = _by_stream("fyrehose_stream_first_seq", "Number of the oldest message retained.")
+        subscribers = _by_stream("fyrehose_stream_subscribers", "Live subscribers to the stream.")
+        lag = _by_stream("fyrehose_stream_lag_messages", "Lag of the stream's subscriber furthest behind.")
         lags = self.status.sampler.census.lags().streams
         for stream in islice(ends, self.streams):
             last.add_metric((stream,), ends[stream])
             first.add_metric((stream,), self.broker.bounds(stream)[0])
-            readers.add_metric((stream,), self.broker.subscribers(stream))
-            behind.add_metric((stream,), lags.get(stream, 0))
-        yield _gauge("fyrehose_streams", "Streams there are.", len(ends))
+            subscribers.add_metric((stream,), self.broker.subscribers(stream))
+            lag.add_metric((stream,), lags.get(stream, 0))
+        yield _gauge("fyrehose_streams", "Streams.", len(ends))
         yield _gauge(
-            "fyrehose_streams_unlisted", "Of these, without series of their own.", max(0, len(ends) - self.streams)
+            "fyrehose_streams_unlisted", "Streams without series of their own.", max(0, len(ends) - self.streams)
         )
-        yield from (last, first, readers, behind)
+        yield from (last, first, subscribers, lag)
 
 
-def _gauge(name: str, about: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, about, value)
+def _gauge(name: str, description: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, description, value)
 
 
-def _histogram(name: str, about: str, histogram: Histogram) -> Metric:
+def _by_stream(name: str, description: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, description, labels=("stream",))
+
+
+def _histogram(name: str, description: str, histogram: Histogram) -> Metric:
     buckets, seen = [], 0
     for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
         seen += count
         buckets.append((bound, float(seen)))
-    made = HistogramMetricFamily(name, about)
-    made.add_metric((), buckets, histogram.total)
-    return made
+    family = HistogramMetricFamily(name, description)
+    family.add_metric((), buckets, histogram.total)
+    return family

@@ -1,8 +1,8 @@
-"""A look at the server each second: rates, for the last minutes, and how late the reactor is.
+"""Sample the counters of the server once per second: message rates, and the lag of the reactor.
 
-    counters, cursors, histograms -> Sample, one a second -> rates, quantiles of the last minute
+    counters, cursors, histograms -> one Sample per second -> rates, quantiles of the last minute
 
-Nothing is done for a message; what a look costs depends on how many protocols there are.
+Sampling adds no work per message; the cost of one sample grows with the number of protocols only.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from fyrehose.admin.census import Census
 from fyrehose.core.broker import Broker
 from fyrehose.observe.meters import SECONDS, Histogram, JournalMeters
 
-#: How long is remembered, in seconds.
-MEMORY = 300
-#: What "of late" means for quantiles, in seconds.
-LATELY = 60
-#: Retired streams that may be remembered beside as many as there are.
+#: The number of samples kept, which is also the time that they cover, in seconds.
+KEPT_SAMPLES = 300
+#: The time that :meth:`Sampler.recent_quantile` covers, in seconds.
+RECENT = 60
+#: Retired streams that :class:`StreamRates` may remember, beside as many as there are streams.
 SPARE = 10_000
-#: Looks at streams that are no further apart see the same, in seconds.
-HALF = 0.5
-#: A rate over more than this says little of now, in seconds.
-LONG = 30.0
-#: How often it is seen how late the reactor is, in seconds.
-BEAT = 0.1
+#: :class:`StreamRates` computes no new rates before this time has passed, in seconds.
+MIN_INTERVAL = 0.5
+#: :class:`StreamRates` reports no rates over a longer time than this, in seconds.
+MAX_INTERVAL = 30.0
+#: The interval of the timer that measures the lag of the reactor, in seconds.
+TICK = 0.1
 
 Rates = dict[str, tuple[float, float]]
 Totals = Mapping[str, tuple[int, int]]
@@ -37,66 +37,76 @@ Totals = Mapping[str, tuple[int, int]]
 
 @attrs.frozen(slots=True, kw_only=True)
 class Sample:
-    """One second.
+    """The rates of one second.
 
-    :ivar time: when, in seconds since 1970 UTC
-    :ivar taken: messages and bytes that became durable, a second, by protocol
-    :ivar given: messages and bytes that were delivered, a second, by protocol
-    :ivar lag: how late the reactor was at most, in seconds
+    :ivar time: end of the second, in seconds since 1970 UTC
+    :ivar published: messages and bytes published per second, by protocol; both count once they are durable
+    :ivar delivered: messages and bytes delivered per second, by protocol
+    :ivar lag: the largest delay of a timer, in seconds
     """
 
     time: float
-    taken: Rates
-    given: Rates
+    published: Rates
+    delivered: Rates
     lag: float
 
 
 @attrs.define(eq=False)
 class Sampler:
-    """Looks at ``broker`` each second, from :meth:`start` to :meth:`stop`.
+    """Samples *broker* once per second, from :meth:`start` to :meth:`stop`.
 
-    :ivar clock: the reactor: timers, and a monotonic clock
+    :ivar clock: the reactor, for timers and its monotonic clock
     :ivar now: the wall clock, in seconds since 1970 UTC
-    :ivar lag: how late timers were, in seconds
-    :ivar census: how far subscribers are behind
+    :ivar lag: delays of timers, in seconds
+    :ivar samples: the last :data:`KEPT_SAMPLES` samples, the oldest first
+    :ivar census: the lags of subscribers
     """
 
     clock: Any
     broker: Broker
     now: Callable[[], float]
     lag: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
-    samples: deque[Sample] = attrs.field(factory=lambda: deque(maxlen=MEMORY))
+    samples: deque[Sample] = attrs.field(factory=lambda: deque(maxlen=KEPT_SAMPLES))
     census: Census = attrs.field(init=False)
     _watchers: set[Callable[[Sample], None]] = attrs.field(factory=set, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _due: float = attrs.field(default=0.0, init=False)
-    _looked: float = attrs.field(default=0.0, init=False)
-    _worst: float = attrs.field(default=0.0, init=False)
-    _before: tuple[Totals, Totals] = attrs.field(default=({}, {}), init=False)
-    _counts: deque[tuple[tuple[int, ...], ...]] = attrs.field(factory=lambda: deque(maxlen=LATELY), init=False)
+    _sampled_at: float = attrs.field(default=0.0, init=False)
+    _max_lag: float = attrs.field(default=0.0, init=False)
+    _last_totals: tuple[Totals, Totals] = attrs.field(default=({}, {}), init=False)
+    #: the counts of every histogram at each sample of the last minute
+    _counts: deque[tuple[tuple[int, ...], ...]] = attrs.field(factory=lambda: deque(maxlen=RECENT), init=False)
 
     def __attrs_post_init__(self) -> None:
         self.census = Census(self.broker, self.clock.seconds)
 
     def start(self) -> None:
-        """Begin to look."""
-        self._looked = self.clock.seconds()
-        self._before = self._totals()
+        """Start sampling."""
+        self._sampled_at = self.clock.seconds()
+        self._last_totals = self._totals()
         self._arm()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop sampling; idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def watch(self, watcher: Callable[[Sample], None]) -> Callable[[], None]:
-        """Tell ``watcher`` of each sample, until what this returns is called."""
+        """Call *watcher* with each new sample.
+
+        :return: a function that ends this; idempotent
+        """
         self._watchers.add(watcher)
         return lambda: self._watchers.discard(watcher)
 
-    def lately(self, which: int, share: float) -> float | None:
-        """A quantile of the last minute: of commits' bytes (0), their seconds (1), syncs' seconds (2), or lag (3)."""
+    def recent_quantile(self, which: int, share: float) -> float | None:
+        """Return a quantile of one histogram over the last minute, or None if it has no observations.
+
+        :param which: 0: sizes of commits, in bytes; 1: durations of commits; 2: durations of syncs; 3: lag of the
+            reactor, all in seconds
+        :param share: from 0 to 1
+        """
         histograms = self._histograms()
         if which >= len(histograms):
             return None
@@ -107,29 +117,29 @@ class Sampler:
         return recent.quantile(share)
 
     def _arm(self) -> None:
-        self._due = self.clock.seconds() + BEAT
-        self._timer = self.clock.callLater(BEAT, self._beat)
+        self._due = self.clock.seconds() + TICK
+        self._timer = self.clock.callLater(TICK, self._tick)
 
-    def _beat(self) -> None:
+    def _tick(self) -> None:
         now = self.clock.seconds()
         late = max(0.0, now - self._due)
         self.lag.observe(late)
-        self._worst = max(self._worst, late)
+        self._max_lag = max(self._max_lag, late)
         self._arm()
         self.census.step()
-        if now - self._looked >= 1.0 - BEAT / 2:
-            self._look(now)
+        if now - self._sampled_at >= 1.0 - TICK / 2:
+            self._sample(now)
 
-    def _look(self, now: float) -> None:
-        taken, given = self._totals()
-        elapsed = now - self._looked
+    def _sample(self, now: float) -> None:
+        published, delivered = self._totals()
+        elapsed = now - self._sampled_at
         sample = Sample(
             time=self.now(),
-            taken=_rates(self._before[0], taken, elapsed),
-            given=_rates(self._before[1], given, elapsed),
-            lag=self._worst,
+            published=_rates(self._last_totals[0], published, elapsed),
+            delivered=_rates(self._last_totals[1], delivered, elapsed),
+            lag=self._max_lag,
         )
-        self._looked, self._before, self._worst = now, (taken, given), 0.0
+        self._sampled_at, self._last_totals, self._max_lag = now, (published, delivered), 0.0
         self.samples.append(sample)
         self._counts.append(tuple(tuple(histogram.counts) for histogram in self._histograms()))
         for watcher in list(self._watchers):
@@ -140,20 +150,23 @@ class Sampler:
         return [meters.commit_bytes, meters.commit_seconds, meters.sync_seconds, self.lag]
 
     def _totals(self) -> tuple[Totals, Totals]:
-        return taken_by_protocol(self.broker), given_by_protocol(self.broker)
+        return published_by_protocol(self.broker), delivered_by_protocol(self.broker)
 
 
-_NOTHING = JournalMeters()
+_NO_METERS = JournalMeters()
 
 
 def meters_of(broker: Broker) -> JournalMeters:
-    """What the journal measures; a journal that is not ours may measure nothing."""
-    meters: JournalMeters = getattr(broker.journal, "meters", _NOTHING)
+    """Return the meters of the journal; empty ones if a journal of another kind has none."""
+    meters: JournalMeters = getattr(broker.journal, "meters", _NO_METERS)
     return meters
 
 
-def taken_by_protocol(broker: Broker) -> Totals:
-    """Messages and bytes that became durable, by protocol; not what one writes for itself, as PROTOCOL-SOMETHING."""
+def published_by_protocol(broker: Broker) -> Totals:
+    """Return the messages and bytes that were published and became durable, by protocol.
+
+    A protocol's own records, whose source is named PROTOCOL-SOMETHING, do not count.
+    """
     own = tuple(f"{listener.protocol}-" for listener in broker.listeners)
     return {
         protocol: (published.messages, published.bytes)
@@ -162,8 +175,8 @@ def taken_by_protocol(broker: Broker) -> Totals:
     }
 
 
-def given_by_protocol(broker: Broker) -> Totals:
-    """Messages and bytes that were delivered, by protocol."""
+def delivered_by_protocol(broker: Broker) -> Totals:
+    """Return the messages and bytes that were delivered, by protocol."""
     return {protocol: (tally.messages, tally.bytes) for protocol, tally in broker.tallies().items()}
 
 
@@ -177,44 +190,50 @@ def _rates(before: Totals, after: Totals, elapsed: float) -> Rates:
 
 @attrs.define(eq=False)
 class StreamRates:
-    """How fast streams grow, for those who ask.
+    """Computes the message rates of streams on demand.
 
-    A look costs as much as there are streams that grew since the last one, and the first look as there are streams.
+    Its cost grows with the number of streams that changed since the last call; only the first call visits all streams.
 
     :ivar seconds: the monotonic clock
-    :ivar growth: the streams that grew between the last two looks, and by how many records
+    :ivar growth: the streams that grew between the last two updates, and by how many records
     """
 
     seconds: Callable[[], float]
     broker: Broker
     growth: dict[str, int] = attrs.field(factory=dict, init=False)
-    _seen: dict[str, int] = attrs.field(factory=dict, init=False)
-    #: when the last look was, and how long after the one before
-    _time: float | None = attrs.field(default=None, init=False)
+    #: the last sequence number of each stream at the last update
+    _last_seqs: dict[str, int] = attrs.field(factory=dict, init=False)
+    #: time of the last update, and the interval between the last two, in seconds
+    _updated_at: float | None = attrs.field(default=None, init=False)
     _elapsed: float | None = attrs.field(default=None, init=False)
 
-    def look(self) -> Callable[[str], float | None]:
-        """The rate of each stream since it was looked at last, at least half a second ago; None: not known yet."""
+    def current(self) -> Callable[[str], float | None]:
+        """Update the rates if the last update is old enough, and return a function that looks one up.
+
+        :return: maps a stream to its messages per second between the last two updates; None if these are unknown,
+            because this is the first update or the last one was longer than :data:`MAX_INTERVAL` ago
+        """
         now = self.seconds()
-        if self._time is None or now - self._time >= HALF:
+        if self._updated_at is None or now - self._updated_at >= MIN_INTERVAL:
             ends, grown = self.broker.journal.ends(), self.broker.grown
-            self._elapsed = None if self._time is None or now - self._time > LONG else now - self._time
-            self._time, self.broker.grown = now, set()
+            elapsed = None if self._updated_at is None else now - self._updated_at
+            self._elapsed = None if elapsed is None or elapsed > MAX_INTERVAL else elapsed
+            self._updated_at, self.broker.grown = now, set()
             if grown is None:
-                self._seen = dict(ends)
+                self._last_seqs = dict(ends)
             else:
-                seen = self._seen
-                growth = {stream: ends[stream] - self._before(stream) for stream in grown if stream in ends}
-                seen.update((stream, ends[stream]) for stream in growth)
-                if len(seen) > 2 * len(ends) + SPARE:  # of streams that are retired by now
-                    self._seen = {stream: last for stream, last in seen.items() if stream in ends}
+                last_seqs = self._last_seqs
+                growth = {stream: ends[stream] - self._last_seq(stream) for stream in grown if stream in ends}
+                last_seqs.update((stream, ends[stream]) for stream in growth)
+                if len(last_seqs) > 2 * len(ends) + SPARE:  # Most of them belong to retired streams.
+                    self._last_seqs = {stream: last for stream, last in last_seqs.items() if stream in ends}
                 self.growth = {} if self._elapsed is None else growth
         elapsed, growth = self._elapsed, self.growth
         if elapsed is None:
             return lambda stream: None
         return lambda stream: growth.get(stream, 0) / elapsed
 
-    def _before(self, stream: str) -> int:
-        """Return the last number of *stream* at the last look; of one that is new, or has returned, where it begins."""
-        seen = self._seen.get(stream)
-        return self.broker.bounds(stream)[0] - 1 if seen is None else seen
+    def _last_seq(self, stream: str) -> int:
+        """Return the last number of *stream* at the last update; if it was created since, the one before its first."""
+        last = self._last_seqs.get(stream)
+        return self.broker.bounds(stream)[0] - 1 if last is None else last

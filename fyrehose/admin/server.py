@@ -87,8 +87,8 @@ class Admin:
     def whole(self, match: str, limit: int, named: bool) -> dict[str, Any]:
         """The status; without names of streams, and without a way to find them out, unless they may be ``named``."""
         if named:
-            return self.status.whole(match, limit)
-        said = self.status.whole("", 0)
+            return self.status.complete(match, limit)
+        said = self.status.complete("", 0)
         said["streams"]["hidden"] = True
         return said
 
@@ -333,8 +333,8 @@ def _number(event: Asked, name: str, default: int, most: int) -> int | None:
 def _sample(sample: Sample) -> dict[str, Any]:
     return {
         "time": round(sample.time, 3),
-        "published": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.taken.items()},
-        "delivered": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.given.items()},
+        "published": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.published.items()},
+        "delivered": {protocol: [round(rate, 1) for rate in rates] for protocol, rates in sample.delivered.items()},
         "lag": round(sample.lag, 6),
     }
 

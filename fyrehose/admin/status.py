@@ -1,8 +1,8 @@
-"""The state of the server as one object: what the page shows, ``fyrehose top`` and whoever reads JSON.
+"""Describe the state of the server as one JSON object, for the page, ``fyrehose top``, ``stats`` and other programs.
 
-Sizes are bytes, durations seconds, times seconds since 1970 UTC.  What cannot be told is null.  Lists of streams and
-subscribers have an end: the busiest streams and the subscribers furthest behind, and how many there are.  All of them
-are listed page by page, in the order in which they were made.
+Sizes are in bytes, durations in seconds, times in seconds since 1970 UTC; unknown values are null.  The object lists a
+limited number of streams and subscribers: the busiest streams, and the subscribers furthest behind.  All of them are
+available in pages, in the order of their creation.
 """
 
 from __future__ import annotations
@@ -20,30 +20,33 @@ import attrs
 
 from fyrehose import __version__, kernels
 from fyrehose.admin.census import Lags
-from fyrehose.admin.sampling import Sampler, StreamRates, given_by_protocol, meters_of, taken_by_protocol
+from fyrehose.admin.sampling import Sampler, StreamRates, delivered_by_protocol, meters_of, published_by_protocol
 from fyrehose.core.broker import Broker
 from fyrehose.core.fanout import Cursor
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import JournalStatus
 
-#: Streams and subscribers that are listed, of however many there are.
+#: The default number of streams and of subscribers that an answer lists.
 LISTED = 200
 
 
 @attrs.define(eq=False)
 class Status:
-    """Says what there is to say of ``broker``."""
+    """Describes the state of *broker* as objects for JSON.
+
+    :ivar started: start of the server, in seconds since 1970 UTC
+    """
 
     broker: Broker
     sampler: Sampler
     started: float
     rates: StreamRates
 
-    def whole(self, match: str = "", listed: int = LISTED) -> dict[str, Any]:
-        """All of it.
+    def complete(self, match: str = "", listed: int = LISTED) -> dict[str, Any]:
+        """Return the complete status.
 
-        :param match: only streams whose name has this in it
-        :param listed: how many streams and subscribers are listed at the most
+        :param match: list only streams whose name contains this text, in any case
+        :param listed: the most streams, and the most subscribers, that are listed
         """
         lags = self.sampler.census.lags()
         budget = self.broker.budget
@@ -60,85 +63,85 @@ class Status:
                 "budget_used": budget.used,
                 "budget": budget.limit,
             },
-            "reactor": {"lag": self._lag(), "lag_p99": self.sampler.lately(3, 0.99)},
+            "reactor": {"lag": self._lag(), "lag_p99": self.sampler.recent_quantile(3, 0.99)},
             "journal": self.journal(),
             "listeners": self._listeners(),
             "protocols": self.protocols(lags),
             "streams": self._streams(match, listed),
             "subscribers": {
                 "total": len(self.broker.cursors()),
-                "lag": lags.most,
-                "lag_age": round(max(0.0, self.sampler.clock.seconds() - lags.began), 3),
-                "listed": [_subscriber(cursor) for cursor in lags.first(listed)],
+                "lag": lags.largest,
+                "lag_age": round(max(0.0, self.sampler.clock.seconds() - lags.started), 3),
+                "listed": [_subscriber(cursor) for cursor in lags.furthest_behind(listed)],
             },
             "refusals": self._refusals(),
         }
 
     def streams_page(self, match: str, page: int, limit: int) -> dict[str, Any]:
-        """Return page *page*, the first being 0, of the streams whose name has *match* in it."""
+        """Return page *page* of the streams whose name contains *match*; pages count from 0 and have *limit* entries."""
         ends = self.broker.journal.ends()
-        found = _matching(ends, match)
-        rate = self.rates.look()
-        listed = islice(found, page * limit, (page + 1) * limit)
+        matching = _matching(ends, match)
+        rate = self.rates.current()
+        listed = islice(matching, page * limit, (page + 1) * limit)
         return {
             "total": len(ends),
-            "matching": len(found),
+            "matching": len(matching),
             "page": page,
             "listed": [self._stream(stream, ends[stream], rate(stream)) for stream in listed],
         }
 
     def subscribers_page(self, page: int, limit: int) -> dict[str, Any]:
-        """Return page *page*, the first being 0, of the subscribers."""
+        """Return page *page* of the subscribers; pages count from 0 and have *limit* entries."""
         cursors = self.broker.cursors()
         listed = islice(cursors, page * limit, (page + 1) * limit)
         return {"total": len(cursors), "page": page, "listed": [_subscriber(cursor) for cursor in listed]}
 
     def ready(self) -> tuple[bool, str]:
-        """Whether messages are taken in, and a word on it."""
+        """Return whether the server accepts messages, and the state of the journal."""
         state = self.broker.journal.state
         return state is JournalState.WRITABLE, state.value
 
     def journal(self) -> dict[str, Any]:
-        """The journal's part."""
+        """Return the state of the journal, and quantiles of its commits and syncs over the last minute."""
         meters = meters_of(self.broker)
-        said: dict[str, Any] = {"state": self.broker.journal.state.value, "commits": meters.commit_seconds.count}
+        journal: dict[str, Any] = {"state": self.broker.journal.state.value, "commits": meters.commit_seconds.count}
         for name, which in (("commit_bytes", 0), ("commit", 1), ("sync", 2)):
-            for share in (50, 99):
-                said[f"{name}_p{share}"] = self.sampler.lately(which, share / 100)
+            for percent in (50, 99):
+                journal[f"{name}_p{percent}"] = self.sampler.recent_quantile(which, percent / 100)
         status = journal_status(self.broker)
         if status is not None:
-            said |= {name: value for name, value in attrs.asdict(status, recurse=False).items() if name != "meters"}
-        return said
+            journal |= {name: value for name, value in attrs.asdict(status, recurse=False).items() if name != "meters"}
+        return journal
 
     def _lag(self) -> float | None:
         return self.sampler.samples[-1].lag if self.sampler.samples else None
 
     def protocols(self, lags: Lags) -> list[dict[str, Any]]:
-        """What each protocol did and does."""
+        """Return counts and rates of each protocol, sorted by name."""
         counters = self.broker.counters
-        taken, given = taken_by_protocol(self.broker), given_by_protocol(self.broker)
+        published, delivered = published_by_protocol(self.broker), delivered_by_protocol(self.broker)
         refused: Counter[str] = Counter()
         for protocol, cause in counters.refusals:
             refused[protocol] += counters.counts[protocol, cause]
         tallies, published = self.broker.tallies(), self.broker.published
         sample = self.sampler.samples[-1] if self.sampler.samples else None
-        found = []
+        protocols = []
         for protocol in protocols_of(self.broker):
-            published_rate = sample.taken.get(protocol, (0.0, 0.0)) if sample else (None, None)
-            delivered_rate = sample.given.get(protocol, (0.0, 0.0)) if sample else (None, None)
-            found.append(
+            published_rate = sample.published.get(protocol, (0.0, 0.0)) if sample else (None, None)
+            delivered_rate = sample.delivered.get(protocol, (0.0, 0.0)) if sample else (None, None)
+            protocols.append(
                 {
                     "name": protocol,
                     "connections": counters.gauges[protocol, "connections"],
                     "connections_peak": counters.peaks[protocol, "connections"],
                     "connections_total": counters.counts[protocol, "connections"],
                     "acknowledged": published[protocol].publishes if protocol in published else 0,
-                    "published_messages": taken.get(protocol, (0, 0))[0],
-                    "published_bytes": taken.get(protocol, (0, 0))[1],
+                    "published_messages": published.get(protocol, (0, 0))[0],
+                    "published_bytes": published.get(protocol, (0, 0))[1],
                     "published_rate": published_rate[0],
                     "published_bytes_rate": published_rate[1],
-                    "delivered_messages": given.get(protocol, (0, 0))[0],
-                    "delivered_bytes": given.get(protocol, (0, 0))[1],
+                    "delivered_messages": delivered.get(protocol, (0, 0))[0],
+                    "delivered_bytes": delivered.get(protocol, (0, 0))[1],
                     "delivered_rate": delivered_rate[0],
                     "delivered_bytes_rate": delivered_rate[1],
                     "subscribers": tallies[protocol].subscriptions if protocol in tallies else 0,
@@ -146,19 +149,19 @@ class Status:
                     "refused": refused[protocol],
                 }
             )
-        return found
+        return protocols
 
     def _streams(self, match: str, listed: int) -> dict[str, Any]:
-        """The busiest streams; then the others, in the order in which they were made."""
+        """Return the busiest streams, followed by the others in the order of their creation."""
         ends = self.broker.journal.ends()
-        rate = self.rates.look()
-        found = _matching(ends, match)
+        rate = self.rates.current()
+        matching = _matching(ends, match)
         growth = self.rates.growth
         busiest = nlargest(listed, _matching(growth, match), key=lambda stream: growth[stream])
-        others = (stream for stream in found if stream not in growth)
+        others = (stream for stream in matching if stream not in growth)
         return {
             "total": len(ends),
-            "matching": len(found),
+            "matching": len(matching),
             "listed": [
                 self._stream(stream, ends[stream], rate(stream)) for stream in islice(chain(busiest, others), listed)
             ],
@@ -188,19 +191,19 @@ class Status:
 
     def _refusals(self) -> list[dict[str, Any]]:
         counters = self.broker.counters
-        found = sorted((-counters.counts[key], *key) for key in counters.refusals)
-        return [{"protocol": protocol, "cause": cause, "count": -count} for count, protocol, cause in found]
+        refusals = sorted((-counters.counts[key], *key) for key in counters.refusals)
+        return [{"protocol": protocol, "cause": cause, "count": -count} for count, protocol, cause in refusals]
 
 
 def protocols_of(broker: Broker) -> list[str]:
-    """The protocols that have done anything yet, by name."""
+    """Return the sorted names of the protocols that have counted, published or delivered anything."""
     counters = broker.counters
-    named = {protocol for protocol, _ in [*counters.counts, *counters.gauges]} | set(taken_by_protocol(broker))
-    return sorted(named | broker.tallies().keys() - {""})
+    active = {protocol for protocol, _ in [*counters.counts, *counters.gauges]} | set(published_by_protocol(broker))
+    return sorted(active | broker.tallies().keys() - {""})
 
 
 def journal_status(broker: Broker) -> JournalStatus | None:
-    """What the journal says of itself, while it is open; None of a journal that says nothing."""
+    """Return the status of the journal; None if it is not open, or of a kind that has no status."""
     status: Callable[[], JournalStatus] | None = getattr(broker.journal, "status", None)
     if status is None or broker.journal.state in (JournalState.CLOSED, JournalState.FAILED):
         return None
@@ -221,8 +224,8 @@ def _subscriber(cursor: Cursor) -> dict[str, Any]:
 
 
 def _matching(streams: Mapping[str, int], match: str) -> Collection[str]:
-    wanted = match.lower()
-    return [stream for stream in streams if wanted in stream.lower()] if match else streams.keys()
+    text = match.lower()
+    return [stream for stream in streams if text in stream.lower()] if match else streams.keys()
 
 
 def _memory() -> dict[str, int]:

@@ -13,8 +13,8 @@ from fyrehose.admin.census import Census
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at four subscribers at once, and remember two."""
-    monkeypatch.setattr(census, "AT_ONCE", 4)
-    monkeypatch.setattr(census, "KEPT", 2)
+    monkeypatch.setattr(census, "BATCH", 4)
+    monkeypatch.setattr(census, "LISTED", 2)
 
 
 def made(watched: Any) -> Census:
@@ -26,10 +26,10 @@ def test_few_are_looked_at_when_somebody_asks(watched: Any, few: None) -> None:
     for after in (10, 4, 7, 0):
         watched.subscribe(after=after, resumed=False)
     lags = made(watched).lags()
-    assert (lags.most, lags.protocols, lags.streams) == (10, {"figg": 10}, {"s": 10})
-    assert [cursor.lag for cursor in lags.first(9)] == [10, 6, 3, 0]
+    assert (lags.largest, lags.protocols, lags.streams) == (10, {"figg": 10}, {"s": 10})
+    assert [cursor.lag for cursor in lags.furthest_behind(9)] == [10, 6, 3, 0]
     watched.publish(b"x")
-    assert made(watched).lags().most == 11
+    assert made(watched).lags().largest == 11
 
 
 def test_many_are_looked_at_some_at_a_time_and_the_last_whole_round_is_the_answer(watched: Any, few: None) -> None:
@@ -37,20 +37,20 @@ def test_many_are_looked_at_some_at_a_time_and_the_last_whole_round_is_the_answe
     subscriptions = [watched.subscribe(after=after, resumed=False) for after in (9, 9, 9, 9, 0, 9, 9, 9, 5)]
     counted = made(watched)
     counted.step()
-    assert counted.lags().most == 1, "it has not come to the furthest yet"
+    assert counted.lags().largest == 1, "it has not come to the furthest yet"
     counted.step()
     counted.step()
-    assert counted.lags().most == 10
-    began = counted.lags().began
+    assert counted.lags().largest == 10
+    began = counted.lags().started
     watched.clock.advance(1)
     subscriptions[4].stopProducing()
     counted.step()
     counted.step()
-    assert (counted.lags().most, counted.lags().began) == (10, began), "as of the last whole round"
-    assert [cursor.lag for cursor in counted.lags().first(2)] == [5, 1], "but those that left are not listed"
+    assert (counted.lags().largest, counted.lags().started) == (10, began), "as of the last whole round"
+    assert [cursor.lag for cursor in counted.lags().furthest_behind(2)] == [5, 1], "but those that left are not listed"
     counted.step()
-    assert counted.lags().most == 5
-    assert counted.lags().began > began
+    assert counted.lags().largest == 5
+    assert counted.lags().started > began
 
 
 def test_the_furthest_are_found_wherever_they_stand(watched: Any, few: None) -> None:
@@ -60,8 +60,8 @@ def test_the_furthest_are_found_wherever_they_stand(watched: Any, few: None) -> 
     counted = made(watched)
     for _ in range(13):
         counted.step()
-    assert [cursor.lag for cursor in counted.lags().first(2)] == [49, 48]
-    assert len(counted.lags().furthest) <= 4 + census.AT_ONCE
+    assert [cursor.lag for cursor in counted.lags().furthest_behind(2)] == [49, 48]
+    assert len(counted.lags().furthest) <= 4 + census.BATCH
 
 
 def test_few_again_after_many(watched: Any, few: None) -> None:
@@ -74,7 +74,7 @@ def test_few_again_after_many(watched: Any, few: None) -> None:
     subscriptions[0].resumeProducing()
     watched.clock.advance(0)
     counted.step()
-    assert counted.lags().most == 0
+    assert counted.lags().largest == 0
 
 
 def test_a_number_of_subscribers_that_fills_the_last_turn(watched: Any, few: None) -> None:
@@ -93,14 +93,14 @@ def test_the_sampler_looks_and_never_at_more_than_one_turn_takes(
     watched: Any, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    look = census.Lags.look
+    look = census.Lags.include
     monkeypatch.setattr(
-        census.Lags, "look", lambda lags, cursors: (looked.append(len(cursors)), look(lags, cursors))[1]
+        census.Lags, "include", lambda lags, cursors: (looked.append(len(cursors)), look(lags, cursors))[1]
     )
     watched.publish(b"x", b"y")
     for _ in range(10):
         watched.subscribe(resumed=False)
     watched.pass_time(2)
-    assert watched.status.whole()["subscribers"]["lag"] == 2
+    assert watched.status.complete()["subscribers"]["lag"] == 2
     assert len(looked) > 10
     assert max(looked) == 4

@@ -109,7 +109,7 @@ def test_the_journal(real: Status) -> None:
     assert labelled(samples, "fyrehose_journal_segments")[()] == 1
     assert labelled(samples, "fyrehose_journal_free_bytes")[()] > 0
     assert labelled(samples, "fyrehose_journal_broken_holds_total")[()] == 0
-    journal = real.whole()["journal"]
+    journal = real.complete()["journal"]
     assert journal["durable"] == labelled(samples, "fyrehose_journal_durable_bytes")[()]
     assert (journal["durability"], journal["commits"], journal["commit_bytes_p50"]) == ("batch", 5, 4096)
 

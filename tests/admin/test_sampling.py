@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fyrehose.admin import sampling
-from fyrehose.admin.sampling import BEAT, LATELY, MEMORY, Sample, StreamRates
+from fyrehose.admin.sampling import TICK, RECENT, KEPT_SAMPLES, Sample, StreamRates
 
 
 def test_rates_are_what_came_in_a_second(watched: Any) -> None:
@@ -16,16 +16,16 @@ def test_rates_are_what_came_in_a_second(watched: Any) -> None:
     watched.clock.advance(0)
     watched.pass_time(1)
     (sample,) = watched.sampler.samples
-    assert sample.taken["http"] == pytest.approx((2, 5), rel=0.2)
-    assert sample.given["figg"] == pytest.approx((2, 5), rel=0.2)
+    assert sample.published["http"] == pytest.approx((2, 5), rel=0.2)
+    assert sample.delivered["figg"] == pytest.approx((2, 5), rel=0.2)
     assert sample.time == pytest.approx(1001, abs=0.1)
     watched.pass_time(1)
-    assert watched.sampler.samples[-1].taken["http"] == (0, 0)
+    assert watched.sampler.samples[-1].published["http"] == (0, 0)
 
 
 def test_only_the_last_minutes_are_remembered(watched: Any) -> None:
-    watched.pass_time(MEMORY + 20)
-    assert len(watched.sampler.samples) == MEMORY
+    watched.pass_time(KEPT_SAMPLES + 20)
+    assert len(watched.sampler.samples) == KEPT_SAMPLES
 
 
 def test_who_watches_is_told_until_it_has_enough(watched: Any) -> None:
@@ -41,16 +41,16 @@ def test_who_watches_is_told_until_it_has_enough(watched: Any) -> None:
 
 def test_a_reactor_that_is_late_is_noticed(watched: Any) -> None:
     watched.pass_time(1)
-    watched.clock.advance(BEAT + 0.7)
+    watched.clock.advance(TICK + 0.7)
     watched.pass_time(1)
     assert max(sample.lag for sample in watched.sampler.samples) == pytest.approx(0.7, abs=0.06)
-    assert watched.sampler.lately(3, 1.0) == 1.0, "the bound above it"
-    watched.pass_time(LATELY + 5)
-    assert watched.sampler.lately(3, 1.0) < 0.25, "that was long ago"
+    assert watched.sampler.recent_quantile(3, 1.0) == 1.0, "the bound above it"
+    watched.pass_time(RECENT + 5)
+    assert watched.sampler.recent_quantile(3, 1.0) < 0.25, "that was long ago"
 
 
 def test_a_journal_that_measures_nothing(watched: Any) -> None:
-    assert [watched.sampler.lately(which, 0.5) for which in range(3)] == [None, None, None]
+    assert [watched.sampler.recent_quantile(which, 0.5) for which in range(3)] == [None, None, None]
 
 
 def test_it_stops_where_it_stands(watched: Any) -> None:
@@ -63,23 +63,23 @@ def test_it_stops_where_it_stands(watched: Any) -> None:
 def test_rates_of_streams_are_since_the_last_look(watched: Any) -> None:
     rates = StreamRates(watched.clock.seconds, watched.broker)
     watched.publish(*[b"x"] * 10, stream="a")
-    assert rates.look()("a") is None
+    assert rates.current()("a") is None
     watched.publish(*[b"x"] * 20, stream="a")
     watched.publish(*[b"x"] * 4, stream="b")
     watched.clock.advance(2)
-    rate = rates.look()
+    rate = rates.current()
     assert (rate("a"), rate("b"), rate("c")) == (10, 2, 0)
     assert rates.growth == {"a": 20, "b": 4}
     watched.clock.advance(0.4)
     watched.publish(b"x", stream="a")
-    assert rates.look()("a") == 10, "two who look at once see the same"
+    assert rates.current()("a") == 10, "two who look at once see the same"
     watched.clock.advance(0.6)
-    assert rates.look()("a") == 1
+    assert rates.current()("a") == 1
     watched.clock.advance(100)
-    assert rates.look()("a") is None, "nobody has looked for long"
+    assert rates.current()("a") is None, "nobody has looked for long"
     assert rates.growth == {}
     watched.clock.advance(1)
-    assert rates.look()("a") == 0
+    assert rates.current()("a") == 0
 
 
 def test_a_stream_that_returns_has_the_rate_of_what_came_since(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,21 +87,21 @@ def test_a_stream_that_returns_has_the_rate_of_what_came_since(watched: Any, mon
     watched.publish(*[b"x"] * 10, stream="a")
     watched.broker.retire(["a"])
     rates = StreamRates(watched.clock.seconds, watched.broker)
-    assert rates.look()("a") is None
+    assert rates.current()("a") is None
     watched.publish(*[b"x"] * 4, stream="a")
     watched.publish(*[b"x"] * 2, stream="b")
     watched.clock.advance(2)
-    assert rates.look()("a") == 2.0
+    assert rates.current()("a") == 2.0
     watched.broker.retire(["a", "b"])
     watched.publish(b"x", stream="c")
     watched.clock.advance(2)
-    assert (rates.look()("c"), rates.look()("a")) == (0.5, 0.0)
+    assert (rates.current()("c"), rates.current()("a")) == (0.5, 0.0)
     watched.publish(*[b"x"] * 6, stream="a")
     watched.clock.advance(2)
-    assert rates.look()("a") == 3.0
+    assert rates.current()("a") == 3.0
     for i in range(10):
         watched.publish(b"x", stream=f"s{i}")
         watched.clock.advance(2)
-        rates.look()
+        rates.current()
         watched.broker.retire([f"s{i}"])
-    assert len(rates._seen) <= 2 * len(watched.broker.journal.ends()) + 2
+    assert len(rates._last_seqs) <= 2 * len(watched.broker.journal.ends()) + 2

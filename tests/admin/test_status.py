@@ -23,7 +23,7 @@ def by_name(listed: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def test_a_server_that_has_just_begun(watched: Any) -> None:
-    status = watched.status.whole()
+    status = watched.status.complete()
     assert json.loads(json.dumps(status)) == status
     assert status["version"] == __version__
     assert status["uptime"] == 0
@@ -55,9 +55,9 @@ def test_listeners(watched: Any) -> None:
         "access": "0 peers",
         "connections": None,
     }
-    assert watched.status.whole()["listeners"] == [said]
+    assert watched.status.complete()["listeners"] == [said]
     there = 2
-    assert watched.status.whole()["listeners"] == [{**said, "access": "2 peers", "connections": 2}]
+    assert watched.status.complete()["listeners"] == [{**said, "access": "2 peers", "connections": 2}]
 
 
 def test_what_a_protocol_writes_for_itself_is_no_protocol(watched: Any) -> None:
@@ -67,8 +67,8 @@ def test_what_a_protocol_writes_for_itself_is_no_protocol(watched: Any) -> None:
     for source in ("relink", "relink-links", "figg"):
         watched.publish(b"x", source=source)
     watched.pass_time(1)
-    assert list(by_name(watched.status.whole()["protocols"])) == ["figg", "relink"]
-    assert set(watched.sampler.samples[-1].taken) == {"figg", "relink"}
+    assert list(by_name(watched.status.complete()["protocols"])) == ["figg", "relink"]
+    assert set(watched.sampler.samples[-1].published) == {"figg", "relink"}
 
 
 def test_protocols(watched: Any) -> None:
@@ -81,7 +81,7 @@ def test_protocols(watched: Any) -> None:
     watched.subscribe(resumed=False)
     watched.subscribe()
     watched.pass_time(1)
-    protocols = by_name(watched.status.whole()["protocols"])
+    protocols = by_name(watched.status.complete()["protocols"])
     assert list(protocols) == ["figg", "http", "lumberjack"]
     lumberjack, http, figg = protocols["lumberjack"], protocols["http"], protocols["figg"]
     assert [lumberjack[f"connections{which}"] for which in ("", "_peak", "_total")] == [2, 3, 3]
@@ -94,11 +94,11 @@ def test_protocols(watched: Any) -> None:
 def test_the_busiest_streams_are_listed(watched: Any) -> None:
     for n in range(5):
         watched.publish(b"x", stream=f"s{n}")
-    watched.status.whole()
+    watched.status.complete()
     watched.clock.advance(1)
     watched.publish(*[b"x"] * 9, stream="s3")
     watched.subscribe("s3")
-    streams = watched.status.whole(listed=2)["streams"]
+    streams = watched.status.complete(listed=2)["streams"]
     assert (streams["total"], streams["matching"]) == (5, 5)
     assert [stream["name"] for stream in streams["listed"]] == ["s3", "s0"]
     assert streams["listed"][0] == {"name": "s3", "first": 1, "last": 10, "rate": 9.0, "subscribers": 1}
@@ -107,7 +107,7 @@ def test_the_busiest_streams_are_listed(watched: Any) -> None:
 def test_streams_that_match(watched: Any) -> None:
     for stream in ("Orders", "orders.eu", "log"):
         watched.publish(b"x", stream=stream)
-    streams = watched.status.whole("ORD")["streams"]
+    streams = watched.status.complete("ORD")["streams"]
     assert (streams["total"], streams["matching"]) == (3, 2)
     assert {stream["name"] for stream in streams["listed"]} == {"Orders", "orders.eu"}
 
@@ -117,7 +117,7 @@ def test_who_is_furthest_behind_comes_first(watched: Any) -> None:
     watched.subscribe()
     watched.subscribe(after=4, resumed=False)
     watched.subscribe(stream="elsewhere", resumed=False)
-    subscribers = watched.status.whole(listed=1)["subscribers"]
+    subscribers = watched.status.complete(listed=1)["subscribers"]
     assert (subscribers["total"], subscribers["lag"]) == (3, 6)
     assert subscribers["listed"] == [
         {
@@ -138,7 +138,7 @@ def test_refusals_the_most_frequent_first(watched: Any) -> None:
         for _ in range(times):
             counters.refuse(log, "figg", cause, "x")
     counters.add("figg", "skipped")
-    assert watched.status.whole()["refusals"] == [
+    assert watched.status.complete()["refusals"] == [
         {"protocol": "figg", "cause": "b", "count": 3},
         {"protocol": "figg", "cause": "a", "count": 1},
     ]
@@ -147,7 +147,7 @@ def test_refusals_the_most_frequent_first(watched: Any) -> None:
 def test_a_full_disk(watched: Any) -> None:
     watched.journal.enter(JournalState.READ_ONLY, "full")
     assert watched.status.ready() == (False, "read-only")
-    assert watched.status.whole()["journal"]["state"] == "read-only"
+    assert watched.status.complete()["journal"]["state"] == "read-only"
 
 
 def test_all_streams_are_listed_page_by_page_in_the_order_in_which_they_were_made(watched: Any) -> None:
@@ -170,13 +170,13 @@ def test_all_subscribers_are_listed_page_by_page_in_the_order_in_which_they_came
 
 
 def test_no_answer_looks_at_every_stream_or_subscriber(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(census, "AT_ONCE", 50)
-    monkeypatch.setattr(census, "KEPT", 10)
+    monkeypatch.setattr(census, "BATCH", 50)
+    monkeypatch.setattr(census, "LISTED", 10)
     for n in range(400):
         watched.publish(b"x", stream=f"s{n}")
         watched.subscribe(f"s{n}", resumed=False)
     watched.pass_time(2)
-    watched.status.whole(listed=10)
+    watched.status.complete(listed=10)
     watched.clock.advance(1)
     looked: list[str] = []
     lag = fanout.Cursor.lag.fget
@@ -184,9 +184,9 @@ def test_no_answer_looks_at_every_stream_or_subscriber(watched: Any, monkeypatch
     bounds = watched.broker.bounds
     monkeypatch.setattr(Broker, "bounds", lambda broker, stream: (looked.append(stream), bounds(stream))[1])
     monkeypatch.setattr(
-        watched.sampler.census.lags().__class__, "look", lambda lags, cursors: looked.extend("?" * 10_000)
+        watched.sampler.census.lags().__class__, "include", lambda lags, cursors: looked.extend("?" * 10_000)
     )
-    watched.status.whole(listed=10)
+    watched.status.complete(listed=10)
     metrics.text(metrics.registry(watched.status, 10))
     watched.status.streams_page("", 5, 10)
     watched.status.subscribers_page(5, 10)

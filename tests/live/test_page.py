@@ -170,7 +170,7 @@ def test_a_stream_is_followed_as_text_json_and_hex(page: Page) -> None:
     page.find("#tail-clear").click()
     page.post("orders", b"while it is paused")
     page.until(lambda: page.rows("#streams")["orders"][0] == "3")
-    assert "Nothing has come since" in page.find("#tail").text
+    assert "No new messages" in page.find("#tail").text
     page.find("#tail-pause").click()
     page.post("orders", b"and after")
     page.until(lambda: "61 6e 64" in page.find("#tail").text)

@@ -1,13 +1,13 @@
-// The page of a Fyrehose server.  Everything that comes from peers - names of streams, addresses, payloads - is set as
-// text and never as markup.
+// The page of a Fyrehose server.  Data from peers (stream names, addresses, payloads) is inserted as text, never as
+// markup.
 "use strict";
 
-const SPAN = 300; // seconds that the charts show
-const KEPT = 500; // messages that the tail keeps
+const SPAN = 300; // time span of the charts, in seconds
+const KEPT = 500; // the most messages that the tail keeps
 const $ = (id) => document.getElementById(id);
-const state = { samples: [], hidden: new Set(), names: [], tail: null, stream: "", form: "text", paused: false, kept: [] };
+const state = { samples: [], names: [], tail: null, stream: "", form: "text", paused: false, kept: [] };
 
-// Numbers for people.
+// Format numbers for people.
 
 function count(n) {
   if (n === null || n === undefined) return "–";
@@ -36,18 +36,18 @@ function seconds(n) {
 
 function within(n) { return n === null || n === undefined ? "–" : "≤ " + seconds(n); }
 
-function since(n) {
+function uptime(n) {
   const days = Math.floor(n / 86400), hours = Math.floor(n / 3600) % 24, minutes = Math.floor(n / 60) % 60;
   if (days) return `up ${days} d ${hours} h`;
   if (hours) return `up ${hours} h ${minutes} min`;
   return minutes ? `up ${minutes} min` : `up ${Math.floor(n)} s`;
 }
 
-// Small things of the document.
+// Helpers for the document.
 
-function set(id, text) { if ($(id).textContent !== text) $(id).textContent = text; }
+function setText(id, text) { if ($(id).textContent !== text) $(id).textContent = text; }
 
-function make(tag, text, kind) {
+function createElement(tag, text, kind) {
   const made = document.createElement(tag);
   if (text !== undefined) made.textContent = text;
   if (kind) made.className = kind;
@@ -59,9 +59,9 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--c" + (at < 0 ? 7 : at % 8)).trim();
 }
 
-// A table's rows, each a list of cells: text, or [text, class], or an element.  Rows that are there are used again, so
-// that what somebody has focused or selected stays.
-function fill(id, rows) {
+// Fill a table with rows of cells; a cell is text, [text, class] or an element.  Existing rows are reused, so that the
+// focus and the selection of the user stay.
+function fillTable(id, rows) {
   const body = $(id).tBodies[0];
   while (body.rows.length > rows.length) body.deleteRow(-1);
   rows.forEach((cells, r) => {
@@ -83,7 +83,7 @@ function fill(id, rows) {
   if (empty) empty.hidden = rows.length > 0;
 }
 
-// Charts: what each protocol did, one upon the other.
+// Charts: messages per second as stacked areas, one per protocol.
 
 class Chart {
   constructor(id, side) {
@@ -110,7 +110,7 @@ class Chart {
     const samples = state.samples, side = this.side;
     const names = state.names.filter((name) => samples.some((each) => each[side][name] && each[side][name][0] > 0));
     const total = (each) => names.reduce((sum, name) => sum + ((each[side][name] || [0])[0]), 0);
-    const most = nice(Math.max(1, ...samples.map(total)));
+    const most = axisMaximum(Math.max(1, ...samples.map(total)));
     const left = 46, right = 8, top = 24, bottom = 20;
     const last = samples.length ? samples[samples.length - 1].time : 0;
     const x = (time) => width - right - (last - time) / SPAN * (width - left - right);
@@ -159,171 +159,171 @@ class Chart {
     if (this.at !== null && shown) {
       pen.textAlign = "right"; pen.fillText(new Date(shown.time * 1000).toLocaleTimeString(), width - right, 12);
     }
-    if (!names.length) { pen.fillStyle = ink; pen.textAlign = "left"; pen.fillText("nothing in the last five minutes", left, 12); }
+    if (!names.length) { pen.fillStyle = ink; pen.textAlign = "left"; pen.fillText("no messages in the last five minutes", left, 12); }
   }
 }
 
-// The next number above n that is 1, 2, 4 or 8 times a power of ten.
-function nice(n) {
+// Round n up to 1, 2, 4 or 8 times a power of ten, for the axis of a chart.
+function axisMaximum(n) {
   const power = 10 ** Math.floor(Math.log10(n));
   return power * ([1, 2, 4, 8, 10].find((each) => each * power >= n) || 10);
 }
 
-// What the server says each second.
+// Show the samples and the status that the server sends each second.
 
-function add(sample) {
+function addSample(sample) {
   state.samples.push(sample);
   while (state.samples.length && sample.time - state.samples[0].time > SPAN) state.samples.shift();
-  for (const name of [...Object.keys(sample.published), ...Object.keys(sample.delivered)]) know(name);
+  for (const name of [...Object.keys(sample.published), ...Object.keys(sample.delivered)]) addProtocol(name);
 }
 
-function know(name) {
+function addProtocol(name) {
   if (name && !state.names.includes(name)) { state.names.push(name); state.names.sort(); }
 }
 
-function show(status) {
+function showStatus(status) {
   const journal = status.journal, protocols = status.protocols.filter((each) => each.name !== "admin");
-  protocols.forEach((each) => know(each.name));
+  protocols.forEach((each) => addProtocol(each.name));
   const sum = (key) => protocols.reduce((total, each) => total + (each[key] || 0), 0);
-  set("version", status.version + (status.kernels === "native" ? "" : " · kernels in Python"));
-  set("journal-state", journal.state);
+  setText("version", status.version + (status.kernels === "native" ? "" : " · pure-Python kernels"));
+  setText("journal-state", journal.state);
   $("journal-state").className = "pill " + journal.state;
-  set("durability", journal.durability ? "durability " + journal.durability : "");
-  set("uptime", since(status.uptime));
+  setText("durability", journal.durability ? "durability " + journal.durability : "");
+  setText("uptime", uptime(status.uptime));
   const rate = sum("published_rate");
   document.title = `${count(rate)}/s · Fyrehose` + (journal.state === "writable" ? "" : ` (${journal.state})`);
-  alarm(journal.state === "writable" ? "" : `The journal is ${journal.state}: nothing is taken in.`);
+  showAlarm(journal.state === "writable" ? "" : `The journal is ${journal.state}: publishing is refused.`);
 
-  set("tile-published", count(rate) + " /s");
-  set("tile-published-bytes", bytes(sum("published_bytes_rate")) + "/s · " + count(sum("published_messages")) + " in all");
-  set("tile-delivered", count(sum("delivered_rate")) + " /s");
-  set("tile-delivered-bytes", bytes(sum("delivered_bytes_rate")) + "/s · " + count(sum("delivered_messages")) + " in all");
-  set("tile-lag", count(status.subscribers.lag));
-  set("tile-subscribers", `${count(status.subscribers.total)} subscribers`);
-  set("tile-commit", within(journal.commit_p50));
-  set("tile-sync", `99% ${within(journal.commit_p99)} · sync ${within(journal.sync_p50)}`);
-  set("tile-disk", bytes(journal.free));
-  set("tile-journal", `journal ${bytes(journal.size)}`);
-  set("tile-memory", bytes(status.memory.resident));
-  set("tile-reactor", `reactor lag ${seconds(status.reactor.lag)}`);
+  setText("tile-published", count(rate) + " /s");
+  setText("tile-published-bytes", bytes(sum("published_bytes_rate")) + "/s · " + count(sum("published_messages")) + " in total");
+  setText("tile-delivered", count(sum("delivered_rate")) + " /s");
+  setText("tile-delivered-bytes", bytes(sum("delivered_bytes_rate")) + "/s · " + count(sum("delivered_messages")) + " in total");
+  setText("tile-lag", count(status.subscribers.lag));
+  setText("tile-subscribers", `${count(status.subscribers.total)} subscribers`);
+  setText("tile-commit", within(journal.commit_p50));
+  setText("tile-sync", `p99 ${within(journal.commit_p99)} · sync p50 ${within(journal.sync_p50)}`);
+  setText("tile-disk", bytes(journal.free));
+  setText("tile-journal", `journal ${bytes(journal.size)}`);
+  setText("tile-memory", bytes(status.memory.resident));
+  setText("tile-reactor", `reactor lag ${seconds(status.reactor.lag)}`);
 
-  fill("protocols", protocols.map((each) => [
-    named(each.name), [count(each.connections), "n"], [count(each.published_rate), "n"], [count(each.published_messages), "n"],
+  fillTable("protocols", protocols.map((each) => [
+    protocolLabel(each.name), [count(each.connections), "n"], [count(each.published_rate), "n"], [count(each.published_messages), "n"],
     [count(each.delivered_rate), "n"], [count(each.delivered_messages), "n"], [count(each.subscribers), "n"],
     [count(each.lag), "n"], [count(each.refused), each.refused ? "n bad" : "n"],
   ]));
   const streams = status.streams;
-  set("streams-count", streams.matching > streams.listed.length || streams.matching !== streams.total
+  setText("streams-count", streams.matching > streams.listed.length || streams.matching !== streams.total
     ? `${count(streams.listed.length)} of ${count(streams.total)}` : count(streams.total));
-  // Those that are listed are the busiest; among them a row stays where it is.
+  // The server lists the busiest streams; sorting them by name keeps each row in its place.
   streams.listed.sort((a, b) => (a.name < b.name ? -1 : 1));
   if (streams.hidden) {
-    set("streams-count", `${count(streams.total)}; their names need the token of admin.token-file, or a policy that ` +
-      "lets this machine subscribe to *");
+    setText("streams-count", `${count(streams.total)}; names are hidden: set admin.token-file, or let this machine ` +
+      "subscribe to * in the access policy");
   }
-  fill("streams", streams.listed.map((each) => [
-    chooser(each.name), [each.last.toLocaleString("en"), "n"], [count(each.rate), "n"],
+  fillTable("streams", streams.listed.map((each) => [
+    streamButton(each.name), [each.last.toLocaleString("en"), "n"], [count(each.rate), "n"],
     [each.first.toLocaleString("en"), "n"], [count(each.subscribers), "n"],
   ]));
-  offer(streams.listed.map((each) => each.name));
-  set("subscribers-count", count(status.subscribers.total));
-  fill("subscribers", status.subscribers.listed.map((each) => [
-    visible(`${each.protocol} ${each.peer}`), visible(each.stream), [each.position.toLocaleString("en"), "n"],
-    [count(each.lag), each.lag > 10000 ? "n bad" : "n"], [each.paused ? "waits for its peer" : "", "dim"],
+  offerStreams(streams.listed.map((each) => each.name));
+  setText("subscribers-count", count(status.subscribers.total));
+  fillTable("subscribers", status.subscribers.listed.map((each) => [
+    escapeInvisible(`${each.protocol} ${each.peer}`), escapeInvisible(each.stream), [each.position.toLocaleString("en"), "n"],
+    [count(each.lag), each.lag > 10000 ? "n bad" : "n"], [each.paused ? "waiting for the peer" : "", "dim"],
   ]));
-  fill("listeners", (status.listeners || []).map((each) => [
-    named(each.name, each.protocol), each.endpoint, [each.encryption || "none", each.encryption ? "" : "dim"], each.access,
+  fillTable("listeners", (status.listeners || []).map((each) => [
+    protocolLabel(each.name, each.protocol), each.endpoint, [each.encryption || "none", each.encryption ? "" : "dim"], each.access,
     [count(each.connections), "n"],
   ]));
-  fill("refusals", status.refusals.map((each) => [each.protocol, each.cause, [count(each.count), "n"]]));
-  describe(journal, status);
+  fillTable("refusals", status.refusals.map((each) => [each.protocol, each.cause, [count(each.count), "n"]]));
+  showJournal(journal, status);
 }
 
-function named(name, protocol = name) {
-  const made = make("span");
-  const swatch = make("i", undefined, "swatch");
+function protocolLabel(name, protocol = name) {
+  const made = createElement("span");
+  const swatch = createElement("i", undefined, "swatch");
   swatch.style.background = colour(protocol);
   made.append(swatch, name);
   return made;
 }
 
-// A name as it can be seen: what is invisible, or would turn what follows around, is written as its number.
-function visible(name) {
+// Replace invisible characters, and those that change the direction of text, by their code points.
+function escapeInvisible(name) {
   return name.replace(/[\p{C}\p{Zl}\p{Zp}]|^\s|\s$/gu, (sign) => `\\u{${sign.codePointAt(0).toString(16)}}`);
 }
 
-function chooser(name) {
-  const made = make("button", visible(name));
+function streamButton(name) {
+  const made = createElement("button", escapeInvisible(name));
   made.type = "button";
   made.title = name;
   made.dataset.stream = name;
   return made;
 }
 
-function describe(journal, status) {
+function showJournal(journal, status) {
   const facts = [
     ["state", journal.state],
     ["durability", journal.durability],
     ["directory", journal.directory],
-    ["on disk up to", journal.durable === undefined ? undefined : `${journal.durable.toLocaleString("en")} of ${journal.position.toLocaleString("en")} bytes of log`],
-    ["files", journal.segments === undefined ? undefined : `${count(journal.segments)}, ${bytes(journal.size)}`],
-    ["commits", `${count(journal.commits)}; of late half are within ${seconds(journal.commit_p50)} and ${bytes(journal.commit_bytes_p50)}, 99% within ${seconds(journal.commit_p99)} and ${bytes(journal.commit_bytes_p99)}`],
-    ["syncs", `half within ${seconds(journal.sync_p50)}, 99% within ${seconds(journal.sync_p99)}`],
+    ["durable", journal.durable === undefined ? undefined : `${journal.durable.toLocaleString("en")} of ${journal.position.toLocaleString("en")} bytes appended`],
+    ["segments", journal.segments === undefined ? undefined : `${count(journal.segments)}, ${bytes(journal.size)}`],
+    ["commits", `${count(journal.commits)}; last minute: p50 ${seconds(journal.commit_p50)} / ${bytes(journal.commit_bytes_p50)}, p99 ${seconds(journal.commit_p99)} / ${bytes(journal.commit_bytes_p99)}`],
+    ["syncs", `last minute: p50 ${seconds(journal.sync_p50)}, p99 ${seconds(journal.sync_p99)}`],
     ["retention held by", journal.held_by || undefined],
     ["retention holds broken", journal.broken_holds ? count(journal.broken_holds) : undefined],
-    ["held for peers", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
-    ["reactor lag", `${seconds(status.reactor.lag)}, 99% within ${seconds(status.reactor.lag_p99)}`],
+    ["memory budget used", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],
+    ["reactor lag", `${seconds(status.reactor.lag)}; last minute: p99 ${seconds(status.reactor.lag_p99)}`],
   ].filter(([, text]) => text !== undefined);
   const list = $("journal");
   while (list.children.length > 2 * facts.length) list.lastChild.remove();
   facts.forEach(([name, text], i) => {
-    if (!list.children[2 * i]) list.append(make("dt"), make("dd"));
+    if (!list.children[2 * i]) list.append(createElement("dt"), createElement("dd"));
     list.children[2 * i].textContent = name;
     list.children[2 * i + 1].textContent = text;
   });
 }
 
-function alarm(text) {
+function showAlarm(text) {
   $("alarm").hidden = !text;
-  set("alarm", text);
+  setText("alarm", text);
 }
 
 // The tail of a stream.
 
-function offer(names) {
+function offerStreams(names) {
   const select = $("tail-stream");
   const wanted = state.stream && !names.includes(state.stream) ? [state.stream, ...names] : names;
   const there = [...select.options].slice(1).map((option) => option.value);
   if (there.length === wanted.length && [...there].sort().join("\n") === [...wanted].sort().join("\n")) return;
-  if (document.activeElement === select) return; // somebody is choosing
+  if (document.activeElement === select) return; // do not change the list while the user has it open
   select.replaceChildren(select.options[0], ...[...wanted].sort().map((name) => {
-    const option = make("option", visible(name));
+    const option = createElement("option", escapeInvisible(name));
     option.value = name;
     return option;
   }));
   select.value = state.stream;
 }
 
-function follow(stream) {
+function followStream(stream) {
   if (state.tail) state.tail.close();
   state.tail = null;
   state.stream = stream;
   if ([...$("tail-stream").options].every((option) => option.value !== stream)) {
-    const option = make("option", visible(stream));
+    const option = createElement("option", escapeInvisible(stream));
     option.value = stream;
     $("tail-stream").append(option);
   }
   $("tail-stream").value = stream;
-  clear(stream ? "Nothing has come yet." : "Choose a stream here, or in the list above.");
+  clear(stream ? "No messages yet." : "Choose a stream here, or in the list above.");
   if (!stream) return;
   state.tail = new EventSource(`api/streams/${encodeURIComponent(stream)}/tail`);
   state.tail.addEventListener("records", (event) => {
-    if (!state.paused) append(JSON.parse(event.data));
+    if (!state.paused) appendRecords(JSON.parse(event.data));
   });
   state.tail.addEventListener("error", (event) => {
-    // A connection that broke is made again; an answer that refuses is the end.
+    // The browser reconnects by itself, except when the server refuses the request.
     if (event.target.readyState === EventSource.CLOSED) {
-      clear("This stream cannot be shown. The policy has to allow it, or admin.token-file has to name a token.");
+      clear("This stream cannot be shown: allow it in the access policy, or set admin.token-file.");
     }
   });
   state.tail.addEventListener("ended", (event) => {
@@ -334,38 +334,38 @@ function follow(stream) {
 
 function clear(text) {
   state.kept = [];
-  $("tail").replaceChildren(make("p", text, "empty"));
+  $("tail").replaceChildren(createElement("p", text, "empty"));
 }
 
-function append(news) {
+function appendRecords(update) {
   const tail = $("tail");
   const following = tail.scrollHeight - tail.scrollTop - tail.clientHeight < 40;
   if (!state.kept.length) tail.replaceChildren();
-  if (news.skipped) state.kept.push({ skipped: news.skipped });
-  state.kept.push(...news.records);
-  const fresh = (news.skipped ? [{ skipped: news.skipped }] : []).concat(news.records);
-  tail.append(...fresh.map(row));
+  if (update.skipped) state.kept.push({ skipped: update.skipped });
+  state.kept.push(...update.records);
+  const fresh = (update.skipped ? [{ skipped: update.skipped }] : []).concat(update.records);
+  tail.append(...fresh.map(recordRow));
   while (state.kept.length > KEPT) { state.kept.shift(); tail.firstChild.remove(); }
   if (following) tail.scrollTop = tail.scrollHeight;
 }
 
-function row(record) {
+function recordRow(record) {
   if (record.skipped) {
-    const skip = make("div", undefined, "skip");
-    skip.append(make("span", `… ${record.skipped.toLocaleString("en")} not shown …`));
+    const skip = createElement("div", undefined, "skip");
+    skip.append(createElement("span", `… ${record.skipped.toLocaleString("en")} messages not shown …`));
     return skip;
   }
-  const made = make("div");
+  const made = createElement("div");
   const time = new Date(record.time / 1000);
-  const seq = make("span", String(record.seq), "seq");
+  const seq = createElement("span", String(record.seq), "seq");
   seq.title = time.toLocaleString() + (record.topic ? `\n${record.topic}` : "") + (record.content_type ? `\n${record.content_type}` : "");
-  const from = make("span", [record.source, record.producer].filter(Boolean).join(" "), "from");
+  const from = createElement("span", [record.source, record.producer].filter(Boolean).join(" "), "from");
   from.title = from.textContent;
-  made.append(seq, from, make("pre", written(record)));
+  made.append(seq, from, createElement("pre", payloadText(record)));
   return made;
 }
 
-function written(record) {
+function payloadText(record) {
   const raw = Uint8Array.from(atob(record.payload), (each) => each.charCodeAt(0));
   const more = record.size > raw.length ? ` … (${bytes(record.size)})` : "";
   if (state.form === "hex") return hex(raw) + more;
@@ -374,7 +374,7 @@ function written(record) {
     try {
       return JSON.stringify(JSON.parse(text), null, 2);
     } catch (error) {
-      return text; // it is none, and shown as it is
+      return text; // show text that is not JSON as it is
     }
   }
   return text + more;
@@ -391,7 +391,7 @@ function hex(raw) {
   return lines.join("\n");
 }
 
-// Begin.
+// Connect to the server and handle input.
 
 let charts = [];
 let source = null;
@@ -400,23 +400,23 @@ function connect() {
   if (source) source.close();
   const match = $("filter").value.trim();
   source = new EventSource("api/events" + (match ? `?match=${encodeURIComponent(match)}` : ""));
-  source.addEventListener("open", () => { set("connection", "live"); $("connection").className = "fact live on"; });
+  source.addEventListener("open", () => { setText("connection", "live"); $("connection").className = "fact live on"; });
   source.addEventListener("error", () => {
-    set("connection", "not connected");
+    setText("connection", "not connected");
     $("connection").className = "fact live off";
-    alarm("The server does not answer; this is what it said last.");
+    showAlarm("The server does not answer; the page shows its last known state.");
     if (source.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
   });
   source.addEventListener("history", (event) => {
     state.samples = [];
-    JSON.parse(event.data).forEach(add);
+    JSON.parse(event.data).forEach(addSample);
     charts.forEach((chart) => chart.draw());
   });
   source.addEventListener("sample", (event) => {
-    add(JSON.parse(event.data));
+    addSample(JSON.parse(event.data));
     charts.forEach((chart) => chart.draw());
   });
-  source.addEventListener("status", (event) => show(JSON.parse(event.data)));
+  source.addEventListener("status", (event) => showStatus(JSON.parse(event.data)));
 }
 
 function begin() {
@@ -425,10 +425,10 @@ function begin() {
   $("filter").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(connect, 300); });
   $("streams").addEventListener("click", (event) => {
     const button = event.target.closest("button");
-    if (button) { follow(button.dataset.stream); $("tail").scrollIntoView({ block: "nearest" }); }
+    if (button) { followStream(button.dataset.stream); $("tail").scrollIntoView({ block: "nearest" }); }
   });
-  $("tail-stream").addEventListener("change", (event) => follow(event.target.value));
-  $("tail-clear").addEventListener("click", () => clear("Nothing has come since."));
+  $("tail-stream").addEventListener("change", (event) => followStream(event.target.value));
+  $("tail-clear").addEventListener("click", () => clear("No new messages."));
   $("tail-pause").addEventListener("click", () => {
     state.paused = !state.paused;
     $("tail-pause").setAttribute("aria-pressed", String(state.paused));
@@ -436,7 +436,7 @@ function begin() {
   for (const input of document.getElementsByName("form")) {
     input.addEventListener("change", () => {
       state.form = input.value;
-      if (state.kept.length) $("tail").replaceChildren(...state.kept.map(row));
+      if (state.kept.length) $("tail").replaceChildren(...state.kept.map(recordRow));
       $("tail").scrollTop = $("tail").scrollHeight;
     });
   }
