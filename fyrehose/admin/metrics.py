@@ -103,7 +103,9 @@ class Exporter:
 
     def _refusals(self) -> Iterator[Metric]:
         counters = self.broker.counters
-        refused = CounterMetricFamily("fyrehose_refused", "Requests, messages and connections refused or dropped.", labels=("protocol", "cause"))
+        refused = CounterMetricFamily(
+            "fyrehose_refused", "Requests, messages and connections refused or dropped.", labels=("protocol", "cause")
+        )
         other = CounterMetricFamily("fyrehose_events", "Other events counted.", labels=("protocol", "event"))
         for (protocol, event), count in sorted(counters.counts.items()):
             if (protocol, event) in counters.refusals:

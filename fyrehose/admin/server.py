@@ -39,9 +39,9 @@ from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.records import MAX_NAME
-from fyrehose.web.places import hosts_of, is_encrypted
+from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of
-from fyrehose.web.session import Asked, WebSession
+from fyrehose.web.session import Request, WebSession
 from fyrehose.web.tokens import same
 
 EVENTS = "text/event-stream"
@@ -113,7 +113,7 @@ class AdminProtocol(WebProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Asked: "asked"}
+    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Request: "asked"}
 
     settings: Settings
 
@@ -122,7 +122,7 @@ class AdminProtocol(WebProtocol):
         self.admin = admin
         self._end_stream: Callable[[], None] | None = None
 
-    def asked(self, event: Asked) -> None:
+    def asked(self, event: Request) -> None:
         """Answer."""
         if event.method not in ("GET", "HEAD"):
             self._refuse(405, "bad-method", "it reads and changes nothing: GET, HEAD", {"Allow": "GET, HEAD"})
@@ -160,7 +160,7 @@ class AdminProtocol(WebProtocol):
         well = ready if what == "ready" else self.admin.broker.journal.state is not JournalState.FAILED
         self.session.respond(200 if well else 503, json.dumps({"ok": well, "journal": state}).encode() + b"\n")
 
-    def _api(self, event: Asked) -> None:
+    def _api(self, event: Request) -> None:
         match, status = event.query.get("match", ""), self.admin.status
         what = event.path[1] if len(event.path) == 2 else ""
         if what in ("status", "streams", "subscribers"):
@@ -193,25 +193,25 @@ class AdminProtocol(WebProtocol):
     def _respond(self, said: dict[str, Any]) -> None:
         self.session.respond(200, json.dumps(said, ensure_ascii=False).encode() + b"\n")
 
-    def _identity(self, event: Asked) -> Identity:
+    def _identity(self, event: Request) -> Identity:
         token = token_of(event)
         return self.identity if token is None else attrs.evolve(self.identity, token=digest(token))
 
-    def _may_read(self, event: Asked, stream: str) -> bool:
+    def _may_read(self, event: Request, stream: str) -> bool:
         """Return whether the peer may see what is in ``stream``."""
         admin = self.admin
         return admin.is_open() or admin.broker.guard.policy.allows(self._identity(event), Action.SUBSCRIBE, stream)
 
-    def _named(self, event: Asked) -> bool:
+    def _named(self, event: Request) -> bool:
         """Return whether the peer may see the names of all streams."""
         return self.admin.is_open() or self.admin.broker.guard.policy.allows_every(
             self._identity(event), Action.SUBSCRIBE
         )
 
     def _refuse(self, status: int, cause: str, detail: str, headers: dict[str, str] | None = None) -> None:
-        self.refused(*self.session.refuse(status, cause, detail, headers))
+        self.count_refusal(*self.session.refuse(status, cause, detail, headers))
 
-    def _stream(self, event: Asked, begin: Callable[[], Callable[[], None]]) -> None:
+    def _stream(self, event: Request, begin: Callable[[], Callable[[], None]]) -> None:
         """Begin an answer that goes on until the peer has enough."""
         self.session.start(200, EVENTS)
         if event.method == "HEAD":
@@ -228,7 +228,7 @@ class AdminProtocol(WebProtocol):
         self.session.send(as_event(name, value))
         self.flush()
 
-    def _watch(self, event: Asked, match: str) -> Callable[[], None]:
+    def _watch(self, event: Request, match: str) -> Callable[[], None]:
         sampler = self.admin.status.sampler
         self._say("history", [_sample(sample) for sample in sampler.samples])
         self._say("status", self.admin.whole(match, LISTED, self._named(event)))
@@ -241,7 +241,7 @@ class AdminProtocol(WebProtocol):
 
         return sampler.watch(sampled)
 
-    def _tail(self, event: Asked, stream: str) -> Callable[[], None]:
+    def _tail(self, event: Request, stream: str) -> Callable[[], None]:
         tail = Tail(self.admin.broker, stream)
         timer: IDelayedCall
 
@@ -322,7 +322,7 @@ def make_factory(clock: IReactorTime, endpoint: str, admin: Admin, settings: Set
     return SessionFactory(make, PROTOCOL, AdminProtocol.log, admin.broker, clock, settings, proofs=None)
 
 
-def _number(event: Asked, name: str, default: int, most: int) -> int | None:
+def _number(event: Request, name: str, default: int, most: int) -> int | None:
     """Return the number that the query has for *name*; None if it is no number from 0 to *most*."""
     text = event.query.get(name, str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 9 and int(text) <= most):

@@ -7,7 +7,7 @@ import attrs
 from fyrehose.errors import ConfigError
 from fyrehose.options import count, option
 from fyrehose.web import tokens
-from fyrehose.web.places import is_encrypted, is_local
+from fyrehose.web.hosts import is_encrypted, is_local
 from fyrehose.web.server import WebSettings
 
 PROTOCOL = "admin"

@@ -78,7 +78,7 @@ class Status:
         }
 
     def streams_page(self, match: str, page: int, limit: int) -> dict[str, Any]:
-        """Return page *page* of the streams whose name contains *match*; pages count from 0 and have *limit* entries."""
+        """Return page *page* (from 0) of the streams whose names contain *match*; a page has *limit* entries."""
         ends = self.broker.journal.ends()
         matching = _matching(ends, match)
         rate = self.rates.current()
@@ -91,7 +91,7 @@ class Status:
         }
 
     def subscribers_page(self, page: int, limit: int) -> dict[str, Any]:
-        """Return page *page* of the subscribers; pages count from 0 and have *limit* entries."""
+        """Return page *page* (from 0) of the subscribers; a page has *limit* entries."""
         cursors = self.broker.cursors()
         listed = islice(cursors, page * limit, (page + 1) * limit)
         return {"total": len(cursors), "page": page, "listed": [_subscriber(cursor) for cursor in listed]}

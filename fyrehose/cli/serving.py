@@ -12,7 +12,7 @@ from twisted.internet.error import CannotListenError
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.journal.offline.serve import site
 from fyrehose.journal.offline.view import look
-from fyrehose.web.places import hosts_of, is_local
+from fyrehose.web.hosts import hosts_of, is_local
 from fyrehose.web.tokens import read_token
 
 

@@ -46,7 +46,7 @@ from fyrehose.server.config import (
 from fyrehose.server.idle import IdleStreams
 from fyrehose.server.notify import ServiceManager
 from fyrehose.server.service import Fyrehose
-from fyrehose.web.places import is_local
+from fyrehose.web.hosts import is_local
 
 log = Logger()
 

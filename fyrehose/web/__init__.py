@@ -1,6 +1,5 @@
-"""HTTP/1.1 for the listeners that speak it: a sans-I/O session over h11, and the shell around it.
+"""HTTP/1.1 for the listeners that speak it: a sans-I/O session over h11, and its Twisted protocol.
 
-session  bytes -> requests, answers -> bytes       server   the shell: deadlines, identity, pipelining
-live     a stream as server-sent events            places   who can come to an endpoint, from which pages
-tokens   bearer tokens: files, headers, comparison
+session  bytes -> requests, answers -> bytes       server   the protocol: deadlines, identity, pipelining
+hosts    accepted hosts and origins                tokens   bearer tokens: files, headers, comparison
 """

@@ -1,9 +1,9 @@
-"""One HTTP/1.1 connection, sans-I/O: h11 reads and writes the messages, the limits and the refusals are ours.
+"""The server's side of one HTTP/1.1 connection, sans-I/O: h11 parses and serializes, this module limits and refuses.
 
-    bytes -> Asked, then what a subclass makes of the body -> respond(), or start(), send() ..., end() -> bytes
+    bytes -> Request, then the events of a subclass for the body -> respond(), or start(), send() ..., end() -> bytes
 
-One request at a time: what comes behind it is kept, a little of it, until its answer is over.  A refusal is an answer,
-too: a status and ``{"error": ...}``.  Where the rest of a body would be read for nothing, the connection is closed.
+Requests are processed one at a time: a limited number of bytes behind a request is kept until its answer is complete.
+A refusal is an answer with a status and ``{"error": ...}``.  If it leaves a body unread, the connection is closed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import attrs
 import h11
 
 from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
-from fyrehose.web.places import FOREIGN_ORIGIN, foreign_host, host_in, same_origin
+from fyrehose.web.hosts import FOREIGN_ORIGIN, foreign_host, host_in, same_origin
 
 #: The largest head of a request, in bytes.
 MAX_HEAD = 16 << 10
-#: What is kept of what comes before its turn, in bytes; then the peer is read no further.
+#: Bytes kept behind the current request; with more than these, reading from the peer pauses.
 MAX_AHEAD = 64 << 10
-#: What is made of what came in before others have their turn: heads, pieces and ends of bodies.
+#: The most h11 events (heads, pieces and ends of bodies) that one call processes, so that others get their turn.
 MOST_EVENTS = 256
 #: The most parameters that a query may have.
 MAX_PARAMETERS = 20
 
-#: Goes with every answer: nothing of ours is to be guessed at or kept by a browser.
+#: Headers of every answer: browsers must neither cache it nor guess its type.
 _ALWAYS = ((b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
 JSON = "application/json"
 
@@ -36,13 +36,13 @@ Headers = Mapping[str, str]
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Asked:
+class Request:
     """The head of a request.
 
-    :ivar path: the parts between the slashes, decoded
+    :ivar path: the segments of the path, percent-decoded
     :ivar headers: by lower-case name
-    :ivar length: of the body, in bytes; None: it comes in chunks
-    :ivar framed: whether anything was said of a body
+    :ivar length: length of the body, in bytes; None if it is chunked
+    :ivar framed: whether the head declares a body, with Content-Length or Transfer-Encoding
     """
 
     method: str
@@ -55,9 +55,11 @@ class Asked:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Refused:
-    """A request was answered by a refusal.
+    """The refusal of a request.
 
+    :ivar status: the HTTP status
     :ivar cause: a few words joined by dashes, for the counter and the log
+    :ivar detail: the error message for the peer
     """
 
     status: int
@@ -67,10 +69,10 @@ class Refused:
 
 @attrs.define(eq=False)
 class WebSession:
-    """A server's side of one connection.  Subclasses say what becomes of heads and bodies.
+    """The server's side of one connection; subclasses turn heads and bodies of requests into events.
 
-    :ivar hosts: the names by which it may be asked for, as ``Host`` says them; None: by any.  A page somewhere in the
-        web may make a browser ask us under a name of its own.
+    :ivar hosts: the values of ``Host`` that are accepted, without ports; None accepts any.  This protects against DNS
+        rebinding, where a page of another site makes its own name resolve to this server.
     """
 
     hosts: frozenset[str] | None = None
@@ -80,51 +82,51 @@ class WebSession:
     _eof: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _refused: Refused | None = attrs.field(default=None, init=False)
-    #: whether h11 has more than was asked of it
+    #: whether the last call stopped at MOST_EVENTS, so that h11 may have more events
     _stopped: bool = attrs.field(default=False, init=False)
-    #: whether there is a body that has not come in whole
-    _bodied: bool = attrs.field(default=False, init=False)
-    #: whether the answer has no body; one to HEAD has none
-    _silent: bool = attrs.field(default=False, init=False)
+    #: whether the body of the request is incomplete
+    _body_incomplete: bool = attrs.field(default=False, init=False)
+    #: whether the body of the answer is left out, because the request is a HEAD
+    _without_body: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
 
-    # What a subclass says.
+    # Hooks for subclasses.
 
-    def asked(self, asked: Asked) -> Iterable[object]:
-        """The head is here; this may refuse."""
-        if asked.length or asked.length is None:
-            return self.refuse(413, "body-not-wanted", "nothing is taken here, so a request has no body")
-        return (asked,)
+    def on_request(self, request: Request) -> Iterable[object]:
+        """Return the events for the head of a request; the hook may refuse it."""
+        if request.length or request.length is None:
+            return self.refuse(413, "unexpected-body", "unexpected body: this server accepts requests without one only")
+        return (request,)
 
-    def body(self, data: bytes) -> Iterable[object]:
-        """A piece of the body."""
+    def on_body(self, data: bytes) -> Iterable[object]:
+        """Return the events that a piece of the body completes."""
         return ()
 
-    def complete(self) -> Iterable[object]:
-        """The body is over."""
+    def on_body_end(self) -> Iterable[object]:
+        """Return the events that the end of the body completes."""
         return ()
 
     @property
     def body_expected(self) -> int:
-        """The size of what is being collected of a body, in bytes."""
+        """The size of the part of a body that is being collected, in bytes, as far as it is known."""
         return 0
 
     @property
     def body_buffered(self) -> int:
-        """How much of that is in memory, in bytes."""
+        """The bytes of that part that are in memory."""
         return 0
 
     @property
-    def begun(self) -> bool:
-        """Whether something was made of a body that is not over: who knows what became of it answers what is wrong."""
+    def partly_processed(self) -> bool:
+        """Whether an incomplete body has caused events; then the owner of the session answers an error in its rest."""
         return False
 
-    # What comes in.
+    # Input.
 
     def receive_data(self, data: bytes) -> list[object]:
-        """The events that ``data`` completes."""
+        """Return the events that *data* completes."""
         if self.over:
             return []
         if self._behind:
@@ -134,19 +136,19 @@ class WebSession:
         return self._pull()
 
     def receive_eof(self) -> list[object]:
-        """The peer has finished sending."""
+        """Return the events caused by the end of input: the peer will not send more."""
         self._eof = True
         if self.over:
-            self._forget()
+            self._discard_input()
         return [] if self.over or self._behind or self._stopped else self._end_of_input()
 
     def next_events(self) -> list[object]:
-        """While there is :attr:`more`: what comes behind a request that was answered, or the rest of much."""
+        """Return further events of bytes that were received already; call it while :attr:`more` is true."""
         if not self.more:
             return []
-        if self.between:
+        if self.between_requests:
             self._h11.start_next_cycle()
-            self._silent = False
+            self._without_body = False
             data, self._ahead = bytes(self._ahead), bytearray()
             if data:
                 self._h11.receive_data(data)
@@ -157,42 +159,42 @@ class WebSession:
 
     @property
     def more(self) -> bool:
-        """Whether :meth:`next_events` has something to do."""
-        return self.between or (self._stopped and not self.over)
+        """Whether :meth:`next_events` may return events."""
+        return self.between_requests or (self._stopped and not self.over)
 
     @property
-    def between(self) -> bool:
-        """Whether an answer is over and another request may follow."""
+    def between_requests(self) -> bool:
+        """Whether an answer is complete and another request may follow."""
         return not self._broken and self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
 
     @property
     def answering(self) -> bool:
-        """Whether a request waits for its answer, or for the rest of it."""
+        """Whether a request waits for its answer or for the rest of it."""
         return self._h11.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
 
     @property
     def streaming(self) -> bool:
-        """Whether an answer has begun and is not over."""
+        """Whether the head of an answer was sent and its body is incomplete."""
         return self._h11.our_state is h11.SEND_BODY
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can be asked or answered here."""
+        """Whether the connection allows neither requests nor answers any more."""
         return self._broken or self._h11.our_state in (h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
 
     @property
-    def unread(self) -> bool:
-        """Whether the peer is still sending what nobody wants."""
-        return self.over and self._bodied and not self._eof
+    def body_unread(self) -> bool:
+        """Whether the peer may still be sending a body that will not be read."""
+        return self.over and self._body_incomplete and not self._eof
 
     @property
-    def crowded(self) -> bool:
-        """Whether too much has come before its turn."""
+    def read_ahead_full(self) -> bool:
+        """Whether more than :data:`MAX_AHEAD` bytes wait behind the current request."""
         return len(self._ahead) > MAX_AHEAD
 
     @property
     def expected(self) -> int:
-        """The size of what is coming in, in bytes, as far as it is known; 0 between requests."""
+        """The size of the head or the part of a body that is being received, in bytes; 0 between requests."""
         if self._broken:
             return 0
         if self._h11.their_state is h11.SEND_BODY:
@@ -201,67 +203,76 @@ class WebSession:
 
     @property
     def buffered(self) -> int:
-        """How much of that is in memory, in bytes."""
+        """The bytes of :attr:`expected` that are in memory."""
         return self.body_buffered if self._h11.their_state is h11.SEND_BODY else self.expected
 
-    # What goes out.
+    # Output.
 
     def respond(self, status: int, body: bytes, content_type: str = JSON, headers: Headers | None = None) -> None:
-        """A whole answer."""
+        """Send a complete answer."""
         self.start(status, content_type, {"Content-Length": str(len(body)), **(headers or {})})
         if body:
             self.send(body)
         self.end()
 
     def respond_without_content(self) -> None:
-        """Answer that a request was carried out, and that there is nothing to say about it (204)."""
+        """Send a complete answer with status 204, which has no body."""
         self.start(204, "")
         self.end()
 
     def start(self, status: int, content_type: str, headers: Headers | None = None) -> None:
-        """The head of an answer; a *content_type* of "" is for one without a body."""
-        said = [(b"Content-Type", content_type.encode()), *_ALWAYS] if content_type else [*_ALWAYS]
-        said += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        self._send(h11.Response(status_code=status, reason=HTTPStatus(status).phrase.encode(), headers=said))
+        """Send the head of an answer.
+
+        :param content_type: "" for an answer without a body
+        """
+        fields = [(b"Content-Type", content_type.encode()), *_ALWAYS] if content_type else [*_ALWAYS]
+        fields += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        self._send(h11.Response(status_code=status, reason=HTTPStatus(status).phrase.encode(), headers=fields))
 
     def send(self, data: bytes) -> None:
-        """A piece of the answer's body."""
-        if data and not self._silent:
+        """Send a piece of the answer's body."""
+        if data and not self._without_body:
             self._send(h11.Data(data=data))
 
     def end(self) -> None:
-        """The answer is over."""
+        """Complete the answer."""
         self._send(h11.EndOfMessage())
 
     def refuse(
         self, status: int, cause: str, detail: str, headers: Headers | None = None, **more: object
     ) -> list[object]:
-        """Answer ``detail`` as an error; the event that says so."""
+        """Send a complete answer that refuses the request.
+
+        :param cause: a few words joined by dashes, for the counter and the log
+        :param detail: the error message for the peer
+        :param more: further keys of the answer's JSON object
+        :return: the event for the refusal
+        """
         self._refused = Refused(status=status, cause=cause, detail=detail)
-        said = {**(headers or {})}
-        if self._bodied:
-            said["Connection"] = "close"
+        fields = {**(headers or {})}
+        if self._body_incomplete:
+            fields["Connection"] = "close"
         body = json.dumps({"error": detail, **more}, ensure_ascii=False).encode() + b"\n"
-        self.respond(status, body, headers=said)
+        self.respond(status, body, headers=fields)
         return [self._refused]
 
     def data_to_send(self) -> list[bytes]:
-        """What is to be written."""
+        """Return the bytes to be written, and forget them."""
         out, self._out = self._out, []
         return out
 
-    # Inside.
+    # Internals.
 
-    def _forget(self) -> None:
-        """Let go of everything that came in and will not be looked at."""
+    def _discard_input(self) -> None:
+        """Free the memory of received bytes that will not be parsed."""
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self._ahead.clear()
         self._broken = True
 
     @property
     def _behind(self) -> bool:
-        """Whether what comes in now comes behind a request that is not answered."""
-        return self._h11.their_state is not h11.SEND_BODY and (self.answering or self.between)
+        """Whether further input belongs to a later request than the one that is being answered."""
+        return self._h11.their_state is not h11.SEND_BODY and (self.answering or self.between_requests)
 
     def _send(self, event: h11.Response | h11.Data | h11.EndOfMessage | h11.InformationalResponse) -> None:
         try:
@@ -272,26 +283,26 @@ class WebSession:
             self._out.append(data)
 
     def _pull(self) -> list[object]:
-        """Events, until more bytes are needed or an answer is."""
+        """Return the events up to the end of the request, of the bytes received, or of :data:`MOST_EVENTS`."""
         events: list[object] = []
         self._stopped = False
         for _ in range(MOST_EVENTS):
             try:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:
-                return events + self._offended(error)
+                return events + self._break(error)
             if event is h11.NEED_DATA or event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
                 return events
             if isinstance(event, h11.Request):
-                events += self._requested(event)
+                events += self._receive_head(event)
                 if self._h11.they_are_waiting_for_100_continue and not self.over and self.answering:
                     self._send(h11.InformationalResponse(status_code=100, headers=[]))
             elif self._refused is None and isinstance(event, h11.Data):
-                events += self.body(bytes(event.data))
+                events += self.on_body(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
-                self._bodied = False
-                # What comes behind it has its turn when this is answered, also where nothing may come any more.
-                return [*events, *(self.complete() if self._refused is None else ())]
+                self._body_incomplete = False
+                # Bytes behind the request are parsed when its answer is complete, even if it is the last request.
+                return [*events, *(self.on_body_end() if self._refused is None else ())]
             if self.over:
                 return events
         self._stopped = True
@@ -301,56 +312,59 @@ class WebSession:
         self._h11.receive_data(b"")
         return self._pull()
 
-    def _requested(self, request: h11.Request) -> Iterable[object]:
-        self._refused, self._bodied = None, True
-        self._silent = request.method == b"HEAD"
-        if sum(len(name) + len(value) for name, value in request.headers) + len(request.target) > MAX_HEAD:
-            return self.refuse(431, "head-too-large", f"the head of a request is {MAX_HEAD} bytes at the most")
+    def _receive_head(self, head: h11.Request) -> Iterable[object]:
+        self._refused, self._body_incomplete = None, True
+        self._without_body = head.method == b"HEAD"
+        if sum(len(name) + len(value) for name, value in head.headers) + len(head.target) > MAX_HEAD:
+            return self.refuse(431, "head-too-large", f"request head exceeds the limit of {MAX_HEAD} bytes")
         try:
-            asked = _asked(request)
-            self._bodied = asked.length != 0
+            request = _parse(head)
+            self._body_incomplete = request.length != 0
         except ValueError as error:
             return self.refuse(400, "bad-request", str(error))
-        if self.hosts is not None and host_in(asked.headers.get("host", "")) not in self.hosts:
+        if self.hosts is not None and host_in(request.headers.get("host", "")) not in self.hosts:
             return self.refuse(421, "foreign-host", foreign_host(self.hosts))
-        if not same_origin(asked.headers):
+        if not same_origin(request.headers):
             return self.refuse(403, "foreign-origin", FOREIGN_ORIGIN)
-        return self.asked(asked)
+        return self.on_request(request)
 
-    def _offended(self, error: h11.RemoteProtocolError) -> list[object]:
+    def _break(self, error: h11.RemoteProtocolError) -> list[object]:
         status = error.error_status_hint if error.error_status_hint in (400, 413, 431, 501) else 400
-        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.begun:
+        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.partly_processed:
             body = json.dumps({"error": str(error)}).encode() + b"\n"
             self.respond(status, body, headers={"Connection": "close"})
         self._broken = True
         return [Broken(error=RemoteProtocolError("bad-http", str(error)))]
 
 
-def _asked(request: h11.Request) -> Asked:
-    """:raises ValueError: says what is wrong with it"""
+def _parse(head: h11.Request) -> Request:
+    """Convert the head of a request from h11, decoding its path and query.
+
+    :raises ValueError: the head is invalid; the message is for the peer
+    """
     headers: dict[str, str] = {}
-    for name, value in request.headers:
+    for name, value in head.headers:
         key = name.decode("latin-1").lower()
         if key in ("host", "content-type", "authorization", "content-encoding", "origin") and key in headers:
-            raise ValueError(f"two {key} headers are one too many")
+            raise ValueError(f"duplicate {key} header")
         headers[key] = value.decode("latin-1")
     chunked = "transfer-encoding" in headers
     if chunked and "content-length" in headers:
-        raise ValueError("a body has a length or comes in chunks, and not both")
-    target = request.target.decode("latin-1")
-    if target.lower().startswith(("http://", "https://")):  # as proxies are asked; the host is in it (RFC 9112, 3.2.2)
+        raise ValueError("both Content-Length and Transfer-Encoding are present; send one of them")
+    target = head.target.decode("latin-1")
+    if target.lower().startswith(("http://", "https://")):  # This absolute form contains the host (RFC 9112, 3.2.2).
         headers["host"], _, rest = target.partition("://")[2].partition("/")
         target = f"/{rest}"
     path, _, query = target.partition("?")
     if not path.startswith("/"):
-        raise ValueError("the target of a request is a path that begins with a slash")
+        raise ValueError("invalid request target: expected a path that begins with a slash")
     try:
         parts = tuple(unquote_to_bytes(part).decode() for part in path[1:].split("/"))
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
     except UnicodeDecodeError:
-        raise ValueError("a path and its query are UTF-8, percent-encoded") from None
-    return Asked(
-        method=request.method.decode("latin-1"),
+        raise ValueError("invalid path or query: expected percent-encoded UTF-8") from None
+    return Request(
+        method=head.method.decode("latin-1"),
         path=parts,
         query=dict(pairs),
         headers=headers,

@@ -1,7 +1,4 @@
-"""Bearer tokens: read from a file, found in a request, compared in constant time.
-
-in: a file, an Authorization header      out: the token, and whether it is the right one
-"""
+"""Bearer tokens: read one from a file, find one in a request, compare them in constant time."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 
 from fyrehose.errors import ConfigError
 
-#: A token that could be guessed keeps nobody out.
+#: The shortest token accepted, in characters; shorter ones are too easy to guess.
 SHORTEST_TOKEN = 16
 
 
@@ -31,17 +28,20 @@ def read_token(path: str, option: str) -> str | None:
         raise ConfigError(f"{option} cannot be read: {error}") from error
     if len(token) < SHORTEST_TOKEN:
         raise ConfigError(
-            f"the token in {path} has {len(token)} characters, "
-            f"{SHORTEST_TOKEN} are the least: openssl rand -hex 32 > {path}"
+            f"the token in {path} has {len(token)} characters, expected at least {SHORTEST_TOKEN}; "
+            f"create one with: openssl rand -hex 32 > {path}"
         )
     return token
 
 
 def token_in(authorization: str) -> str | None:
-    """Return the token of an Authorization header: ``Bearer TOKEN``, or as the password of anybody, for browsers."""
+    """Return the token of an Authorization header, or None if it has none.
+
+    Accepts ``Bearer TOKEN`` and, for browsers, ``Basic`` with the token as the password of any user.
+    """
     kind, _, value = authorization.partition(" ")
     if kind.lower() == "bearer":
-        # What is sent is bytes, and a token in a file is UTF-8.
+        # The header is bytes, decoded as Latin-1; the token in the file is UTF-8.
         return value.strip().encode("latin-1", "replace").decode(errors="surrogateescape") or None
     if kind.lower() == "basic":
         try:
@@ -52,11 +52,11 @@ def token_in(authorization: str) -> str | None:
 
 
 def authorization(token: str) -> str:
-    """Return the Authorization header that :func:`token_in` reads, as HTTP clients take it."""
+    """Return the Authorization header for *token*, as a string that HTTP clients encode as Latin-1."""
     return f"Bearer {token}".encode().decode("latin-1")
 
 
 def same(token: str | None, secret: str) -> bool:
-    """Return whether they are equal, in a time that says nothing of how much of them is."""
+    """Return whether *token* equals *secret*, in a time that does not depend on where they differ."""
     digests = [hashlib.sha256(text.encode(errors="surrogateescape")).digest() for text in (token or "", secret)]
     return token is not None and hmac.compare_digest(*digests)

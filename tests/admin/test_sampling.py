@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fyrehose.admin import sampling
-from fyrehose.admin.sampling import TICK, RECENT, KEPT_SAMPLES, Sample, StreamRates
+from fyrehose.admin.sampling import KEPT_SAMPLES, RECENT, TICK, Sample, StreamRates
 
 
 def test_rates_are_what_came_in_a_second(watched: Any) -> None:

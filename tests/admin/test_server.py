@@ -390,7 +390,7 @@ def test_a_token_is_read_again(watched: Any, tmp_path: Path) -> None:
     service.reload()
     assert service._admin.token == "another one, as long"
     path.write_text("short")
-    with pytest.raises(ConfigError, match="the least"):
+    with pytest.raises(ConfigError, match="expected at least"):
         service.reload()
     assert service._admin.token == "another one, as long"
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 BOUNDARIES = {
     "*.frame_timeout": "tests/net/test_tcp.py::test_a_frame_must_be_complete_in_time",
     "*.handshake_timeout": "tests/protocols/relink/test_limits.py::test_threat_slow_handshake_and_silence",
-    "*.idle_timeout": "tests/web/test_server.py::test_a_connection_that_is_idle_is_closed_and_one_that_waits_is_not",
+    "*.idle_timeout": "tests/web/test_server.py::test_idle_connection_is_closed_unless_it_waits_for_an_answer",
     "*.max_connections": (
         "tests/conformance/test_connection_limits.py::test_beyond_as_many_connections_as_the_limit_says_one_makes_room"
     ),

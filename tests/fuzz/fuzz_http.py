@@ -19,7 +19,7 @@ with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
     from fyrehose.errors import Broken
     from fyrehose.protocols.http.bodies import SMALL, Lines, TooLarge, Whole
     from fyrehose.protocols.http.server import Settings
-    from fyrehose.protocols.http.session import HttpSession, Limits, Live, Publish, Published, Read, Spoiled
+    from fyrehose.protocols.http.session import BodyRefused, HttpSession, Limits, Live, Publish, PublishEnd, Read
     from fyrehose.web.session import Refused
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "get", "CONNECT")
@@ -81,13 +81,13 @@ def said(chunks: list[bytes], limits: Limits = LIMITS) -> list[Any]:
                     events.append([event.stream, event.content_type])
                 events[-1] += event.payloads
                 assert all(len(payload) <= limits.message for payload in event.payloads)
-            elif isinstance(event, Published | Read | Live):
+            elif isinstance(event, PublishEnd | Read | Live):
                 events.append((type(event).__name__,))
                 if session.answering:
                     session.respond(200, b"{}")
-            elif isinstance(event, Spoiled):
-                events.append((event.why.status, event.why.cause))
-                session.refuse(event.why.status, event.why.cause, event.why.detail)
+            elif isinstance(event, BodyRefused):
+                events.append((event.refusal.status, event.refusal.cause))
+                session.refuse(event.refusal.status, event.refusal.cause, event.refusal.detail)
             else:
                 assert isinstance(event, Refused), event
                 events.append((event.status, event.cause))

@@ -128,7 +128,8 @@ def test_lumberjack_is_seen_while_it_flows(page: Page) -> None:
     page.lumberjack(300)
     page.until(lambda: page.rows("#streams")["lumberjack"][0] == "800")
     drawn = (
-        "return document.getElementById('chart-published').getContext('2d').getImageData(60, 30, 800, 100).data.some(Boolean)"
+        "const pen = document.getElementById('chart-published').getContext('2d');"
+        "return pen.getImageData(60, 30, 800, 100).data.some(Boolean)"
     )
     page.until(lambda: page.browser.execute_script(drawn))
     assert "durability batch" in page.find("header").text

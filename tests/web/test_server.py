@@ -1,4 +1,4 @@
-"""What HTTP adds to the TCP shell: idle connections, half-closed ones, what is left unread, and tokens."""
+"""HTTP's additions to TCP connections: idle and half-closed connections, unread bodies, and tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import LINGER
 from fyrehose.testing import MemoryJournal
 from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, token_of
-from fyrehose.web.session import MAX_AHEAD, Asked, WebSession
+from fyrehose.web.session import MAX_AHEAD, Request, WebSession
 from fyrehose.web.tokens import same
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -38,19 +38,19 @@ class Transport(StringTransport):
 
 
 class Toy(WebProtocol):
-    """Answers at once, or when it is told to."""
+    """Answers each request immediately, except /wait, which :meth:`answer` answers."""
 
     protocol_name: ClassVar[str] = "toy"
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Asked: "asked"}
+    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Request: "on_request"}
 
-    def asked(self, event: Asked) -> None:
+    def on_request(self, event: Request) -> None:
         if event.path != ("wait",):
             self.session.respond(200, b"{}")
 
     def answer(self) -> None:
         self.session.respond(200, b"late")
-        self.go_on()
+        self.proceed()
 
 
 @attrs.define(eq=False)
@@ -84,17 +84,17 @@ def connect() -> Callable[..., Peer]:
     return connect
 
 
-def test_many_requests_in_one_read(connect: Callable[..., Peer]) -> None:
+def test_many_requests_in_one_read_are_answered_in_turns(connect: Callable[..., Peer]) -> None:
     peer = connect()
     peer.say(GET % b"" * 500)
-    assert peer.answers == 1 + BATCHES, "others have their turn"
+    assert peer.answers == 1 + BATCHES, "other connections get their turn"
     assert peer.transport.producerState == "paused"
     peer.clock.advance(0)
     assert peer.answers == 500
     assert peer.transport.producerState == "producing"
 
 
-def test_one_who_leaves_in_the_middle_is_not_answered_further(connect: Callable[..., Peer]) -> None:
+def test_disconnected_peer_is_not_answered_further(connect: Callable[..., Peer]) -> None:
     peer = connect()
     peer.say(GET % b"" * 50)
     peer.protocol.connectionLost(Failure(ConnectionDone()))
@@ -102,7 +102,7 @@ def test_one_who_leaves_in_the_middle_is_not_answered_further(connect: Callable[
     assert peer.answers == 1 + BATCHES
 
 
-def test_what_comes_too_early_is_not_read(connect: Callable[..., Peer]) -> None:
+def test_reading_pauses_while_too_many_bytes_wait(connect: Callable[..., Peer]) -> None:
     peer = connect()
     peer.say(GET % b"wait")
     flood = GET % b"" * (MAX_AHEAD // len(GET % b"") + 2)
@@ -114,7 +114,7 @@ def test_what_comes_too_early_is_not_read(connect: Callable[..., Peer]) -> None:
     assert peer.answers == 1 + flood.count(b"GET")
 
 
-def test_a_connection_that_is_idle_is_closed_and_one_that_waits_is_not(connect: Callable[..., Peer]) -> None:
+def test_idle_connection_is_closed_unless_it_waits_for_an_answer(connect: Callable[..., Peer]) -> None:
     peer = connect(idle_timeout=10.0)
     peer.clock.advance(9)
     peer.say(GET % b"")
@@ -129,7 +129,7 @@ def test_a_connection_that_is_idle_is_closed_and_one_that_waits_is_not(connect: 
     assert peer.transport.disconnecting
 
 
-def test_who_has_finished_sending_is_still_answered(connect: Callable[..., Peer]) -> None:
+def test_half_closed_peer_is_still_answered(connect: Callable[..., Peer]) -> None:
     peer = connect()
     peer.say(GET % b"wait" + GET % b"")
     peer.protocol.readConnectionLost()
@@ -139,7 +139,7 @@ def test_who_has_finished_sending_is_still_answered(connect: Callable[..., Peer]
     assert peer.transport.disconnecting
 
 
-def test_who_still_sends_what_was_refused_has_time_to_see_why(connect: Callable[..., Peer]) -> None:
+def test_peer_that_still_sends_a_refused_body_receives_the_answer(connect: Callable[..., Peer]) -> None:
     peer = connect()
     peer.say(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nabc")
     assert b" 413 " in peer.transport.value()
@@ -150,24 +150,24 @@ def test_who_still_sends_what_was_refused_has_time_to_see_why(connect: Callable[
     assert peer.transport.disconnecting
 
 
-def test_but_not_for_ever(connect: Callable[..., Peer]) -> None:
+def test_peer_that_sends_a_refused_body_is_aborted_after_the_linger_time(connect: Callable[..., Peer]) -> None:
     peer = connect()
     peer.say(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nabc")
     peer.clock.advance(LINGER)
     assert peer.transport.aborted
 
 
-def test_nothing_is_left_of_a_connection(connect: Callable[..., Peer]) -> None:
+def test_lost_connection_leaves_no_timers(connect: Callable[..., Peer]) -> None:
     peer = connect()
     peer.say(GET % b"wait")
     peer.protocol.connectionLost(Failure(ConnectionDone()))
-    peer.protocol.go_on()
+    peer.protocol.proceed()
     assert not [call for call in peer.clock.getDelayedCalls() if call.active()]
 
 
-def asked(value: str | None) -> Asked:
+def request_with(value: str | None) -> Request:
     headers = {} if value is None else {"authorization": value}
-    return Asked(method="GET", path=("",), query={}, headers=headers, length=0, framed=False)
+    return Request(method="GET", path=("",), query={}, headers=headers, length=0, framed=False)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def asked(value: str | None) -> Asked:
         ("Digest abc", None),
     ],
 )
-def test_tokens(value: str | None, token: str | None) -> None:
-    assert token_of(asked(value)) == token
+def test_token_of_an_authorization_header(value: str | None, token: str | None) -> None:
+    assert token_of(request_with(value)) == token
 
 
-def test_comparing_tokens() -> None:
+def test_tokens_are_compared() -> None:
     assert same("secret", "secret")
     assert not same("Secret", "secret")
     assert not same("", "secret")
@@ -199,5 +199,5 @@ def test_comparing_tokens() -> None:
     assert not same("\udcff", "?")
 
 
-def test_names_of_hosts() -> None:
+def test_host_names_are_split_and_lowered() -> None:
     assert host_names("A.example, b ,") == ("a.example", "b")

@@ -1,4 +1,4 @@
-"""One HTTP connection without a socket: what is asked, what is refused, and that the cuts do not matter."""
+"""HTTP connections without a socket: requests, refusals, and independence of how the input is split."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.testing import every_chunking
-from fyrehose.web.session import MAX_AHEAD, MAX_HEAD, MOST_EVENTS, Asked, Refused, WebSession
+from fyrehose.web.session import MAX_AHEAD, MAX_HEAD, MOST_EVENTS, Refused, Request, WebSession
 
 GET = b"GET /a%2Fb/c?x=1&y= HTTP/1.1\r\nHost: localhost:80\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
 
 
 @attrs.define(eq=False)
-class Taking(WebSession):
-    """Takes bodies, and answers with them."""
+class Echo(WebSession):
+    """A session that answers each request with its body."""
 
     got: bytes = b""
 
-    def asked(self, asked: Asked) -> Iterable[object]:
+    def on_request(self, request: Request) -> Iterable[object]:
         self.got = b""
-        return (asked,)
+        return (request,)
 
-    def body(self, data: bytes) -> Iterable[object]:
+    def on_body(self, data: bytes) -> Iterable[object]:
         self.got += data
         return ()
 
-    def complete(self) -> Iterable[object]:
+    def on_body_end(self) -> Iterable[object]:
         self.respond(200, self.got, "text/plain")
         return (self.got,)
 
@@ -47,10 +47,10 @@ def answer(session: WebSession) -> tuple[int, dict[str, str], bytes]:
     return int(first.split()[1]), {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}, body
 
 
-def test_a_request() -> None:
+def test_request_is_parsed_and_answered() -> None:
     session = WebSession()
-    (asked,) = session.receive_data(GET)
-    assert asked == Asked(
+    (request,) = session.receive_data(GET)
+    assert request == Request(
         method="GET",
         path=("a/b", "c"),
         query={"x": "1", "y": ""},
@@ -65,16 +65,16 @@ def test_a_request() -> None:
     assert headers["content-type"] == "application/json"
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cache-control"] == "no-store"
-    assert session.between
+    assert session.between_requests
 
 
 @pytest.mark.parametrize("data", [POST, POST * 2, GET.replace(b"GET", b"HEAD")])
-def test_cuts_do_not_matter(data: bytes) -> None:
+def test_events_do_not_depend_on_chunking(data: bytes) -> None:
     def run(chunks: Iterable[bytes]) -> tuple[list[object], bytes]:
-        session, events = Taking(), []
+        session, events = Echo(), []
         for chunk in chunks:
             events += session.receive_data(chunk)
-            while session.between:
+            while session.between_requests:
                 events += session.next_events()
                 if not session.answering:
                     break
@@ -85,17 +85,17 @@ def test_cuts_do_not_matter(data: bytes) -> None:
         assert run(chunks) == whole
 
 
-def test_chunks_are_put_together() -> None:
-    session = Taking()
+def test_chunked_body_is_reassembled() -> None:
+    session = Echo()
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     events = session.receive_data(head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
     assert events[-1] == b"abcde"
-    assert isinstance(events[0], Asked)
+    assert isinstance(events[0], Request)
     assert events[0].length is None
 
 
-def test_much_is_taken_in_parts() -> None:
-    session = Taking()
+def test_many_events_are_processed_in_batches() -> None:
+    session = Echo()
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     events = session.receive_data(head + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n" + GET)
     assert len(session.got) == MOST_EVENTS - 1
@@ -103,12 +103,12 @@ def test_much_is_taken_in_parts() -> None:
     while session.more:
         events += session.next_events()
     assert session.got == b""
-    assert events[-1] == b"", "the GET, which has no body"
+    assert events[-1] == b"", "the body of the GET"
     assert events[1] == b"x" * 1000
     assert session.over
 
 
-def test_what_comes_behind_a_request_waits_until_its_answer_is_over() -> None:
+def test_pipelined_request_waits_until_the_answer_before_it_is_complete() -> None:
     session = WebSession()
     first = session.receive_data(GET + GET)
     assert len(first) == 1
@@ -122,16 +122,16 @@ def test_what_comes_behind_a_request_waits_until_its_answer_is_over() -> None:
     assert not session.over
 
 
-def test_too_much_ahead_is_said() -> None:
+def test_too_many_pipelined_bytes_are_reported() -> None:
     session = WebSession()
     session.receive_data(GET)
     session.receive_data(b"x" * MAX_AHEAD)
-    assert not session.crowded
+    assert not session.read_ahead_full
     session.receive_data(b"x")
-    assert session.crowded
+    assert session.read_ahead_full
 
 
-def test_a_streamed_answer() -> None:
+def test_answer_can_be_streamed() -> None:
     session = WebSession()
     session.receive_data(GET)
     session.start(200, "text/event-stream")
@@ -144,16 +144,16 @@ def test_a_streamed_answer() -> None:
     assert b"9\r\ndata: 1\n\n\r\n0\r\n\r\n" in sent(session)
 
 
-def test_an_answer_to_head_has_no_body() -> None:
+def test_answer_to_head_has_no_body() -> None:
     session = WebSession()
     session.receive_data(GET.replace(b"GET", b"HEAD"))
     session.respond(200, b"four")
     status, headers, body = answer(session)
     assert (status, headers["content-length"], body) == (200, "4", b"")
-    assert session.between
+    assert session.between_requests
 
 
-def test_what_is_no_http_behind_a_head_is_answered_with_a_body() -> None:
+def test_invalid_request_behind_a_head_is_answered_with_a_body() -> None:
     session = WebSession()
     session.receive_data(GET.replace(b"GET", b"HEAD") + b"nonsense\r\n\r\n")
     session.respond(200, b"")
@@ -162,16 +162,16 @@ def test_what_is_no_http_behind_a_head_is_answered_with_a_body() -> None:
     assert answer(session)[2].startswith(b'{"error"')
 
 
-def test_what_comes_behind_the_last_request_does_not_spoil_its_answer() -> None:
+def test_bytes_behind_the_last_request_do_not_affect_its_answer() -> None:
     session = WebSession()
     (event,) = session.receive_data(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + b"\r\n\r\nmore")
-    assert isinstance(event, Asked)
+    assert isinstance(event, Request)
     session.respond(200, b"{}")
     assert answer(session)[0] == 200
     assert session.over
 
 
-def test_http_1_0_is_answered_and_closed() -> None:
+def test_http_1_0_request_is_answered_and_the_connection_closed() -> None:
     session = WebSession()
     session.receive_data(b"GET / HTTP/1.0\r\nHost: x\r\n\r\n")
     session.start(200, "text/plain")
@@ -181,7 +181,7 @@ def test_http_1_0_is_answered_and_closed() -> None:
     assert session.over
 
 
-def test_a_refusal_is_an_answer_and_the_connection_goes_on() -> None:
+def test_refusal_is_an_answer_and_the_connection_stays_open() -> None:
     session = WebSession()
     session.receive_data(GET)
     assert session.refuse(404, "no-such", "there is no ä", {"X": "y"}, more=1) == [
@@ -194,22 +194,22 @@ def test_a_refusal_is_an_answer_and_the_connection_goes_on() -> None:
     assert len(session.receive_data(GET) + session.next_events()) == 1
 
 
-def test_a_refusal_that_leaves_a_body_unread_closes() -> None:
+def test_refusal_that_leaves_a_body_unread_closes_the_connection() -> None:
     session = WebSession()
     events = session.receive_data(POST[:-3])
     assert [type(event) for event in events] == [Refused]
     status, headers, _ = answer(session)
     assert (status, headers["connection"]) == (413, "close")
     assert session.over
-    assert session.unread
+    assert session.body_unread
     assert session.receive_data(b"llo") == []
     session.receive_eof()
-    assert not session.unread
+    assert not session.body_unread
 
 
-def test_who_waits_before_sending_a_body_is_told_to_go_on() -> None:
+def test_expect_100_continue_is_answered_unless_the_request_is_refused() -> None:
     head = POST.replace(b"\r\n\r\nhello", b"\r\nExpect: 100-continue\r\n\r\n")
-    session = Taking()
+    session = Echo()
     session.receive_data(head)
     assert sent(session) == b"HTTP/1.1 100 \r\n\r\n"
     refusing = WebSession()
@@ -218,11 +218,11 @@ def test_who_waits_before_sending_a_body_is_told_to_go_on() -> None:
 
 
 @pytest.mark.parametrize("target", ["http://localhost:80/a%2Fb/c?x=1", "HTTPS://LOCALHOST/a%2Fb/c?x=1"])
-def test_a_request_as_proxies_are_asked(target: str) -> None:
+def test_target_in_absolute_form_replaces_the_host_header(target: str) -> None:
     session = WebSession(frozenset({"localhost"}))
-    (asked,) = session.receive_data(f"GET {target} HTTP/1.1\r\nHost: another.example\r\n\r\n".encode())
-    assert isinstance(asked, Asked)
-    assert (asked.path, asked.query) == (("a/b", "c"), {"x": "1"})
+    (request,) = session.receive_data(f"GET {target} HTTP/1.1\r\nHost: another.example\r\n\r\n".encode())
+    assert isinstance(request, Request)
+    assert (request.path, request.query) == (("a/b", "c"), {"x": "1"})
     foreign = WebSession(frozenset({"localhost"}))
     (event,) = foreign.receive_data(b"GET http://rebound.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert isinstance(event, Refused)
@@ -242,7 +242,7 @@ def test_a_request_as_proxies_are_asked(target: str) -> None:
         ("GET /" + "y" * MAX_HEAD + " HTTP/1.1\r\nHost: x", 431),
     ],
 )
-def test_requests_that_are_none(head: str, status: int) -> None:
+def test_invalid_request_is_refused(head: str, status: int) -> None:
     session = WebSession()
     (event,) = session.receive_data(f"{head}\r\n\r\n".encode())
     assert isinstance(event, Refused)
@@ -263,8 +263,8 @@ def test_requests_that_are_none(head: str, status: int) -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     ],
 )
-def test_what_is_no_http_breaks_the_connection(data: bytes, status: int) -> None:
-    session = Taking()
+def test_invalid_http_breaks_the_connection(data: bytes, status: int) -> None:
+    session = Echo()
     *_, last = session.receive_data(data)
     assert isinstance(last, Broken)
     assert last.error.cause == "bad-http"
@@ -274,19 +274,19 @@ def test_what_is_no_http_breaks_the_connection(data: bytes, status: int) -> None
     assert session.expected == 0
 
 
-def test_a_body_that_ends_early_breaks_the_connection() -> None:
-    session = Taking()
+def test_truncated_body_breaks_the_connection() -> None:
+    session = Echo()
     session.receive_data(POST[:-1])
     assert isinstance(session.receive_eof()[-1], Broken)
 
 
-def test_the_end_between_requests_is_the_end() -> None:
+def test_end_of_input_between_requests_ends_the_connection() -> None:
     session = WebSession()
     assert session.receive_eof() == []
     assert session.over
 
 
-def test_the_end_behind_a_request_waits_for_its_answer() -> None:
+def test_end_of_input_behind_requests_waits_for_their_answers() -> None:
     session = WebSession()
     session.receive_data(GET + GET)
     assert session.receive_eof() == []
@@ -309,8 +309,8 @@ def test_the_end_behind_a_request_waits_for_its_answer() -> None:
         (frozenset({"localhost"}), "", 421),
     ],
 )
-def test_names_that_it_may_be_asked_for_by(hosts: frozenset[str] | None, host: str, status: int) -> None:
-    """A page of a foreign site whose name was made to lead here gets nothing."""
+def test_only_known_hosts_are_accepted(hosts: frozenset[str] | None, host: str, status: int) -> None:
+    """A page of another site whose name resolves to this machine is refused (DNS rebinding)."""
     session = WebSession(hosts)
     (event,) = session.receive_data(f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     assert (event.status if isinstance(event, Refused) else 200) == status
@@ -329,13 +329,13 @@ def test_names_that_it_may_be_asked_for_by(hosts: frozenset[str] | None, host: s
         ("X: y", True),
     ],
 )
-def test_pages_of_other_sites_may_not_ask(header: str, allowed: bool) -> None:
+def test_requests_of_foreign_pages_are_refused(header: str, allowed: bool) -> None:
     session = WebSession()
     (event,) = session.receive_data(f"GET / HTTP/1.1\r\nHost: localhost:80\r\n{header}\r\n\r\n".encode())
-    assert isinstance(event, Asked) is allowed
+    assert isinstance(event, Request) is allowed
 
 
-def test_what_is_coming_in_is_known() -> None:
+def test_expected_size_of_an_incomplete_head() -> None:
     session = WebSession()
     assert session.expected == 0
     session.receive_data(GET[:10])
@@ -344,7 +344,7 @@ def test_what_is_coming_in_is_known() -> None:
     assert session.expected == 0
 
 
-def test_answering_what_was_not_asked_is_our_own_mistake() -> None:
+def test_output_without_a_request_is_a_local_error() -> None:
     session = WebSession()
     session.receive_data(GET)
     session.respond(200, b"")
@@ -353,11 +353,11 @@ def test_answering_what_was_not_asked_is_our_own_mistake() -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=10))
-def test_random_bytes_end_in_an_answer_or_wait_for_more(chunks: list[bytes]) -> None:
-    session = Taking(frozenset({"x"}))
+def test_random_bytes_never_raise(chunks: list[bytes]) -> None:
+    session = Echo(frozenset({"x"}))
     for chunk in chunks:
         for event in session.receive_data(chunk):
-            assert isinstance(event, Asked | Refused | Broken | bytes)
-        if session.between:
+            assert isinstance(event, Request | Refused | Broken | bytes)
+        if session.between_requests:
             session.next_events()
     session.receive_eof()

@@ -1,4 +1,4 @@
-"""Tokens: from a file into a request, and out of it (headers of browsers and comparison: test_server.py)."""
+"""Tokens in files and in requests; test_server.py tests headers of browsers and the comparison."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fyrehose.web.tokens import SHORTEST_TOKEN, authorization, read_token, same,
 
 
 @pytest.mark.parametrize("token", ["x" * SHORTEST_TOKEN, "tök€n tök€n tök€n"])
-def test_what_a_client_sends_is_what_the_server_reads(token: str) -> None:
+def test_server_reads_the_token_that_a_client_sends(token: str) -> None:
     authorization(token).encode("latin-1")  # http.client takes nothing else
     assert same(token_in(authorization(token)), token)
 
 
 @pytest.mark.parametrize("size", [SHORTEST_TOKEN - 1, SHORTEST_TOKEN, SHORTEST_TOKEN + 1])
-def test_the_shortest_token(tmp_path: Path, size: int) -> None:
+def test_token_file_shorter_than_the_minimum_is_refused(tmp_path: Path, size: int) -> None:
     path = tmp_path / "token"
     path.write_text("  " + "x" * size + "\nanother line\n")
     if size < SHORTEST_TOKEN:
-        with pytest.raises(ConfigError, match=f"has {size} characters, 16 are the least"):
+        with pytest.raises(ConfigError, match=f"has {size} characters, expected at least 16"):
             read_token(str(path), "--token-file")
     else:
         assert read_token(str(path), "--token-file") == "x" * size
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_token_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--token-file cannot be read"):
         read_token(str(tmp_path / "none"), "--token-file")
     assert read_token("", "--token-file") is None

@@ -35,7 +35,7 @@ from fyrehose.journal import holds, scan
 from fyrehose.journal.offline.view import look
 from fyrehose.net.peers import host_of
 from fyrehose.observe.counters import Counters
-from fyrehose.web.places import FOREIGN_ORIGIN, foreign_host, host_in, same_origin
+from fyrehose.web.hosts import FOREIGN_ORIGIN, foreign_host, host_in, same_origin
 from fyrehose.web.tokens import same, token_in
 
 log = Logger()

@@ -1,1 +1,1 @@
-"""The HTTP listener: publish and read with curl, or with whatever speaks HTTP."""
+"""The HTTP protocol: publish, read, follow and retire streams with curl or any other HTTP client."""

@@ -1,9 +1,9 @@
-"""Answers that take their time: records that are there, and records as they come.
+"""Producers of streamed answers: stored records of a GET, and new records of a live GET.
 
-    Reading    broker.read, some each turn of the reactor -> a JSON object a line
-    Listening  broker.subscribe -> server-sent events, for as long as somebody reads them
+    ReadAnswer  broker.read, a part in each turn of the reactor -> one JSON object per line
+    LiveAnswer  broker.subscribe -> server-sent events, until the peer disconnects
 
-Both are paused by the transport, and hold next to nothing while they are.
+The transport pauses both, and a paused answer buffers little.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from fyrehose.records import Delivery, Run
 if TYPE_CHECKING:
     from fyrehose.protocols.http.server import HttpProtocol
 
-#: How often who listens hears that we are still there, in seconds: some of what lies between gives up after 30.
-PULSE = 15.0
-#: What of an answer is read and sent at once, in bytes of payload.
-TURN = 256 << 10
-#: And how many records, which cost more than their bytes where they are small.
-RECORDS = 2_000
+#: Interval of the comments that keep a live answer alive, in seconds; some proxies close idle connections after 30.
+KEEPALIVE = 15.0
+#: Payload that an answer reads and sends in one turn of the reactor, in bytes.
+TURN_BYTES = 256 << 10
+#: The most records that an answer sends in one turn: small records cost more than their bytes.
+TURN_RECORDS = 2_000
 
 
 @implementer(ISubscription)
 @attrs.define(eq=False)
-class Reading:
-    """An answer to a GET: records ``next`` to ``last``, ``left`` of them at the most, some each turn of the reactor."""
+class ReadAnswer:
+    """The answer to a GET: records *next* to *last*, at most *left* of them, a part in each turn of the reactor."""
 
     connection: HttpProtocol
     stream: str
@@ -51,7 +51,7 @@ class Reading:
 
     def resumeProducing(self) -> None:
         if self._turn is None:
-            self._turn = self.connection.clock.callLater(0, self._go_on)
+            self._turn = self.connection.clock.callLater(0, self._send_part)
 
     def pauseProducing(self) -> None:
         if self._turn is not None:
@@ -62,18 +62,18 @@ class Reading:
         self.pauseProducing()
 
     def stop(self) -> None:
-        """Nothing more."""
+        """Stop sending records."""
         self.connection.detach(self)
 
-    def _go_on(self) -> None:
+    def _send_part(self) -> None:
         self._turn = None
         try:
-            runs = self.connection.broker.read(self.stream, self.next, TURN)
+            runs = self.connection.broker.read(self.stream, self.next, TURN_BYTES)
         except FyrehoseError as error:
-            # What was promised cannot be kept, and an answer that stops short must not look whole.
-            self.connection.cut_off(error)
+            # The status 200 was sent already; aborting the connection shows the peer that the answer is incomplete.
+            self.connection.abort_answer(error)
             return
-        room = RECORDS
+        room = TURN_RECORDS
         for run in runs:
             part = run.slice(0, max(0, min(room, self.left, self.last + 1 - run.first_seq)))
             if len(part):
@@ -86,17 +86,18 @@ class Reading:
             self.next = run.last_seq + 1
         if not runs or self.next > self.last or not self.left:
             self.stop()
-            self.connection.over()
+            self.connection.complete_answer()
         else:
             self.resumeProducing()
             self.connection.flush()
 
 
 @implementer(ISink, ISubscription)
-class Listening:
-    """Server-sent events: a record each, with its number as the id; of many small ones some each turn of the reactor.
+class LiveAnswer:
+    """The answer to a live GET: one server-sent event per record, with the record's number as the id.
 
-    It stands between the subscription and the transport, so that what is pending goes out before anything else comes.
+    It relays pausing and resuming from the transport to the subscription.  A delivery of many small records is sent in
+    several turns of the reactor, and the subscription stays paused until all of them are sent.
     """
 
     def __init__(self, connection: HttpProtocol) -> None:
@@ -105,23 +106,23 @@ class Listening:
         self._pending: deque[Run] = deque()
         self._paused = True
         self._turn: IDelayedCall | None = None
-        self._pulse: IDelayedCall | None = None
+        self._keepalive: IDelayedCall | None = None
 
-    def begin(self, subscription: ISubscription) -> None:
-        """From here on."""
+    def start(self, subscription: ISubscription) -> None:
+        """Start sending the records of *subscription*."""
         self._subscription = subscription
         self.connection.session.send(b": from %d on\n\n" % (subscription.position + 1))
-        self._pulse = self.connection.clock.callLater(PULSE, self._beat)
+        self._keepalive = self.connection.clock.callLater(KEEPALIVE, self._send_keepalive)
         self.connection.attach(self)
 
     def stop(self) -> None:
-        """Nothing more."""
-        if self._pulse is not None:
-            self._pulse.cancel()
-            self._pulse = None
+        """Stop sending records, and end the subscription."""
+        if self._keepalive is not None:
+            self._keepalive.cancel()
+            self._keepalive = None
         self.connection.detach(self)
 
-    # What the transport says, by way of the connection.
+    # Called by the transport, through the connection.
 
     @property
     def position(self) -> int:
@@ -139,7 +140,7 @@ class Listening:
         self._paused = False
         if self._pending:
             if self._turn is None:
-                self._turn = self.connection.clock.callLater(0, self._go_on)
+                self._turn = self.connection.clock.callLater(0, self._send_pending)
         elif self._subscription is not None:
             self._subscription.resumeProducing()
 
@@ -149,53 +150,53 @@ class Listening:
         if subscription is not None:
             subscription.stopProducing()
 
-    # What the broker says.
+    # Called by the broker.
 
     @property
     def subscriber(self) -> tuple[str, str]:
         return self.connection.subscriber
 
     def deliver(self, delivery: Delivery) -> None:
-        if len(delivery) <= RECORDS:
+        if len(delivery) <= TURN_RECORDS:
             self.connection.session.send(delivery.encoded(events))
             self.connection.flush()
             return
         for run in delivery.runs:
-            self._pending.extend(run.slice(at, at + RECORDS) for at in range(0, len(run), RECORDS))
+            self._pending.extend(run.slice(at, at + TURN_RECORDS) for at in range(0, len(run), TURN_RECORDS))
         if self._subscription is not None:
             self._subscription.pauseProducing()
         self.resumeProducing()
 
     def skipped(self, first: int, last: int) -> None:
         self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
-        said = json.dumps({"first": first, "last": last}).encode()
-        self.connection.session.send(b"event: gap\nid: %d\ndata: %b\n\n" % (last, said))
+        gap = json.dumps({"first": first, "last": last}).encode()
+        self.connection.session.send(b"event: gap\nid: %d\ndata: %b\n\n" % (last, gap))
 
     def ended(self, reason: Exception) -> None:
-        said = json.dumps({"error": str(reason)}).encode()
-        self.connection.session.send(b"event: ended\ndata: %b\n\n" % said)
+        error = json.dumps({"error": str(reason)}).encode()
+        self.connection.session.send(b"event: ended\ndata: %b\n\n" % error)
         self.connection.finish()
 
-    # Inside.
+    # Internals.
 
-    def _go_on(self) -> None:
+    def _send_pending(self) -> None:
         self._turn = None
         self.connection.session.send(events((self._pending.popleft(),)))
         self.connection.flush()
-        if not self._paused:  # which the transport may just have said
+        if not self._paused:  # The transport may have called pauseProducing during the flush.
             self.resumeProducing()
 
-    def _beat(self) -> None:
-        self._pulse = self.connection.clock.callLater(PULSE, self._beat)
+    def _send_keepalive(self) -> None:
+        self._keepalive = self.connection.clock.callLater(KEEPALIVE, self._send_keepalive)
         if not self._paused:
             self.connection.session.send(b": still here\n\n")
             self.connection.flush()
 
 
 def events(runs: tuple[Run, ...]) -> bytes:
-    """An event for each record."""
+    """Return *runs* as server-sent events, one per record."""
     return b"".join(
-        b"id: %d\ndata: %b\n\n" % (seq, said)
+        b"id: %d\ndata: %b\n\n" % (seq, record)
         for run in runs
-        for seq, said in enumerate(ndjson.objects(run), run.first_seq)
+        for seq, record in enumerate(ndjson.objects(run), run.first_seq)
     )

@@ -1,6 +1,6 @@
-"""What the body of a POST becomes: one message, or a message a line.
+"""Split the body of a POST into messages: the whole body is one message, or each line is one.
 
-bytes, as they are cut on the way -> payloads      limits apply as soon as a length is known
+Bodies arrive in pieces of any size.  A message is refused as soon as it is known to exceed the limit.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from typing import Protocol
 
 import attrs
 
-#: What a body that is being collected counts for, in bytes, while it is small; then for all that it may become.
+#: The expected size of a message of unknown length, in bytes; once it is larger, the limit is expected.
 SMALL = 64 << 10
 
 
 class TooLarge(Exception):
-    """A message is larger than any that is taken.
+    """A message exceeds the limit.
 
-    :ivar before: the messages before it, which count, however the bytes were cut
+    :ivar before: the messages before it, which are published nevertheless, so that the result does not depend on how
+        the body was split into pieces
     """
 
     def __init__(self, before: list[bytes] | None = None) -> None:
@@ -24,31 +25,32 @@ class TooLarge(Exception):
 
 
 class Body(Protocol):
-    """Collects a body."""
+    """Collects the pieces of a body."""
 
     def add(self, data: bytes) -> list[bytes]:
-        """The messages that ``data`` completes.
+        """Return the messages that *data* completes.
 
-        :raises TooLarge: one would be larger than it may be
+        :raises TooLarge: a message exceeds the limit
         """
 
     def end(self) -> list[bytes]:
-        """The messages that the end completes."""
+        """Return the messages that the end of the body completes."""
 
     @property
     def expected(self) -> int:
-        """The size that what is being collected may come to, in bytes; 0: there is nothing."""
+        """The size that the incomplete message may reach, in bytes; 0 if there is none."""
 
     @property
     def buffered(self) -> int:
-        """How much of that is in memory, in bytes."""
+        """The bytes of the incomplete message that are in memory."""
 
 
 @attrs.define(eq=False)
 class Whole:
-    """The body is one message.
+    """A body that is one message.
 
-    :ivar length: how long it will be, if that was said
+    :ivar largest: limit of the message, in bytes
+    :ivar length: the length of the body, in bytes; None if it is unknown
     """
 
     largest: int
@@ -77,22 +79,26 @@ class Whole:
 
 @attrs.define(eq=False)
 class Lines:
-    """Each line of the body is a message; empty ones are none, and a carriage return before a line feed is not kept."""
+    """A body whose lines are messages; empty lines and a carriage return before a line feed are dropped.
+
+    :ivar largest: limit of a message, in bytes
+    """
 
     largest: int
+    #: the incomplete last line
     _rest: bytearray = attrs.field(factory=bytearray, init=False)
 
     def add(self, data: bytes) -> list[bytes]:
-        first, feed, behind = data.partition(b"\n")
+        first, feed, others = data.partition(b"\n")
         if not feed:
             self._rest += data
-            self._judge(self._rest)
+            self._check_size(self._rest)
             return []
         self._rest += first
-        lines = [bytes(self._rest), *behind.split(b"\n")]
+        lines = [bytes(self._rest), *others.split(b"\n")]
         self._rest = bytearray(lines.pop())
         messages = self._messages(lines)
-        self._judge(self._rest, messages)
+        self._check_size(self._rest, messages)
         return messages
 
     def end(self) -> list[bytes]:
@@ -109,8 +115,8 @@ class Lines:
     def buffered(self) -> int:
         return len(self._rest)
 
-    def _judge(self, line: bytes | bytearray, before: list[bytes] | None = None) -> None:
-        if len(line) > self.largest + 1:  # its last byte may be a carriage return
+    def _check_size(self, line: bytes | bytearray, before: list[bytes] | None = None) -> None:
+        if len(line) > self.largest + 1:  # The last byte may be a carriage return, which will be dropped.
             raise TooLarge(before)
 
     def _messages(self, lines: list[bytes]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What the framework finds: the HTTP plugin."""
+"""The plugin by which the framework finds the HTTP protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fyrehose.protocols.http.session import PROTOCOL
 @implementer(IProtocolPlugin)
 @attrs.frozen
 class HttpPlugin:
-    """HTTP."""
+    """The protocol plugin of HTTP."""
 
     name: str = PROTOCOL
     description: str = "HTTP: publish, read and follow streams with curl, as NDJSON and server-sent events"

@@ -1,9 +1,9 @@
-"""The HTTP listener's server: a web session in the TCP shell, the broker behind it.
+"""The Twisted protocol of HTTP: connects an :class:`HttpSession` with a transport and the broker.
 
-Publish -> broker.publish -> durable -> {"stream": ..., "first": ..., "last": ...}, when the whole body is
-Read    -> broker.subscribe, up to what was there when it was asked -> a JSON object a line
-Retire  -> broker.retire -> durable -> 204
-Live    -> broker.subscribe -> server-sent events, for as long as somebody reads them
+Publish -> broker.publish -> {"stream": ..., "first": ..., "last": ...}, when the whole body is durable
+Read    -> broker.read, up to the last record at the time of the request -> one JSON object per line
+Live    -> broker.subscribe -> server-sent events, until the peer disconnects
+Retire  -> broker.retire -> 204, when the retirement is durable
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.options import option, size
-from fyrehose.protocols.http.answers import Listening, Reading
+from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.session import (
     EVENTS,
     NDJSON,
     PROTOCOL,
+    BodyRefused,
     HttpSession,
     Limits,
     Live,
     Publish,
-    Published,
+    PublishEnd,
     Read,
     Retire,
-    Spoiled,
 )
 from fyrehose.records import MAX_PAYLOAD, Run
-from fyrehose.web.places import hosts_of
+from fyrehose.web.hosts import hosts_of
 from fyrehose.web.server import RETRY, WebProtocol, WebSettings, token_of
-from fyrehose.web.session import Asked, Refused
+from fyrehose.web.session import Refused, Request
 
-#: Ranges of numbers that an answer names; one more than that, and it says only the first and the last.
+#: The most ranges of numbers in an answer to a POST; with more it contains only the first and the last number.
 MOST_RANGES = 1_000
 
-#: What a refusal of the broker's is in HTTP.
+#: The HTTP status for each error of the broker; 503 for all others.
 _STATUS: dict[type[FyrehoseError], int] = {
     errors.InvalidName: 400,
     errors.PayloadTooLarge: 413,
@@ -58,41 +58,43 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.StreamInUse: 409,
 }
 
-
-#: What goes with a refusal, by its status.
+#: Headers of refusals, by status.
 _HEADERS = {503: {"Retry-After": RETRY}, 429: {"Retry-After": RETRY}, 401: {"WWW-Authenticate": "Bearer"}}
 
 
 @attrs.frozen(kw_only=True)
 class Settings(WebSettings):
-    """The HTTP listener's options."""
+    """The options of HTTP listeners."""
 
-    max_payload: int = option(MAX_PAYLOAD, size, "largest message taken, in bytes")
-    max_body: int = option(16 << 30, size, "largest body of a message a line, where its length is known, in bytes")
+    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, in bytes")
+    max_body: int = option(16 << 30, size, "largest body of one message per line with a Content-Length, in bytes")
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:
-            raise ValueError(f"max_payload is 1 to {MAX_PAYLOAD} bytes")
+            raise ValueError(f"invalid max_payload {self.max_payload}: expected 1 to {MAX_PAYLOAD} bytes")
 
 
 @attrs.define(eq=False)
 class Upload:
-    """A POST under way: what of it is durable, and what is still to be.
+    """The progress of a POST.
 
-    :ivar spoiled: why what follows is not taken
-    :ivar ranges: (first, last) of what is durable
+    :ivar complete: whether the whole body was received
+    :ivar refusal: why the rest of the body is refused; None if it is not
+    :ivar pending: publishes that are not durable yet
+    :ivar count: durable messages
+    :ivar ranges: first and last number of each contiguous range of durable messages
     """
 
     stream: str
-    whole: bool = False
-    spoiled: Refused | None = None
-    waiting: int = 0
+    complete: bool = False
+    refusal: Refused | None = None
+    pending: int = 0
     count: int = 0
     ranges: list[tuple[int, int]] = attrs.field(factory=list)
 
-    def durable(self, first: int, count: int) -> None:
-        """So many more are."""
-        self.waiting -= 1
+    def add_durable(self, first: int, count: int) -> None:
+        """Record that one publish of *count* messages became durable, starting at number *first*."""
+        self.pending -= 1
         self.count += count
         if self.ranges and self.ranges[-1][1] + 1 == first:
             self.ranges[-1] = (self.ranges[-1][0], first + count - 1)
@@ -101,29 +103,29 @@ class Upload:
         else:
             self.ranges[-1] = (self.ranges[-1][0], first + count - 1)
 
-    def said(self) -> dict[str, Any]:
-        """What the answer says."""
-        said: dict[str, Any] = {"stream": self.stream, "count": self.count}
+    def answer(self) -> dict[str, Any]:
+        """Return the JSON object that answers the POST."""
+        answer: dict[str, Any] = {"stream": self.stream, "count": self.count}
         if self.ranges:
-            said |= {"first": self.ranges[0][0], "last": self.ranges[-1][1]}
-        if 1 < len(self.ranges) <= MOST_RANGES:  # somebody else published in between
-            said["ranges"] = self.ranges
-        return said
+            answer |= {"first": self.ranges[0][0], "last": self.ranges[-1][1]}
+        if 1 < len(self.ranges) <= MOST_RANGES:  # Other publishers used the numbers in between.
+            answer["ranges"] = self.ranges
+        return answer
 
 
 class HttpProtocol(WebProtocol):
-    """One connection."""
+    """The server's side of one HTTP connection."""
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {
         **WebProtocol.handlers,
-        Publish: "published",
-        Published: "all_published",
-        Spoiled: "spoiled",
-        Read: "read",
-        Live: "listened",
-        Retire: "retired",
+        Publish: "on_publish",
+        PublishEnd: "on_publish_end",
+        BodyRefused: "on_body_refused",
+        Read: "on_read",
+        Live: "on_live",
+        Retire: "on_retire",
     }
 
     session: HttpSession
@@ -132,19 +134,19 @@ class HttpProtocol(WebProtocol):
     def __init__(self, session: HttpSession, broker: IBroker, clock: IReactorTime, settings: Settings) -> None:
         super().__init__(session, broker, clock, settings)
         self._upload: Upload | None = None
-        self._reading: Reading | Listening | None = None
+        self._streamed: ReadAnswer | LiveAnswer | None = None
 
-    # What the session says.
+    # Handlers of the session's events.
 
-    def published(self, event: Publish) -> None:
-        """Publish, and answer when everything is durable: then and not before."""
-        if not self.session.answering or (self._upload is not None and self._upload.spoiled is not None):
-            return  # what came before it was refused
+    def on_publish(self, event: Publish) -> None:
+        """Publish messages of a body; :meth:`settled` answers when all of them are durable."""
+        if not self.session.answering or (self._upload is not None and self._upload.refusal is not None):
+            return  # An earlier part of the body was refused.
         if self._upload is None:
             self._upload = Upload(event.stream)
-            self._show(event.asked)
+            self._authenticate(event.request)
         upload = self._upload
-        upload.waiting += 1
+        upload.pending += 1
         run = Run.of(
             event.stream,
             event.payloads,
@@ -154,85 +156,87 @@ class HttpProtocol(WebProtocol):
         )
 
         def durable(firsts: tuple[int, ...]) -> None:
-            upload.durable(firsts[0], len(run))
+            upload.add_durable(firsts[0], len(run))
 
         self.publish([run], durable)
 
-    def all_published(self, event: Published) -> None:
-        """The body is over."""
-        if self._upload is None and self.session.answering:  # a body of lines without any
+    def on_publish_end(self, event: PublishEnd) -> None:
+        """Answer a complete body, as soon as all of its messages are durable."""
+        if self._upload is None and self.session.answering:  # The body had empty lines only.
             self.session.respond(200, b'{"count": 0}\n')
         elif self._upload is not None:
-            self._upload.whole = True
+            self._upload.complete = True
             self.settled()
 
-    def spoiled(self, event: Spoiled) -> None:
-        """The rest of the body is not taken."""
-        if self._upload is not None and self._upload.spoiled is None:
-            self.refused(event.why)
-            self.break_off(event.why)
+    def on_body_refused(self, event: BodyRefused) -> None:
+        """Refuse the rest of a body."""
+        if self._upload is not None and self._upload.refusal is None:
+            self.count_refusal(event.refusal)
+            self.refuse_request(event.refusal)
             self.settled()
 
     def settled(self) -> None:
         upload = self._upload
-        if upload is None or upload.waiting or not self.session.answering:
+        if upload is None or upload.pending or not self.session.answering:
             return
-        if upload.spoiled is not None:
-            self._excuse(upload.spoiled)
-        elif upload.whole:
+        if upload.refusal is not None:
+            self._answer_refusal(upload.refusal)
+        elif upload.complete:
             self._upload = None
-            self.session.respond(200, json.dumps(upload.said()).encode() + b"\n")
+            self.session.respond(200, json.dumps(upload.answer()).encode() + b"\n")
         else:
             return
-        self.go_on()
+        self.proceed()
 
-    def read(self, event: Read) -> None:
-        """Send what is there."""
-        self._show(event.asked)
+    def on_read(self, event: Read) -> None:
+        """Start the answer to a GET."""
+        self._authenticate(event.request)
         oldest, last = self.broker.bounds(event.stream)
         if not self.broker.exists(event.stream):
-            self.refused(*self.session.refuse(404, "no-such-stream", f"there is no stream {event.stream!r}"))
+            self.count_refusal(*self.session.refuse(404, "no-such-stream", f"there is no stream {event.stream!r}"))
             return
         first = max(event.first, oldest)
         bounds = {"Fyrehose-Oldest": str(oldest), "Fyrehose-Last": str(last)}
         self.session.start(200, NDJSON, bounds)
-        if first > last or not event.limit or event.asked.method == "HEAD":
+        if first > last or not event.limit or event.request.method == "HEAD":
             self.session.end()
             return
-        self._reading = Reading(self, event.stream, first, last, event.limit)
-        self.attach(self._reading)
+        self._streamed = ReadAnswer(self, event.stream, first, last, event.limit)
+        self.attach(self._streamed)
 
-    def listened(self, event: Live) -> None:
-        """Send what comes."""
-        self._show(event.asked)
-        listening = Listening(self)
-        subscription = self.broker.subscribe(event.stream, event.after, listening)
+    def on_live(self, event: Live) -> None:
+        """Subscribe, and start the answer to a live GET."""
+        self._authenticate(event.request)
+        answer = LiveAnswer(self)
+        subscription = self.broker.subscribe(event.stream, event.after, answer)
         self.session.start(200, EVENTS)
-        if event.asked.method == "HEAD":
+        if event.request.method == "HEAD":
             subscription.stopProducing()
             self.session.end()
             return
         if event.after is not None and subscription.position > event.after:
-            listening.skipped(event.after + 1, subscription.position)
-        self._reading = listening
-        listening.begin(subscription)
+            answer.skipped(event.after + 1, subscription.position)
+        self._streamed = answer
+        answer.start(subscription)
 
-    def retired(self, event: Retire) -> None:
+    def on_retire(self, event: Retire) -> None:
         """Retire a stream, and answer when that is durable."""
-        self._show(event.asked)
-        self.carry_out(partial(self.broker.retire, [event.stream]), self._gone, self._not_retired)
+        self._authenticate(event.request)
+        self.carry_out(partial(self.broker.retire, [event.stream]), self._retired, self._not_retired)
 
-    def over(self) -> None:
-        """What was read is sent."""
-        self._reading = None
+    # Called by the answers.
+
+    def complete_answer(self) -> None:
+        """End the answer to a GET, and process the next request."""
+        self._streamed = None
         if not self._closing:
             self.session.end()
-            self.go_on()
+            self.proceed()
 
-    def cut_off(self, reason: Exception) -> None:
-        """An answer cannot be ended as it should be."""
+    def abort_answer(self, reason: Exception) -> None:
+        """Abort the connection, so that the peer does not mistake an incomplete answer for a complete one."""
         self.log.warn(
-            "{protocol}: an answer to {peer} was cut off: {reason}",
+            "{protocol}: aborted an answer to {peer}: {reason}",
             protocol=PROTOCOL,
             peer=self.peer,
             reason=str(reason),
@@ -240,84 +244,87 @@ class HttpProtocol(WebProtocol):
         self.flush()
         self.transport.abortConnection()
 
-    # What the shell calls.
+    # Called by the base class.
 
     def finish(self) -> None:
-        """Say to who still waits that this is the end, where that can be said."""
-        if not self._closing and isinstance(self._reading, Listening) and self.session.streaming:
+        """Close the connection, after completing a live answer."""
+        if not self._closing and isinstance(self._streamed, LiveAnswer) and self.session.streaming:
             self.session.end()
         super().finish()
 
-    def break_off(self, why: Refused) -> None:
-        """Answer it, as soon as it is known how much of the body was taken before."""
+    def refuse_request(self, refusal: Refused) -> None:
+        """Answer with *refusal*, as soon as it is known how many messages of the body are durable."""
         if self._upload is None:
-            self._excuse(why)
-        elif self._upload.spoiled is None:
-            self._upload.spoiled = why
+            self._answer_refusal(refusal)
+        elif self._upload.refusal is None:
+            self._upload.refusal = refusal
 
     def _hang_up(self) -> None:
         if self.session.answering and not self.session.streaming:
-            spoiled = self._upload.spoiled if self._upload is not None else None
-            if spoiled is None:
-                spoiled = Refused(status=503, cause="closing", detail="the server is closing")
-                self.refused(spoiled)
-            self._excuse(spoiled)
+            refusal = self._upload.refusal if self._upload is not None else None
+            if refusal is None:
+                refusal = Refused(status=503, cause="closing", detail="the server is closing")
+                self.count_refusal(refusal)
+            self._answer_refusal(refusal)
         super()._hang_up()
 
     def connectionLost(self, reason: Any = None) -> None:
-        if self._reading is not None:
-            self._reading.stop()
+        if self._streamed is not None:
+            self._streamed.stop()
         super().connectionLost(reason)
 
     def _refused(self, failure: Failure) -> None:
-        """A publish was: the answer says so, and how much of the body was taken before."""
+        """Record that a publish was refused; :meth:`settled` answers with the count of durable messages."""
         failure.trap(FyrehoseError)
         error, upload = failure.value, self._upload
-        assert upload is not None, "it is there until everything is settled"
-        upload.waiting -= 1
-        if self._disconnected() or upload.spoiled is not None:  # the rest of a body whose beginning was refused
-            self.broker.counters.add(PROTOCOL, "refused-behind-a-refusal")
+        assert upload is not None, "an upload stays until all of its publishes are settled"
+        upload.pending -= 1
+        if self._disconnected() or upload.refusal is not None:
+            self.broker.counters.add(PROTOCOL, "refused-after-refusal")
             return
-        upload.spoiled = self._refusal_of(error)
-        self.refused(upload.spoiled)
+        upload.refusal = self._refusal_of(error)
+        self.count_refusal(upload.refusal)
+
+    # Internals.
 
     def _refusal_of(self, error: BaseException | None) -> Refused:
-        """Return what the broker's refusal *error* is in HTTP."""
+        """Return the HTTP refusal for an error of the broker."""
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
         if isinstance(error, errors.Forbidden) and not self.identity.token:
             status = 401
         return Refused(status=status, cause=type(error).__name__, detail=str(error))
 
-    def _gone(self, _: None) -> None:
+    def _retired(self, _: None) -> None:
         if self.session.answering:
             self.session.respond_without_content()
-            self.go_on()
+            self.proceed()
 
     def _not_retired(self, failure: Failure) -> None:
         failure.trap(FyrehoseError)
-        why = self._refusal_of(failure.value)
-        self.refused(why)
+        refusal = self._refusal_of(failure.value)
+        self.count_refusal(refusal)
         if self.session.answering and not self._disconnected():
-            self.session.refuse(why.status, why.cause, why.detail, _HEADERS.get(why.status))
-            self.go_on()
+            self.session.refuse(refusal.status, refusal.cause, refusal.detail, _HEADERS.get(refusal.status))
+            self.proceed()
 
-    def _excuse(self, why: Refused) -> None:
-        """Answer that it came to nothing, or to how much."""
+    def _answer_refusal(self, refusal: Refused) -> None:
+        """Answer a POST with *refusal* and the number of its messages that were published."""
         upload, self._upload = self._upload, None
         published = 0 if upload is None else upload.count
-        self.session.refuse(why.status, why.cause, why.detail, _HEADERS.get(why.status), published=published)
+        headers = _HEADERS.get(refusal.status)
+        self.session.refuse(refusal.status, refusal.cause, refusal.detail, headers, published=published)
 
-    def _show(self, asked: Asked) -> None:
-        """Be who the request says that it is, with its token."""
-        token = token_of(asked)
-        shown = None if token is None else digest(token)
-        if shown != self.identity.token:
-            self.identity = attrs.evolve(self.identity, token=shown)
+    def _authenticate(self, request: Request) -> None:
+        """Use the token of *request*, or none if it has none, for the access policy."""
+        token = token_of(request)
+        hashed = None if token is None else digest(token)
+        if hashed != self.identity.token:
+            self.identity = attrs.evolve(self.identity, token=hashed)
             self.broker = self.broker.identified(self.identity)
 
 
 def make_factory(broker: IBroker, clock: IReactorTime, endpoint: str, settings: Settings) -> SessionFactory:
-    """What listens."""
+    """Return the factory of connections for a listener at *endpoint*."""
     limits = Limits(message=settings.max_payload, body=settings.max_body)
     hosts = hosts_of(endpoint, settings.hosts)
 

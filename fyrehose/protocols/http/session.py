@@ -1,12 +1,12 @@
-"""The HTTP listener, sans-I/O: what was asked, as events; what is wrong is answered here.
+"""The server's side of one connection of the HTTP protocol, sans-I/O: turns requests into events, refuses invalid ones.
 
-    POST /streams/NAME                 a message, or a message a line  -> Publish ..., Published
-    GET  /streams/NAME?from=N&limit=N  records as NDJSON               -> Read
-    GET  /streams/NAME/live?from=N     records as they come, as events -> Live
-    DELETE /streams/NAME               the stream's end                -> Retire
-    GET  /                             what there is
+    POST /streams/NAME                 publish the body, or each line of it  -> Publish ..., PublishEnd
+    GET  /streams/NAME?from=N&limit=N  read records as NDJSON                -> Read
+    GET  /streams/NAME/live?from=N     follow as server-sent events          -> Live
+    DELETE /streams/NAME               retire the stream                     -> Retire
+    GET  /                             a description of these paths
 
-A name is percent-encoded, slashes too.  Anything else is a refusal with a status, and ``{"error": ...}``.
+NAME is percent-encoded, including its slashes.  Everything else is refused with a status and ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ import attrs
 
 from fyrehose.protocols.http.bodies import Body, Lines, TooLarge, Whole
 from fyrehose.records import LAST_SEQ, MAX_NAME
-from fyrehose.web.session import JSON, Asked, Refused, WebSession
+from fyrehose.web.session import JSON, Refused, Request, WebSession
 
 PROTOCOL = "http"
-#: Lines of JSON, by their names.
+#: The content types of newline-delimited JSON.
 NDJSON = "application/x-ndjson"
 NDJSONS = frozenset({NDJSON, "application/ndjson", "application/jsonl", "application/json-lines"})
 EVENTS = "text/event-stream"
-#: What curl says of everything, and means nothing by.
+#: curl sends this content type by default, so it says nothing about the body.
 FORM = "application/x-www-form-urlencoded"
-#: Records that one GET may ask for, and how many it gets when it does not say.
+#: The largest limit of records of one GET, and the limit of a GET without one.
 MOST_RECORDS = 1_000_000
 RECORDS = 1_000
 
 USAGE = {
-    "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} each of its lines",
-    "GET /streams/NAME?from=SEQ&limit=N": "records from the oldest, or from SEQ on, a JSON object a line",
-    "GET /streams/NAME/live?from=SEQ": "records as they come, or from SEQ on, as server-sent events",
+    "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line",
+    "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, or from the oldest, as one JSON object per line",
+    "GET /streams/NAME/live?from=SEQ": "follow the stream from now, or from SEQ, as server-sent events",
     "DELETE /streams/NAME": "retire the stream",
 }
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Publish:
-    """Messages for a stream; more may follow for the same request."""
+    """Messages of a POST to publish; further events may follow for the same request."""
 
-    asked: Asked
+    request: Request
     stream: str
     content_type: str | None
     payloads: list[bytes]
 
 
 @attrs.frozen(slots=True)
-class Spoiled:
-    """The rest of a body is not taken: to be answered when what came before it is durable."""
+class BodyRefused:
+    """The rest of a body is refused; answer when the messages before it are durable or refused."""
 
-    why: Refused
+    refusal: Refused
 
 
 @attrs.frozen(slots=True)
-class Published:
-    """There are no more messages: to be answered when all of them are durable."""
+class PublishEnd:
+    """The body of a POST is complete; answer when all of its messages are durable."""
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Read:
-    """Records ``first`` (0: from the oldest) and what follows, ``limit`` of them at the most."""
+    """Read up to *limit* records, starting at number *first*, or at the oldest if that is later."""
 
-    asked: Asked
+    request: Request
     stream: str
     first: int
     limit: int
@@ -73,27 +73,27 @@ class Read:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Live:
-    """What follows number ``after``, for ever; None: from now on."""
+    """Follow a stream from the record behind number *after*; None: from now on."""
 
-    asked: Asked
+    request: Request
     stream: str
     after: int | None
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Retire:
-    """A stream is to be retired."""
+    """Retire a stream."""
 
-    asked: Asked
+    request: Request
     stream: str
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Limits:
-    """What one request may bring.
+    """Limits of one request.
 
     :ivar message: the largest message, in bytes
-    :ivar body: the largest body of many messages whose length is known, in bytes
+    :ivar body: the largest body of lines with a Content-Length, in bytes
     """
 
     message: int
@@ -102,50 +102,51 @@ class Limits:
 
 @attrs.define(eq=False)
 class HttpSession(WebSession):
-    """One connection."""
+    """The server's side of one connection."""
 
     limits: Limits = attrs.field(kw_only=True)
-    _asked: Asked | None = attrs.field(default=None, init=False)
+    _request: Request | None = attrs.field(default=None, init=False)
     _stream: str = attrs.field(default="", init=False)
     _content_type: str | None = attrs.field(default=None, init=False)
     _body: Body | None = attrs.field(default=None, init=False)
-    #: whether some of the body was published
-    _begun: bool = attrs.field(default=False, init=False)
+    #: whether messages of the body were passed on as events
+    _partly_published: bool = attrs.field(default=False, init=False)
 
-    def asked(self, asked: Asked) -> Iterable[object]:
-        self._asked, self._body, self._begun = asked, None, False
-        if asked.path == ("",):
-            return self._usage(asked)
-        if asked.path[0] != "streams" or len(asked.path) < 2 or asked.path[2:] not in ((), ("live",)):
-            return self.refuse(404, "no-such-path", f"there are {', '.join(USAGE)}; a slash in NAME is written %2F")
-        self._stream = asked.path[1]
+    def on_request(self, request: Request) -> Iterable[object]:
+        self._request, self._body, self._partly_published = request, None, False
+        path = request.path
+        if path == ("",):
+            return self._usage(request)
+        if path[0] != "streams" or len(path) < 2 or path[2:] not in ((), ("live",)):
+            paths = ", ".join(USAGE)
+            return self.refuse(404, "no-such-path", f"unknown path; use one of {paths}; write a slash in NAME as %2F")
+        self._stream = path[1]
         if not 1 <= len(self._stream.encode()) <= MAX_NAME:
-            return self.refuse(400, "bad-name", f"a stream's name is 1 to {MAX_NAME} bytes of UTF-8")
-        allowed = ("GET", "HEAD") if asked.path[2:] else ("GET", "HEAD", "POST", "DELETE")
-        if asked.method not in allowed:
-            listed = ", ".join(allowed)
-            return self.refuse(405, "bad-method", f"{'/'.join(asked.path[::2])} takes {listed}", {"Allow": listed})
-        if asked.method == "POST":
-            return self._post(asked)
-        if asked.length != 0:
-            return self.refuse(413, "body-not-wanted", f"a {asked.method} has no body")
-        return self._delete(asked) if asked.method == "DELETE" else self._get(asked)
+            return self.refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
+        allowed = ("GET", "HEAD") if path[2:] else ("GET", "HEAD", "POST", "DELETE")
+        if request.method not in allowed:
+            return self._refuse_method(allowed)
+        if request.method == "POST":
+            return self._post(request)
+        if request.length != 0:
+            return self._refuse_body(request)
+        return self._delete(request) if request.method == "DELETE" else self._get(request)
 
-    def body(self, data: bytes) -> Iterable[object]:
+    def on_body(self, data: bytes) -> Iterable[object]:
         assert self._body is not None
         try:
             return self._publish(self._body.add(data))
         except TooLarge as error:
-            return [*self._publish(error.before), *self.too_large()]
+            return [*self._publish(error.before), *self.refuse_large_message()]
 
-    def complete(self) -> Iterable[object]:
+    def on_body_end(self) -> Iterable[object]:
         body, self._body = self._body, None
         if body is None:
             return ()
         try:
-            return [*self._publish(body.end()), Published()]
+            return [*self._publish(body.end()), PublishEnd()]
         except TooLarge:
-            return self.too_large()
+            return self.refuse_large_message()
 
     @property
     def body_expected(self) -> int:
@@ -156,74 +157,87 @@ class HttpSession(WebSession):
         return 0 if self._body is None else self._body.buffered
 
     @property
-    def begun(self) -> bool:
-        return self._begun
+    def partly_processed(self) -> bool:
+        return self._partly_published
 
-    def too_large(self) -> list[object]:
-        """A message is."""
+    def refuse_large_message(self) -> list[object]:
+        """Refuse the rest of a body with a message above the limit, and return the event for it."""
         self._body = None
-        detail = f"a message of more than {self.limits.message} bytes is not taken"
-        if not self._begun:
+        detail = f"message exceeds the limit of {self.limits.message} bytes"
+        if not self._partly_published:
             return self.refuse(413, "too-large", detail)
-        self._refused = Refused(status=413, cause="too-large", detail=detail)  # what still comes is for nothing
-        return [Spoiled(self._refused)]
+        self._refused = Refused(status=413, cause="too-large", detail=detail)  # The rest of the body is ignored.
+        return [BodyRefused(self._refused)]
 
-    # Inside.
+    # Internals.
 
-    def _usage(self, asked: Asked) -> Iterable[object]:
-        if asked.method not in ("GET", "HEAD"):
-            return self.refuse(405, "bad-method", "/ takes GET, HEAD", {"Allow": "GET, HEAD"})
-        if asked.length != 0:
-            return self.refuse(413, "body-not-wanted", "a GET has no body")
+    def _usage(self, request: Request) -> Iterable[object]:
+        if request.method not in ("GET", "HEAD"):
+            return self._refuse_method(("GET", "HEAD"))
+        if request.length != 0:
+            return self._refuse_body(request)
         self.respond(200, json.dumps(USAGE, indent=2).encode() + b"\n")
         return ()
 
-    def _post(self, asked: Asked) -> Iterable[object]:
-        if not asked.framed:
-            return self.refuse(411, "length-required", "a POST says how long its body is, or sends it in chunks")
-        if "content-encoding" in asked.headers:
-            return self.refuse(415, "encoded-body", "a body is taken as it is: without a Content-Encoding")
-        said = asked.headers.get("content-type", "")
-        kind = said.partition(";")[0].strip().lower()
+    def _refuse_method(self, allowed: tuple[str, ...]) -> Iterable[object]:
+        methods = ", ".join(allowed)
+        return self.refuse(405, "bad-method", f"method not allowed; use {methods}", {"Allow": methods})
+
+    def _refuse_body(self, request: Request) -> Iterable[object]:
+        return self.refuse(413, "unexpected-body", f"unexpected body: send {request.method} without one")
+
+    def _post(self, request: Request) -> Iterable[object]:
+        if not request.framed:
+            return self.refuse(411, "length-required", "missing length: send Content-Length, or a chunked body")
+        if "content-encoding" in request.headers:
+            return self.refuse(415, "encoded-body", "encoded body: send it without a Content-Encoding")
+        content_type = request.headers.get("content-type", "")
+        kind = content_type.partition(";")[0].strip().lower()
         if kind.startswith("multipart/"):
-            return self.refuse(415, "multipart-body", "a body is one message, or a message a line; not a form of parts")
-        if len(said) > MAX_NAME:
-            return self.refuse(400, "bad-content-type", f"a content type is {MAX_NAME} characters at the most")
+            return self.refuse(415, "multipart-body", "multipart body: send one message, or one message per line")
+        if len(content_type) > MAX_NAME:
+            return self.refuse(400, "bad-content-type", f"content type exceeds the limit of {MAX_NAME} characters")
         many = kind in NDJSONS
         largest = self.limits.body if many else self.limits.message
-        if asked.length is not None and asked.length > largest:
-            return self.refuse(413, "too-large", f"a body of more than {largest} bytes is not taken")
-        self._body = Lines(self.limits.message) if many else Whole(self.limits.message, asked.length)
-        self._content_type = JSON if many else said if kind not in ("", FORM) else None
+        if request.length is not None and request.length > largest:
+            detail = f"body of {request.length} bytes exceeds the limit of {largest} bytes"
+            return self.refuse(413, "too-large", detail)
+        self._body = Lines(self.limits.message) if many else Whole(self.limits.message, request.length)
+        self._content_type = JSON if many else content_type if kind not in ("", FORM) else None
         return ()
 
-    def _delete(self, asked: Asked) -> Iterable[object]:
-        if asked.query:
-            return self.refuse(400, "bad-query", f"{next(iter(asked.query))[:80]!r} is no parameter; a DELETE has none")
-        return (Retire(asked=asked, stream=self._stream),)
+    def _delete(self, request: Request) -> Iterable[object]:
+        if request.query:
+            name = next(iter(request.query))
+            return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: DELETE has no parameters")
+        return (Retire(request=request, stream=self._stream),)
 
-    def _get(self, asked: Asked) -> Iterable[object]:
-        live = asked.path[2:] == ("live",)
+    def _get(self, request: Request) -> Iterable[object]:
+        live = request.path[2:] == ("live",)
         numbers: dict[str, int] = {}
-        for name, text in asked.query.items():
-            if name not in (("from",) if live else ("from", "limit")):
-                return self.refuse(400, "bad-query", f"{name[:80]!r} is no parameter; from is, and limit of a GET")
-            most = LAST_SEQ if name == "from" else MOST_RECORDS
-            if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most):
-                return self.refuse(400, "bad-query", f"{name} is a number from 0 to {most}")
+        for name, text in request.query.items():
+            known = ("from",) if live else ("from", "limit")
+            if name not in known:
+                return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: use {' and '.join(known)}")
+            largest = LAST_SEQ if name == "from" else MOST_RECORDS
+            if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= largest):
+                return self.refuse(400, "bad-query", f"invalid {name}: expected a number from 0 to {largest}")
             numbers[name] = int(text)
         if not live:
             first, limit = numbers.get("from", 0), numbers.get("limit", RECORDS)
-            return (Read(asked=asked, stream=self._stream, first=first, limit=limit),)
-        last = asked.headers.get("last-event-id", "")
+            return (Read(request=request, stream=self._stream, first=first, limit=limit),)
+        last = request.headers.get("last-event-id", "")
         if last and not (last.isascii() and last.isdecimal() and len(last) < 20 and int(last) <= LAST_SEQ):
-            return self.refuse(400, "bad-query", "Last-Event-ID is the number of the last record that came")
+            detail = "invalid Last-Event-ID: expected the number of the last record received"
+            return self.refuse(400, "bad-query", detail)
         after = int(last) if last else max(0, numbers["from"] - 1) if "from" in numbers else None
-        return (Live(asked=asked, stream=self._stream, after=after),)
+        return (Live(request=request, stream=self._stream, after=after),)
 
     def _publish(self, payloads: list[bytes]) -> Iterable[object]:
         if not payloads:
             return ()
-        assert self._asked is not None
-        self._begun = True
-        return (Publish(asked=self._asked, stream=self._stream, content_type=self._content_type, payloads=payloads),)
+        assert self._request is not None
+        self._partly_published = True
+        return (
+            Publish(request=self._request, stream=self._stream, content_type=self._content_type, payloads=payloads),
+        )

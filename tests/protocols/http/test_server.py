@@ -26,7 +26,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import LINGER
 from fyrehose.observe.listeners import Listener
-from fyrehose.protocols.http.answers import PULSE, RECORDS
+from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, Settings, Upload, make_factory
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -193,8 +193,8 @@ def test_lines_that_others_published_between(make: Make) -> None:
 def test_an_answer_names_no_end_of_ranges() -> None:
     upload = Upload("s")
     for n in range(2 * MOST_RANGES):
-        upload.durable(3 * n + 1, 1)
-    assert upload.said() == {"stream": "s", "count": 2 * MOST_RANGES, "first": 1, "last": 6 * MOST_RANGES - 2}
+        upload.add_durable(3 * n + 1, 1)
+    assert upload.answer() == {"stream": "s", "count": 2 * MOST_RANGES, "first": 1, "last": 6 * MOST_RANGES - 2}
 
 
 def test_a_body_without_lines(server: Server) -> None:
@@ -313,7 +313,7 @@ def test_following(server: Server) -> None:
     assert answer.body == b": from 2 on\n\n"
     server.publish(b"a", b"b")
     assert [(i, e["payload"]) for i, e in events(peer.hear())] == [("2", "a"), ("3", "b")]
-    server.clock.advance(PULSE)
+    server.clock.advance(KEEPALIVE)
     assert b": still here" in peer.hear()
     peer.leave()
     assert not server.broker.cursors()
@@ -329,7 +329,7 @@ def test_following_goes_on_where_it_was(server: Server, words: tuple[str, ...]) 
 
 
 def test_many_small_ones_are_sent_in_turns_and_in_order(server: Server) -> None:
-    count = 2 * RECORDS + 10
+    count = 2 * TURN_RECORDS + 10
     server.publish(*[b"x"] * count)
     peer = server.connect()
     peer.say("GET /streams/s/live?from=1")
@@ -346,7 +346,7 @@ def test_many_small_ones_are_sent_in_turns_and_in_order(server: Server) -> None:
 
 
 def test_small_ones_wait_for_a_slow_reader(server: Server) -> None:
-    server.publish(*[b"x"] * (3 * RECORDS))
+    server.publish(*[b"x"] * (3 * TURN_RECORDS))
     peer = server.connect()
     peer.say("GET /streams/s/live?from=1")
     server.clock.pump([0, 0])
@@ -356,7 +356,7 @@ def test_small_ones_wait_for_a_slow_reader(server: Server) -> None:
     assert len(peer.transport.value()) <= before
     peer.protocol.resumeProducing()
     server.clock.advance(1)
-    assert peer.hear().count(b"id: ") == 3 * RECORDS
+    assert peer.hear().count(b"id: ") == 3 * TURN_RECORDS
     peer.leave()
 
 
@@ -713,9 +713,9 @@ def test_a_stream_is_retired_when_it_is_durable_and_not_before(make: Make) -> No
         ("DELETE /streams/none", 404, "there is no stream 'none'"),
         ("DELETE /streams/.own", 409, "reserved for the server"),
         ("DELETE /streams/bound", 409, "the listener backbone is bound to it"),
-        ("DELETE /streams/s/live", 405, "takes GET, HEAD"),
-        ("DELETE /streams/s?force=1", 400, "'force' is no parameter"),
-        ("DELETE /", 405, "takes GET, HEAD"),
+        ("DELETE /streams/s/live", 405, "use GET, HEAD"),
+        ("DELETE /streams/s?force=1", 400, "unknown parameter 'force'"),
+        ("DELETE /", 405, "use GET, HEAD"),
     ],
 )
 def test_a_stream_that_cannot_be_retired_is_refused(make: Make, line: str, status: int, said: str) -> None:

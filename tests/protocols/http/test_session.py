@@ -12,7 +12,7 @@ from fyrehose.protocols.http.session import (
     Limits,
     Live,
     Publish,
-    Published,
+    PublishEnd,
     Read,
     Retire,
     Spoiled,
@@ -60,14 +60,14 @@ def test_a_message(said: str | None, content_type: str | None) -> None:
         publish, published = events
         assert isinstance(publish, Publish)
         assert (publish.stream, publish.payloads, publish.content_type) == ("a /ä", [b"a\nb"], content_type)
-        assert isinstance(published, Published)
+        assert isinstance(published, PublishEnd)
 
 
 @pytest.mark.parametrize(("kind", "payloads"), [("text/plain", [b"123456789\n"]), (NDJSON, [b"123456789"] * 10)])
 def test_bodies_may_be_exactly_as_large_as_the_limits(kind: str, payloads: list[bytes]) -> None:
     body = b"123456789\n" * len(payloads)
     events = make().receive_data(request("POST /streams/s", f"Content-Type: {kind}", body=body))
-    assert isinstance(events.pop(), Published)
+    assert isinstance(events.pop(), PublishEnd)
     assert [p for event in events for p in event.payloads] == payloads
 
 
@@ -83,7 +83,7 @@ def test_a_message_a_line(kind: str) -> None:
     for chunks in every_chunking(data):
         session = make()
         events = [event for chunk in chunks for event in session.receive_data(chunk)]
-        assert isinstance(events.pop(), Published)
+        assert isinstance(events.pop(), PublishEnd)
         assert [p for event in events for p in event.payloads] == [b'{"a":1}', b'{"b":2}', b"[]"]
         assert {event.content_type for event in events} == {"application/json"}
 
@@ -110,7 +110,7 @@ def test_lines_are_events_before_the_body_is_over() -> None:
         (request("GET /streams/" + "x" * 256), 400, "bad-name"),
         (request("PUT /streams/s", body=b""), 405, "bad-method"),
         (request("DELETE /streams/s/live"), 405, "bad-method"),
-        (request("DELETE /streams/s", body=b"x"), 413, "body-not-wanted"),
+        (request("DELETE /streams/s", body=b"x"), 413, "unexpected-body"),
         (request("DELETE /streams/s?from=1"), 400, "bad-query"),
         (request("POST /streams/s/live", body=b""), 405, "bad-method"),
         (request("POST /", body=b""), 405, "bad-method"),
@@ -123,8 +123,8 @@ def test_lines_are_events_before_the_body_is_over() -> None:
         (request("POST /streams/s", f"Content-Type: {NDJSON}", body=b"x" * 11 + b"\n"), 413, "too-large"),
         (request("POST /streams/s", f"Content-Type: {NDJSON}", body=b"x" * 11), 413, "too-large"),
         (request("POST /streams/s", "Transfer-Encoding: chunked") + b"b\r\n" + b"x" * 11, 413, "too-large"),
-        (request("GET /streams/s", body=b"x"), 413, "body-not-wanted"),
-        (request("GET /", body=b"x"), 413, "body-not-wanted"),
+        (request("GET /streams/s", body=b"x"), 413, "unexpected-body"),
+        (request("GET /", body=b"x"), 413, "unexpected-body"),
         (request("GET /streams/s?from=x"), 400, "bad-query"),
         (request("GET /streams/s?from=-1"), 400, "bad-query"),
         (request("GET /streams/s?from=%D9%A3"), 400, "bad-query"),
@@ -147,7 +147,7 @@ def test_a_length_is_judged_before_anything_of_the_body_has_come() -> None:
     (event,) = session.receive_data(request("POST /streams/s", "Content-Length: 99999999999"))
     assert isinstance(event, Refused)
     assert event.status == 413
-    assert session.unread
+    assert session.body_unread
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Endpoint strings: who can come, and under which names."""
+"""Endpoints: whether other machines can reach them, whether they imply TLS, and the host names they accept."""
 
 from __future__ import annotations
 
 import pytest
 
-from fyrehose.web.places import hosts_of, is_encrypted, is_local
+from fyrehose.web.hosts import hosts_of, is_encrypted, is_local
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ from fyrehose.web.places import hosts_of, is_encrypted, is_local
         ("systemd:domain=INET:name=admin", False),
     ],
 )
-def test_who_can_come(endpoint: str, local: bool) -> None:
+def test_only_loopback_and_unix_endpoints_are_local(endpoint: str, local: bool) -> None:
     assert is_local(endpoint) is local
 
 
-def test_on_this_machine_a_server_has_the_names_of_this_machine() -> None:
+def test_loopback_endpoint_accepts_the_names_of_this_machine_only() -> None:
     assert hosts_of("tcp:1:interface=127.0.0.7", ("fyrehose.test",)) == {
         "localhost",
         "127.0.0.1",
@@ -41,6 +41,6 @@ def test_on_this_machine_a_server_has_the_names_of_this_machine() -> None:
     assert hosts_of("tcp:1", ("a.example",)) == {"a.example"}
 
 
-def test_endpoints_that_speak_tls_themselves() -> None:
+def test_ssl_endpoint_is_encrypted() -> None:
     assert is_encrypted("ssl:1:privateKey=x")
     assert not is_encrypted("tcp:1")

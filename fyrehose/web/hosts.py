@@ -1,4 +1,8 @@
-"""Judge who can reach an endpoint, and which requests no page of another site can have made a browser send."""
+"""Decide who can reach an endpoint, and which requests may come from a web page of another site.
+
+Such a page can make a browser send requests to this machine: directly, or under a name of its own that resolves to
+this machine (DNS rebinding).  Checking the ``Host`` and ``Origin`` headers refuses both.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,15 @@ import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 
-#: By these names a browser asks for a server on its own machine.
+#: Values of ``Host`` by which a browser reaches a server on its own machine.
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 #: The answer to a request that :func:`same_origin` refuses.
-FOREIGN_ORIGIN = "pages of other sites may not use this server"
+FOREIGN_ORIGIN = "request of a page of another site: only pages of this server may use it"
 
 
 def is_local(endpoint: str) -> bool:
-    """Whether nobody beyond this machine can come to ``endpoint``; no, where that is not certain."""
+    """Return whether only this machine can reach *endpoint*; false if that is not certain."""
     if endpoint.startswith("unix:"):
         return True
     interface = _interface(endpoint)
@@ -25,10 +29,10 @@ def is_local(endpoint: str) -> bool:
 
 
 def hosts_of(endpoint: str, names: tuple[str, ...]) -> frozenset[str] | None:
-    """By which names a server at ``endpoint`` may be asked for, besides ``names``; None: by any.
+    """Return the values of ``Host`` that a server at *endpoint* accepts, including *names*; None if it accepts any.
 
-    On this machine it is reached by few, and a page that has its own name lead here is refused.  Elsewhere nobody knows
-    but its operator, and TLS and tokens keep it.
+    On loopback the names of this machine are known, so that DNS rebinding is refused.  On other endpoints only the
+    operator knows the names, and TLS and tokens protect the server.
     """
     if is_local(endpoint):
         return LOCAL_HOSTS | {_interface(endpoint)} | set(names) - {""}
@@ -36,12 +40,12 @@ def hosts_of(endpoint: str, names: tuple[str, ...]) -> frozenset[str] | None:
 
 
 def foreign_host(hosts: frozenset[str]) -> str:
-    """Return the answer to a request whose host is none of ``hosts``."""
-    return f"this server is asked for as {' or '.join(sorted(hosts))}, not by that name"
+    """Return the answer to a request whose host is not among *hosts*."""
+    return f"unknown host: request this server as {' or '.join(sorted(hosts))}"
 
 
 def host_in(header: str) -> str:
-    """Return the host in a ``Host`` header, without its port."""
+    """Return the host of a ``Host`` header in lower case, without the port."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
@@ -59,7 +63,7 @@ def same_origin(headers: Mapping[str, str]) -> bool:
 
 
 def is_encrypted(endpoint: str) -> bool:
-    """Whether the endpoint itself speaks TLS."""
+    """Return whether the type of *endpoint* implies TLS."""
     return endpoint.partition(":")[0] in ("ssl", "tls")
 
 
