@@ -1,6 +1,7 @@
-"""For those who look after a server: metrics, a page, and its state as JSON.  It reads, and changes nothing.
+"""The admin listener: a page, metrics and JSON about the state of the server.  It never changes anything.
 
-sampling  what happened each second       status   all of it as one object
-metrics   the same for Prometheus         tail     what comes into a stream, as much as somebody can read
-server    the listener to them                page/    HTML, CSS and a script, as they are
+sampling  counters once per second          census   the lags of subscribers
+status    the state of the server as JSON   metrics  the same for Prometheus
+tail      the latest records of a stream    server   the listener
+page/     HTML, CSS and JavaScript of the page, served as they are
 """

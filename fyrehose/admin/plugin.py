@@ -1,4 +1,4 @@
-"""What the framework finds: the admin plugin.  It is no protocol, and left out where prometheus-client is not there."""
+"""The plugin by which the framework finds the admin listener; the listener requires prometheus-client."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ if TYPE_CHECKING:
 
 
 def require_client() -> None:
-    """:raises MissingExtra: prometheus-client is not installed"""
+    """Check that prometheus-client is installed.
+
+    :raises MissingExtra: it is not
+    """
     if find_spec("prometheus_client") is None:
-        raise MissingExtra(f"{PROTOCOL} needs prometheus-client: pip install fyrehose[admin]")
+        raise MissingExtra(f"{PROTOCOL} requires prometheus-client: pip install fyrehose[admin]")
 
 
 @implementer(IProtocolPlugin)
 @attrs.frozen
 class AdminPlugin:
-    """The page and the metrics."""
+    """The plugin of the admin listener."""
 
     name: str = PROTOCOL
-    description: str = "a page and metrics for those who look after the server: http://127.0.0.1:8118/"
+    description: str = "a web page, metrics and JSON for operators: http://127.0.0.1:8118/"
     default_endpoint: str = "tcp:8118:interface=127.0.0.1"
     settings: type[Settings] = Settings
-    #: beyond loopback it asks everybody for a token, whatever the policy says of streams
+    #: off loopback every client needs the token, so that no access policy is required
     guards_itself: bool = True
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> AdminService:
@@ -42,7 +45,7 @@ class AdminPlugin:
         from fyrehose.admin.server import AdminService, make_admin
 
         if not isinstance(broker, Broker):
-            raise ConfigError(f"{PROTOCOL} shows what is inside the server's own broker, and this is another")
+            raise ConfigError(f"{PROTOCOL} requires the server's own broker, not {type(broker).__name__}")
         check_place(endpoint, settings)
         admin = make_admin(broker, reactor, time.time, settings, read_token(settings.token_file))
         return AdminService(

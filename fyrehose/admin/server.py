@@ -1,17 +1,19 @@
-"""The admin listener: the page, what it shows, and what Prometheus asks for.
+"""The admin listener: serves the page, the metrics, and the state of the server as JSON.
 
     GET /                           the page, and /page.css, /page.js, /icon.svg
-    GET /metrics                    for Prometheus
-    GET /health  /ready             200, or 503 and why: it can go on; it takes messages in
-    GET /api/status?match=&limit=   everything as JSON
-    GET /api/streams?match=&page=&limit=    all streams, page by page, in the order in which they were made
-    GET /api/subscribers?page=&limit=       all subscribers, in the same way
-    GET /api/events?match=          the last minutes, then the status each second, as server-sent events
-    GET /api/streams/NAME/tail      what comes into a stream, as much as can be read, as server-sent events
+    GET /metrics                    metrics for Prometheus
+    GET /health                     200, or 503 if the journal has failed
+    GET /ready                      200 while the server accepts messages, else 503
+    GET /api/status?match=&limit=   the status as JSON
+    GET /api/streams?match=&page=&limit=    all streams in pages, in the order of their creation
+    GET /api/subscribers?page=&limit=       all subscribers in pages, in the order of their creation
+    GET /api/events?match=          the last minutes, then the status once per second, as server-sent events
+    GET /api/streams/NAME/tail      the latest records of a stream, as server-sent events
 
-With a token, everything but /health and /ready asks for it: as ``Bearer``, or as a password, which browsers do.  The
-token shows everything.  Without one (on this machine only) a policy holds here, too: the tail of a stream is for a peer
-that may subscribe to the stream, and names of streams are for a peer that may subscribe to all of them.
+If a token is configured, all paths except /health and /ready require it, as ``Bearer`` or, for browsers, as the
+password of ``Basic``; it gives access to everything.  Without a token, which is possible on loopback only, the access
+policy applies: the tail of a stream requires the right to subscribe to it, and names of streams the right to subscribe
+to all streams.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sample, Sampler, StreamRates
 from fyrehose.admin.settings import PROTOCOL, Settings, read_token
 from fyrehose.admin.status import LISTED, Status
-from fyrehose.admin.tail import EVERY, Tail, as_event
+from fyrehose.admin.tail import INTERVAL, Tail, as_event
 from fyrehose.core.broker import Broker
 from fyrehose.core.policy import LOOPBACK, OPEN
 from fyrehose.identity import Action, Identity, digest
@@ -45,18 +47,18 @@ from fyrehose.web.session import Request, WebSession
 from fyrehose.web.tokens import same
 
 EVENTS = "text/event-stream"
-#: Streams and subscribers that one answer lists at the most; more would keep the reactor too long.
+#: The most streams, and the most subscribers, that one answer lists; more would block the reactor for too long.
 MOST_LISTED = 1_000
-#: The last page that there can be.
+#: The largest page number accepted.
 MOST_PAGES = 10**7
-#: Nothing but our own script and style, and nobody may put the page into one of theirs.
+#: The Content-Security-Policy of the page: it loads only its own files, and no other page may embed it.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-#: What a peer can do that the policy shows too little to.
-_ADVICE = "allow it by the policy, or set admin.token-file, whose token shows everything"
-#: The files of the page, by the paths that they are asked for.
+#: The advice in errors for peers that the access policy restricts.
+_ADVICE = "allow it in the access policy, or set admin.token-file, whose token gives access to everything"
+#: The files of the page and their content types, by path.
 FILES = {
     "": ("index.html", "text/html; charset=utf-8"),
     "page.css": ("page.css", "text/css; charset=utf-8"),
@@ -67,208 +69,226 @@ FILES = {
 
 @attrs.define(eq=False)
 class Admin:
-    """What all connections of a listener share."""
+    """State that all connections of the admin listener share.
+
+    :ivar token: the token that clients have to present; None if none is configured
+    :ivar registry: the metrics
+    :ivar registry_without_streams: the metrics without names of streams
+    :ivar page: content and content type of the page's files, by path
+    """
 
     status: Status
     token: str | None
-    exported: Any
-    #: the same without names of streams
-    unnamed: Any = attrs.field(default=attrs.Factory(lambda self: metrics.registry(self.status, 0), takes_self=True))
+    registry: Any
+    registry_without_streams: Any = attrs.field(
+        default=attrs.Factory(lambda self: metrics.registry(self.status, 0), takes_self=True)
+    )
     page: dict[str, tuple[bytes, str]] = attrs.field(factory=lambda: dict(_page()))
 
-    #: the status as an event, by what streams had to match and whether they are named, until the next sample
+    #: cache of the status events of one sample, by filter and by whether the events contain names of streams
     _events: dict[tuple[str, bool], bytes] = attrs.field(factory=dict, init=False)
-    _at: float = attrs.field(default=0.0, init=False)
+    _events_time: float = attrs.field(default=0.0, init=False)
 
     @property
     def broker(self) -> Broker:
         return self.status.broker
 
-    def whole(self, match: str, limit: int, named: bool) -> dict[str, Any]:
-        """The status; without names of streams, and without a way to find them out, unless they may be ``named``."""
+    def status_for(self, match: str, limit: int, named: bool) -> dict[str, Any]:
+        """Return the status as one client may see it.
+
+        :param match: list only streams whose name contains this text
+        :param limit: the most streams, and the most subscribers, that are listed
+        :param named: whether the client may see names of streams; if not, *match* is ignored, because counts of
+            matching streams would reveal names
+        """
         if named:
             return self.status.complete(match, limit)
-        said = self.status.complete("", 0)
-        said["streams"]["hidden"] = True
-        return said
+        status = self.status.complete("", 0)
+        status["streams"]["hidden"] = True
+        return status
 
     def status_event(self, sample: Sample, match: str, named: bool) -> bytes:
-        """The status as of ``sample``, put together once however many look at it."""
-        if self._at != sample.time:
-            self._at = sample.time
+        """Return the status at *sample* as an event; clients with the same parameters share one."""
+        if self._events_time != sample.time:
+            self._events_time = sample.time
             self._events.clear()
         key = (match if named else "", named)
         if key not in self._events:
-            self._events[key] = as_event("status", self.whole(match, LISTED, named))
+            self._events[key] = as_event("status", self.status_for(match, LISTED, named))
         return self._events[key]
 
     def is_open(self) -> bool:
-        """Return whether a peer that has come so far may see everything: it has the token, or there is no policy."""
+        """Return whether every authenticated client may see everything: with a token, or without a policy."""
         policy = self.broker.guard.policy
         return self.token is not None or policy is OPEN or policy is LOOPBACK
 
 
 class AdminProtocol(WebProtocol):
-    """One connection."""
+    """The server's side of one connection to the admin listener."""
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Request: "asked"}
+    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Request: "on_request"}
 
     settings: Settings
 
     def __init__(self, admin: Admin, session: WebSession, clock: IReactorTime, settings: Settings) -> None:
         super().__init__(session, admin.broker, clock, settings)
         self.admin = admin
-        self._end_stream: Callable[[], None] | None = None
+        self._stop_stream: Callable[[], None] | None = None
 
-    def asked(self, event: Request) -> None:
-        """Answer."""
-        if event.method not in ("GET", "HEAD"):
-            self._refuse(405, "bad-method", "it reads and changes nothing: GET, HEAD", {"Allow": "GET, HEAD"})
-        elif event.path in (("health",), ("ready",)):
-            self._well(event.path[0])
-        elif self.admin.token is not None and not same(token_of(event), self.admin.token):
-            said = "this needs the token: curl -H 'Authorization: Bearer TOKEN', or in a browser as the password"
-            self._refuse(401, "bad-token", said, {"WWW-Authenticate": 'Basic realm="fyrehose", charset="UTF-8"'})
-        elif len(event.path) == 1 and event.path[0] in self.admin.page:
-            body, kind = self.admin.page[event.path[0]]
+    def on_request(self, request: Request) -> None:
+        """Answer a request, or start a streamed answer."""
+        if request.method not in ("GET", "HEAD"):
+            self._refuse(405, "bad-method", "method not allowed; use GET or HEAD", {"Allow": "GET, HEAD"})
+        elif request.path in (("health",), ("ready",)):
+            self._respond_health(request.path[0])
+        elif self.admin.token is not None and not same(token_of(request), self.admin.token):
+            detail = (
+                "missing or wrong token: send 'Authorization: Bearer TOKEN', or in a browser enter it as the password"
+            )
+            self._refuse(401, "bad-token", detail, {"WWW-Authenticate": 'Basic realm="fyrehose", charset="UTF-8"'})
+        elif len(request.path) == 1 and request.path[0] in self.admin.page:
+            body, content_type = self.admin.page[request.path[0]]
             headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
-            self.session.respond(200, body, kind, headers)
-        elif event.path == ("metrics",):
-            exported = self.admin.exported if self._named(event) else self.admin.unnamed
-            self.session.respond(200, metrics.text(exported), metrics.CONTENT_TYPE)
-        elif event.path[0] == "api":
-            self._api(event)
+            self.session.respond(200, body, content_type, headers)
+        elif request.path == ("metrics",):
+            registry = self.admin.registry if self._may_see_names(request) else self.admin.registry_without_streams
+            self.session.respond(200, metrics.text(registry), metrics.CONTENT_TYPE)
+        elif request.path[0] == "api":
+            self._api(request)
         else:
-            self._refuse(404, "no-such-path", "there are /, /metrics, /health, /ready and /api/status")
+            self._refuse(404, "no-such-path", "unknown path; use /, /metrics, /health, /ready or /api/status")
 
     def connectionLost(self, reason: Any = None) -> None:
-        self._over()
+        self._stop_streaming()
         super().connectionLost(reason)
 
     def finish(self) -> None:
-        if not self._closing and self._end_stream is not None:
-            self._over()
+        if not self._closing and self._stop_stream is not None:
+            self._stop_streaming()
             self.session.end()
         super().finish()
 
-    # Inside.
+    # Internals.
 
-    def _well(self, what: str) -> None:
+    def _respond_health(self, check: str) -> None:
         ready, state = self.admin.status.ready()
-        well = ready if what == "ready" else self.admin.broker.journal.state is not JournalState.FAILED
-        self.session.respond(200 if well else 503, json.dumps({"ok": well, "journal": state}).encode() + b"\n")
+        passed = ready if check == "ready" else self.admin.broker.journal.state is not JournalState.FAILED
+        self.session.respond(200 if passed else 503, json.dumps({"ok": passed, "journal": state}).encode() + b"\n")
 
-    def _api(self, event: Request) -> None:
-        match, status = event.query.get("match", ""), self.admin.status
-        what = event.path[1] if len(event.path) == 2 else ""
-        if what in ("status", "streams", "subscribers"):
-            limit, page = _number(event, "limit", LISTED, MOST_LISTED), _number(event, "page", 0, MOST_PAGES)
-            if limit is None or page is None:
-                said = f"limit is a number from 0 to {MOST_LISTED}, and page one from 0 to {MOST_PAGES}"
-                self._refuse(400, "bad-query", said)
-            elif what == "status":
-                self._respond(self.admin.whole(match, limit, self._named(event)))
-            elif not self._named(event):
-                raise errors.Forbidden(f"{self._identity(event)} may not see the names of all streams: {_ADVICE}")
-            elif what == "streams":
-                self._respond(status.streams_page(match, page, limit))
-            else:
-                self._respond(status.subscribers_page(page, limit))
-        elif event.path == ("api", "events"):
-            self._stream(event, lambda: self._watch(event, match))
-        elif len(event.path) == 4 and event.path[1] == "streams" and event.path[3] == "tail":
-            stream = event.path[2]
+    def _api(self, request: Request) -> None:
+        path, match = request.path, request.query.get("match", "")
+        if len(path) == 2 and path[1] in ("status", "streams", "subscribers"):
+            self._list(request, path[1], match)
+        elif path == ("api", "events"):
+            self._stream(request, lambda: self._watch(request, match))
+        elif len(path) == 4 and path[1] == "streams" and path[3] == "tail":
+            stream = path[2]
             if not 1 <= len(stream.encode()) <= MAX_NAME:
-                self._refuse(400, "bad-name", f"a stream's name is 1 to {MAX_NAME} bytes of UTF-8")
+                self._refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
                 return
-            if not self._may_read(event, stream):
-                raise errors.Forbidden(f"{self._identity(event)} may not read stream {stream[:80]!r}: {_ADVICE}")
-            self._stream(event, lambda: self._tail(event, stream))
+            if not self._may_read(request, stream):
+                raise errors.Forbidden(f"{self._identity(request)} may not read stream {stream[:80]!r}: {_ADVICE}")
+            self._stream(request, lambda: self._tail(request, stream))
         else:
-            said = "there are /api/status, /api/streams, /api/subscribers, /api/events and /api/streams/NAME/tail"
-            self._refuse(404, "no-such-path", said)
+            paths = "/api/status, /api/streams, /api/subscribers, /api/events or /api/streams/NAME/tail"
+            self._refuse(404, "no-such-path", f"unknown path; use {paths}")
 
-    def _respond(self, said: dict[str, Any]) -> None:
-        self.session.respond(200, json.dumps(said, ensure_ascii=False).encode() + b"\n")
+    def _list(self, request: Request, path: str, match: str) -> None:
+        """Answer /api/status, /api/streams or /api/subscribers."""
+        limit, page = _number(request, "limit", LISTED, MOST_LISTED), _number(request, "page", 0, MOST_PAGES)
+        if limit is None or page is None:
+            expected = f"a limit from 0 to {MOST_LISTED} and a page from 0 to {MOST_PAGES}"
+            self._refuse(400, "bad-query", f"invalid limit or page: expected {expected}")
+        elif path == "status":
+            self._respond(self.admin.status_for(match, limit, self._may_see_names(request)))
+        elif not self._may_see_names(request):
+            raise errors.Forbidden(f"{self._identity(request)} may not see the names of all streams: {_ADVICE}")
+        elif path == "streams":
+            self._respond(self.admin.status.streams_page(match, page, limit))
+        else:
+            self._respond(self.admin.status.subscribers_page(page, limit))
 
-    def _identity(self, event: Request) -> Identity:
-        token = token_of(event)
+    def _respond(self, answer: dict[str, Any]) -> None:
+        self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+
+    def _identity(self, request: Request) -> Identity:
+        token = token_of(request)
         return self.identity if token is None else attrs.evolve(self.identity, token=digest(token))
 
-    def _may_read(self, event: Request, stream: str) -> bool:
-        """Return whether the peer may see what is in ``stream``."""
+    def _may_read(self, request: Request, stream: str) -> bool:
+        """Return whether the peer may see the records of *stream*."""
         admin = self.admin
-        return admin.is_open() or admin.broker.guard.policy.allows(self._identity(event), Action.SUBSCRIBE, stream)
+        return admin.is_open() or admin.broker.guard.policy.allows(self._identity(request), Action.SUBSCRIBE, stream)
 
-    def _named(self, event: Request) -> bool:
+    def _may_see_names(self, request: Request) -> bool:
         """Return whether the peer may see the names of all streams."""
         return self.admin.is_open() or self.admin.broker.guard.policy.allows_every(
-            self._identity(event), Action.SUBSCRIBE
+            self._identity(request), Action.SUBSCRIBE
         )
 
     def _refuse(self, status: int, cause: str, detail: str, headers: dict[str, str] | None = None) -> None:
         self.count_refusal(*self.session.refuse(status, cause, detail, headers))
 
-    def _stream(self, event: Request, begin: Callable[[], Callable[[], None]]) -> None:
-        """Begin an answer that goes on until the peer has enough."""
+    def _stream(self, request: Request, start: Callable[[], Callable[[], None]]) -> None:
+        """Send the head of an answer without end; *start* begins to send events, and returns a function to stop it."""
         self.session.start(200, EVENTS)
-        if event.method == "HEAD":
+        if request.method == "HEAD":
             self.session.end()
         else:
-            self._end_stream = begin()
+            self._stop_stream = start()
 
-    def _over(self) -> None:
-        end, self._end_stream = self._end_stream, None
-        if end is not None:
-            end()
+    def _stop_streaming(self) -> None:
+        stop, self._stop_stream = self._stop_stream, None
+        if stop is not None:
+            stop()
 
-    def _say(self, name: str, value: object) -> None:
+    def _send_event(self, name: str, value: object) -> None:
         self.session.send(as_event(name, value))
         self.flush()
 
-    def _watch(self, event: Request, match: str) -> Callable[[], None]:
+    def _watch(self, request: Request, match: str) -> Callable[[], None]:
         sampler = self.admin.status.sampler
-        self._say("history", [_sample(sample) for sample in sampler.samples])
-        self._say("status", self.admin.whole(match, LISTED, self._named(event)))
+        self._send_event("history", [_sample(sample) for sample in sampler.samples])
+        self._send_event("status", self.admin.status_for(match, LISTED, self._may_see_names(request)))
 
-        def sampled(sample: Sample) -> None:
-            if not self._write_paused:  # whoever reads slowly sees fewer of them
-                status = self.admin.status_event(sample, match, self._named(event))
+        def send_sample(sample: Sample) -> None:
+            if not self._write_paused:  # A slow client misses samples.
+                status = self.admin.status_event(sample, match, self._may_see_names(request))
                 self.session.send(as_event("sample", _sample(sample)) + status)
                 self.flush()
 
-        return sampler.watch(sampled)
+        return sampler.watch(send_sample)
 
-    def _tail(self, event: Request, stream: str) -> Callable[[], None]:
+    def _tail(self, request: Request, stream: str) -> Callable[[], None]:
         tail = Tail(self.admin.broker, stream)
         timer: IDelayedCall
 
-        def look() -> None:
+        def send_new() -> None:
             nonlocal timer
-            timer = self.clock.callLater(EVERY, look)
+            timer = self.clock.callLater(INTERVAL, send_new)
             if self._write_paused:
                 return
-            if not self._may_read(event, stream):  # the policy has changed
-                self._say("ended", {"error": f"the policy does not allow this stream any more: {_ADVICE}"})
+            if not self._may_read(request, stream):  # The policy has changed.
+                self._send_event("ended", {"error": f"the access policy no longer allows this stream: {_ADVICE}"})
                 self.finish()
                 return
             try:
-                new = tail.look()
+                new = tail.read()
             except errors.JournalError as error:
-                self._say("ended", {"error": str(error)})
+                self._send_event("ended", {"error": str(error)})
                 self.finish()
                 return
             if new is not None:
-                self._say("records", new)
+                self._send_event("records", new)
 
-        timer = self.clock.callLater(0, look)
+        timer = self.clock.callLater(0, send_new)
         return lambda: timer.cancel() if timer.active() else None
 
 
 class AdminService(TCPService):
-    """Listens, and looks at the server while it does."""
+    """The service of an admin listener, which samples the server while it runs."""
 
     def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: Settings, around: Any = None) -> None:
         self._admin = admin
@@ -282,9 +302,9 @@ class AdminService(TCPService):
         return super().startService()
 
     def reload(self) -> None:
-        """Read the token and the certificates again.  Whoever looks on with another token has to show the new one.
+        """Read the token and the certificates again; if the token has changed, close all connections.
 
-        :raises ConfigError: one cannot be used; that one stays as it was
+        :raises ConfigError: one of them is invalid; the server continues to use the previous one
         """
         token = read_token(self._token_file)
         if token != self._admin.token:
@@ -297,8 +317,8 @@ class AdminService(TCPService):
         address: Any = port.getHost()
         if hasattr(address, "port"):
             host = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host
-            place = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
-            AdminProtocol.log.info("the page is at {scheme}://{place}/", scheme=self._scheme, place=place)
+            netloc = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
+            AdminProtocol.log.info("the page is at {scheme}://{netloc}/", scheme=self._scheme, netloc=netloc)
         return super()._listening(port)
 
     def stopService(self) -> Deferred[None]:
@@ -307,13 +327,16 @@ class AdminService(TCPService):
 
 
 def make_admin(broker: Broker, clock: Any, now: Callable[[], float], settings: Settings, token: str | None) -> Admin:
-    """What the listener to ``broker`` needs; ``now`` is the wall clock, in seconds since 1970 UTC."""
+    """Return the shared state of an admin listener for *broker*.
+
+    :param now: the wall clock, in seconds since 1970 UTC
+    """
     status = Status(broker, Sampler(clock, broker, now), now(), StreamRates(clock.seconds, broker))
     return Admin(status, token, metrics.registry(status, settings.metric_streams))
 
 
 def make_factory(clock: IReactorTime, endpoint: str, admin: Admin, settings: Settings) -> SessionFactory:
-    """What listens."""
+    """Return the factory of connections for a listener at *endpoint*."""
     hosts = hosts_of(endpoint, settings.hosts)
 
     def make() -> AdminProtocol:
@@ -322,10 +345,10 @@ def make_factory(clock: IReactorTime, endpoint: str, admin: Admin, settings: Set
     return SessionFactory(make, PROTOCOL, AdminProtocol.log, admin.broker, clock, settings, proofs=None)
 
 
-def _number(event: Request, name: str, default: int, most: int) -> int | None:
-    """Return the number that the query has for *name*; None if it is no number from 0 to *most*."""
-    text = event.query.get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and len(text) < 9 and int(text) <= most):
+def _number(request: Request, name: str, default: int, largest: int) -> int | None:
+    """Return the query's value for *name*, or *default*; None if it is not a number from 0 to *largest*."""
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 9 and int(text) <= largest):
         return None
     return int(text)
 

@@ -1,4 +1,4 @@
-"""The admin listener's options, and what they have to come to."""
+"""The options of the admin listener, and their checks."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ PROTOCOL = "admin"
 class Settings(WebSettings):
     """The admin listener's options."""
 
-    max_connections: int = option(100, count, "connections at a time", least=1)
-    max_per_host: int = option(50, count, "connections at a time from one address", least=1)
-    token_file: str = option("", str, "file whose first line is the token that everybody needs; needed off loopback")
-    metric_streams: int = option(100, count, "streams that have metrics of their own")
+    max_connections: int = option(100, count, "simultaneous connections", least=1)
+    max_per_host: int = option(50, count, "simultaneous connections from one address", least=1)
+    token_file: str = option("", str, "file whose first line is the token of all clients; required off loopback")
+    metric_streams: int = option(100, count, "streams with metrics of their own, the oldest first")
 
 
 def read_token(path: str) -> str | None:
-    """Return the token that everybody has to show, or None without a file.
+    """Return the token in the file at *path*, or None if *path* is empty.
 
-    :raises ConfigError: there is none that would do
+    :raises ConfigError: the file cannot be read, or its token is too short
     """
     return tokens.read_token(path, f"{PROTOCOL}.token-file")
 
 
 def check_place(endpoint: str, settings: Settings) -> None:
-    """:raises ConfigError: others could come there, and it is not kept from them"""
+    """Check that *endpoint* is on loopback, or protected by TLS and a token.
+
+    :raises ConfigError: it is neither
+    """
     if is_local(endpoint):
         return
     missing = [] if is_encrypted(endpoint) or settings.tls_certificate else [f"TLS ({PROTOCOL}.tls-certificate)"]
     missing += [] if settings.token_file else [f"a token ({PROTOCOL}.token-file)"]
     if missing:
         raise ConfigError(
-            f"refusing to listen at --listen {PROTOCOL}={endpoint}, where other machines could see everything: "
+            f"refusing to listen at --listen {PROTOCOL}={endpoint}, where other machines could see everything; "
             f"pass {' and '.join(missing)}, or add interface=127.0.0.1"
         )
