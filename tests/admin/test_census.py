@@ -21,7 +21,7 @@ def made(watched: Any) -> Census:
     return Census(watched.broker, watched.clock.seconds)
 
 
-def test_few_are_looked_at_when_somebody_asks(watched: Any, few: None) -> None:
+def test_lags_of_few_subscribers_are_computed_on_request(watched: Any, few: None) -> None:
     watched.publish(*[b"x"] * 10)
     for after in (10, 4, 7, 0):
         watched.subscribe(after=after, resumed=False)
@@ -32,7 +32,7 @@ def test_few_are_looked_at_when_somebody_asks(watched: Any, few: None) -> None:
     assert made(watched).lags().largest == 11
 
 
-def test_many_are_looked_at_some_at_a_time_and_the_last_whole_round_is_the_answer(watched: Any, few: None) -> None:
+def test_lags_of_many_subscribers_are_those_of_the_last_complete_round(watched: Any, few: None) -> None:
     watched.publish(*[b"x"] * 10)
     subscriptions = [watched.subscribe(after=after, resumed=False) for after in (9, 9, 9, 9, 0, 9, 9, 9, 5)]
     counted = made(watched)
@@ -53,7 +53,7 @@ def test_many_are_looked_at_some_at_a_time_and_the_last_whole_round_is_the_answe
     assert counted.lags().started > began
 
 
-def test_the_furthest_are_found_wherever_they_stand(watched: Any, few: None) -> None:
+def test_subscribers_furthest_behind_are_found_in_any_order(watched: Any, few: None) -> None:
     watched.publish(*[b"x"] * 100)
     for n in range(50):
         watched.subscribe(after=100 - n * 37 % 50, resumed=False)
@@ -64,7 +64,7 @@ def test_the_furthest_are_found_wherever_they_stand(watched: Any, few: None) -> 
     assert len(counted.lags().furthest) <= 4 + census.BATCH
 
 
-def test_few_again_after_many(watched: Any, few: None) -> None:
+def test_lags_are_exact_again_when_few_subscribers_are_left(watched: Any, few: None) -> None:
     watched.publish(b"x")
     subscriptions = [watched.subscribe(resumed=False) for _ in range(6)]
     counted = made(watched)
@@ -77,7 +77,7 @@ def test_few_again_after_many(watched: Any, few: None) -> None:
     assert counted.lags().largest == 0
 
 
-def test_a_number_of_subscribers_that_fills_the_last_turn(watched: Any, few: None) -> None:
+def test_round_is_complete_when_the_last_batch_is_full(watched: Any, few: None) -> None:
     watched.publish(b"x")
     for _ in range(8):
         watched.subscribe(resumed=False)
@@ -89,9 +89,7 @@ def test_a_number_of_subscribers_that_fills_the_last_turn(watched: Any, few: Non
     assert len(set(map(id, answers))) == 3
 
 
-def test_the_sampler_looks_and_never_at_more_than_one_turn_takes(
-    watched: Any, few: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampler_examines_at_most_one_batch_per_turn(watched: Any, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     look = census.Lags.include
     monkeypatch.setattr(

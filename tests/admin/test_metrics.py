@@ -37,7 +37,7 @@ def labelled(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(value for _, value in labels): value for (found, labels), value in samples.items() if found == name}
 
 
-def test_protocols(watched: Any) -> None:
+def test_metrics_of_protocols(watched: Any) -> None:
     watched.publish(b"abc", b"d")
     watched.subscribe(resumed=False)
     watched.subscribe()
@@ -61,7 +61,7 @@ def test_protocols(watched: Any) -> None:
     }
 
 
-def test_streams_have_an_end_and_series_go_on(watched: Any) -> None:
+def test_number_of_stream_series_is_limited_and_series_persist(watched: Any) -> None:
     names = ["b", "a", 'quo"te\\ä\n{}', "d"]
     for name in names:
         watched.publish(b"x", stream=name)
@@ -76,7 +76,7 @@ def test_streams_have_an_end_and_series_go_on(watched: Any) -> None:
     assert labelled(scraped(watched.status, streams=3), "fyrehose_stream_last_seq").keys() == {(n,) for n in names[:3]}
 
 
-def test_the_process_and_the_reactor(watched: Any) -> None:
+def test_metrics_of_the_process_and_the_reactor(watched: Any) -> None:
     watched.pass_time(1)
     samples = scraped(watched.status)
     assert labelled(samples, "process_resident_memory_bytes")[()] > 1 << 20
@@ -96,7 +96,7 @@ def real(tmp_path: Path) -> Any:
     broker.close()
 
 
-def test_the_journal(real: Status) -> None:
+def test_metrics_of_the_journal(real: Status) -> None:
     for _ in range(5):
         real.broker.publish([Run.of("s", [b"x" * 2000], source="test")])
     samples = scraped(real)
@@ -114,7 +114,7 @@ def test_the_journal(real: Status) -> None:
     assert (journal["durability"], journal["commits"], journal["commit_bytes_p50"]) == ("batch", 5, 4096)
 
 
-def test_a_journal_that_is_closed(real: Status) -> None:
+def test_closed_journal_exports_its_state_only(real: Status) -> None:
     real.broker.close()
     samples = scraped(real)
     assert labelled(samples, "fyrehose_journal_state")["closed",] == 1

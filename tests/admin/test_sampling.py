@@ -10,7 +10,7 @@ from fyrehose.admin import sampling
 from fyrehose.admin.sampling import KEPT_SAMPLES, RECENT, TICK, Sample, StreamRates
 
 
-def test_rates_are_what_came_in_a_second(watched: Any) -> None:
+def test_rates_are_messages_and_bytes_per_second(watched: Any) -> None:
     watched.subscribe()
     watched.publish(b"abc", b"de")
     watched.clock.advance(0)
@@ -23,12 +23,12 @@ def test_rates_are_what_came_in_a_second(watched: Any) -> None:
     assert watched.sampler.samples[-1].published["http"] == (0, 0)
 
 
-def test_only_the_last_minutes_are_remembered(watched: Any) -> None:
+def test_only_the_latest_samples_are_kept(watched: Any) -> None:
     watched.pass_time(KEPT_SAMPLES + 20)
     assert len(watched.sampler.samples) == KEPT_SAMPLES
 
 
-def test_who_watches_is_told_until_it_has_enough(watched: Any) -> None:
+def test_watcher_receives_samples_until_it_unsubscribes(watched: Any) -> None:
     seen: list[Sample] = []
     enough = watched.sampler.watch(seen.append)
     watched.pass_time(3)
@@ -39,7 +39,7 @@ def test_who_watches_is_told_until_it_has_enough(watched: Any) -> None:
     assert 2 <= len(seen) <= 3
 
 
-def test_a_reactor_that_is_late_is_noticed(watched: Any) -> None:
+def test_lag_of_the_reactor_is_measured(watched: Any) -> None:
     watched.pass_time(1)
     watched.clock.advance(TICK + 0.7)
     watched.pass_time(1)
@@ -49,18 +49,18 @@ def test_a_reactor_that_is_late_is_noticed(watched: Any) -> None:
     assert watched.sampler.recent_quantile(3, 1.0) < 0.25, "that was long ago"
 
 
-def test_a_journal_that_measures_nothing(watched: Any) -> None:
+def test_journal_without_meters_has_no_quantiles(watched: Any) -> None:
     assert [watched.sampler.recent_quantile(which, 0.5) for which in range(3)] == [None, None, None]
 
 
-def test_it_stops_where_it_stands(watched: Any) -> None:
+def test_stopping_is_immediate_and_idempotent(watched: Any) -> None:
     watched.sampler.stop()
     watched.sampler.stop()
     watched.pass_time(3)
     assert not watched.sampler.samples
 
 
-def test_rates_of_streams_are_since_the_last_look(watched: Any) -> None:
+def test_stream_rates_cover_the_time_since_the_last_update(watched: Any) -> None:
     rates = StreamRates(watched.clock.seconds, watched.broker)
     watched.publish(*[b"x"] * 10, stream="a")
     assert rates.current()("a") is None
@@ -82,7 +82,7 @@ def test_rates_of_streams_are_since_the_last_look(watched: Any) -> None:
     assert rates.current()("a") == 0
 
 
-def test_a_stream_that_returns_has_the_rate_of_what_came_since(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_of_a_stream_created_again_counts_new_records_only(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "SPARE", 1)
     watched.publish(*[b"x"] * 10, stream="a")
     watched.broker.retire(["a"])

@@ -20,7 +20,7 @@ from fyrehose.admin.metrics import registry
 from fyrehose.admin.plugin import plugin
 from fyrehose.admin.server import POLICY, Admin, AdminService, make_admin, make_factory
 from fyrehose.admin.settings import Settings
-from fyrehose.admin.tail import EVERY
+from fyrehose.admin.tail import INTERVAL
 from fyrehose.core.policy import parse
 from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.identity import Identity, digest
@@ -106,7 +106,7 @@ def connect(watched: Any) -> Iterator[Connect]:
         ("/icon.svg", "image/svg+xml", b"<svg"),
     ],
 )
-def test_the_page(connect: Connect, path: str, kind: str, part: bytes) -> None:
+def test_files_of_the_page_are_served(connect: Connect, path: str, kind: str, part: bytes) -> None:
     status, head, body = connect().ask(path)
     assert status == 200
     assert f"Content-Type: {kind}" in head
@@ -114,7 +114,7 @@ def test_the_page(connect: Connect, path: str, kind: str, part: bytes) -> None:
     assert part in body
 
 
-def test_the_page_makes_no_markup_of_what_peers_say_and_needs_nobody_else(connect: Connect) -> None:
+def test_page_never_renders_peer_data_as_markup_and_loads_no_foreign_files(connect: Connect) -> None:
     peer = connect()
     for path in ("/", "/page.js", "/page.css"):
         body = peer.ask(path)[2].replace(b"http://www.w3.org/2000/svg", b"")
@@ -130,7 +130,7 @@ def test_the_page_makes_no_markup_of_what_peers_say_and_needs_nobody_else(connec
             assert word not in body, f"{word!r} in {path}"
 
 
-def test_metrics(connect: Connect, watched: Any) -> None:
+def test_metrics_are_served(connect: Connect, watched: Any) -> None:
     watched.publish(b"x")
     status, head, body = connect().ask("/metrics")
     assert status == 200
@@ -138,7 +138,7 @@ def test_metrics(connect: Connect, watched: Any) -> None:
     assert b'fyrehose_published_messages_total{protocol="http"} 1.0\n' in body
 
 
-def test_status(connect: Connect, watched: Any) -> None:
+def test_status_is_filtered_and_limited(connect: Connect, watched: Any) -> None:
     for stream in ("a", "b"):
         watched.publish(b"x", stream=stream)
     peer = connect()
@@ -148,17 +148,17 @@ def test_status(connect: Connect, watched: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", ["-1", "x", "1001", "9" * 9, "%D9%A3"])
-def test_a_limit_that_is_none(connect: Connect, limit: str) -> None:
+def test_invalid_limit_is_refused(connect: Connect, limit: str) -> None:
     assert connect().ask(f"/api/status?limit={limit}")[0] == 400
 
 
 @pytest.mark.parametrize("query", ["page=-1", "page=x", "page=10000001", "limit=1001"])
 @pytest.mark.parametrize("path", ["streams", "subscribers"])
-def test_a_page_that_is_none(connect: Connect, path: str, query: str) -> None:
+def test_invalid_page_is_refused(connect: Connect, path: str, query: str) -> None:
     assert connect().ask(f"/api/{path}?{query}")[0] == 400
 
 
-def test_pages_of_streams_and_of_subscribers(connect: Connect, watched: Any) -> None:
+def test_streams_and_subscribers_are_served_in_pages(connect: Connect, watched: Any) -> None:
     for stream in ("a1", "b1", "a2", "a3"):
         watched.publish(b"x", stream=stream)
         watched.subscribe(stream, resumed=False)
@@ -177,7 +177,9 @@ def test_pages_of_streams_and_of_subscribers(connect: Connect, watched: Any) -> 
     ("state", "health", "ready"),
     [(JournalState.WRITABLE, 200, 200), (JournalState.READ_ONLY, 200, 503), (JournalState.FAILED, 503, 503)],
 )
-def test_health_and_readiness(connect: Connect, watched: Any, state: JournalState, health: int, ready: int) -> None:
+def test_health_and_readiness_follow_the_journal_and_need_no_token(
+    connect: Connect, watched: Any, state: JournalState, health: int, ready: int
+) -> None:
     watched.journal.state = state
     peer = connect(token=TOKEN)
     assert (peer.ask("/health")[0], peer.ask("/ready")[0]) == (health, ready), "without the token"
@@ -187,20 +189,20 @@ def test_health_and_readiness(connect: Connect, watched: Any, state: JournalStat
 @pytest.mark.parametrize(
     "path", ["/page", "/../setup.cfg", "/%2e%2e/x", "/api", "/api/x", "/api/streams/s", "/api/streams//tail", "/x/y"]
 )
-def test_what_is_not_there(connect: Connect, path: str) -> None:
+def test_unknown_path_is_refused(connect: Connect, path: str) -> None:
     status, _, body = connect().ask(path)
     assert status in (400, 404)
     assert json.loads(body)["error"]
 
 
-def test_it_only_reads(connect: Connect) -> None:
+def test_methods_that_could_write_are_refused(connect: Connect) -> None:
     status, head, _ = connect().ask("/", method="POST")
     assert status == 405
     assert "Allow: GET, HEAD" in head
     assert connect().ask("/", method="HEAD")[2] == b""
 
 
-def test_a_foreign_name_gets_nothing(connect: Connect) -> None:
+def test_foreign_host_or_origin_is_refused(connect: Connect) -> None:
     """A page whose name was made to lead to this machine (DNS rebinding)."""
     assert connect().ask("/api/status", host="evil.example:8118")[0] == 421
     assert connect().ask("/api/status", "Origin: http://evil.example")[0] == 403
@@ -208,7 +210,7 @@ def test_a_foreign_name_gets_nothing(connect: Connect) -> None:
     assert connect(endpoint="tcp:1").ask("/api/status", host="anything.example")[0] == 200
 
 
-def test_a_token(connect: Connect) -> None:
+def test_configured_token_is_required(connect: Connect) -> None:
     peer = connect(token=TOKEN)
     for path in ("/", "/metrics", "/api/status", "/api/events", "/nothing"):
         status, head, _ = peer.ask(path)
@@ -220,7 +222,7 @@ def test_a_token(connect: Connect) -> None:
     assert peer.watched.broker.counters.counts["admin", "bad-token"] == 6
 
 
-def test_events(connect: Connect, watched: Any) -> None:
+def test_events_send_history_and_then_a_status_per_second(connect: Connect, watched: Any) -> None:
     watched.publish(b"x", stream="orders")
     watched.publish(b"x", stream="log")
     watched.pass_time(2)
@@ -250,7 +252,7 @@ def test_events(connect: Connect, watched: Any) -> None:
     assert peer.transport.value() == b""
 
 
-def test_a_tail(connect: Connect, watched: Any) -> None:
+def test_tail_sends_new_records(connect: Connect, watched: Any) -> None:
     watched.publish(b"one", stream="a/ä")
     peer = connect()
     _, _, body = peer.ask("/api/streams/a%2F%C3%A4/tail")
@@ -258,7 +260,7 @@ def test_a_tail(connect: Connect, watched: Any) -> None:
     ((name, new),) = peer.events()
     assert (name, new["records"][0]["payload"]) == ("records", "b25l")
     watched.publish(b"two", stream="a/ä")
-    watched.clock.advance(EVERY)
+    watched.clock.advance(INTERVAL)
     assert [len(new["records"]) for _, new in peer.events()] == [1]
     peer.leave()
 
@@ -268,7 +270,7 @@ def policy(watched: Any, *rules: dict[str, Any]) -> None:
     watched.broker.guard.change(parse({"allow": list(rules)}))
 
 
-def test_a_tail_obeys_the_policy(connect: Connect, watched: Any) -> None:
+def test_tail_obeys_the_policy(connect: Connect, watched: Any) -> None:
     watched.publish(b"secret", stream="payroll")
     watched.publish(b"seen", stream="orders.new")
     policy(watched, {"network": "127.0.0.1", "subscribe": "orders.*"}, {"network": "10.0.0.0/8", "subscribe": "*"})
@@ -280,17 +282,17 @@ def test_a_tail_obeys_the_policy(connect: Connect, watched: Any) -> None:
     assert watched.broker.counters.counts["admin", "Forbidden"] == 1
 
 
-def test_a_tail_ends_when_the_policy_changes(connect: Connect, watched: Any) -> None:
+def test_tail_ends_when_the_policy_forbids_it(connect: Connect, watched: Any) -> None:
     watched.publish(b"one", stream="orders")
     policy(watched, {"network": "127.0.0.1", "subscribe": "orders"})
     peer = connect()
     assert b"event: records" in peer.ask("/api/streams/orders/tail")[2]
     policy(watched, {"network": "127.0.0.1", "subscribe": "other"})
     watched.publish(b"secret", stream="orders")
-    watched.clock.advance(EVERY)
+    watched.clock.advance(INTERVAL)
     ((name, said),) = peer.events()
     assert name == "ended"
-    assert "the policy does not allow this stream any more" in said["error"]
+    assert "the access policy no longer allows this stream" in said["error"]
     assert peer.transport.disconnecting
 
 
@@ -308,7 +310,7 @@ def test_names_of_streams_obey_the_policy(connect: Connect, watched: Any, path: 
     assert b"payroll" in connect().ask(path, f"Authorization: Bearer {TOKEN}")[2]
 
 
-def test_no_filter_finds_out_a_name_that_is_hidden(connect: Connect, watched: Any) -> None:
+def test_filter_reveals_no_hidden_name(connect: Connect, watched: Any) -> None:
     for name in ("payroll", "orders"):
         watched.publish(b"x", stream=name)
     policy(watched, {"network": "127.0.0.1", "subscribe": "nothing"})
@@ -316,7 +318,7 @@ def test_no_filter_finds_out_a_name_that_is_hidden(connect: Connect, watched: An
     assert said == [{"total": 2, "matching": 2, "listed": [], "hidden": True}] * 3
 
 
-def test_names_are_not_in_events_of_those_who_may_not_see_them(connect: Connect, watched: Any) -> None:
+def test_shared_status_events_hide_names_from_restricted_clients(connect: Connect, watched: Any) -> None:
     """The status is put together once for all that look at it."""
     watched.publish(b"x", stream="payroll")
     policy(watched, {"network": "127.0.0.1", "subscribe": "orders"})
@@ -333,7 +335,7 @@ def test_names_are_not_in_events_of_those_who_may_not_see_them(connect: Connect,
             peer.transport.clear()
 
 
-def test_a_tail_of_what_is_damaged(connect: Connect, watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_ends_at_a_damaged_record(connect: Connect, watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     watched.publish(b"one")
 
     def damaged(journal: MemoryJournal, stream: str, start: int, size: int) -> Any:
@@ -347,7 +349,7 @@ def test_a_tail_of_what_is_damaged(connect: Connect, watched: Any, monkeypatch: 
     peer.leave()
 
 
-def test_a_stream_of_events_ends_with_the_server(connect: Connect) -> None:
+def test_event_streams_end_when_the_server_stops(connect: Connect) -> None:
     peers = [connect(), connect()]
     for peer, path in zip(peers, ("/api/events", "/api/streams/s/tail"), strict=True):
         peer.ask(path)
@@ -358,13 +360,13 @@ def test_a_stream_of_events_ends_with_the_server(connect: Connect) -> None:
         assert drained.called
 
 
-def test_heads_of_streams_are_only_heads(connect: Connect) -> None:
+def test_head_of_an_event_stream_ends_immediately(connect: Connect) -> None:
     peer = connect()
     assert peer.ask("/api/events", method="HEAD")[2] == b""
     assert peer.ask("/health")[0] == 200
 
 
-def test_the_service_looks_as_long_as_it_runs(make_watched: Any, log_lines: list[str]) -> None:
+def test_service_samples_while_it_runs(make_watched: Any, log_lines: list[str]) -> None:
     watched, reactor = make_watched(), MemoryReactorClock()
     settings = Settings()
     admin = make_admin(watched.broker, reactor, lambda: 0.0, settings, None)
@@ -380,7 +382,7 @@ def test_the_service_looks_as_long_as_it_runs(make_watched: Any, log_lines: list
     assert not [call for call in reactor.getDelayedCalls() if call.active()]
 
 
-def test_a_token_is_read_again(watched: Any, tmp_path: Path) -> None:
+def test_reload_reads_the_token_again(watched: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
     settings = Settings(token_file=str(path))
@@ -395,7 +397,7 @@ def test_a_token_is_read_again(watched: Any, tmp_path: Path) -> None:
     assert service._admin.token == "another one, as long"
 
 
-def test_who_looks_on_with_the_token_that_was_is_shown_out(watched: Any, tmp_path: Path) -> None:
+def test_reload_with_another_token_closes_connections(watched: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
     settings = Settings(token_file=str(path))
@@ -414,17 +416,17 @@ def test_who_looks_on_with_the_token_that_was_is_shown_out(watched: Any, tmp_pat
     peer.leave()
 
 
-def test_it_shows_no_other_broker_than_the_servers_own() -> None:
+def test_foreign_broker_is_refused() -> None:
     with pytest.raises(ConfigError, match="own broker"):
         plugin.make_service(MemoryReactorClock(), object(), plugin.default_endpoint, Settings())  # type: ignore[arg-type]
 
 
-def test_it_does_not_open_to_everybody(watched: Any) -> None:
+def test_public_endpoint_without_tls_and_token_is_refused(watched: Any) -> None:
     with pytest.raises(ConfigError, match="TLS"):
         plugin.make_service(MemoryReactorClock(), watched.broker, "tcp:8118", Settings())
 
 
-def test_without_prometheus_client(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_prometheus_client_is_reported(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin_module, "find_spec", lambda name: None if "prometheus" in name else find_spec(name))
     with pytest.raises(MissingExtra, match=r"fyrehose\[admin\]"):
         plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, Settings())

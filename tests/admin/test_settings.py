@@ -24,7 +24,7 @@ from fyrehose.errors import ConfigError
         ("systemd:domain=INET:name=admin", {}, "TLS .* and a token"),
     ],
 )
-def test_an_endpoint_off_loopback_needs_tls_and_a_token(endpoint: str, settings: dict[str, str], missing: str) -> None:
+def test_endpoint_off_loopback_requires_tls_and_a_token(endpoint: str, settings: dict[str, str], missing: str) -> None:
     made = Settings(**settings)
     if not missing:
         check_place(endpoint, made)
@@ -33,7 +33,7 @@ def test_an_endpoint_off_loopback_needs_tls_and_a_token(endpoint: str, settings:
         check_place(endpoint, made)
 
 
-def test_a_token_is_the_first_line_of_a_file(tmp_path: Path) -> None:
+def test_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("0123456789abcdef0123\nsomething else\n")
     assert read_token(str(path)) == "0123456789abcdef0123"
@@ -41,13 +41,13 @@ def test_a_token_is_the_first_line_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40])
-def test_an_unusable_token_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_unusable_token_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="token"):
         read_token(str(path))
 
 
-def test_a_missing_token_file_is_refused(tmp_path: Path) -> None:
+def test_missing_token_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_token(str(tmp_path / "none"))

@@ -22,7 +22,7 @@ def by_name(listed: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in listed}
 
 
-def test_a_server_that_has_just_begun(watched: Any) -> None:
+def test_status_of_a_new_server(watched: Any) -> None:
     status = watched.status.complete()
     assert json.loads(json.dumps(status)) == status
     assert status["version"] == __version__
@@ -36,7 +36,7 @@ def test_a_server_that_has_just_begun(watched: Any) -> None:
     assert watched.status.ready() == (True, "writable")
 
 
-def test_listeners(watched: Any) -> None:
+def test_listeners_are_listed_with_present_access_and_connections(watched: Any) -> None:
     there = 0
     watched.broker.listeners.append(
         Listener(
@@ -60,7 +60,7 @@ def test_listeners(watched: Any) -> None:
     assert watched.status.complete()["listeners"] == [{**said, "access": "2 peers", "connections": 2}]
 
 
-def test_what_a_protocol_writes_for_itself_is_no_protocol(watched: Any) -> None:
+def test_own_records_of_a_protocol_are_not_counted(watched: Any) -> None:
     watched.broker.listeners.append(
         Listener(name="relink", protocol="relink", endpoint="tcp:1", access=lambda: "", connections=lambda: 0)
     )
@@ -71,7 +71,7 @@ def test_what_a_protocol_writes_for_itself_is_no_protocol(watched: Any) -> None:
     assert set(watched.sampler.samples[-1].published) == {"figg", "relink"}
 
 
-def test_protocols(watched: Any) -> None:
+def test_protocols_are_listed_with_counts_and_rates(watched: Any) -> None:
     counters = watched.broker.counters
     counters.add("lumberjack", "connections", 3)
     counters.gauge("lumberjack", "connections", 3)
@@ -91,7 +91,7 @@ def test_protocols(watched: Any) -> None:
     assert (figg["delivered_messages"], figg["subscribers"], figg["lag"]) == (2, 2, 2)
 
 
-def test_the_busiest_streams_are_listed(watched: Any) -> None:
+def test_busiest_streams_are_listed_first(watched: Any) -> None:
     for n in range(5):
         watched.publish(b"x", stream=f"s{n}")
     watched.status.complete()
@@ -104,7 +104,7 @@ def test_the_busiest_streams_are_listed(watched: Any) -> None:
     assert streams["listed"][0] == {"name": "s3", "first": 1, "last": 10, "rate": 9.0, "subscribers": 1}
 
 
-def test_streams_that_match(watched: Any) -> None:
+def test_streams_are_filtered_by_a_part_of_the_name(watched: Any) -> None:
     for stream in ("Orders", "orders.eu", "log"):
         watched.publish(b"x", stream=stream)
     streams = watched.status.complete("ORD")["streams"]
@@ -112,7 +112,7 @@ def test_streams_that_match(watched: Any) -> None:
     assert {stream["name"] for stream in streams["listed"]} == {"Orders", "orders.eu"}
 
 
-def test_who_is_furthest_behind_comes_first(watched: Any) -> None:
+def test_subscribers_furthest_behind_are_listed_first(watched: Any) -> None:
     watched.publish(*[b"x"] * 10)
     watched.subscribe()
     watched.subscribe(after=4, resumed=False)
@@ -132,7 +132,7 @@ def test_who_is_furthest_behind_comes_first(watched: Any) -> None:
     ]
 
 
-def test_refusals_the_most_frequent_first(watched: Any) -> None:
+def test_most_frequent_refusals_are_listed_first(watched: Any) -> None:
     counters = watched.broker.counters
     for cause, times in (("a", 1), ("b", 3)):
         for _ in range(times):
@@ -144,13 +144,13 @@ def test_refusals_the_most_frequent_first(watched: Any) -> None:
     ]
 
 
-def test_a_full_disk(watched: Any) -> None:
+def test_server_with_a_full_disk_is_not_ready(watched: Any) -> None:
     watched.journal.enter(JournalState.READ_ONLY, "full")
     assert watched.status.ready() == (False, "read-only")
     assert watched.status.complete()["journal"]["state"] == "read-only"
 
 
-def test_all_streams_are_listed_page_by_page_in_the_order_in_which_they_were_made(watched: Any) -> None:
+def test_pages_list_all_streams_in_order_of_creation(watched: Any) -> None:
     for n in range(5):
         watched.publish(b"x", stream=f"s{n * 7 % 5}")
     watched.publish(b"x", stream="other")
@@ -160,7 +160,7 @@ def test_all_streams_are_listed_page_by_page_in_the_order_in_which_they_were_mad
     assert pages[0]["listed"][0] == {"name": "s0", "first": 1, "last": 1, "rate": None, "subscribers": 0}
 
 
-def test_all_subscribers_are_listed_page_by_page_in_the_order_in_which_they_came(watched: Any) -> None:
+def test_pages_list_all_subscribers_in_order_of_creation(watched: Any) -> None:
     watched.publish(*[b"x"] * 5)
     for after in (3, 1, 4):
         watched.subscribe(after=after, resumed=False)
@@ -169,7 +169,7 @@ def test_all_subscribers_are_listed_page_by_page_in_the_order_in_which_they_came
     assert [(page["total"], page["page"]) for page in pages] == [(3, 0), (3, 1)]
 
 
-def test_no_answer_looks_at_every_stream_or_subscriber(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_examines_every_stream_or_subscriber(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(census, "BATCH", 50)
     monkeypatch.setattr(census, "LISTED", 10)
     for n in range(400):

@@ -6,64 +6,64 @@ import json
 from base64 import b64decode
 from typing import Any
 
-from fyrehose.admin.tail import PART, SHOWN, Tail, as_event
+from fyrehose.admin.tail import MOST_RECORDS, PART, Tail, as_event
 
 
 def seqs(new: Any) -> list[int]:
     return [record["seq"] for record in new["records"]]
 
 
-def test_it_begins_with_the_last_and_goes_on(watched: Any) -> None:
+def test_tail_starts_with_the_last_records_and_continues(watched: Any) -> None:
     watched.publish(*[b"x"] * 100)
     tail = Tail(watched.broker, "s", back=3)
-    assert seqs(tail.look()) == [98, 99, 100]
-    assert tail.look() is None
+    assert seqs(tail.read()) == [98, 99, 100]
+    assert tail.read() is None
     watched.publish(b"a", b"b")
-    new = tail.look()
+    new = tail.read()
     assert (seqs(new), new["skipped"]) == ([101, 102], 0)
 
 
-def test_more_than_can_be_read_is_left_out_and_said(watched: Any) -> None:
+def test_records_beyond_the_limit_are_counted_as_skipped(watched: Any) -> None:
     tail = Tail(watched.broker, "s")
     watched.publish(*[b"x"] * 1000)
-    new = tail.look()
-    assert (len(new["records"]), new["skipped"], seqs(new)[-1]) == (SHOWN, 1000 - SHOWN, 1000)
+    new = tail.read()
+    assert (len(new["records"]), new["skipped"], seqs(new)[-1]) == (MOST_RECORDS, 1000 - MOST_RECORDS, 1000)
 
 
-def test_what_is_large_is_shown_in_part(watched: Any) -> None:
+def test_large_payload_is_truncated(watched: Any) -> None:
     watched.publish(b"\xff" * (PART + 1))
-    (record,) = Tail(watched.broker, "s").look()["records"]
+    (record,) = Tail(watched.broker, "s").read()["records"]
     assert (record["size"], b64decode(record["payload"])) == (PART + 1, b"\xff" * PART)
     assert (record["source"], record["stream"]) == ("http", "s")
 
 
-def test_large_ones_come_one_look_after_the_other(watched: Any) -> None:
+def test_large_records_are_returned_in_several_reads(watched: Any) -> None:
     tail = Tail(watched.broker, "s")
     watched.publish(*[b"x" * 600_000] * 4)
     found = []
-    while (new := tail.look()) is not None:
+    while (new := tail.read()) is not None:
         assert new["skipped"] == 0
         found += seqs(new)
     assert found == [1, 2, 3, 4]
 
 
-def test_a_stream_that_is_not_there_yet(watched: Any) -> None:
+def test_stream_may_be_created_later(watched: Any) -> None:
     tail = Tail(watched.broker, "new")
-    assert tail.look() is None
+    assert tail.read() is None
     watched.publish(b"x", stream="new")
-    assert seqs(tail.look()) == [1]
+    assert seqs(tail.read()) == [1]
 
 
-def test_what_retention_took_is_left_out(watched: Any) -> None:
+def test_records_deleted_by_retention_are_skipped(watched: Any) -> None:
     tail = Tail(watched.broker, "s")
     watched.publish(b"a")
     watched.publish(b"b")
     watched.journal.forget("s", 2)
-    new = tail.look()
+    new = tail.read()
     assert (seqs(new), new["skipped"]) == ([2], 1)
 
 
-def test_an_event_is_one_line_of_json() -> None:
+def test_event_is_one_line_of_json() -> None:
     event = as_event("records", {"text": "a\nb\u2028ä"}).decode()
     name, data, *rest = event.split("\n")
     assert (name, rest) == ("event: records", ["", ""])

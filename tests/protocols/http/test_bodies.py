@@ -25,24 +25,24 @@ def collect(body: Body, chunks: list[bytes]) -> list[bytes]:
         (b"a\rb\r\r\n\xff\x00\n", [b"a\rb\r", b"\xff\x00"]),
     ],
 )
-def test_lines(data: bytes, messages: list[bytes]) -> None:
+def test_lines_are_messages(data: bytes, messages: list[bytes]) -> None:
     for chunks in every_chunking(data):
         assert collect(Lines(100), list(chunks)) == messages
 
 
 @given(st.lists(st.binary(max_size=6), max_size=8))
-def test_the_whole_body(chunks: list[bytes]) -> None:
+def test_whole_body_is_one_message(chunks: list[bytes]) -> None:
     assert collect(Whole(100, None), chunks) == [b"".join(chunks)]
 
 
 @pytest.mark.parametrize("line", [b"12345", b"12345\n", b"x\n12345\nx", b"12345\r\n", b"x\n12345"])
-def test_a_line_that_is_too_long_in_every_cut(line: bytes) -> None:
+def test_line_above_the_limit_is_refused_in_every_chunking(line: bytes) -> None:
     for chunks in every_chunking(line):
         with pytest.raises(TooLarge):
             collect(Lines(4), list(chunks))
 
 
-def test_what_comes_before_a_line_that_is_too_long_counts_in_every_cut() -> None:
+def test_lines_before_one_above_the_limit_are_kept_in_every_chunking() -> None:
     for chunks in every_chunking(b"x\ny\n12345\nz"):
         body = Lines(4)
         messages: list[bytes] = []
@@ -51,19 +51,19 @@ def test_what_comes_before_a_line_that_is_too_long_counts_in_every_cut() -> None
         assert messages + caught.value.before == [b"x", b"y"]
 
 
-def test_the_longest_line_with_a_carriage_return() -> None:
+def test_longest_line_may_end_with_a_carriage_return() -> None:
     for chunks in every_chunking(b"1234\r\n1234"):
         assert collect(Lines(4), list(chunks)) == [b"1234", b"1234"]
 
 
-def test_a_whole_body_that_is_too_long() -> None:
+def test_whole_body_above_the_limit_is_refused() -> None:
     body = Whole(4, None)
     assert body.add(b"1234") == []
     with pytest.raises(TooLarge):
         body.add(b"5")
 
 
-def test_what_is_expected_is_said_whole() -> None:
+def test_expected_size_of_an_incomplete_message() -> None:
     assert Whole(1 << 20, 500).expected == 500
     assert Whole(1 << 20, 0).expected == 1
     chunked = Whole(1 << 20, None)

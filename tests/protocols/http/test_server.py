@@ -157,7 +157,7 @@ def server(make: Make) -> Server:
     return make()
 
 
-def test_a_message_is_answered_when_it_is_durable_and_not_before(make: Make) -> None:
+def test_post_is_answered_once_the_message_is_durable(make: Make) -> None:
     server = make(auto=False)
     peer = server.connect()
     peer.say("POST /streams/log", "Content-Type: text/plain", body=b"hello")
@@ -169,7 +169,7 @@ def test_a_message_is_answered_when_it_is_durable_and_not_before(make: Make) -> 
     assert record.producer == "127.0.0.1:5000"
 
 
-def test_a_message_a_line_comes_back_as_it_went_in(server: Server) -> None:
+def test_published_lines_are_read_back_unchanged(server: Server) -> None:
     peer = server.connect()
     answer = peer.ask("POST /streams/s", "Content-Type: application/x-ndjson", body=b'{"a": 1}\n[2]\r\n\n"3"')
     assert (answer.status, answer.json) == (200, {"stream": "s", "count": 3, "first": 1, "last": 3})
@@ -180,7 +180,7 @@ def test_a_message_a_line_comes_back_as_it_went_in(server: Server) -> None:
     assert {line["content_type"] for line in answer.lines} == {"application/json"}
 
 
-def test_lines_that_others_published_between(make: Make) -> None:
+def test_answer_lists_ranges_if_others_published_in_between(make: Make) -> None:
     server = make()
     peer = server.connect()
     peer.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
@@ -190,21 +190,21 @@ def test_lines_that_others_published_between(make: Make) -> None:
     assert peer.answer().json == {"stream": "s", "count": 3, "first": 1, "last": 4, "ranges": [[1, 2], [4, 4]]}
 
 
-def test_an_answer_names_no_end_of_ranges() -> None:
+def test_number_of_ranges_in_an_answer_is_limited() -> None:
     upload = Upload("s")
     for n in range(2 * MOST_RANGES):
         upload.add_durable(3 * n + 1, 1)
     assert upload.answer() == {"stream": "s", "count": 2 * MOST_RANGES, "first": 1, "last": 6 * MOST_RANGES - 2}
 
 
-def test_a_body_without_lines(server: Server) -> None:
+def test_body_without_lines_publishes_nothing(server: Server) -> None:
     assert server.connect().ask("POST /streams/s", "Content-Type: application/x-ndjson", body=b"\n").json == {
         "count": 0
     }
     assert not server.journal.ends()
 
 
-def test_requests_one_behind_the_other_are_answered_in_order(make: Make) -> None:
+def test_pipelined_requests_are_answered_in_order(make: Make) -> None:
     server = make(auto=False)
     peer = server.connect()
     for n in range(3):
@@ -221,7 +221,7 @@ def test_requests_one_behind_the_other_are_answered_in_order(make: Make) -> None
     ("query", "seqs"),
     [("", [1, 2, 3, 4]), ("?from=3", [3, 4]), ("?limit=2", [1, 2]), ("?from=2&limit=1", [2]), ("?from=9", [])],
 )
-def test_reading(server: Server, query: str, seqs: list[int]) -> None:
+def test_get_answers_with_the_records_requested(server: Server, query: str, seqs: list[int]) -> None:
     server.publish(b"a", b"b")
     server.publish(b"c", b"d")
     peer = server.connect()
@@ -232,7 +232,7 @@ def test_reading(server: Server, query: str, seqs: list[int]) -> None:
     assert [line["seq"] for line in peer.ask(f"GET /streams/s{query}").lines] == seqs, "the connection goes on"
 
 
-def test_reading_begins_where_retention_has_left_something(server: Server) -> None:
+def test_get_starts_at_the_oldest_record_retained(server: Server) -> None:
     server.publish(b"a")
     server.publish(b"b")
     server.journal.forget("s", 2)
@@ -241,19 +241,19 @@ def test_reading_begins_where_retention_has_left_something(server: Server) -> No
     assert answer.headers["fyrehose-oldest"] == "2"
 
 
-def test_a_payload_that_is_no_text(server: Server) -> None:
+def test_payload_that_is_not_utf8_is_sent_as_base64(server: Server) -> None:
     server.publish(b"\xff\x00")
     (line,) = server.connect().ask("GET /streams/s").lines
     assert line["payload_base64"] == "/wA="
 
 
-def test_a_stream_that_is_not_there(server: Server) -> None:
+def test_get_of_an_unknown_stream_is_refused(server: Server) -> None:
     answer = server.connect().ask("GET /streams/none")
     assert (answer.status, answer.json) == (404, {"error": "there is no stream 'none'"})
     assert server.count("no-such-stream") == 1
 
 
-def test_much_is_read_in_turns_as_fast_as_the_peer_takes_it(server: Server) -> None:
+def test_long_answer_is_sent_in_parts_as_fast_as_the_peer_reads(server: Server) -> None:
     for n in range(20):
         server.publish(b"%02d" % n * 50_000)
     peer = server.connect()
@@ -274,7 +274,7 @@ def test_much_is_read_in_turns_as_fast_as_the_peer_takes_it(server: Server) -> N
     assert len(peer.answer().lines) == 20
 
 
-def test_what_was_published_since_does_not_belong_to_the_answer(server: Server) -> None:
+def test_answer_ends_at_the_last_record_at_the_time_of_the_request(server: Server) -> None:
     server.publish(*[b"x" * 300_000] * 3)
     peer = server.connect()
     peer.say("GET /streams/s")
@@ -282,7 +282,7 @@ def test_what_was_published_since_does_not_belong_to_the_answer(server: Server) 
     assert [line["seq"] for line in peer.answer().lines] == [1, 2, 3]
 
 
-def test_an_answer_that_cannot_be_ended_does_not_look_whole(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_that_fails_halfway_aborts_the_connection(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.publish(b"a")
 
     def damaged(journal: MemoryJournal, stream: str, start: int, size: int) -> Any:
@@ -305,7 +305,7 @@ def events(data: bytes) -> list[tuple[str, Any]]:
     return found
 
 
-def test_following(server: Server) -> None:
+def test_live_get_sends_new_records_and_keepalives(server: Server) -> None:
     server.publish(b"before")
     peer = server.connect()
     answer = peer.ask("GET /streams/s/live")
@@ -320,7 +320,7 @@ def test_following(server: Server) -> None:
 
 
 @pytest.mark.parametrize("words", [("?from=2",), ("", "Last-Event-ID: 1")])
-def test_following_goes_on_where_it_was(server: Server, words: tuple[str, ...]) -> None:
+def test_live_get_resumes_from_a_number_or_the_last_event_id(server: Server, words: tuple[str, ...]) -> None:
     server.publish(b"a", b"b", b"c")
     peer = server.connect()
     answer = peer.ask(f"GET /streams/s/live{words[0]}", *words[1:])
@@ -328,7 +328,7 @@ def test_following_goes_on_where_it_was(server: Server, words: tuple[str, ...]) 
     peer.leave()
 
 
-def test_many_small_ones_are_sent_in_turns_and_in_order(server: Server) -> None:
+def test_many_small_records_are_sent_in_turns_and_in_order(server: Server) -> None:
     count = 2 * TURN_RECORDS + 10
     server.publish(*[b"x"] * count)
     peer = server.connect()
@@ -345,7 +345,7 @@ def test_many_small_ones_are_sent_in_turns_and_in_order(server: Server) -> None:
     server.clock.advance(0)
 
 
-def test_small_ones_wait_for_a_slow_reader(server: Server) -> None:
+def test_small_records_wait_for_a_slow_subscriber(server: Server) -> None:
     server.publish(*[b"x"] * (3 * TURN_RECORDS))
     peer = server.connect()
     peer.say("GET /streams/s/live?from=1")
@@ -360,7 +360,7 @@ def test_small_ones_wait_for_a_slow_reader(server: Server) -> None:
     peer.leave()
 
 
-def test_who_follows_is_told_of_a_gap(server: Server) -> None:
+def test_live_get_reports_a_gap(server: Server) -> None:
     server.publish(b"a")
     server.publish(b"b")
     server.journal.forget("s", 2)
@@ -371,7 +371,7 @@ def test_who_follows_is_told_of_a_gap(server: Server) -> None:
     peer.leave()
 
 
-def test_a_stream_need_not_be_there_to_be_followed(server: Server) -> None:
+def test_live_get_of_a_stream_that_is_created_later(server: Server) -> None:
     peer = server.connect()
     peer.ask("GET /streams/new/live")
     server.publish(b"a", stream="new")
@@ -379,7 +379,7 @@ def test_a_stream_need_not_be_there_to_be_followed(server: Server) -> None:
     peer.leave()
 
 
-def test_a_reader_that_does_not_read_is_closed_and_disturbs_nobody(server: Server) -> None:
+def test_stalled_subscriber_is_aborted_and_others_are_not_affected(server: Server) -> None:
     slow, quick = server.connect(), server.connect(5001)
     slow.say("GET /streams/s/live")
     quick.say("GET /streams/s/live")
@@ -394,7 +394,7 @@ def test_a_reader_that_does_not_read_is_closed_and_disturbs_nobody(server: Serve
     quick.leave()
 
 
-def test_a_full_disk_says_when_to_come_again(server: Server) -> None:
+def test_full_disk_is_answered_with_retry_after(server: Server) -> None:
     server.journal.enter(JournalState.READ_ONLY, "full")
     peer = server.connect()
     answer = peer.ask("POST /streams/s", body=b"x")
@@ -404,7 +404,7 @@ def test_a_full_disk_says_when_to_come_again(server: Server) -> None:
     assert peer.ask("POST /streams/s", body=b"x").status == 200
 
 
-def test_what_was_taken_before_the_disk_was_full_is_said(server: Server) -> None:
+def test_answer_counts_messages_published_before_the_disk_was_full(server: Server) -> None:
     peer = server.connect()
     peer.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
     peer.protocol.dataReceived(b"4\r\na\nb\n\r\n")
@@ -447,7 +447,7 @@ def _stop(peer: Peer) -> None:
         (b"c\r\n" + b"x" * 11 + b"\n\r\n2\r\nz\n\r\n0\r\n\r\n", _nothing, 413),
     ],
 )
-def test_what_goes_wrong_on_the_way_says_what_was_taken_before(
+def test_failed_body_is_answered_with_the_count_of_published_messages(
     make: Make, rest: bytes, then: Callable[[Peer], None], status: int, settled: bool, at_once: bool
 ) -> None:
     server = make(auto=False, max_payload=10)
@@ -468,7 +468,7 @@ def test_what_goes_wrong_on_the_way_says_what_was_taken_before(
     assert server.journal.ends() == {"s": 2}
 
 
-def test_a_refusal_waits_for_what_came_before_it(make: Make) -> None:
+def test_refusal_waits_until_the_messages_before_it_are_durable(make: Make) -> None:
     server = make(auto=False)
     server.broker.restrict("s", 5)
     peer = server.connect()
@@ -486,7 +486,7 @@ def test_a_refusal_waits_for_what_came_before_it(make: Make) -> None:
     ("name", "status"),
     [("s", 413), ("other", 507)],
 )
-def test_what_the_broker_refuses(make: Make, name: str, status: int) -> None:
+def test_refusal_of_the_broker_has_a_status(make: Make, name: str, status: int) -> None:
     server = make()
     server.publish(b"x")
     server.broker.restrict("s", 5)
@@ -498,7 +498,7 @@ def test_what_the_broker_refuses(make: Make, name: str, status: int) -> None:
     assert peer.ask("POST /streams/s", body=b"x").status == 200, "the connection goes on"
 
 
-def test_more_streams_than_one_peer_may_make_are_refused_and_the_answer_says_what_helps(make: Make) -> None:
+def test_streams_beyond_the_limit_of_a_peer_are_refused_with_advice(make: Make) -> None:
     server = make(limits=PeerLimits(streams=2))
     peer = server.connect()
     assert [peer.ask(f"POST /streams/{name}", body=b"x").status for name in "ab"] == [200, 200]
@@ -509,7 +509,7 @@ def test_more_streams_than_one_peer_may_make_are_refused_and_the_answer_says_wha
     assert peer.ask("POST /streams/a", body=b"x").status == 200, "the connection goes on"
 
 
-def test_a_stream_that_no_peer_may_make_is_refused_for_good(make: Make) -> None:
+def test_stream_that_no_peer_may_create_is_refused_without_retry_after(make: Make) -> None:
     server = make(rules=StreamRules((StreamRule(names=("closed",), new_streams=False),)))
     peer = server.connect()
     refused = peer.ask("POST /streams/closed", body=b"x")
@@ -521,7 +521,7 @@ def test_a_stream_that_no_peer_may_make_is_refused_for_good(make: Make) -> None:
     assert peer.ask("POST /streams/open", body=b"x").status == 200, "the connection goes on"
 
 
-def test_streams_that_are_made_too_fast_are_refused_until_later(make: Make) -> None:
+def test_streams_created_too_fast_are_refused_with_retry_after(make: Make) -> None:
     server = make(limits=PeerLimits(burst=1, rate=1.0))
     peer = server.connect()
     assert peer.ask("POST /streams/a", body=b"x").status == 200
@@ -532,7 +532,7 @@ def test_streams_that_are_made_too_fast_are_refused_until_later(make: Make) -> N
     assert peer.ask("POST /streams/b", body=b"x").status == 200
 
 
-def test_a_subscription_beyond_what_an_address_may_have_is_refused_until_one_ends(make: Make) -> None:
+def test_subscription_beyond_the_limit_of_an_address_is_refused_until_one_ends(make: Make) -> None:
     server = make(limits=PeerLimits(subscriptions=1))
     first, second = server.connect(), server.connect()
     first.say("GET /streams/a/live")
@@ -552,7 +552,7 @@ RULES = [
 ]
 
 
-def test_what_the_policy_does_not_allow(make: Make) -> None:
+def test_request_that_the_policy_does_not_allow_is_refused(make: Make) -> None:
     server = make(policy=RULES)
     server.publish(b"x", stream="open")
     peer = server.connect()
@@ -567,7 +567,7 @@ def test_what_the_policy_does_not_allow(make: Make) -> None:
     assert server.count("Forbidden") > 0
 
 
-def test_a_subscription_that_the_policy_ends(make: Make) -> None:
+def test_live_get_ends_when_the_policy_forbids_it(make: Make) -> None:
     server = make(policy=RULES)
     peer = server.connect()
     peer.ask("GET /streams/open/live")
@@ -576,7 +576,7 @@ def test_a_subscription_that_the_policy_ends(make: Make) -> None:
     assert peer.transport.disconnecting
 
 
-def test_the_server_closes_when_what_came_in_is_answered(make: Make) -> None:
+def test_stopping_server_answers_pending_requests_before_it_closes(make: Make) -> None:
     server = make(auto=False)
     publisher, reader, uploader, idle = (server.connect(5000 + n) for n in range(4))
     publisher.say("POST /streams/s", body=b"x")
@@ -599,7 +599,7 @@ def test_the_server_closes_when_what_came_in_is_answered(make: Make) -> None:
     assert server.broker.budget.used == 0
 
 
-def test_a_peer_that_leaves_in_the_middle_leaves_nothing(make: Make) -> None:
+def test_disconnected_peer_leaves_no_memory_or_timers(make: Make) -> None:
     server = make(auto=False)
     for line, body in (("POST /streams/s", b"x"), ("GET /streams/s/live", None)):
         peer = server.connect()
@@ -620,7 +620,7 @@ def test_a_peer_that_leaves_in_the_middle_leaves_nothing(make: Make) -> None:
     assert not [call for call in server.clock.getDelayedCalls() if call.active()]
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(server: Server) -> None:
+def test_body_that_does_not_arrive_times_out(server: Server) -> None:
     peer = server.connect()
     peer.say("POST /streams/s", "Content-Length: 1000")
     server.clock.advance(31)
@@ -628,7 +628,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(server: Server) -> None:
     assert (answer.status, answer.json["error"].partition(":")[0]) == (408, "frame-timeout")
 
 
-def test_a_body_is_read_no_further_than_the_budget(make: Make) -> None:
+def test_reading_a_body_pauses_at_the_memory_budget(make: Make) -> None:
     server = make(auto=False)
     server.broker.budget.each = 1000
     peer = server.connect()
@@ -639,7 +639,7 @@ def test_a_body_is_read_no_further_than_the_budget(make: Make) -> None:
     assert peer.transport.producerState == "producing"
 
 
-def test_nothing_that_is_no_http_is_taken(server: Server) -> None:
+def test_invalid_http_is_refused_and_the_connection_closed(server: Server) -> None:
     peer = server.connect()
     peer.protocol.dataReceived(b"\x16\x03\x01\x00\x00\r\n\r\n")
     assert peer.answer().status == 400
@@ -647,13 +647,13 @@ def test_nothing_that_is_no_http_is_taken(server: Server) -> None:
     assert server.count("bad-http") == 1
 
 
-def test_a_name_that_is_not_of_this_machine(server: Server) -> None:
+def test_foreign_host_is_refused(server: Server) -> None:
     peer = server.connect()
     peer.protocol.dataReceived(b"GET /streams/s HTTP/1.1\r\nHost: rebound.example\r\n\r\n")
     assert peer.answer().status == 421
 
 
-def test_a_refusal_is_answered_at_once_and_the_connection_closed_later(make: Make) -> None:
+def test_refusal_is_answered_immediately_and_the_connection_closed_later(make: Make) -> None:
     server = make(refusal_delay=3.2)
     peer = server.connect()
     peer.protocol.dataReceived(b"no HTTP at all\r\n\r\n")
@@ -663,21 +663,21 @@ def test_a_refusal_is_answered_at_once_and_the_connection_closed_later(make: Mak
     assert peer.transport.disconnecting
 
 
-def test_an_address_that_only_a_token_can_help_is_accepted(make: Make) -> None:
+def test_address_that_needs_a_token_is_accepted(make: Make) -> None:
     server = make()
     server.broker.guard.change(parse({"allow": [{"token": f"sha256:{digest('secret')}", "publish": "s"}]}))
     peer = server.connect()
     assert peer.ask("POST /streams/s", "Authorization: Bearer secret", body=b"x").status == 200
 
 
-def test_an_address_that_no_token_can_help_is_refused_when_it_is_accepted(make: Make) -> None:
+def test_address_that_no_token_can_allow_is_refused_before_any_request(make: Make) -> None:
     server = make()
     server.broker.guard.change(parse({"allow": [{"network": "10.0.0.0/8", "publish": "s"}]}))
     assert server.factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 5)) is None
     assert server.count("forbidden-address") == 1
 
 
-def test_a_request_that_is_being_answered_is_not_idle(make: Make) -> None:
+def test_connection_with_a_pending_request_is_not_idle(make: Make) -> None:
     server = make(max_connections=1)
     peer = server.connect()
     peer.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
@@ -687,7 +687,7 @@ def test_a_request_that_is_being_answered_is_not_idle(make: Make) -> None:
     assert idle.protocol.is_idle()
 
 
-def test_a_stream_is_retired_when_it_is_durable_and_not_before(make: Make) -> None:
+def test_delete_is_answered_once_the_retirement_is_durable(make: Make) -> None:
     server = make(auto=False)
     peer = server.connect()
     peer.say("POST /streams/a%2Fb", body=b"x")
@@ -718,7 +718,7 @@ def test_a_stream_is_retired_when_it_is_durable_and_not_before(make: Make) -> No
         ("DELETE /", 405, "use GET, HEAD"),
     ],
 )
-def test_a_stream_that_cannot_be_retired_is_refused(make: Make, line: str, status: int, said: str) -> None:
+def test_delete_that_cannot_retire_a_stream_is_refused(make: Make, line: str, status: int, said: str) -> None:
     server = make()
     server.broker.listeners.append(
         Listener(name="backbone", protocol="backbone", endpoint="", access=str, connections=lambda: 0, stream="bound")
@@ -732,14 +732,14 @@ def test_a_stream_that_cannot_be_retired_is_refused(make: Make, line: str, statu
     assert peer.ask("DELETE /streams/s").status == 204, "the connection goes on"
 
 
-def test_a_body_of_a_delete_is_refused(make: Make) -> None:
+def test_delete_with_a_body_is_refused(make: Make) -> None:
     server = make()
     server.broker.publish([Run.of("s", [b"x"], source="test")])
     assert server.connect().ask("DELETE /streams/s", body=b"x").status == 413
     assert set(server.journal.ends()) == {"s"}
 
 
-def test_only_a_peer_with_the_right_to_administer_retires_a_stream(make: Make) -> None:
+def test_delete_requires_the_right_to_administer(make: Make) -> None:
     rules = [
         {"network": "127.0.0.1", "publish": "*", "subscribe": "*"},
         {"token": f"sha256:{digest('secret')}", "administer": "s*"},
@@ -757,7 +757,7 @@ def test_only_a_peer_with_the_right_to_administer_retires_a_stream(make: Make) -
     assert server.count("Forbidden") == 2
 
 
-def test_a_disk_that_is_full_retires_nothing(make: Make) -> None:
+def test_delete_is_refused_while_the_disk_is_full(make: Make) -> None:
     server = make()
     server.broker.publish([Run.of("s", [b"x"], source="test")])
     server.journal.enter(JournalState.READ_ONLY, "full")
@@ -765,7 +765,7 @@ def test_a_disk_that_is_full_retires_nothing(make: Make) -> None:
     assert (refused.status, refused.headers["retry-after"]) == (503, "5")
 
 
-def test_a_server_that_stops_answers_when_a_stream_is_retired_first(make: Make) -> None:
+def test_stopping_server_answers_a_pending_delete(make: Make) -> None:
     server = make(auto=False)
     peer = server.connect()
     peer.say("POST /streams/s", body=b"x")

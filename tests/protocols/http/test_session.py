@@ -52,7 +52,7 @@ def refused(session: HttpSession, data: bytes) -> tuple[int, str]:
         (None, None),
     ],
 )
-def test_a_message(said: str | None, content_type: str | None) -> None:
+def test_post_publishes_one_message(said: str | None, content_type: str | None) -> None:
     headers = () if said is None else (f"Content-Type: {said}",)
     for chunks in every_chunking(request("POST /streams/a%20%2f%C3%A4", *headers, body=b"a\nb")):
         session = make()
@@ -64,21 +64,21 @@ def test_a_message(said: str | None, content_type: str | None) -> None:
 
 
 @pytest.mark.parametrize(("kind", "payloads"), [("text/plain", [b"123456789\n"]), (NDJSON, [b"123456789"] * 10)])
-def test_bodies_may_be_exactly_as_large_as_the_limits(kind: str, payloads: list[bytes]) -> None:
+def test_body_of_exactly_the_limit_is_accepted(kind: str, payloads: list[bytes]) -> None:
     body = b"123456789\n" * len(payloads)
     events = make().receive_data(request("POST /streams/s", f"Content-Type: {kind}", body=body))
     assert isinstance(events.pop(), PublishEnd)
     assert [p for event in events for p in event.payloads] == payloads
 
 
-def test_an_empty_body_is_an_empty_message() -> None:
+def test_empty_body_is_an_empty_message() -> None:
     publish, _ = make().receive_data(request("POST /streams/s", body=b""))
     assert isinstance(publish, Publish)
     assert publish.payloads == [b""]
 
 
 @pytest.mark.parametrize("kind", [NDJSON, "application/jsonl", "APPLICATION/X-NDJSON; charset=utf-8"])
-def test_a_message_a_line(kind: str) -> None:
+def test_each_line_of_ndjson_is_a_message(kind: str) -> None:
     data = request("POST /streams/s", f"Content-Type: {kind}", body=b'{"a":1}\r\n\n{"b":2}\n[]')
     for chunks in every_chunking(data):
         session = make()
@@ -88,7 +88,7 @@ def test_a_message_a_line(kind: str) -> None:
         assert {event.content_type for event in events} == {"application/json"}
 
 
-def test_lines_are_events_before_the_body_is_over() -> None:
+def test_lines_are_published_before_the_body_is_complete() -> None:
     session = make()
     head = request("POST /streams/s", f"Content-Type: {NDJSON}", "Transfer-Encoding: chunked")
     (publish,) = session.receive_data(head + b"8\r\none\ntwo\n\r\n")
@@ -138,11 +138,11 @@ def test_lines_are_events_before_the_body_is_over() -> None:
         (request("GET /streams/s/live", "Last-Event-ID: " + "9" * 5000), 400, "bad-query"),
     ],
 )
-def test_refusals(data: bytes, status: int, cause: str) -> None:
+def test_invalid_request_is_refused(data: bytes, status: int, cause: str) -> None:
     assert refused(make(), data) == (status, cause)
 
 
-def test_a_length_is_judged_before_anything_of_the_body_has_come() -> None:
+def test_length_above_the_limit_is_refused_before_the_body_arrives() -> None:
     session = make()
     (event,) = session.receive_data(request("POST /streams/s", "Content-Length: 99999999999"))
     assert isinstance(event, Refused)
@@ -159,7 +159,7 @@ def test_a_length_is_judged_before_anything_of_the_body_has_come() -> None:
         (f"/streams/s?limit=1000000&from={LAST_SEQ}", LAST_SEQ, 1_000_000),
     ],
 )
-def test_reading(target: str, first: int, limit: int) -> None:
+def test_get_reads_records(target: str, first: int, limit: int) -> None:
     (read,) = make().receive_data(request(f"GET {target}"))
     assert isinstance(read, Read)
     assert (read.stream, read.first, read.limit) == ("s", first, limit)
@@ -179,13 +179,13 @@ def test_reading(target: str, first: int, limit: int) -> None:
         ("/streams/s/live?from=3", ("Last-Event-ID: ",), 2),
     ],
 )
-def test_listening(target: str, headers: tuple[str, ...], after: int | None) -> None:
+def test_live_get_follows_a_stream(target: str, headers: tuple[str, ...], after: int | None) -> None:
     (live,) = make().receive_data(request(f"GET {target}", *headers))
     assert isinstance(live, Live)
     assert (live.stream, live.after) == ("s", after)
 
 
-def test_what_there_is() -> None:
+def test_get_of_the_root_describes_the_paths() -> None:
     session = make()
     assert session.receive_data(request("GET /")) == []
     said = b"".join(session.data_to_send())
