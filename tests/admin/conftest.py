@@ -1,4 +1,4 @@
-"""A server to look at, with its clock in the test's hands."""
+"""A server with its sampler and status, whose clock the test controls."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, RecordingSink
 
 
-class Reader(RecordingSink):
-    """A sink that says who it is."""
+class Subscriber(RecordingSink):
+    """A sink that names its protocol and peer."""
 
     subscriber = ("figg", "10.0.0.1:5")
 
 
 @attrs.define(eq=False)
 class Watched:
-    """A server, and who looks at it."""
+    """A broker with its sampler and status."""
 
     clock: Clock = attrs.field(factory=Clock)
     journal: MemoryJournal = attrs.field(factory=MemoryJournal)
@@ -43,14 +43,14 @@ class Watched:
         self.broker.publish([Run.of(stream, payloads, source=source)])
 
     def subscribe(self, stream: str = "s", after: int = 0, resumed: bool = True) -> Any:
-        subscription = self.broker.subscribe(stream, after, Reader())
+        subscription = self.broker.subscribe(stream, after, Subscriber())
         if resumed:
             subscription.resumeProducing()
             self.clock.advance(0)
         return subscription
 
     def pass_time(self, seconds: float) -> None:
-        """In steps that are no longer than the sampler's."""
+        """Advance the clock in steps shorter than the interval of the sampler's timer."""
         for _ in range(round(seconds * 20)):
             self.clock.advance(0.05)
 

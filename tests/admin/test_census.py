@@ -1,4 +1,4 @@
-"""How far subscribers are behind: exactly with few, and with many in rounds that keep nobody waiting."""
+"""Lags of subscribers: computed on request for few, in rounds of batches for many."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fyrehose.admin.census import Census
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at four subscribers at once, and remember two."""
+    """Set batches of four subscribers, and lists of two."""
     monkeypatch.setattr(census, "BATCH", 4)
     monkeypatch.setattr(census, "LISTED", 2)
 

@@ -1,4 +1,4 @@
-"""What Prometheus reads: that it can, and that it is what happened."""
+"""Metrics: the prometheus_client parser reads them, and their values match the events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scraped(status: Status, streams: int = 100) -> Samples:
-    """Every sample, by its name and labels."""
+    """Return all samples by name and labels."""
     text = metrics.text(metrics.registry(status, streams)).decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value

@@ -1,4 +1,4 @@
-"""A look each second: rates, lag, and nothing beyond what is remembered."""
+"""Samples and rates of streams: their values, and the limits of their history."""
 
 from __future__ import annotations
 

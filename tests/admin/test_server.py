@@ -1,4 +1,4 @@
-"""The admin listener without a socket."""
+"""The admin listener, without sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Peer:
     transport: Transport
 
     def ask(self, path: str, *headers: str, method: str = "GET", host: str = "localhost") -> tuple[int, str, bytes]:
-        """Status, head and body of the answer."""
+        """Send a request, and return status, head and body of its answer."""
         self.transport.clear()
         lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *headers, "", ""]
         self.protocol.dataReceived("\r\n".join(lines).encode())
@@ -55,7 +55,7 @@ class Peer:
         return json.loads(self.ask(path, *headers)[2])
 
     def events(self) -> list[tuple[str, Any]]:
-        """What was sent since the last time, chunks taken apart."""
+        """Return the events sent since the last call."""
         return events(self.transport)
 
     def leave(self) -> None:
@@ -203,7 +203,7 @@ def test_methods_that_could_write_are_refused(connect: Connect) -> None:
 
 
 def test_foreign_host_or_origin_is_refused(connect: Connect) -> None:
-    """A page whose name was made to lead to this machine (DNS rebinding)."""
+    """A page of another site whose name resolves to this machine is refused (DNS rebinding)."""
     assert connect().ask("/api/status", host="evil.example:8118")[0] == 421
     assert connect().ask("/api/status", "Origin: http://evil.example")[0] == 403
     assert connect(hosts=("admin.test",)).ask("/api/status", host="admin.test")[0] == 200
@@ -245,7 +245,7 @@ def test_events_send_history_and_then_a_status_per_second(connect: Connect, watc
     other.leave()
     peer.protocol.pauseProducing()
     watched.pass_time(2)
-    assert peer.events() == [], "whoever reads slowly sees fewer of them"
+    assert peer.events() == [], "a slow client misses samples"
     peer.protocol.resumeProducing()
     peer.leave()
     watched.pass_time(1)
@@ -266,7 +266,7 @@ def test_tail_sends_new_records(connect: Connect, watched: Any) -> None:
 
 
 def policy(watched: Any, *rules: dict[str, Any]) -> None:
-    """Put a policy in force."""
+    """Replace the access policy."""
     watched.broker.guard.change(parse({"allow": list(rules)}))
 
 
@@ -319,7 +319,7 @@ def test_filter_reveals_no_hidden_name(connect: Connect, watched: Any) -> None:
 
 
 def test_shared_status_events_hide_names_from_restricted_clients(connect: Connect, watched: Any) -> None:
-    """The status is put together once for all that look at it."""
+    """Clients share cached status events."""
     watched.publish(b"x", stream="payroll")
     policy(watched, {"network": "127.0.0.1", "subscribe": "orders"})
     blind, seeing = connect(), connect()

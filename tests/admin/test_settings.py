@@ -1,4 +1,4 @@
-"""Who may come to the admin listener, and when it does not open."""
+"""Options of the admin listener: which endpoints and tokens are refused."""
 
 from __future__ import annotations
 

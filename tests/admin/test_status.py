@@ -1,4 +1,4 @@
-"""Everything that there is to say of a server, as one object."""
+"""The status of the server as an object for JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tail: the latest, what was left out, and the beginning of what is large."""
+"""The tail of a stream: latest records, skipped records, truncated payloads."""
 
 from __future__ import annotations
 

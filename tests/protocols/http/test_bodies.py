@@ -1,4 +1,4 @@
-"""Bodies: one message or a message a line, however they are cut."""
+"""Bodies as one message or one message per line, in any chunking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP listener without a socket: what is answered, when, and what a peer can do to others (nothing)."""
+"""The HTTP protocol with a broker, without sockets: answers, their timing, and limits of one peer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Answer:
 
 @attrs.define(eq=False)
 class Peer:
-    """Somebody with curl."""
+    """An HTTP client."""
 
     server: Server
     protocol: Any
@@ -80,7 +80,7 @@ class Peer:
         self.protocol.dataReceived("\r\n".join([*lines, "", ""]).encode() + (body or b""))
 
     def hear(self) -> bytes:
-        """What was written since the last time."""
+        """Return the bytes written since the last call."""
         for _ in range(20):
             self.server.clock.advance(0)
         said = self.transport.value()
@@ -88,7 +88,7 @@ class Peer:
         return said
 
     def answer(self) -> Answer:
-        """The one answer that was written, its chunks put together."""
+        """Return the answer written since the last call, with its chunks joined."""
         head, _, rest = self.hear().partition(b"\r\n\r\n")
         first, *lines = head.decode().split("\r\n")
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}

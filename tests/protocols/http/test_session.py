@@ -1,4 +1,4 @@
-"""What is asked of the HTTP listener, as events, and what is refused there."""
+"""The events of the HTTP session for valid requests, and its refusals of invalid ones."""
 
 from __future__ import annotations
 
