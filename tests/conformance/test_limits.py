@@ -56,7 +56,7 @@ BOUNDARIES = {
     "eventbus.stall_timeout": (
         "tests/protocols/eventbus/test_server.py::test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled"
     ),
-    "figg.max_payload": "tests/protocols/figg/test_session.py::test_data_is_judged_exactly_at_the_default_limit",
+    "figg.max_payload": "tests/protocols/figg/test_session.py::test_data_limit_is_exact_at_the_default",
     "figg.max_subscriptions": (
         "tests/conformance/test_figg_limits.py::test_a_connection_may_have_as_many_subscriptions_as_the_limit"
     ),

@@ -146,15 +146,15 @@ def window(data: bytes) -> None:
             sent = [number for number, _ in under_way.to_send()]
             assert sent == sorted(sent)
         elif what == 2:
-            again = under_way.to_send_again()
+            again = under_way.to_resend()
             assert [number for number, _ in again] == sorted(number for number, _ in again)
         else:
             under_way.acknowledged(dice.number(64))
     assert told == sorted(told)
-    for number, run in list(under_way.to_send()) + list(under_way.to_send_again()):
+    for number, run in list(under_way.to_send()) + list(under_way.to_resend()):
         under_way.acknowledged(number + len(run) - 1)
     while not under_way.empty:
-        sent_again = under_way.to_send_again() or list(under_way.to_send())
+        sent_again = under_way.to_resend() or list(under_way.to_send())
         assert sent_again, "something waits that is never sent"
         under_way.acknowledged(sent_again[-1][0] + len(sent_again[-1][1]) - 1)
     assert told == list(range(added))

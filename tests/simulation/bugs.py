@@ -232,7 +232,7 @@ BUGS = {
     "figg: acknowledged one too many": Bug(
         "figg", (FiggServerSession, "send_ack", lambda session, number: _send_ack(session, number + 1))
     ),
-    "figg: nothing is sent again": Bug("figg", (FiggWindow, "to_send_again", lambda window: [])),
+    "figg: nothing is sent again": Bug("figg", (FiggWindow, "to_resend", lambda window: [])),
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
     "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
     "backbone: a repair sends one less": Bug("backbone", (BackboneServer, "_replay_slice", _replays_one_less)),

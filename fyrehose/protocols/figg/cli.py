@@ -22,8 +22,8 @@ default_port = 8119
 
 
 def publisher(reactor: Any, host: str, port: int, stream: str | None, window: int) -> FiggPublisher:
-    """A publisher to one topic."""
-    return FiggPublisher(_client(reactor, host, port, window), _named(stream))
+    """Make a publisher to the topic *stream* (see :meth:`IClients.publisher`)."""
+    return FiggPublisher(_client(reactor, host, port, window), _require_topic(stream))
 
 
 def tailer(
@@ -35,14 +35,14 @@ def tailer(
     take: Callable[[Run], object],
     lost: Callable[[int, int], object],
 ) -> FiggTailer:
-    """A reader of one topic."""
-    return FiggTailer(_client(reactor, host, port, 1), _named(stream), after, take, lost)
+    """Make a subscriber to the topic *stream* (see :meth:`IClients.tailer`)."""
+    return FiggTailer(_client(reactor, host, port, 1), _require_topic(stream), after, take, lost)
 
 
 @implementer(IPublisher)
 @attrs.frozen
 class FiggPublisher:
-    """A client that publishes to one topic."""
+    """Publishes to one topic through a :class:`FiggClient`."""
 
     client: FiggClient
     topic: str
@@ -63,7 +63,7 @@ class FiggPublisher:
 @implementer(ITailer)
 @attrs.frozen
 class FiggTailer:
-    """A client that reads one topic."""
+    """Subscribes to one topic through a :class:`FiggClient`."""
 
     client: FiggClient
     topic: str
@@ -82,14 +82,14 @@ class FiggTailer:
         self.client.resume()
 
     def shortfall(self, complete: bool) -> str:
-        return ""  # records come in order over one connection
+        return ""  # one connection delivers the records in order
 
     def close(self) -> Deferred[None]:
         return self.client.close()
 
-    def _attached(self, began: int, asked: int | None) -> None:
-        if asked is not None and began > asked:
-            self.lost(asked + 1, began)
+    def _attached(self, started: int, requested: int | None) -> None:
+        if requested is not None and started > requested:
+            self.lost(requested + 1, started)
 
     def _data(self, data: DataRun) -> None:
         self.take(
@@ -107,7 +107,7 @@ def _client(reactor: Any, host: str, port: int, window: int) -> FiggClient:
     return FiggClient(reactor, HostnameEndpoint(reactor, host, port), window=window)
 
 
-def _named(stream: str | None) -> str:
+def _require_topic(stream: str | None) -> str:
     if stream is None:
-        raise ConfigError("say which stream: --stream NAME (a Figg topic)")
+        raise ConfigError("missing --stream NAME: Figg clients need a topic")
     return stream

@@ -1,4 +1,4 @@
-"""Figg's client for programs: publish and know, subscribe and go on, over connections that come and go.
+"""Figg client that reconnects: publish with acknowledgement, and subscribe without gaps across connections.
 
     client = FiggClient(reactor, clientFromString(reactor, "tcp:127.0.0.1:8119"))
     client.connect()
@@ -7,9 +7,9 @@
     await client.flush()
     await client.close()
 
-It reconnects for ever.  On a new connection it sends its ATTACHs (each with the last offset that it has seen), then its
-DETACHs, then every message that is not acknowledged, in order (figg.md, "Reconnect").  So a message may be stored
-twice, and is never lost; what comes twice to a subscriber is dropped here.
+It retries for ever.  On a new connection it sends ATTACH for each subscription (with the offset of the last message
+received), then unanswered DETACHs, then all unacknowledged messages in their order (figg.md, "Reconnect").  So the
+server may store a message twice, but never loses one.  The client drops messages that it has received already.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from fyrehose.records import MAX_PAYLOAD, Buffer, Run
 
 log = Logger()
 
-#: How often a PING goes out, in seconds; with two unanswered the connection is given up.
+#: Interval between PINGs, in seconds; after two unanswered PINGs the client aborts the connection.
 PING_INTERVAL = 2.0
-#: A connection that ends sooner than this, in seconds, has failed: who turns us away is not asked at once again.
-SHORT = 2.0
+#: A connection that ends within this time, in seconds, counts as a failed attempt, so that the client backs off from a
+#: server that accepts connections and closes them at once.
+SHORT_CONNECTION = 2.0
 
 
 def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> float:
-    """How long to wait before the next try, in seconds, after ``attempt`` tries have failed: 0, 1, 2, 4 ... 30, each
-    20 % more or less."""
+    """Return the delay before the next attempt, in seconds, after *attempt* failures: 0, 1, 2, 4 ... 30, each ±20 %."""
     return min(2.0 ** min(attempt - 1, 10), 30.0) * (0.8 + 0.4 * randomness()) if attempt else 0.0
 
 
 @attrs.define(eq=False)
 class Subscription:
-    """A topic that the client reads.
+    """A topic that the client subscribes to.
 
-    :ivar offset: of the last message that was handed out, or where it begins; None until the server has said
-    :ivar on_data: is called with each run of messages, in order, none twice
-    :ivar on_attached: is called with where the subscription has begun, and with where it was asked to begin
+    :ivar offset: offset of the last message passed to ``on_data``, or the requested start; None until ATTACHED arrives
+    :ivar on_data: called with each run of messages, in order and without repetition
+    :ivar on_attached: called with the offset at which the server starts, and with the requested one
     """
 
     topic: str
@@ -70,10 +70,10 @@ class FiggClient:
     """A client of one server.
 
     :ivar clock: the reactor, or a Clock
-    :ivar window: how many messages may be under way
-    :ivar window_bytes: how many bytes may wait to be acknowledged before :meth:`publish` refuses
-    :ivar on_state: is called with True when a connection is made, with False when it is lost
-    :ivar retry: how long to wait before the next try, by how many have failed in a row
+    :ivar window: limit of messages that are sent and not acknowledged
+    :ivar window_bytes: limit of unacknowledged bytes, sent or waiting; beyond it :meth:`publish` raises
+    :ivar on_state: called with True when a connection is made, with False when it is lost
+    :ivar retry: maps the number of failures in a row to the delay before the next attempt, in seconds
     """
 
     clock: IReactorTime
@@ -85,58 +85,64 @@ class FiggClient:
     _window: Window = attrs.field(init=False)
     _subscriptions: dict[str, Subscription] = attrs.field(factory=dict, init=False)
     _detaching: set[str] = attrs.field(factory=set, init=False)
-    _attaching: Counter[str] = attrs.field(factory=Counter, init=False)  #: ATTACHs that are not answered
+    _attaching: Counter[str] = attrs.field(factory=Counter, init=False)  #: unanswered ATTACHs, by topic
     _service: ClientService | None = attrs.field(default=None, init=False)
     _connection: _Connection | None = attrs.field(default=None, init=False)
-    _since: float = attrs.field(default=0.0, init=False)
-    _short: int = attrs.field(default=0, init=False)  #: how many connections in a row were
+    _connected_at: float = attrs.field(default=0.0, init=False)
+    _short_connections: int = attrs.field(default=0, init=False)  #: number of short connections in a row
     _paused: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._window = Window(self.window, self.window_bytes)
 
-    # For programs.
+    # The public API.
 
     def connect(self) -> Deferred[None]:
-        """Connect, and stay connected until :meth:`close`; fires when it is the first time, however long that takes."""
+        """Connect, and reconnect until :meth:`close`.
+
+        :return: fires when the first connection is made, however long that takes
+        :raises LocalProtocolError: ``connect`` was called before, or the client is closed
+        """
         if self._service is not None or self._closed:
-            raise LocalProtocolError("a client connects once")
+            raise LocalProtocolError("connect() was called before; create another client")
         self._service = ClientService(self.endpoint, _Factory(self), retryPolicy=self._delay, clock=self.clock)
         self._service.startService()
         connected: Deferred[Any] = self._service.whenConnected()
         return connected.addCallbacks(lambda _: None, lambda _: Failure(Closed("the client was closed")))
 
     def publish(self, topic: str, data: Buffer) -> Deferred[None]:
-        """Publish one message; fires when the server has stored it.  Published in one turn, messages go out together.
+        """Publish one message; messages published in one turn of the reactor are written together.
 
-        :raises LocalProtocolError: the client is closed, the topic or the message cannot be sent, or more waits than
-            ``window_bytes``: see :meth:`ready`
+        :return: fires when the server has acknowledged the message
+        :raises LocalProtocolError: the client is closed, the topic or the message is invalid, or more than
+            ``window_bytes`` are unacknowledged (see :meth:`ready`)
         """
         return self.publish_many(topic, [data])
 
     def publish_many(self, topic: str, messages: Iterable[Buffer]) -> Deferred[None]:
-        """Publish messages that are sent together; fires when the server has stored all of them.
+        """Publish several messages, in order.
 
+        :return: fires when the server has acknowledged all of them
         :raises LocalProtocolError: as for :meth:`publish`
         """
         if self._closed:
             raise LocalProtocolError("the client is closed")
-        # What cannot be sent must not get into the window: it would be sent again for ever.
+        # An invalid message must not enter the window, because every new connection would resend it.
         encode_topic(topic)
         run = Run.of(topic, messages, source="figg")
         if len(run.payload) > MAX_PAYLOAD and max(run.sizes) > MAX_PAYLOAD:
-            raise LocalProtocolError(f"a message is {MAX_PAYLOAD} bytes at the most, not {max(run.sizes)}")
+            raise LocalProtocolError(f"message of {max(run.sizes)} bytes exceeds the limit of {MAX_PAYLOAD} bytes")
         done = self._window.add(run)
         self._send_waiting()
         return done
 
     def ready(self) -> Deferred[None]:
-        """Fires when the window has room, so that what is published next is sent at once."""
+        """Return a Deferred that fires when the window has room for another message."""
         return self._window.when_room()
 
     def flush(self) -> Deferred[None]:
-        """Fires when everything that was published is acknowledged."""
+        """Return a Deferred that fires when every published message is acknowledged."""
         return self._window.when_empty()
 
     def subscribe(
@@ -144,12 +150,15 @@ class FiggClient:
         topic: str,
         on_data: Callable[[DataRun], object],
         offset: int | None = None,
-        on_attached: Callable[[int, int | None], object] = lambda began, asked: None,
+        on_attached: Callable[[int, int | None], object] = lambda started, requested: None,
     ) -> Subscription:
-        """Read ``topic`` behind ``offset``: 0 is its start, None what comes from now on.
+        """Subscribe to the messages of *topic* that follow *offset*: 0 is its start, None means new messages only.
 
-        A topic that is read already is read from there.  What a callback raises is logged, and ends nothing.
+        Subscribing again to a topic moves the subscription.  Exceptions that callbacks raise are logged.
 
+        :param on_data: called with each run of messages
+        :param on_attached: called with the offset at which the server starts and the requested one; a later start
+            means that the messages between them have expired
         :raises LocalProtocolError: the topic is not 1 to 255 bytes of UTF-8
         """
         encode_topic(topic)
@@ -161,7 +170,7 @@ class FiggClient:
         return subscription
 
     def unsubscribe(self, topic: str) -> None:
-        """Read ``topic`` no more."""
+        """End the subscription to *topic*; do nothing if there is none."""
         if self._subscriptions.pop(topic, None) is None:
             return
         self._detaching.add(topic)
@@ -170,49 +179,52 @@ class FiggClient:
             self._connection.flush()
 
     def pause(self) -> None:
-        """Read nothing more from the server until :meth:`resume`; acknowledgements wait, too.
+        """Stop reading from the server until :meth:`resume`; this delays acknowledgements as well.
 
-        What had come in is handed out still: one read, and the frame that it completed.
+        Messages that have been read already are still delivered: those of one read, and the frame that it completes.
         """
         self._paused = True
         if self._connection is not None:
             self._connection.pause()
 
     def resume(self) -> None:
-        """Read on."""
+        """Read from the server again."""
         self._paused = False
         if self._connection is not None:
             self._connection.resume()
 
     def close(self) -> Deferred[None]:
-        """Let go of the server; what is not acknowledged fails with :class:`~fyrehose.errors.Closed`."""
+        """Disconnect now; unacknowledged publishes fail with :class:`~fyrehose.errors.Closed`.
+
+        :return: fires when the connection is closed
+        """
         self._closed = True
-        self._window.fail(Closed("the client was closed before the server had acknowledged it"))
+        self._window.fail(Closed("the client was closed before the server acknowledged the message"))
         self._subscriptions.clear()
-        self._paused = False  # pings find out whether a server lets go
+        self._paused = False  # so that unanswered PINGs abort a connection that does not close
         service, self._service = self._service, None
         if service is None:
             return succeed(None)
         stopped: Deferred[Any] = service.stopService()
         return stopped.addCallback(lambda _: None)
 
-    # What a connection calls.
+    # Called by the connection.
 
     def _delay(self, attempt: int) -> float:
-        # ClientService counts the connection that was lost as the first attempt that has failed.
-        return self.retry(attempt - 1 + self._short)
+        # ClientService counts a lost connection as the first failed attempt.
+        return self.retry(attempt - 1 + self._short_connections)
 
-    def _made(self, connection: _Connection) -> None:
+    def _connection_made(self, connection: _Connection) -> None:
         self._connection = connection
-        self._since = self.clock.seconds()
+        self._connected_at = self.clock.seconds()
         session = connection.session
         self._attaching.clear()
         for subscription in self._subscriptions.values():
             self._attach(connection, subscription)
         for topic in self._detaching:
             session.send_detach(topic)
-        for first, run in self._window.to_send_again():
-            session.send_publish(_published(first, run))
+        for first, run in self._window.to_resend():
+            session.send_publish(_publish_run(first, run))
         self._send_waiting()
         connection.flush()
         if self._paused:
@@ -224,15 +236,16 @@ class FiggClient:
         self._attaching[subscription.topic] += 1
         connection.session.send_attach(subscription.topic, subscription.offset)
 
-    def _lost(self, connection: _Connection) -> None:
+    def _connection_lost(self, connection: _Connection) -> None:
         if self._connection is connection:
             self._connection = None
-            self._short = self._short + 1 if self.clock.seconds() - self._since < SHORT else 0
+            short = self.clock.seconds() - self._connected_at < SHORT_CONNECTION
+            self._short_connections = self._short_connections + 1 if short else 0
             self.on_state(False)
 
     @singledispatchmethod
     def _handle(self, event: Any) -> None:
-        raise TypeError(f"{type(event).__name__} is no event of this session")
+        raise TypeError(f"unexpected event {type(event).__name__}")
 
     @_handle.register
     def _(self, event: DataRun) -> None:
@@ -255,17 +268,17 @@ class FiggClient:
     def _(self, event: Attached) -> None:
         waiting = self._attaching.pop(event.topic, 0)
         if waiting != 1:
-            # An answer to an older ATTACH says nothing about this subscription; what follows it is not for it.
+            # This answers an older ATTACH of the topic; the DATA after it belongs to the older subscription.
             if waiting:
                 self._attaching[event.topic] = waiting - 1
             return
         subscription = self._subscriptions.get(event.topic)
         if subscription is not None:
-            asked = subscription.offset
+            requested = subscription.offset
             subscription.attached = True
-            # The server says where it really begins: later, if what was asked for is not kept any more.
+            # The server may start later than requested, if the requested messages have expired.
             subscription.offset = event.offset
-            _call(subscription.on_attached, event.offset, asked)
+            _call(subscription.on_attached, event.offset, requested)
 
     @_handle.register
     def _(self, event: Detached) -> None:
@@ -280,7 +293,7 @@ class FiggClient:
         if self._connection is None:
             return
         for first, run in self._window.to_send():
-            self._connection.session.send_publish(_published(first, run))
+            self._connection.session.send_publish(_publish_run(first, run))
         self._connection.flush_soon()
 
 
@@ -288,10 +301,10 @@ def _call(callback: Callable[..., object], *arguments: object) -> None:
     try:
         callback(*arguments)
     except Exception:
-        log.failure("a callback of a subscription failed")
+        log.failure("a subscription's callback raised an exception")
 
 
-def _published(first: int, run: Run) -> PublishRun:
+def _publish_run(first: int, run: Run) -> PublishRun:
     return PublishRun(topic=run.stream, first=first, lengths=run.lengths, payload=run.payload)
 
 
@@ -310,15 +323,15 @@ class _Connection(Protocol):
 
     def connectionMade(self) -> None:
         if ITCPTransport.providedBy(self.transport):
-            self.transport.setTcpNoDelay(True)  # else each write waits until the one before it is confirmed
-        self.client._made(self)
-        self._pings.start(PING_INTERVAL, now=False).addErrback(lambda f: log.failure("pinging failed", f))
+            self.transport.setTcpNoDelay(True)  # Nagle's algorithm would delay small writes
+        self.client._connection_made(self)
+        self._pings.start(PING_INTERVAL, now=False).addErrback(lambda f: log.failure("sending a PING failed", f))
 
     def dataReceived(self, data: bytes) -> None:
-        self._unanswered = 0  # a PONG may stand behind a lot of DATA; whatever comes is a sign of life
+        self._unanswered = 0  # a PONG may be queued behind much DATA, so any data shows that the server is alive
         for event in self.session.receive_data(data):
             if isinstance(event, Broken):
-                log.warn("the server breaks the protocol: {error}", error=event.error)
+                log.warn("closing the connection, the server violated the protocol: {error}", error=event.error)
                 self.transport.abortConnection()
             elif not isinstance(event, Pong):
                 self.client._handle(event)
@@ -329,14 +342,14 @@ class _Connection(Protocol):
         if self._flush_due is not None:
             self._flush_due.cancel()
             self._flush_due = None
-        self.client._lost(self)
+        self.client._connection_lost(self)
 
     def flush(self) -> None:
-        """Write what the session has to send."""
+        """Write all pending output of the session."""
         self.transport.writeSequence(self.session.data_to_send())
 
     def flush_soon(self) -> None:
-        """Write it when this turn of the reactor is over, in one piece."""
+        """Schedule one write at the end of this turn of the reactor."""
         if self._flush_due is None:
             self._flush_due = self.client.clock.callLater(0, self._flush_now)
 
@@ -353,7 +366,7 @@ class _Connection(Protocol):
 
     def _ping(self) -> None:
         if self._unanswered >= 2 and not self.client._paused:
-            log.info("the server has not answered two pings: connecting again")
+            log.info("reconnecting: the server answered none of the last two PINGs")
             self.transport.abortConnection()
             return
         self._unanswered += 1

@@ -1,12 +1,12 @@
-"""Figg's frames (figg.md, "Protocol"): an eight-byte header, then the payload that it announces.
+"""Figg's frames (figg.md, "Protocol"): an eight-byte header, then a payload of the size in the header.
 
      0               2               4                               8
     +---------------+---------------+-------------------------------+------------------ - -
     | type          | version = 1   | size of the payload           | payload
     +---------------+---------------+-------------------------------+------------------ - -
 
-All integers are in network byte order.  A field of variable size ([]byte in the text) is a u32 size and its bytes.
-The fields fill the payload exactly.  Topics are 1 to 255 bytes of UTF-8, because a topic is a stream.
+All integers are in network byte order.  A field of variable size ([]byte in figg.md) is a u32 size and its bytes.
+The fields fill the payload exactly.  Topics are 1 to 255 bytes of UTF-8, as the names of streams.
 
     in: the bytes of a payload -> ``Frame.parse``     out: ``Frame.serialize`` -> the bytes of a whole frame
 """
@@ -26,9 +26,9 @@ from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
 
 VERSION = 1
 
-#: ATTACH: an offset is given.  The text says "bit 1"; the reference programs use the highest bit, which we send.
+#: Flag of ATTACH: the offset field is used.  figg.md says "bit 1"; like the reference programs we send the highest bit.
 FROM_OFFSET = 0x8000
-#: What we understand as that flag: "bit 1" counted from either end.
+#: Bits that we accept as that flag: "bit 1" counted from either end.
 FROM_OFFSET_ACCEPTED = 0x8001
 
 HEADER = Struct(
@@ -49,7 +49,7 @@ NUMBER = Struct(
 
 
 class FrameType(IntEnum):
-    """What the first two bytes of a header say."""
+    """Message type, the first field of the header."""
 
     ATTACH = 1
     ATTACHED = 2
@@ -58,14 +58,14 @@ class FrameType(IntEnum):
     PUBLISH = 5
     ACK = 6
     DATA = 7
-    #: Not in the text, whose "Ping/Pong" is to be done; the reference programs have them.
+    #: figg.md leaves "Ping/Pong" as a TODO; these are the types of the reference programs.
     PING = 8
     PONG = 9
 
 
 def _number(instance: object, attribute: object, value: int) -> None:
     if not 0 <= value < 1 << 64:
-        raise LocalProtocolError(f"{value} is not a number of 64 bits")
+        raise LocalProtocolError(f"{value} does not fit into an unsigned 64-bit integer")
 
 
 def _topic(instance: object, attribute: object, value: str) -> None:
@@ -78,34 +78,34 @@ def _offset(instance: object, attribute: object, value: int | None) -> None:
 
 
 def encode_topic(topic: str) -> bytes:
-    """The bytes of a topic.
+    """Encode a topic as UTF-8.
 
-    :raises LocalProtocolError: it is not 1 to 255 bytes of UTF-8
+    :raises LocalProtocolError: the result is not 1 to 255 bytes long, or *topic* contains lone surrogates
     """
     try:
         encoded = topic.encode()
     except UnicodeEncodeError:
         encoded = b""
     if not 1 <= len(encoded) <= MAX_NAME:
-        raise LocalProtocolError(f"a topic is 1 to {MAX_NAME} bytes of UTF-8, not {topic[:80]!r}")
+        raise LocalProtocolError(f"invalid topic {topic[:80]!r}: expected 1 to {MAX_NAME} bytes of UTF-8")
     return encoded
 
 
 def decode_topic(encoded: bytes) -> str:
-    """The topic that a peer sent.
+    """Decode a topic that a peer sent.
 
-    :raises RemoteProtocolError: it is not UTF-8
+    :raises RemoteProtocolError: the bytes are not UTF-8
     """
     try:
         return encoded.decode()
     except UnicodeDecodeError:
-        raise RemoteProtocolError("bad-topic", "it is not UTF-8") from None
+        raise RemoteProtocolError("bad-topic", f"{encoded[:80]!r} is not UTF-8") from None
 
 
 class Fields:
-    """Takes the fields out of a payload, one after the other.
+    """Parses the fields of a payload one after the other.
 
-    :raises RemoteProtocolError: from every method, where the payload does not hold what it should
+    :raises RemoteProtocolError: from every method, if the next field is missing, truncated or too large
     """
 
     def __init__(self, payload: bytes) -> None:
@@ -113,7 +113,7 @@ class Fields:
         self._at = 0
 
     def integer(self, layout: Struct) -> int:
-        """One integer."""
+        """Parse one integer of the given layout."""
         end = self._at + layout.size
         if end > len(self._payload):
             raise RemoteProtocolError("bad-length", "the payload ends within a field")
@@ -122,41 +122,42 @@ class Fields:
         return value
 
     def data(self, most: int = MAX_PAYLOAD) -> bytes:
-        """Bytes after their size, which is *most* or less."""
+        """Parse a u32 size, at most *most*, and that many bytes."""
         size = self.integer(SIZE)
-        if size > len(self._payload) - self._at:
-            raise RemoteProtocolError("bad-length", "a field is larger than what is left of the payload")
+        left = len(self._payload) - self._at
+        if size > left:
+            raise RemoteProtocolError("bad-length", f"a field of {size} bytes, but the payload ends after {left}")
         if size > most:
-            raise RemoteProtocolError("frame-too-large", f"a field of {size} bytes, more than {most}")
+            raise RemoteProtocolError("frame-too-large", f"a field of {size} bytes exceeds the limit of {most} bytes")
         self._at += size
         return self._payload[self._at - size : self._at]
 
     def topic(self) -> str:
-        """A topic."""
+        """Parse a topic: 1 to 255 bytes of UTF-8 after their size."""
         encoded = self.data()
         if not 1 <= len(encoded) <= MAX_NAME:
-            raise RemoteProtocolError("bad-topic", f"it has {len(encoded)} bytes, not 1 to {MAX_NAME}")
+            raise RemoteProtocolError("bad-topic", f"a topic of {len(encoded)} bytes; expected 1 to {MAX_NAME}")
         return decode_topic(encoded)
 
     def end(self) -> None:
-        """Nothing more."""
+        """Check that the fields filled the payload."""
         if self._at != len(self._payload):
-            raise RemoteProtocolError("bad-length", "bytes are left behind the last field")
+            raise RemoteProtocolError("bad-length", f"{len(self._payload) - self._at} bytes follow the last field")
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Frame(ABC):
-    """What all frames have; each is an event of a session as it is."""
+    """Base class of the frames; sessions return received frames as events."""
 
     type: ClassVar[FrameType]
-    #: The smallest and the largest payload; PUBLISH and DATA add what their data may have.
+    #: Smallest and largest payload in bytes; the data of PUBLISH and DATA is not included.
     sizes: ClassVar[tuple[int, int]]
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
-        """The frame whose payload this is.
+        """Parse the payload of one frame of this type.
 
-        :raises RemoteProtocolError: it is none of this type
+        :raises RemoteProtocolError: the payload is malformed
         """
         fields = Fields(payload)
         frame = cls._from(fields)
@@ -164,7 +165,7 @@ class Frame(ABC):
         return frame
 
     def serialize(self) -> bytes:
-        """The whole frame, with its header."""
+        """Return the bytes of the frame, including its header."""
         payload = self._payload()
         return HEADER.pack(self.type, VERSION, len(payload)) + payload
 
@@ -180,7 +181,7 @@ def _sized(data: bytes) -> bytes:
     return SIZE.pack(len(data)) + data
 
 
-#: The smallest and the largest topic with its size.
+#: Smallest and largest topic field, including its u32 size, in bytes.
 _TOPIC_MIN, _TOPIC_MAX = SIZE.size + 1, SIZE.size + MAX_NAME
 
 
@@ -214,7 +215,7 @@ class _NumberFrame(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class _MessageFrame(Frame):
-    """The layout that PUBLISH and DATA share; runs of them go through the kernels, with the very same result."""
+    """The common layout of PUBLISH and DATA; for runs of them the kernels produce the same bytes and values."""
 
     sizes = (_TOPIC_MIN + NUMBER.size + SIZE.size, _TOPIC_MAX + NUMBER.size + SIZE.size)
 
@@ -232,7 +233,7 @@ class _MessageFrame(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Attach(Frame):
-    """Subscribe: from what follows ``offset``, or from now on where it is None.  Client to server."""
+    """Subscribe to the messages that follow ``offset``, or to new messages if it is None.  Client to server."""
 
     type = FrameType.ATTACH
     sizes = (FLAGS.size + _TOPIC_MIN + NUMBER.size, FLAGS.size + _TOPIC_MAX + NUMBER.size)
@@ -252,7 +253,7 @@ class Attach(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Attached(Frame):
-    """Subscribed: what follows ``offset`` will come.  Server to client."""
+    """Confirm a subscription to the messages that follow ``offset``.  Server to client."""
 
     type = FrameType.ATTACHED
     sizes = (_TOPIC_MIN + NUMBER.size, _TOPIC_MAX + NUMBER.size)
@@ -270,49 +271,49 @@ class Attached(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Detach(_TopicFrame):
-    """Unsubscribe.  Client to server."""
+    """Unsubscribe from ``topic``.  Client to server."""
 
     type = FrameType.DETACH
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Detached(_TopicFrame):
-    """Unsubscribed: nothing more of the topic will come.  Server to client."""
+    """Confirm that no more messages of ``topic`` follow.  Server to client."""
 
     type = FrameType.DETACHED
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Publish(_MessageFrame):
-    """One message for a topic; ``number`` is its ``seq_num``.  Client to server."""
+    """Publish one message to ``topic``; ``number`` is its ``seq_num``.  Client to server."""
 
     type = FrameType.PUBLISH
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Ack(_NumberFrame):
-    """The message whose ``seq_num`` is ``number``, and all before it, are processed.  Server to client."""
+    """Acknowledge the messages up to the ``seq_num`` that ``number`` holds.  Server to client."""
 
     type = FrameType.ACK
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Data(_MessageFrame):
-    """One message of a topic; ``number`` is its ``offset``.  Server to client."""
+    """Deliver one message of ``topic``; ``number`` is its ``offset``.  Server to client."""
 
     type = FrameType.DATA
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Ping(_NumberFrame):
-    """Is anybody there?  Client to server."""
+    """Request a PONG with the same ``number``.  Client to server."""
 
     type = FrameType.PING
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Pong(_NumberFrame):
-    """Yes; ``number`` is the PING's.  Server to client."""
+    """Answer a PING, echoing its ``number``.  Server to client."""
 
     type = FrameType.PONG
 
@@ -336,29 +337,32 @@ class MessageRun:
         return self.first + len(self) - 1
 
     def serialize(self) -> bytes:
-        """The frames, end to end."""
+        """Return the frames end to end.
+
+        :raises ValueError: the columns do not match, or the numbers exceed 64 bits
+        """
         return kernel.frames(self.type, encode_topic(self.topic), self.first, self.lengths, self.payload)
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class PublishRun(MessageRun):
-    """PUBLISHes; the numbers are their ``seq_num``."""
+    """A run of PUBLISH frames; the numbers are their ``seq_num``."""
 
     type = FrameType.PUBLISH
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class DataRun(MessageRun):
-    """DATAs; the numbers are their ``offset``."""
+    """A run of DATA frames; the numbers are their ``offset``."""
 
     type = FrameType.DATA
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class Taken:
-    """PUBLISHes of one topic that came in, as columns.
+class ReceivedRun:
+    """Received PUBLISH frames of one topic, as columns.
 
-    :ivar numbers: their ``seq_num``: the first where they are consecutive, else a column of u64
+    :ivar numbers: the first ``seq_num`` if they are consecutive, otherwise a column of u64
     """
 
     topic: str
@@ -372,14 +376,14 @@ class Taken:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Published:
-    """PUBLISHes that came in one after the other, their numbers rising.
+    """Consecutive PUBLISH frames with rising numbers, grouped by topic.
 
-    :ivar last: the number of the last; its ACK covers all of them
-    :ivar runs: those of a topic together, in their order
+    :ivar last: the number of the last frame; its ACK covers all of them
+    :ivar runs: one run for each topic, its messages in the order of arrival
     """
 
     last: int
-    runs: tuple[Taken, ...]
+    runs: tuple[ReceivedRun, ...]
 
 
 FRAMES: dict[FrameType, type[Frame]] = {

@@ -1,4 +1,4 @@
-"""What the framework finds: the Figg plugin."""
+"""The protocol plugin by which the framework finds Figg."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fyrehose.protocols.figg.server import PROTOCOL, Settings, make_factory
 @implementer(IProtocolPlugin)
 @attrs.frozen
 class FiggPlugin:
-    """Figg."""
+    """Builds the service of a Figg listener."""
 
     name: str = PROTOCOL
-    description: str = "Figg: publish, and subscribe from any offset, by TCP"
+    description: str = "Figg: publish, and subscribe from any offset, over TCP"
     default_endpoint: str = "tcp:8119:interface=127.0.0.1"
     settings: type[Settings] = Settings
 

@@ -1,9 +1,9 @@
-"""Figg's server: a session in the TCP shell, the broker behind it.
+"""Figg's server: connects a session in the TCP shell to the broker.
 
-PUBLISH -> broker.publish -> durable -> ACK (one for all that one commit made durable)
-           refused -> what came before it is published without it, and the connection is closed
+PUBLISH -> broker.publish -> durable -> ACK (one for all messages of a commit)
+                          -> refused -> the messages before it are published without it, and the connection is closed
 ATTACH  -> waits for the PUBLISHes before it -> ATTACHED, then broker.subscribe
-           -> deliver -> encoded once -> DATA, to everybody who stands there
+           -> deliver -> DATA, encoded once for all subscribers at the same position
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ PROTOCOL = "figg"
 class Settings(TLSSettings):
     """Figg's options."""
 
-    max_payload: int = option(MAX_PAYLOAD, size, "largest message taken, in bytes")
-    max_subscriptions: int = option(1_000, count, "topics that one connection is attached to")
+    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, in bytes")
+    max_subscriptions: int = option(1_000, count, "subscriptions per connection")
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:
-            raise ValueError(f"max_payload is 1 to {MAX_PAYLOAD} bytes")
+            raise ValueError(f"max_payload must be 1 to {MAX_PAYLOAD} bytes, not {self.max_payload}")
 
 
 @implementer(ISink)
 @attrs.define(eq=False)
 class Attachment:
-    """One topic that a connection is attached to."""
+    """One subscription of a connection."""
 
     connection: FiggProtocol
     topic: str
@@ -62,7 +62,7 @@ class Attachment:
         self.connection.flush()
 
     def skipped(self, first: int, last: int) -> None:
-        """Nothing to say in Figg: the next offset says it."""
+        """Count skipped records; Figg has no frame for them, so the next DATA only has a higher offset."""
         self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
 
     def ended(self, reason: Exception) -> None:
@@ -70,7 +70,7 @@ class Attachment:
 
 
 class FiggProtocol(SessionProtocol):
-    """One connection."""
+    """One client connection."""
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
@@ -88,30 +88,30 @@ class FiggProtocol(SessionProtocol):
         super().__init__(session, broker, clock, settings)
         self._attachments: dict[str, Attachment] = {}
         self._ack_due: IDelayedCall | None = None
-        self._refusable: list[Run] | None = None  #: what is being published, while it can be refused as a whole
-        self._behind: deque[object] = deque()  #: an ATTACH that waits, and what came behind it
-        self._behind_size = 0  #: what of that is charged, in bytes
-        self._eof = False
+        self._publishing: list[Run] | None = None  #: runs of the current publish() call
+        self._postponed: deque[object] = deque()  #: an ATTACH that waits for commits, and all later events
+        self._postponed_size = 0  #: bytes of them that are charged to the account
+        self._eof_pending = False
 
-    # What the reactor calls.
+    # Called by the reactor.
 
     def connectionLost(self, reason: Any = None) -> None:
         if self._ack_due is not None:
             self._ack_due.cancel()
             self._ack_due = None
         super().connectionLost(reason)
-        self._forget_behind()
+        self._drop_postponed()
 
     def readConnectionLost(self) -> None:
-        if self._behind and not self._closing:
-            self._eof = True  # what came before it is dealt with first
+        if self._postponed and not self._closing:
+            self._eof_pending = True  # process the postponed events first
         else:
             super().readConnectionLost()
 
-    # What the session says.
+    # Handlers of the session's events.
 
     def published(self, event: Published) -> None:
-        """Publish, and acknowledge the last of them when all are durable: there and nowhere else."""
+        """Publish the messages, and acknowledge the last one when all of them are durable."""
         runs = [
             Run(
                 stream=run.topic,
@@ -123,71 +123,73 @@ class FiggProtocol(SessionProtocol):
             )
             for run in event.runs
         ]
-        self._refusable = runs
+        self._publishing = runs
         self.publish(runs, partial(self._durable, event.last))
-        self._refusable = None  # a refusal that comes later is not because of one of them
+        self._publishing = None  # a later failure does not concern single messages
 
     def attached(self, event: Attach) -> None:
-        """Begin, or begin elsewhere."""
+        """Handle ATTACH: subscribe, or move the subscription; wait until earlier publishes are durable."""
         if self._in_flight:
-            self._put_behind(event)
+            self._postpone(event)
             return
         old = self._attachments.pop(event.topic, None)
         if old is not None:
             self.detach(old.subscription)
         elif len(self._attachments) >= self.settings.max_subscriptions:
-            self.drop(RemoteProtocolError("too-many-subscriptions", f"{self.settings.max_subscriptions} are the most"))
+            limit = self.settings.max_subscriptions
+            self.drop(RemoteProtocolError("too-many-subscriptions", f"limit of {limit} per connection"))
             return
         attachment = self._attachments[event.topic] = Attachment(self, event.topic)
         attachment.subscription = self.broker.subscribe(event.topic, event.offset, attachment)
-        # Clients drop what comes before ATTACHED, so it goes first; nothing is delivered before attach() resumes.
+        # Clients drop DATA before ATTACHED, so it goes first; nothing is delivered before attach() resumes.
         self.session.send_attached(event.topic, attachment.subscription.position)
         self.attach(attachment.subscription)
 
     def detached(self, event: Detach) -> None:
-        """End; whether it had begun or not, the answer is the same."""
+        """Handle DETACH; answer DETACHED even if the topic is not attached."""
         attachment = self._attachments.pop(event.topic, None)
         if attachment is not None:
             self.detach(attachment.subscription)
         self.session.send_detached(event.topic)
 
     def pinged(self, event: Ping) -> None:
-        """Alive."""
+        """Answer a PING."""
         self.session.send_pong(event.number)
 
-    # What the shell calls.
+    # Called by the TCP shell.
 
     def finish(self) -> None:
         super().finish()
-        self._forget_behind()
+        self._drop_postponed()
 
     def settled(self) -> None:
-        # Nothing more of it is under way: the last one's ACK need not wait.
+        # No other publish is in flight, so an ACK that waits for more of them can go out now.
         if not self._in_flight:
             if self._ack_due is not None:
                 self._ack_due.cancel()
             self._send_ack()
-            if self._behind:
-                self._go_on()
+            if self._postponed:
+                self._process_postponed()
 
     def _refused(self, failure: Failure) -> None:
-        runs, self._refusable = self._refusable, None
+        runs, self._publishing = self._publishing, None
         one_by_one = not failure.check(ReadOnly, Closed) and failure.check(PublishError, Forbidden)
         if runs is None or not one_by_one or sum(map(len, runs)) == 1:
             super()._refused(failure)
             return
-        # All of them were refused because of one: those before it are to be stored, as if they had come alone.
-        for part, last in _halves(runs):
+        # One message makes the broker refuse all.  Publish halves, so that the messages before it are stored, as they
+        # would be if they had arrived alone.
+        for part, last in _split_in_half(runs):
             if not self._closing:
-                self._refusable = part
+                self._publishing = part
                 self.publish(part, partial(self._durable, last))
-        self._refusable = None
+        self._publishing = None
 
-    # Inside.
+    # Helpers.
 
     def _durable(self, last: int, firsts: tuple[int, ...]) -> None:
         self.session.send_ack(last)
-        # One commit settles many publishes of a connection, one after the other: the last one's ACK covers them all.
+        # One commit can complete many publishes in a row; delay the ACK by one turn, so that one covers them all.
         if self._ack_due is None and self._in_flight > 1:
             self._ack_due = self.clock.callLater(0, self._send_ack)
 
@@ -195,45 +197,45 @@ class FiggProtocol(SessionProtocol):
         self._ack_due = None
         self.flush()
 
-    def _put_behind(self, event: object) -> None:
-        """Keep *event* until the publishes that came before an ATTACH are durable, so that ATTACHED counts them."""
+    def _postpone(self, event: object) -> None:
+        """Keep *event* until the publishes before an ATTACH are durable, so that ATTACHED's offset includes them."""
         if self._closing:
             return
-        if not self._behind:
+        if not self._postponed:
             self.reading.pauseProducing()
-            self._handle = self._put_behind  # type: ignore[method-assign] # what comes next has its turn behind it
-        self._behind.append(event)
+            self._handle = self._postpone  # type: ignore[method-assign] # keep later events in order
+        self._postponed.append(event)
         if isinstance(event, Published) and self._account is not None:
             size = sum(len(run.payload) + len(run.lengths) for run in event.runs)
-            self._behind_size += size
+            self._postponed_size += size
             self._account.hold(size)
 
-    def _go_on(self) -> None:
-        """Deal with an ATTACH that has waited, and with what came behind it, up to the next one that has to wait."""
-        waiting, self._behind = self._behind, deque()
-        self._release_behind()
+    def _process_postponed(self) -> None:
+        """Process the postponed events, up to the next ATTACH that has to wait."""
+        waiting, self._postponed = self._postponed, deque()
+        self._release_postponed()
         for event in waiting:
             self._handle(event)
         self._flush_replies()
-        if not self._behind and self._eof:
+        if not self._postponed and self._eof_pending:
             super().readConnectionLost()
 
-    def _forget_behind(self) -> None:
-        if self._behind:
-            self._behind.clear()
-            self._release_behind()
+    def _drop_postponed(self) -> None:
+        if self._postponed:
+            self._postponed.clear()
+            self._release_postponed()
 
-    def _release_behind(self) -> None:
+    def _release_postponed(self) -> None:
         del self._handle
-        size, self._behind_size = self._behind_size, 0
+        size, self._postponed_size = self._postponed_size, 0
         if size and self._account is not None:
             self._account.release(size)
         if not self._disconnected():
             self.reading.resumeProducing()
 
 
-def _halves(runs: list[Run]) -> list[tuple[list[Run], int]]:
-    """Return *runs* of several messages in two parts, by their numbers, and the highest number of each part."""
+def _split_in_half(runs: list[Run]) -> list[tuple[list[Run], int]]:
+    """Split *runs* at the median of their numbers; return each half with its highest number."""
     numbers = sorted(number for run in runs for number in run.producer_seqs() or ())
     middle = numbers[len(numbers) // 2]
     first, second = [], []
@@ -247,7 +249,7 @@ def _halves(runs: list[Run]) -> list[tuple[list[Run], int]]:
 
 
 def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> SessionFactory:
-    """What listens."""
+    """Build the listening factory."""
 
     def make() -> FiggProtocol:
         return FiggProtocol(FiggServerSession(settings.max_payload), broker, clock, settings)

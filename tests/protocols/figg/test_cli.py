@@ -1,4 +1,4 @@
-"""Figg behind ``fyrehose publish`` and ``fyrehose tail``."""
+"""Figg clients of ``fyrehose publish`` and ``fyrehose tail``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fyrehose.records import Run
 
 
 def accept(reactor: MemoryReactorClock) -> tuple[Any, StringTransport]:
-    """The server takes the connection that a client tries to make."""
+    """Accept the pending connection attempt."""
     reactor.advance(0)
     host, port, factory, _, _ = reactor.tcpClients.pop()
     assert (host, port) == ("127.0.0.1", 8119)
@@ -31,7 +31,7 @@ def lose(protocol: Any) -> None:
     protocol.connectionLost(Failure(ConnectionDone()))
 
 
-def test_it_is_what_the_command_looks_for() -> None:
+def test_cli_module_provides_IClients() -> None:
     assert verifyObject(IClients, cli)
     assert cli.default_port == 8119
 
@@ -43,12 +43,12 @@ def test_it_is_what_the_command_looks_for() -> None:
         lambda reactor: cli.tailer(reactor, "h", 1, None, 0, print, print),
     ],
 )
-def test_a_topic_has_to_be_named(make: Any) -> None:
+def test_missing_stream_is_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match="--stream NAME"):
         make(MemoryReactorClock())
 
 
-def test_a_publisher_keeps_to_its_window_and_its_topic() -> None:
+def test_publisher_respects_its_window_and_publishes_to_its_topic() -> None:
     reactor = MemoryReactorClock()
     publisher = cli.publisher(reactor, "127.0.0.1", 8119, "t", 1)
     assert verifyObject(IPublisher, publisher)
@@ -70,7 +70,7 @@ def test_a_publisher_keeps_to_its_window_and_its_topic() -> None:
     assert closed.called
 
 
-def test_a_tailer_hands_out_runs_and_names_what_has_expired() -> None:
+def test_tailer_delivers_runs_and_reports_expired_offsets() -> None:
     reactor = MemoryReactorClock()
     taken: list[Run] = []
     lost: list[tuple[int, int]] = []
@@ -97,7 +97,7 @@ def test_a_tailer_hands_out_runs_and_names_what_has_expired() -> None:
     assert closed.called
 
 
-def test_a_tailer_that_begins_where_it_asked_has_lost_nothing() -> None:
+def test_tailer_reports_no_loss_if_it_starts_at_the_requested_offset() -> None:
     reactor = MemoryReactorClock()
     lost: list[Any] = []
     for after in (None, 7):

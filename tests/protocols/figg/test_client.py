@@ -1,4 +1,4 @@
-"""Figg's client: what it sends again, what it drops, when it gives a connection up."""
+"""Figg's client: resending, dropping repeated messages, reconnecting, backing off."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Transport(StringTransport):
 @implementer(IStreamClientEndpoint)
 @attrs.define(eq=False)
 class Endpoint:
-    """Connects when the test says so."""
+    """An endpoint whose connection attempts the test accepts or refuses."""
 
     attempts: list[tuple[Any, Deferred[Any]]] = attrs.field(factory=list)
 
@@ -65,7 +65,7 @@ class Bench:
     session: Any = None
 
     def accept(self) -> None:
-        """The server takes the connection that the client tries to make."""
+        """Accept the pending connection attempt."""
         factory, made = self.endpoint.attempts.pop(0)
         self.protocol, self.transport, self.session = factory.buildProtocol(None), Transport(), FiggServerSession()
         self.protocol.makeConnection(self.transport)
@@ -76,7 +76,7 @@ class Bench:
         made.errback(Failure(ConnectError()))
 
     def cut(self, after: float = 3.0) -> None:
-        """The connection ends, after so many seconds."""
+        """Lose the connection after that many seconds."""
         if after and not self.transport.disconnecting:
             self.clock.advance(after / 2)
             self.say(Pong(number=1))
@@ -84,7 +84,7 @@ class Bench:
         self.protocol.connectionLost(Failure(ConnectionDone()))
 
     def said(self) -> list[Any]:
-        """What the client has said; runs taken apart, PINGs left out."""
+        """Return the frames that the client sent, one message each, without PINGs."""
         self.clock.advance(0)
         wire = self.transport.value()
         self.transport.clear()
@@ -140,7 +140,7 @@ def data(number: int, payload: bytes = b"x", topic: str = "t") -> Data:
     return Data(topic=topic, number=number, data=payload)
 
 
-def test_publish_and_know() -> None:
+def test_publish_fires_when_its_message_is_acknowledged() -> None:
     bench = connected()
     first, second = bench.client.publish("t", b"a"), bench.client.publish("t", b"b")
     assert bench.said() == [Publish(topic="t", number=1, data=b"a"), Publish(topic="t", number=2, data=b"b")]
@@ -167,7 +167,7 @@ def test_the_window_slides() -> None:
     assert bench.client.flush().called
 
 
-def test_what_was_published_before_the_connection_goes_when_it_is_made() -> None:
+def test_messages_published_before_connecting_are_sent_on_connect() -> None:
     bench = make()
     bench.client.connect()
     bench.client.publish("t", b"early")
@@ -176,7 +176,7 @@ def test_what_was_published_before_the_connection_goes_when_it_is_made() -> None
     assert bench.said() == [Attach(topic="u", offset=3), Publish(topic="t", number=1, data=b"early")]
 
 
-def test_a_new_connection_resends_in_the_order_of_the_text() -> None:
+def test_new_connection_resends_attaches_then_detaches_then_publishes() -> None:
     bench = connected(window=3)
     bench.client.subscribe("kept", bench.take)
     bench.client.subscribe("left", bench.take)
@@ -199,11 +199,11 @@ def test_a_new_connection_resends_in_the_order_of_the_text() -> None:
     bench.cut()
     bench.clock.advance(0)
     bench.accept()
-    assert Detach(topic="left") not in bench.said(), "it has been answered"
+    assert Detach(topic="left") not in bench.said(), "DETACHED answered it"
     assert bench.states == [True, False, True, False, True]
 
 
-def test_attaching_again_before_the_answer_resends_the_same_offset() -> None:
+def test_unanswered_attach_is_resent_with_the_same_offset() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take, offset=5)
     bench.client.subscribe("now", bench.take)
@@ -213,7 +213,7 @@ def test_attaching_again_before_the_answer_resends_the_same_offset() -> None:
     assert bench.said() == [Attach(topic="t", offset=5), Attach(topic="now")]
 
 
-def test_what_comes_twice_is_handed_out_once() -> None:
+def test_repeated_messages_are_delivered_once() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take, offset=0)
     bench.say(Attached(topic="t", offset=0), data(1, b"a"), data(2, b"b"))
@@ -221,14 +221,14 @@ def test_what_comes_twice_is_handed_out_once() -> None:
     assert bench.got == [(1, b"a"), (2, b"b"), (3, b"c")]
 
 
-def test_data_before_attached_is_of_an_older_subscription() -> None:
+def test_data_before_attached_is_dropped() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take, offset=0)
     bench.say(data(9, b"old"), Attached(topic="t", offset=0), data(1, b"new"))
     assert bench.got == [(1, b"new")]
 
 
-def test_the_answer_to_an_older_attach_begins_nothing() -> None:
+def test_answer_to_an_older_attach_does_not_start_the_subscription() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take)
     bench.client.unsubscribe("t")
@@ -239,7 +239,7 @@ def test_the_answer_to_an_older_attach_begins_nothing() -> None:
     assert bench.got == [(1, b"from the start")]
 
 
-def test_an_answer_that_nobody_asked_for_begins_nothing() -> None:
+def test_unsolicited_attached_does_not_start_a_subscription() -> None:
     bench = connected()
     bench.say(Attached(topic="t", offset=7), Attached(topic="t", offset=7))
     bench.client.subscribe("t", bench.take, offset=0)
@@ -247,14 +247,14 @@ def test_an_answer_that_nobody_asked_for_begins_nothing() -> None:
     assert bench.got == [(1, b"a")]
 
 
-def test_a_topic_that_went_back_on_the_server_is_read_from_where_it_says() -> None:
+def test_subscription_follows_the_server_to_a_lower_offset() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take, offset=100)
     bench.say(Attached(topic="t", offset=5), data(6, b"a new history"))
     assert bench.got == [(6, b"a new history")]
 
 
-def test_a_callback_that_fails_is_logged_and_ends_nothing(logged_errors: Any) -> None:
+def test_exception_in_a_callback_is_logged_and_other_subscriptions_continue(logged_errors: Any) -> None:
     bench = connected()
     bench.client.subscribe("bad", lambda run: 1 / 0, offset=0)
     bench.client.subscribe("t", bench.take, offset=0)
@@ -265,7 +265,7 @@ def test_a_callback_that_fails_is_logged_and_ends_nothing(logged_errors: Any) ->
     assert len(logged_errors.take()) == 1
 
 
-def test_an_offset_that_has_expired_is_told() -> None:
+def test_on_attached_reports_an_expired_offset() -> None:
     bench = connected()
     began: list[tuple[int, int | None]] = []
     bench.client.subscribe("t", bench.take, 3, lambda at, asked: began.append((at, asked)))
@@ -273,15 +273,14 @@ def test_an_offset_that_has_expired_is_told() -> None:
     assert began == [(10, 3)]
 
 
-def test_offsets_are_opaque() -> None:
-    """Another server's offsets need not be consecutive."""
+def test_offsets_need_not_be_consecutive() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take, offset=0)
     bench.say(Attached(topic="t", offset=0), data(37, b"a"), data(74, b"b"))
     assert bench.got == [(37, b"a"), (74, b"b")]
 
 
-def test_two_unanswered_pings_end_the_connection() -> None:
+def test_two_unanswered_pings_abort_the_connection() -> None:
     bench = connected()
     for _ in range(3):
         bench.clock.advance(PING_INTERVAL)
@@ -294,8 +293,8 @@ def test_two_unanswered_pings_end_the_connection() -> None:
     assert bench.transport.aborted
 
 
-def test_whatever_comes_is_a_sign_of_life() -> None:
-    """A PONG may stand behind more DATA than comes in within two intervals."""
+def test_data_counts_as_an_answer_to_a_ping() -> None:
+    """A PONG may be queued behind more DATA than arrives within two intervals."""
     bench = connected()
     bench.client.subscribe("t", bench.take, offset=0)
     bench.say(Attached(topic="t", offset=0))
@@ -306,25 +305,25 @@ def test_whatever_comes_is_a_sign_of_life() -> None:
 
 
 @pytest.mark.parametrize("topic", ["", "x" * 256, "\ud800"])
-def test_what_cannot_be_sent_is_refused_at_once(topic: str) -> None:
+def test_invalid_topics_and_messages_are_refused_immediately(topic: str) -> None:
     bench = connected(window_bytes=1 << 30)
-    with pytest.raises(LocalProtocolError, match="a topic is"):
+    with pytest.raises(LocalProtocolError, match="invalid topic"):
         bench.client.publish(topic, b"x")
-    with pytest.raises(LocalProtocolError, match="a topic is"):
+    with pytest.raises(LocalProtocolError, match="invalid topic"):
         bench.client.subscribe(topic, bench.take)
-    with pytest.raises(LocalProtocolError, match="16777216 bytes at the most"):
+    with pytest.raises(LocalProtocolError, match="exceeds the limit of 16777216 bytes"):
         bench.client.publish("t", bytes((16 << 20) + 1))
     assert bench.client.flush().called
     assert bench.said() == []
 
 
-def test_a_server_that_breaks_the_rules_is_left() -> None:
+def test_protocol_violation_of_the_server_aborts_the_connection() -> None:
     bench = connected()
     bench.protocol.dataReceived(b"\0\5\0\1\0\0\0\0")
     assert bench.transport.aborted
 
 
-def test_it_tries_for_ever_with_the_strategy_that_it_was_given() -> None:
+def test_client_retries_for_ever_with_the_given_delays() -> None:
     bench = make()
     made = bench.client.connect()
     bench.refuse()
@@ -340,7 +339,7 @@ def test_it_tries_for_ever_with_the_strategy_that_it_was_given() -> None:
     assert made.called
 
 
-def test_a_server_that_turns_us_away_is_not_asked_at_once_again() -> None:
+def test_short_connections_are_retried_with_growing_delays() -> None:
     bench = connected()
     for delay in (1, 2, 3):
         bench.cut(after=0)
@@ -353,7 +352,7 @@ def test_a_server_that_turns_us_away_is_not_asked_at_once_again() -> None:
     bench.accept()
 
 
-def test_backoff() -> None:
+def test_backoff_doubles_up_to_30_seconds_with_20_percent_jitter() -> None:
     assert backoff(0) == 0
     assert [backoff(n, lambda: 0.5) for n in range(1, 9)] == [1, 2, 4, 8, 16, 30, 30, 30]
     assert backoff(3, lambda: 0.0) == pytest.approx(3.2)
@@ -361,7 +360,7 @@ def test_backoff() -> None:
     assert backoff(10_000, lambda: 0.5) == 30
 
 
-def test_closing() -> None:
+def test_close_fails_unacknowledged_publishes_and_disconnects() -> None:
     bench = connected()
     failures: list[Any] = []
     bench.client.publish("t", b"not acknowledged").addErrback(failures.append)
@@ -377,7 +376,7 @@ def test_closing() -> None:
     assert bench.clock.getDelayedCalls() == []
 
 
-def test_closing_what_never_connected() -> None:
+def test_close_before_the_first_connection_fails_connect() -> None:
     assert FiggClient(Clock(), Endpoint()).close().called
     bench = make()
     failures: list[Any] = []
@@ -386,7 +385,7 @@ def test_closing_what_never_connected() -> None:
     assert failures[0].check(Closed)
 
 
-def test_pausing_holds_over_connections() -> None:
+def test_pause_persists_across_connections() -> None:
     bench = connected()
     bench.client.pause()
     assert bench.transport.producerState == "paused"
@@ -398,7 +397,7 @@ def test_pausing_holds_over_connections() -> None:
     assert bench.transport.producerState == "producing"
 
 
-def test_a_run_that_comes_twice_in_part_is_handed_out_from_what_is_new() -> None:
+def test_partly_repeated_run_is_delivered_from_its_first_new_message() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take, offset=0)
     bench.say(Attached(topic="t", offset=0), data(1, b"a"), data(2, b"b"))
@@ -406,7 +405,7 @@ def test_a_run_that_comes_twice_in_part_is_handed_out_from_what_is_new() -> None
     assert bench.got == [(1, b"a"), (2, b"b"), (3, b"c"), (4, b"d")]
 
 
-def test_what_is_asked_while_there_is_no_connection_is_said_on_the_next() -> None:
+def test_requests_made_while_disconnected_are_sent_on_reconnect() -> None:
     bench = connected()
     bench.client.unsubscribe("never read")
     bench.client.subscribe("left", bench.take)
@@ -423,7 +422,7 @@ def test_what_is_asked_while_there_is_no_connection_is_said_on_the_next() -> Non
     assert bench.transport.producerState == "producing"
 
 
-def test_data_of_a_topic_that_was_left_is_dropped() -> None:
+def test_data_of_an_unsubscribed_topic_is_dropped() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take, offset=0)
     bench.say(Attached(topic="t", offset=0))

@@ -1,4 +1,4 @@
-"""Figg's frames: golden bytes both ways, and what is none."""
+"""Figg's frames: golden bytes both ways, and malformed payloads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GOLDEN: list[tuple[Frame, str]] = [
 
 
 @pytest.mark.parametrize(("frame", "wire"), GOLDEN)
-def test_golden_bytes(frame: Frame, wire: str) -> None:
+def test_frames_match_their_golden_bytes_both_ways(frame: Frame, wire: str) -> None:
     encoded = bytes.fromhex(wire)
     assert frame.serialize() == encoded
     assert FRAMES[frame.type] is type(frame)
@@ -52,13 +52,13 @@ def test_golden_bytes(frame: Frame, wire: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "offset"), [("8000", 5), ("0001", 5), ("8001", 5), ("ffff", 5), ("0000", None), ("4000", None)]
 )
-def test_either_bit_1_is_the_offset_flag(flags: str, offset: int | None) -> None:
+def test_offset_flag_is_the_highest_or_the_lowest_bit(flags: str, offset: int | None) -> None:
     payload = bytes.fromhex(flags + "00000001 61 0000000000000005")
     assert Attach.parse(payload) == Attach(topic="a", offset=offset)
 
 
 @pytest.mark.parametrize(("frame", "wire"), GOLDEN)
-def test_a_payload_that_is_cut_or_longer_is_none(frame: Frame, wire: str) -> None:
+def test_truncated_or_extended_payload_is_refused(frame: Frame, wire: str) -> None:
     payload = bytes.fromhex(wire)[8:]
     for cut in range(len(payload)):
         with pytest.raises(RemoteProtocolError, match=r"bad-(length|topic)"):
@@ -69,7 +69,7 @@ def test_a_payload_that_is_cut_or_longer_is_none(frame: Frame, wire: str) -> Non
 
 @pytest.mark.parametrize(("frame", "wire"), [pair for pair in GOLDEN if hasattr(pair[0], "topic")])
 @pytest.mark.parametrize("change", [-1, 1, 0xFFFFFF00])
-def test_inner_lengths_that_lie(frame: Frame, wire: str, change: int) -> None:
+def test_inner_lengths_that_do_not_fill_the_frame_are_refused(frame: Frame, wire: str, change: int) -> None:
     payload = bytearray.fromhex(wire)[8:]
     at = 2 if isinstance(frame, Attach) else 0
     size = int.from_bytes(payload[at : at + 4], "big")
@@ -79,7 +79,7 @@ def test_inner_lengths_that_lie(frame: Frame, wire: str, change: int) -> None:
 
 
 @pytest.mark.parametrize("topic", [b"", b"x" * 256, b"\xff", b"\xed\xa0\x80"])
-def test_topics_that_are_none(topic: bytes) -> None:
+def test_invalid_topics_are_refused(topic: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="bad-topic"):
         Detach.parse(len(topic).to_bytes(4, "big") + topic)
 
@@ -95,13 +95,13 @@ def test_topics_that_are_none(topic: bytes) -> None:
         lambda: Attach(topic="a", offset=-1),
     ],
 )
-def test_what_we_must_not_send(make: object) -> None:
+def test_invalid_frames_cannot_be_constructed(make: object) -> None:
     with pytest.raises(LocalProtocolError):
         make()  # type: ignore[operator]
 
 
 @given(st.binary(max_size=80), st.sampled_from(sorted(FRAMES)))
-def test_bytes_from_anywhere_are_a_frame_or_an_offence(payload: bytes, kind: frames.FrameType) -> None:
+def test_random_bytes_parse_or_raise_RemoteProtocolError(payload: bytes, kind: frames.FrameType) -> None:
     try:
         frame = FRAMES[kind].parse(payload)
     except RemoteProtocolError:
@@ -109,7 +109,7 @@ def test_bytes_from_anywhere_are_a_frame_or_an_offence(payload: bytes, kind: fra
     assert FRAMES[kind].parse(frame.serialize()[8:]) == frame
 
 
-def test_a_run_is_its_frames_end_to_end() -> None:
+def test_run_serializes_to_its_frames_end_to_end() -> None:
     run = DataRun(topic="a", first=3, lengths=(1).to_bytes(4, "little") + (2).to_bytes(4, "little"), payload=b"xyz")
     assert run.last == 4
     single = [Data(topic="a", number=3, data=b"x"), Data(topic="a", number=4, data=b"yz")]

@@ -1,4 +1,4 @@
-"""Figg's server: every row of its threats, and what subscribers and publishers are promised."""
+"""Figg's server: the threats of docs/security.md, and the guarantees to publishers and subscribers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Transport(StringTransport):
 
 @attrs.define(eq=False)
 class Peer:
-    """A client by hand."""
+    """A client that sends single frames."""
 
     server: Server
     protocol: Any
@@ -65,7 +65,7 @@ class Peer:
         self.protocol.dataReceived(b"".join(frame.serialize() for frame in frames))
 
     def hear(self) -> list[Any]:
-        """What the server has said since the last call; runs taken apart."""
+        """Return the frames that the server sent since the last call, one message each."""
         self.server.clock.advance(0)
         self.server.clock.advance(0)
         said = self.transport.value()
@@ -127,7 +127,7 @@ def data(number: int, payload: bytes = b"x", topic: str = "t") -> Data:
 
 
 class TestPublish:
-    def test_an_ack_means_durable(self) -> None:
+    def test_ack_is_sent_when_the_message_is_durable(self) -> None:
         server = make(auto=False)
         peer = server.connect()
         peer.say(publish(1), publish(2))
@@ -135,7 +135,7 @@ class TestPublish:
         server.journal.commit()
         assert peer.hear() == [Ack(number=2)]
 
-    def test_one_ack_covers_what_one_commit_made_durable(self) -> None:
+    def test_one_ack_covers_all_messages_of_a_commit(self) -> None:
         server = make(auto=False)
         peer = server.connect()
         for number in range(1, 6):
@@ -144,7 +144,7 @@ class TestPublish:
         server.journal.commit()
         assert peer.hear() == [Ack(number=5)]
 
-    def test_the_ack_of_the_last_one_waits_for_nobody(self) -> None:
+    def test_ack_of_the_last_publish_is_not_delayed(self) -> None:
         server = make(auto=False)
         peer = server.connect()
         peer.say(publish(1))
@@ -154,7 +154,7 @@ class TestPublish:
         assert ack == Ack(number=2)
         assert server.clock.getDelayedCalls() == []
 
-    def test_topics_that_take_turns_are_acknowledged_together(self) -> None:
+    def test_alternating_topics_are_acknowledged_together(self) -> None:
         server = make(auto=False)
         peer = server.connect()
         peer.say(*(publish(i, b"%d" % i, topic="ab"[i % 2]) for i in range(1, 8)))
@@ -164,7 +164,7 @@ class TestPublish:
         (run,) = server.journal.read("b", 1, 100)
         assert list(run.producer_seqs()) == [1, 3, 5, 7]
 
-    def test_who_published_it_and_as_what_is_in_the_record(self) -> None:
+    def test_record_holds_the_peer_and_the_seq_num(self) -> None:
         server = make()
         server.connect(port=777).say(publish(41, b"a"), publish(42, b"b"))
         (run,) = server.journal.read("t", 1, 100)
@@ -178,10 +178,10 @@ class TestPublish:
             peer.say(publish(number, b"%d" % number))
             heard += peer.hear()
         assert heard == [Ack(number=n) for n in (7, 3, 3, (1 << 64) - 1, 1)]
-        assert len(server.stored()) == 5, "nothing is taken for a double"
+        assert len(server.stored()) == 5, "nothing is de-duplicated"
 
     def test_threat_duplicate_on_reconnect(self) -> None:
-        """Cut after the journal, before the ACK: the client sends it again, and it is there twice, never not at all."""
+        """If the connection is lost before the ACK, the client resends the message, and it is stored twice."""
         server = make(auto=False)
         peer = server.connect()
         peer.say(publish(1, b"once"))
@@ -194,7 +194,7 @@ class TestPublish:
         assert server.stored() == [b"once", b"once"]
 
     @pytest.mark.parametrize("window", [1, 10_000])
-    def test_every_payload_comes_back_unchanged_whatever_the_window(self, window: int) -> None:
+    def test_payloads_are_delivered_unchanged_for_any_window(self, window: int) -> None:
         server = make()
         reader, writer = server.connect(), server.connect()
         reader.say(Attach(topic="t"))
@@ -213,7 +213,7 @@ class TestPublish:
 
 
 class TestRefusedAmongOthers:
-    """What came before a PUBLISH that is refused is stored and acknowledged, and nothing after it is."""
+    """Messages before a refused PUBLISH are stored and acknowledged; messages after it are not stored."""
 
     def server(self, **settings: Any) -> Server:
         server = make(auto=False, **settings)
@@ -221,7 +221,7 @@ class TestRefusedAmongOthers:
         return server
 
     @pytest.mark.parametrize("refused", [".dot", "small", "new"], ids=["forbidden", "too-large", "too-many-streams"])
-    def test_however_the_bytes_are_cut(self, refused: str) -> None:
+    def test_refusal_does_not_depend_on_chunking(self, refused: str) -> None:
         frames = [publish(1, b"one"), publish(2, b"two", topic="u"), publish(3, b"no", topic=refused)]
         frames += [publish(4, b"after"), publish(5, b"after", topic="u")]
         wire = b"".join(frame.serialize() for frame in frames)
@@ -232,7 +232,7 @@ class TestRefusedAmongOthers:
             peer = server.connect()
             for piece in (wire[:cut], wire[cut:]):
                 peer.protocol.dataReceived(piece)
-            assert not peer.transport.disconnecting, "what it published is not durable yet"
+            assert not peer.transport.disconnecting, "the connection stays open until earlier messages are durable"
             server.journal.commit()
             assert peer.hear() == [Ack(number=2)]
             assert (server.stored("t"), server.stored("u")) == ([b"one"], [b"two"])
@@ -241,7 +241,7 @@ class TestRefusedAmongOthers:
             peer.leave()
             assert server.broker.budget.used == 0
 
-    def test_one_of_many_topics_and_numbers_with_gaps(self) -> None:
+    def test_messages_before_a_refused_one_are_stored_across_many_topics(self) -> None:
         server = self.server()
         peer = server.connect()
         frames = [publish(3 * i, b"%d" % i, topic=f"t{i % 7}") for i in range(1, 500)]
@@ -253,7 +253,7 @@ class TestRefusedAmongOthers:
             assert server.stored(f"t{topic}") == [b"%d" % i for i in range(1, 334) if i % 7 == topic]
 
     @pytest.mark.parametrize("first", [True, False])
-    def test_the_first_or_the_last_is_refused(self, first: bool) -> None:
+    def test_refused_message_may_be_the_first_or_the_last(self, first: bool) -> None:
         server = self.server()
         peer = server.connect()
         frames = [publish(1, b"no", topic=".dot"), publish(2)] if first else [publish(1), publish(2, topic=".dot")]
@@ -262,15 +262,15 @@ class TestRefusedAmongOthers:
         assert peer.hear() == ([] if first else [Ack(number=1)])
         assert server.stored("t") == ([] if first else [b"x"])
         assert peer.transport.disconnecting
-        assert server.count("Forbidden") == 1, "it is counted once, however often it was tried"
+        assert server.count("Forbidden") == 1, "the refusal is counted once, although parts are published again"
 
-    def test_a_full_disk_refuses_all_of_them_at_once(self) -> None:
+    def test_full_disk_refuses_all_messages_in_one_step(self) -> None:
         server = self.server()
         server.journal.enter(JournalState.READ_ONLY, "full")
         server.connect().say(*(publish(i, topic=f"t{i}") for i in range(1, 100)))
         assert server.count("ReadOnly") == 1
 
-    def test_a_reserved_name_is_said_to_be_reserved(self, log_lines: list[str]) -> None:
+    def test_log_names_a_reserved_topic(self, log_lines: list[str]) -> None:
         server = self.server()
         server.connect().say(publish(1, topic=".dot"))
         (line,) = log_lines
@@ -278,9 +278,9 @@ class TestRefusedAmongOthers:
 
 
 class TestAttachBehindPublishes:
-    """An ATTACH counts the PUBLISHes that came before it on its connection, and none that came after it."""
+    """The offset in ATTACHED includes the PUBLISHes before the ATTACH on the connection, and none after it."""
 
-    def test_it_waits_until_they_are_durable(self) -> None:
+    def test_attach_waits_until_earlier_publishes_are_durable(self) -> None:
         server = make(auto=False)
         peer = server.connect()
         peer.say(publish(1), publish(2), Attach(topic="t"), publish(3, b"behind"), Ping(number=7))
@@ -292,7 +292,7 @@ class TestAttachBehindPublishes:
         server.journal.commit()
         assert sorted(peer.hear(), key=repr) == [Ack(number=3), data(3, b"behind")]
 
-    def test_each_waits_for_those_before_it(self) -> None:
+    def test_each_attach_waits_for_the_publishes_before_it(self) -> None:
         server = make(auto=False)
         peer = server.connect()
         peer.say(publish(1), Attach(topic="t"), publish(2, topic="u"), Attach(topic="u"), Detach(topic="t"))
@@ -301,14 +301,14 @@ class TestAttachBehindPublishes:
         server.journal.commit()
         assert peer.hear() == [Ack(number=2), Attached(topic="u", offset=1), Detached(topic="t")]
 
-    def test_without_publishes_it_waits_for_nothing(self) -> None:
+    def test_attach_without_earlier_publishes_is_answered_immediately(self) -> None:
         server = make(auto=False)
         peer, other = server.connect(), server.connect()
         other.say(publish(1))
         peer.say(Attach(topic="t"))
         assert peer.hear() == [Attached(topic="t", offset=0)]
 
-    def test_what_waits_is_in_the_budget_and_leaves_it(self) -> None:
+    def test_postponed_events_are_charged_and_released(self) -> None:
         server = make(auto=False)
         peer = server.connect()
         peer.say(publish(1), Attach(topic="t"), publish(2, bytes(10_000)))
@@ -317,7 +317,7 @@ class TestAttachBehindPublishes:
         server.journal.commit()
         assert server.broker.budget.used == 0
 
-    def test_a_client_that_has_finished_sending_gets_all_its_answers(self) -> None:
+    def test_half_closed_client_gets_all_its_answers(self) -> None:
         server = make(auto=False)
         peer = server.connect()
         peer.say(publish(1), Attach(topic="t"), publish(2))
@@ -327,7 +327,7 @@ class TestAttachBehindPublishes:
         assert peer.hear() == [Ack(number=1), Attached(topic="t", offset=1), Ack(number=2)]
         assert peer.transport.disconnecting
 
-    def test_stopping_does_not_wait_for_what_is_behind(self) -> None:
+    def test_drain_drops_postponed_events(self) -> None:
         server = make(auto=False)
         peer = server.connect()
         peer.say(publish(1), Attach(topic="t"), publish(2))
@@ -337,7 +337,7 @@ class TestAttachBehindPublishes:
         assert server.stored() == [b"x"]
         assert peer.transport.disconnecting
 
-    def test_what_is_behind_a_refused_publish_is_not_taken(self) -> None:
+    def test_events_after_a_refused_publish_are_dropped(self) -> None:
         server = make(auto=False)
         server.broker.guard.change(LOOPBACK)
         peer = server.connect()
@@ -350,7 +350,7 @@ class TestAttachBehindPublishes:
 
 
 class TestAttach:
-    def test_from_now_on(self) -> None:
+    def test_attach_without_offset_delivers_new_messages_only(self) -> None:
         server = make()
         server.connect().say(publish(1), publish(2))
         peer = server.connect()
@@ -360,7 +360,7 @@ class TestAttach:
         assert peer.hear() == [data(3, b"new")]
 
     @pytest.mark.parametrize("flags", [0x8000, 0x0001])
-    def test_from_an_offset_by_either_flag(self, flags: int) -> None:
+    def test_attach_accepts_either_offset_flag(self, flags: int) -> None:
         server = make()
         server.connect().say(*(publish(i, b"%d" % i) for i in range(1, 6)))
         peer = server.connect()
@@ -368,7 +368,7 @@ class TestAttach:
         peer.protocol.dataReceived(pack(">HHI", 1, 1, len(payload)) + payload)
         assert peer.hear() == [Attached(topic="t", offset=3), data(4, b"4"), data(5, b"5")]
 
-    def test_attached_comes_before_any_data(self) -> None:
+    def test_attached_precedes_data(self) -> None:
         server = make()
         peer = server.connect()
         peer.say(publish(1), Attach(topic="t", offset=0), publish(2))
@@ -403,7 +403,7 @@ class TestAttach:
         peer.say(Attach(topic="t", offset=1))
         assert peer.hear() == [Attached(topic="t", offset=3), data(4, b"4"), data(5, b"5")]
 
-    def test_records_that_expire_before_they_are_read_show_in_the_next_offset(self) -> None:
+    def test_expired_records_are_skipped_and_counted(self) -> None:
         server = make()
         for i in range(1, 6):
             server.connect().say(publish(i, b"%d" % i))
@@ -413,7 +413,7 @@ class TestAttach:
         assert peer.hear() == [Attached(topic="t", offset=1), data(4, b"4"), data(5, b"5")]
         assert server.count("skipped") == 2
 
-    def test_detach(self) -> None:
+    def test_detach_ends_the_subscription_and_is_always_answered(self) -> None:
         server = make()
         peer = server.connect()
         peer.say(Attach(topic="t"), Detach(topic="t"), Detach(topic="never attached"))
@@ -447,7 +447,7 @@ class TestAttach:
         other.say(publish(1, topic="topic 1"))
         assert other.hear() == [Ack(number=1)]
 
-    def test_a_stream_that_no_peer_may_make_ends_the_connection_after_what_came_before_it(self) -> None:
+    def test_publish_to_a_forbidden_new_stream_closes_the_connection_after_earlier_acks(self) -> None:
         server = make(rules=StreamRules((StreamRule(names=("closed",), new_streams=False),)))
         peer = server.connect()
         peer.say(publish(1), publish(2, topic="closed"), publish(3))
@@ -479,7 +479,7 @@ class TestAttach:
         assert server.broker.budget.kept == 0
 
     def test_threat_unbounded_topics(self) -> None:
-        """An ATTACH to a topic that nobody publishes to makes nothing that outlives the connection."""
+        """Attaching to topics without messages leaves no state on the server."""
         server = make()
         for start in range(0, 3000, 1000):
             peer = server.connect()
@@ -491,7 +491,7 @@ class TestAttach:
         assert server.broker._fanout._places == {}
 
 
-class TestOffences:
+class TestProtocolViolations:
     @pytest.mark.parametrize(
         ("cause", "wire"),
         [
@@ -505,7 +505,7 @@ class TestOffences:
             ("bad-topic", pack(">HHII", 5, 1, 19, 0) + pack(">QI", 1, 3) + b"abcd"),
         ],
     )
-    def test_a_malformed_frame_costs_its_sender_the_connection_and_nothing_else(self, cause: str, wire: bytes) -> None:
+    def test_malformed_frame_closes_only_its_connection(self, cause: str, wire: bytes) -> None:
         server = make()
         bad, good, reader = server.connect(), server.connect(), server.connect()
         reader.say(Attach(topic="t"))
@@ -524,7 +524,7 @@ class TestOffences:
         assert peer.transport.disconnecting
         assert server.broker.budget.used == 0
 
-    def test_a_large_frame_is_charged_as_it_arrives(self) -> None:
+    def test_large_frame_is_charged_as_it_arrives(self) -> None:
         server = make()
         peer = server.connect()
         wire = publish(1, bytes(1 << 20)).serialize()
@@ -535,7 +535,7 @@ class TestOffences:
         peer.leave()
         assert server.broker.budget.used == 0
 
-    def test_bytes_one_at_a_time(self) -> None:
+    def test_frames_may_arrive_one_byte_at_a_time(self) -> None:
         server = make()
         peer = server.connect()
         wire = publish(1, b"slowly").serialize() + Attach(topic="t", offset=0).serialize()
@@ -543,7 +543,7 @@ class TestOffences:
             peer.protocol.dataReceived(wire[i : i + 1])
         assert peer.hear() == [Ack(number=1), Attached(topic="t", offset=0), data(1, b"slowly")]
 
-    def test_pings(self) -> None:
+    def test_pings_are_echoed(self) -> None:
         server = make()
         peer = server.connect()
         peer.say(Ping(number=123), Ping(number=(1 << 64) - 1))
@@ -551,9 +551,9 @@ class TestOffences:
 
 
 class TestOthers:
-    """One subscriber's doings change nothing for the others."""
+    """Subscribers do not affect each other."""
 
-    def test_leaving_stopping_and_resuming_from_the_start(self) -> None:
+    def test_subscribers_that_leave_pause_or_replay_do_not_affect_others(self) -> None:
         server = make()
         steady, leaver, sleeper = server.connect(), server.connect(), server.connect()
         writer = server.connect()
@@ -575,7 +575,7 @@ class TestOthers:
         assert sleeper.hear() == [data(i, b"%d" % i) for i in range(2, 5)]
 
     def test_threat_slow_subscriber(self) -> None:
-        """A reader that never reads holds one turn's delivery, however much is published."""
+        """A subscriber that does not read holds the deliveries of one turn in memory, however much is published."""
         server = make()
         slow, fast, writer = server.connect(), server.connect(), server.connect()
         for peer in (slow, fast):
@@ -592,7 +592,7 @@ class TestOthers:
         server.clock.advance(60)
         assert slow.transport.aborted
 
-    def test_a_damaged_journal_ends_those_who_read_it(self, logged_errors: Any) -> None:
+    def test_damaged_journal_ends_its_subscriptions(self, logged_errors: Any) -> None:
         server = make()
         reader, writer = server.connect(), server.connect()
         reader.say(Attach(topic="t"))
@@ -624,16 +624,16 @@ class TestOthers:
         assert len(encoded) == 1
 
 
-def test_settings() -> None:
+def test_settings_are_parsed_and_checked() -> None:
     assert build(Settings, "figg", {"max-payload": "1MiB", "max_per_host": 5}) == Settings(
         max_payload=1 << 20, max_per_host=5
     )
-    with pytest.raises(ConfigError, match="max_payload is 1 to"):
+    with pytest.raises(ConfigError, match="max_payload must be 1 to"):
         build(Settings, "figg", {"max_payload": "17MiB"})
 
 
-def test_a_topic_that_is_forbidden_is_never_attached() -> None:
-    """Not even ATTACHED: it would say how far the stream has come."""
+def test_forbidden_topic_is_not_attached() -> None:
+    """Not even ATTACHED is sent, because its offset would tell the length of the stream."""
     server = make()
     server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "a", "subscribe": "b"}]}))
     peer = server.connect()
@@ -647,7 +647,7 @@ def test_a_topic_that_is_forbidden_is_never_attached() -> None:
     assert server.count("Forbidden") == 2
 
 
-def test_an_attachment_that_is_not_allowed_any_more_ends_the_connection() -> None:
+def test_policy_change_closes_a_connection_with_a_forbidden_subscription() -> None:
     server = make()
     peer = server.connect()
     peer.say(Attach(topic="a", offset=0))

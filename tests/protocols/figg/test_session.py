@@ -1,4 +1,4 @@
-"""Figg's sessions: events do not depend on how bytes are cut, and an offence is the last of them."""
+"""Figg's sessions: events do not depend on chunking, and Broken is the last one."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.testing import every_chunking, feed
 
 
-def taken(topic: str, kind: Any, numbers: Any, lengths: Any, payload: Any) -> list[Any]:
-    """The messages of a run, one by one."""
+def split(topic: str, kind: Any, numbers: Any, lengths: Any, payload: Any) -> list[Any]:
+    """Return the messages of a run one by one."""
     run = Run(stream="x", source="x", producer_seq=numbers, lengths=lengths, payload=payload)
     return [
         kind(topic=topic, number=number, data=bytes(data))
@@ -41,17 +41,17 @@ def taken(topic: str, kind: Any, numbers: Any, lengths: Any, payload: Any) -> li
 
 
 def singles(events: list[Any]) -> list[Any]:
-    """The events with every run taken apart: where runs end depends on how bytes are cut, their messages do not.
+    """Split runs into single messages, because where runs end depends on the chunking and their messages do not.
 
-    Those that were taken together have rising numbers, which is the order in which they came.
+    The messages of one Published have rising numbers, so sorting restores the order of arrival.
     """
     flat: list[Any] = []
     for event in events:
         if isinstance(event, DataRun):
-            flat += taken(event.topic, Data, event.first, event.lengths, event.payload)
+            flat += split(event.topic, Data, event.first, event.lengths, event.payload)
         elif isinstance(event, Published):
             messages = [
-                m for run in event.runs for m in taken(run.topic, Publish, run.numbers, run.lengths, run.payload)
+                m for run in event.runs for m in split(run.topic, Publish, run.numbers, run.lengths, run.payload)
             ]
             flat += sorted(messages, key=lambda message: message.number)
             assert flat[-1].number == event.last
@@ -62,7 +62,7 @@ def singles(events: list[Any]) -> list[Any]:
     return flat
 
 
-CLIENT_SAYS = [
+CLIENT_FRAMES = [
     Attach(topic="foo"),
     Publish(topic="foo", number=1, data=b"one"),
     Publish(topic="foo", number=2, data=b""),
@@ -72,7 +72,7 @@ CLIENT_SAYS = [
     Detach(topic="foo"),
     Publish(topic="bar", number=1, data=b"and back"),
 ]
-SERVER_SAYS = [
+SERVER_FRAMES = [
     Attached(topic="foo", offset=0),
     Data(topic="foo", number=1, data=b"one"),
     Data(topic="foo", number=2, data=b"two"),
@@ -83,12 +83,12 @@ SERVER_SAYS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "says"), [(FiggServerSession, CLIENT_SAYS), (FiggClientSession, SERVER_SAYS)])
-def test_every_chunking_gives_the_same(make: Any, says: list[Any]) -> None:
-    wire = b"".join(frame.serialize() for frame in says)
+@pytest.mark.parametrize(("make", "sent"), [(FiggServerSession, CLIENT_FRAMES), (FiggClientSession, SERVER_FRAMES)])
+def test_events_do_not_depend_on_chunking(make: Any, sent: list[Any]) -> None:
+    wire = b"".join(frame.serialize() for frame in sent)
     for chunks in every_chunking(wire):
         session = make()
-        assert singles(feed(session, chunks)) == says
+        assert singles(feed(session, chunks)) == sent
         assert session.expected == 0
 
 
@@ -101,7 +101,7 @@ def test_consecutive_messages_are_one_run() -> None:
     assert run.payload == b"".join(b"%d" % i for i in range(1, 101))
 
 
-def test_topics_that_take_turns_are_a_run_each() -> None:
+def test_alternating_topics_become_one_run_each() -> None:
     wire = b"".join(Publish(topic=f"t{i % 3}", number=i, data=b"%d" % i).serialize() for i in range(1, 10))
     (event,) = FiggServerSession().receive_data(wire)
     assert isinstance(event, Published)
@@ -117,7 +117,7 @@ def header(kind: int, size: int, version: int = 1) -> bytes:
     return pack(">HHI", kind, version, size)
 
 
-OFFENCES = [
+VIOLATIONS = [
     ("unknown-type", header(0, 0)),
     ("unknown-type", header(10, 0)),
     ("unknown-type", header(0xFFFF, 0)),
@@ -137,35 +137,35 @@ OFFENCES = [
 ]
 
 
-@pytest.mark.parametrize(("cause", "wire"), OFFENCES)
-def test_an_offence_is_the_last_event_and_what_came_before_it_counts(cause: str, wire: bytes) -> None:
+@pytest.mark.parametrize(("cause", "wire"), VIOLATIONS)
+def test_broken_is_the_last_event_and_keeps_the_events_before_it(cause: str, wire: bytes) -> None:
     before = [Publish(topic="t", number=7, data=b"kept"), Detach(topic="x")]
     good = b"".join(frame.serialize() for frame in before)
     for chunks in every_chunking(good + wire, sizes=(1, 3)):
         session = FiggServerSession()
         assert singles(feed(session, chunks)) == [*before, ("broken", cause)]
-        assert session.receive_data(good) == [], "nothing after it"
+        assert session.receive_data(good) == [], "no event follows Broken"
 
 
 @pytest.mark.parametrize("kind", [2, 4, 6, 7, 9])
-def test_what_only_a_server_says_is_an_offence_of_a_client(kind: int) -> None:
+def test_server_refuses_frames_that_only_a_server_sends(kind: int) -> None:
     assert singles(FiggServerSession().receive_data(header(kind, 8))) == [("broken", "wrong-direction")]
 
 
 @pytest.mark.parametrize("kind", [1, 3, 5, 8])
-def test_what_only_a_client_says_is_an_offence_of_a_server(kind: int) -> None:
+def test_client_refuses_frames_that_only_a_client_sends(kind: int) -> None:
     assert singles(FiggClientSession().receive_data(header(kind, 8))) == [("broken", "wrong-direction")]
 
 
-def test_every_type_and_every_version() -> None:
+def test_empty_payload_is_refused_for_every_type_and_version() -> None:
     for kind in range(300):
         for version in (0, 1, 2, 255, 65535):
             events = FiggServerSession().receive_data(header(kind, 0, version))
-            assert len(events) == 1, "a payload of 0 bytes is right for none"
+            assert len(events) == 1, "no type allows an empty payload"
             assert isinstance(events[0], Broken)
 
 
-def test_a_size_is_judged_by_the_header_alone() -> None:
+def test_size_limit_is_checked_by_the_header_alone() -> None:
     session = FiggServerSession(max_payload=100)
     assert singles(session.receive_data(header(5, 0xFFFFFFFF))) == [("broken", "frame-too-large")]
     session = FiggServerSession(max_payload=100)
@@ -185,7 +185,7 @@ def message(kind: int, topic: bytes, size: int) -> bytes:
 
 @pytest.mark.parametrize("topic", [b"t", b"x" * 254, b"x" * 255])
 @pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
-def test_data_is_judged_exactly_at_the_default_limit(make: Any, kind: int, topic: bytes) -> None:
+def test_data_limit_is_exact_at_the_default(make: Any, kind: int, topic: bytes) -> None:
     for size in (MAX_PAYLOAD - 1, MAX_PAYLOAD):
         session = make()
         (event,) = session.receive_data(message(kind, topic, size))
@@ -195,19 +195,19 @@ def test_data_is_judged_exactly_at_the_default_limit(make: Any, kind: int, topic
     for chunks in ([wire], [wire[:8], wire[8:]], [wire[:12]], [wire[:3], wire[3:9], wire[9:12]]):
         session = make()
         assert singles(feed(session, chunks)) == [("broken", "frame-too-large")]
-        assert not session._buffer, "it is judged before it is here, and nothing of it is kept"
+        assert not session._buffer, "the frame is refused before it arrives, and none of it is kept"
 
 
 @pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
 @pytest.mark.parametrize("size", [MAX_PAYLOAD + 2, MAX_PAYLOAD + 254, MAX_PAYLOAD + 255, MAX_PAYLOAD + 256])
-def test_data_beyond_the_limit_raises_nothing(make: Any, kind: int, size: int) -> None:
+def test_data_beyond_the_limit_breaks_the_session_without_raising(make: Any, kind: int, size: int) -> None:
     for topic in (b"t", b"x" * 255):
         assert singles(make().receive_data(message(kind, topic, size))) == [("broken", "frame-too-large")]
 
 
 @pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
 @pytest.mark.parametrize("topic", [0, 256, 0xFFFFFFFF])
-def test_a_topic_of_the_wrong_size_is_judged_before_the_data_is_here(make: Any, kind: int, topic: int) -> None:
+def test_invalid_topic_size_is_refused_before_the_data_arrives(make: Any, kind: int, topic: int) -> None:
     wire = header(kind, 1 << 20) + pack(">I", topic)
     assert singles(make().receive_data(wire)) == [("broken", "bad-topic")]
     *_, event = make().receive_data(message(kind, b"t", 1 << 20) + wire)
@@ -225,7 +225,7 @@ def test_a_frame_with_no_room_for_its_topic_is_judged_before_the_rest_is_here(ma
 
 
 @pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
-def test_a_data_size_that_lies_is_an_offence_at_the_default_limit(make: Any, kind: int) -> None:
+def test_data_size_that_does_not_fill_the_frame_is_refused_at_the_default_limit(make: Any, kind: int) -> None:
     wire = bytearray(message(kind, b"t", MAX_PAYLOAD))
     for lie in (MAX_PAYLOAD - 1, MAX_PAYLOAD + 1, 0xFFFFFFFF):
         wire[21:25] = pack(">I", lie)
@@ -233,14 +233,14 @@ def test_a_data_size_that_lies_is_an_offence_at_the_default_limit(make: Any, kin
         assert isinstance(event, Broken)
 
 
-def test_a_session_that_broke_keeps_nothing() -> None:
+def test_broken_session_frees_its_buffer() -> None:
     session = FiggServerSession()
     session.receive_data(Publish(topic="t", number=1, data=b"x" * 1000).serialize()[:-1])
     session.receive_eof()
     assert not session._buffer
 
 
-def test_expected_is_what_the_frame_takes() -> None:
+def test_expected_is_the_size_of_the_incomplete_frame() -> None:
     session = FiggServerSession()
     wire = Publish(topic="t", number=1, data=b"x" * 100_000).serialize()
     seen = []
@@ -252,7 +252,7 @@ def test_expected_is_what_the_frame_takes() -> None:
     assert session.expected == 0
 
 
-def test_an_ack_covers_those_that_were_not_written() -> None:
+def test_one_ack_covers_all_pending_acknowledgements() -> None:
     session = FiggServerSession()
     for number in (1, 2, 3):
         session.send_ack(number)
@@ -260,14 +260,14 @@ def test_an_ack_covers_those_that_were_not_written() -> None:
     assert session.data_to_send() == []
 
 
-def test_an_ack_of_a_lower_number_does_not_cover_a_higher_one() -> None:
+def test_ack_of_a_lower_number_does_not_cover_a_higher_one() -> None:
     session = FiggServerSession()
     for number in (7, 9, 9, 2, 3):
         session.send_ack(number)
     assert session.data_to_send() == [Ack(number=9).serialize(), Ack(number=3).serialize()]
 
 
-def test_eof_in_the_middle_of_a_frame_is_an_offence() -> None:
+def test_eof_within_a_frame_breaks_the_session() -> None:
     wire = Publish(topic="t", number=1, data=b"x").serialize()
     for cut in range(len(wire) + 1):
         session = FiggServerSession()
@@ -323,7 +323,7 @@ def test_messages_that_come_at_once_become_runs_of_a_mebibyte_at_the_most(make: 
 
 @given(st.lists(st.binary(max_size=200), max_size=8))
 @settings(max_examples=200, deadline=None)
-def test_bytes_from_anywhere_never_raise_and_chunks_do_not_matter(chunks: list[bytes]) -> None:
+def test_random_bytes_never_raise_and_chunking_does_not_matter(chunks: list[bytes]) -> None:
     cut, whole = FiggServerSession(), FiggServerSession()
     assert singles(feed(cut, chunks)) == singles(whole.receive_data(b"".join(chunks)))
 
@@ -337,7 +337,7 @@ frames = st.one_of(
 
 @given(st.lists(frames, max_size=20), st.lists(st.integers(1, 60), max_size=10))
 @settings(max_examples=200, deadline=None)
-def test_frames_arrive_as_they_were_sent(sent: list[Any], cuts: list[int]) -> None:
+def test_frames_are_received_as_they_were_sent(sent: list[Any], cuts: list[int]) -> None:
     wire, chunks = b"".join(frame.serialize() for frame in sent), []
     for cut in cuts:
         chunks.append(wire[:cut])

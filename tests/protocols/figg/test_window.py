@@ -1,4 +1,4 @@
-"""The sliding window: what is sent, sent again, and acknowledged, in order."""
+"""The sliding window: messages are sent, resent and acknowledged in order."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def sent(window: Window) -> list[tuple[int, int]]:
     return [(first, len(part)) for first, part in window.to_send()]
 
 
-def test_numbers_go_on_and_the_window_holds_back() -> None:
-    window = Window(messages=2, most=1000)
+def test_messages_wait_while_the_window_is_full() -> None:
+    window = Window(max_messages=2, max_bytes=1000)
     first, second, third = window.add(run(b"a")), window.add(run(b"b")), window.add(run(b"c"))
     assert sent(window) == [(1, 1), (2, 1)]
     window.acknowledged(1)
@@ -35,12 +35,12 @@ def test_numbers_go_on_and_the_window_holds_back() -> None:
     assert window.empty
 
 
-def test_what_was_published_together_slides_through_the_window() -> None:
-    window = Window(messages=2, most=1000)
+def test_large_publish_slides_through_the_window() -> None:
+    window = Window(max_messages=2, max_bytes=1000)
     done = window.add(run(b"a", b"bb", b"ccc", b"dddd", b"eeeee"))
     assert sent(window) == [(1, 2)]
     window.acknowledged(1)
-    ((first, rest),) = window.to_send_again()
+    ((first, rest),) = window.to_resend()
     assert (first, list(map(bytes, rest.payloads()))) == (2, [b"bb"])
     assert sent(window) == [(3, 1)]
     window.acknowledged(3)
@@ -54,8 +54,8 @@ def test_what_was_published_together_slides_through_the_window() -> None:
     assert window._held == 0
 
 
-def test_an_old_ack_changes_nothing() -> None:
-    window = Window(messages=5, most=1000)
+def test_old_ack_is_ignored() -> None:
+    window = Window(max_messages=5, max_bytes=1000)
     window.add(run(b"a"))
     sent(window)
     window.acknowledged(1)
@@ -64,8 +64,8 @@ def test_an_old_ack_changes_nothing() -> None:
     assert window.empty
 
 
-def test_ready_and_flush() -> None:
-    window = Window(messages=1, most=1000)
+def test_room_and_empty_deferreds_fire_on_acknowledgement() -> None:
+    window = Window(max_messages=1, max_bytes=1000)
     assert window.when_room().called
     window.add(run(b"a"))
     sent(window)
@@ -76,21 +76,21 @@ def test_ready_and_flush() -> None:
     assert flushed.called
 
 
-def test_more_than_it_may_hold_is_refused() -> None:
-    window = Window(messages=1, most=100)
+def test_add_is_refused_beyond_max_bytes() -> None:
+    window = Window(max_messages=1, max_bytes=100)
     window.add(run(b"x" * 200))
     with pytest.raises(LocalProtocolError, match=r"wait for ready\(\)"):
         window.add(run(b"y"))
 
 
-def test_nothing_published_is_acknowledged_at_once() -> None:
-    window = Window(messages=1, most=100)
+def test_empty_publish_fires_immediately() -> None:
+    window = Window(max_messages=1, max_bytes=100)
     assert window.add(run()).called
     assert window.empty
 
 
-def test_failing_tells_everybody() -> None:
-    window = Window(messages=1, most=1000)
+def test_fail_fails_every_pending_deferred() -> None:
+    window = Window(max_messages=1, max_bytes=1000)
     failures: list[Any] = []
     for deferred in (window.add(run(b"a")), window.add(run(b"b"))):
         deferred.addErrback(failures.append)
@@ -107,9 +107,9 @@ def test_failing_tells_everybody() -> None:
     st.lists(st.one_of(st.tuples(st.just("add"), st.integers(0, 4)), st.tuples(st.just("ack"), st.integers(0, 30)))),
 )
 @settings(max_examples=200, deadline=None)
-def test_against_a_model(messages: int, steps: list[tuple[str, int]]) -> None:
-    """Every message is sent once, in order; what is sent again is exactly what is not acknowledged."""
-    window = Window(messages=messages, most=1 << 20)
+def test_window_matches_its_model(messages: int, steps: list[tuple[str, int]]) -> None:
+    """Every message is sent once and in order; exactly the unacknowledged messages are resent."""
+    window = Window(max_messages=messages, max_bytes=1 << 20)
     wire: list[bytes] = []
     added: list[bytes] = []
     acked = 0
@@ -124,8 +124,8 @@ def test_against_a_model(messages: int, steps: list[tuple[str, int]]) -> None:
         for first, part in window.to_send():
             assert first == len(wire) + 1
             wire += map(bytes, part.payloads())
-        assert len(wire) - acked == min(messages, len(added) - acked), "as full as it may be"
-        again = [bytes(p) for _, part in window.to_send_again() for p in part.payloads()]
+        assert len(wire) - acked == min(messages, len(added) - acked), "the window is as full as possible"
+        again = [bytes(p) for _, part in window.to_resend() for p in part.payloads()]
         assert again == wire[acked:]
         assert wire == added[: len(wire)]
         assert window.empty == (acked == len(added))
