@@ -51,7 +51,7 @@ def session_of(limits: Limits, chunks: list[bytes]) -> tuple[list[tuple[bytes, i
         while session.more_work:
             turns += 1
             assert turns < 100_000, "it does not end"
-            take(session.go_on(session.needs))
+            take(session.process(session.needs))
             assert session.held <= 2 * total + WHOLE + PIECE + ENGINE + (256 << 10)
         assert session.expected <= 2 * limits.max_event + PIECE + ENGINE
     for event in made:

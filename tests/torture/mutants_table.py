@@ -378,7 +378,7 @@ MUTANTS = (
     Mutant(
         "lumberjack: a bomb goes off",
         "fyrehose/protocols/lumberjack/inflate.py",
-        "            if self.made > self.most:\n",
+        "            if self.inflated > self.limit:\n",
         "            if False:\n",
         "tests/protocols/lumberjack/test_inflate.py",
     ),

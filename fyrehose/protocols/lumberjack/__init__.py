@@ -1,1 +1,1 @@
-"""Lumberjack, versions 1 and 2: what Filebeat and its family send, over TCP or TLS, acknowledged in windows."""
+"""Lumberjack, versions 1 and 2: the protocol of Filebeat and other Beats over TCP or TLS, acknowledged by windows."""

@@ -1,4 +1,4 @@
-"""Lumberjack for ``fyrehose publish``; it is a protocol for writers, so there is nothing for ``fyrehose tail``."""
+"""Lumberjack for ``fyrehose publish``; the protocol cannot subscribe, so ``fyrehose tail`` does not support it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ moduleProvides(IClients)
 
 default_port = 5044
 
-#: Windows under way: while one is written to the disk the next is on its way.
+#: Unacknowledged windows of one connection: the next one travels while the server commits the one before.
 PIPELINING = 2
 
 
 def publisher(reactor: Any, host: str, port: int, stream: str | None, window: int) -> LumberjackPublisher:
-    """A writer."""
+    """Make a writer; the server chooses the stream (see :meth:`IClients.publisher`)."""
     if stream is not None:
-        raise ConfigError("a lumberjack server says itself which stream events go to; leave --stream out")
+        raise ConfigError("unexpected --stream: a lumberjack server chooses the stream itself; leave --stream out")
     endpoint = HostnameEndpoint(reactor, host, port)
     each = max(1, window // PIPELINING)
     return LumberjackPublisher(LumberjackClient(reactor, [endpoint], window=each, pipelining=PIPELINING))
@@ -42,30 +42,30 @@ def tailer(
     take: Callable[[Run], object],
     lost: Callable[[int, int], object],
 ) -> None:
-    """There is none."""
+    """Return None: Lumberjack has no subscribers."""
 
 
-def document(payload: bytes) -> bytes:
-    """What an event of ``payload`` is: an object of JSON as it is, any other text as Beats have it, as the ``message``.
+def to_document(payload: bytes) -> bytes:
+    """Return the JSON document for *payload*: a JSON object as it is, other text as ``{"message": text}``.
 
-    :raises LocalProtocolError: it is neither
+    :raises LocalProtocolError: *payload* is not UTF-8
     """
     try:
         text = payload.decode()
     except UnicodeDecodeError:
-        raise LocalProtocolError("a lumberjack event is JSON, and this payload is not even text") from None
+        raise LocalProtocolError("payload is not UTF-8, but lumberjack events are JSON") from None
     try:
         if isinstance(json.loads(text), dict):
             return payload
     except (ValueError, RecursionError):
-        pass  # text, then
+        pass  # not JSON, so it is sent as a message
     return json.dumps({"message": text}, ensure_ascii=False).encode()
 
 
 @implementer(IPublisher)
 @attrs.frozen
 class LumberjackPublisher:
-    """A client that publishes one event at a time; those of one turn share windows."""
+    """Publishes single events; events published in one turn of the reactor share windows."""
 
     client: LumberjackClient
 
@@ -73,7 +73,7 @@ class LumberjackPublisher:
         return self.client.connect()
 
     def publish(self, payload: bytes) -> Deferred[None]:
-        return self.client.publish([document(payload)])
+        return self.client.publish([to_document(payload)])
 
     def ready(self) -> Deferred[None]:
         return self.client.ready()

@@ -1,13 +1,13 @@
-"""Lumberjack's client for programs: batches of documents, acknowledged, over connections that come and go.
+"""Lumberjack client that reconnects: publish batches of JSON documents with acknowledgement, to one or more servers.
 
     client = LumberjackClient(reactor, [clientFromString(reactor, "tcp:127.0.0.1:5044")])
     await client.connect()
     await client.publish([b'{"message":"one"}', b'{"message":"two"}'])
     await client.close()
 
-Given several endpoints it keeps a connection to each, and hands every window to the one that has fewest under way.
-What a lost connection had not acknowledged goes out again, first of all, by whichever is there: an event may be stored
-twice, and is never lost.  With one endpoint the order is kept.  For TLS the endpoints are TLS endpoints.
+With several endpoints the client keeps a connection to each, and sends every window on the connection with the fewest
+unacknowledged windows.  If a connection is lost, its unacknowledged events are resent first, on any connection.  So an
+event may be stored twice, but is never lost.  With one endpoint events keep their order.  For TLS, pass TLS endpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = Logger()
 
 @attrs.define(eq=False)
 class _Batch:
-    """Documents that were published together; ``left`` of them are not acknowledged."""
+    """One call of publish(); ``left`` of its documents are not acknowledged."""
 
     done: Deferred[None]
     left: int
@@ -42,13 +42,13 @@ class _Batch:
 
 @attrs.define(eq=False)
 class _Part:
-    """Documents of one batch."""
+    """Consecutive documents of one batch."""
 
     batch: _Batch
     run: Run
 
     def cut(self, count: int) -> _Part:
-        """Take the first ``count`` off."""
+        """Remove the first *count* documents, and return them."""
         head, self.run = self.run.slice(0, count), self.run.slice(count, len(self.run))
         return _Part(self.batch, head)
 
@@ -59,15 +59,15 @@ class LumberjackClient:
 
     :ivar clock: the reactor, or a Clock
     :ivar endpoints: the servers
-    :ivar version: 1 or 2
-    :ivar compression: 0 (none) to 9
-    :ivar window: events in a window at the most
-    :ivar window_bytes: and their bytes, but at least one event
-    :ivar pipelining: windows under way to one server
-    :ivar most: bytes that may wait to be acknowledged before :meth:`publish` refuses
-    :ivar timeout: how long a server that owes an acknowledgement may say nothing, in seconds
-    :ivar on_state: is called with an endpoint and True when it is connected, with False when it is lost
-    :ivar retry: how long to wait before the next try, by how many have failed in a row
+    :ivar version: protocol version, 1 or 2
+    :ivar compression: zlib level, 0 (none) to 9
+    :ivar window: limit of events in a window
+    :ivar window_bytes: limit of a window in bytes; a window always holds at least one event
+    :ivar pipelining: limit of unacknowledged windows per server
+    :ivar max_pending_bytes: limit of unacknowledged bytes; beyond it :meth:`publish` raises
+    :ivar timeout: time without data after which the client aborts a connection that owes an acknowledgement, in seconds
+    :ivar on_state: called with an endpoint and True when it is connected, and with False when the connection is lost
+    :ivar retry: maps the number of failures in a row to the delay before the next attempt, in seconds
     """
 
     clock: IReactorTime
@@ -77,7 +77,7 @@ class LumberjackClient:
     window: int = attrs.field(default=2_048, kw_only=True)
     window_bytes: int = attrs.field(default=4 << 20, kw_only=True)
     pipelining: int = attrs.field(default=2, kw_only=True)
-    most: int = attrs.field(default=64 << 20, kw_only=True)
+    max_pending_bytes: int = attrs.field(default=64 << 20, kw_only=True)
     timeout: float = attrs.field(default=30.0, kw_only=True)
     on_state: Callable[[IStreamClientEndpoint, bool], object] = attrs.field(
         default=lambda endpoint, connected: None, kw_only=True
@@ -95,16 +95,22 @@ class LumberjackClient:
     _closed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        LumberjackWriterSession(self.version, self.compression)  # says what is wrong with them
+        LumberjackWriterSession(self.version, self.compression)  # validates both
         if not self.endpoints or min(self.window, self.window_bytes, self.pipelining) < 1:
-            raise LocalProtocolError("a client has a server, and window, window_bytes and pipelining of 1 at the least")
+            raise LocalProtocolError(
+                "a client needs an endpoint, and window, window_bytes and pipelining of at least 1"
+            )
 
-    # For programs.
+    # The public API.
 
     def connect(self) -> Deferred[None]:
-        """Connect to all, and stay connected until :meth:`close`; fires when the first is there."""
+        """Connect to all endpoints, and reconnect until :meth:`close`.
+
+        :return: fires when the first connection is made
+        :raises LocalProtocolError: ``connect`` was called before, or the client is closed
+        """
         if self._services or self._closed:
-            raise LocalProtocolError("a client connects once")
+            raise LocalProtocolError("connect() was called before; create another client")
         for endpoint in self.endpoints:
             service = ClientService(endpoint, _Factory(self, endpoint), retryPolicy=self.retry, clock=self.clock)
             self._services.append(service)
@@ -112,22 +118,23 @@ class LumberjackClient:
         return self._connected
 
     def publish(self, documents: Iterable[Buffer]) -> Deferred[None]:
-        """Publish documents of JSON, whole and in order; fires when all of them are stored.
+        """Publish JSON documents, in order; documents published in one turn of the reactor share windows.
 
-        What is published in one turn of the reactor shares windows.
-
-        :raises LocalProtocolError: the client is closed, a document is too large, or more waits than ``most``: see
-            :meth:`ready`
+        :return: fires when all of them are acknowledged
+        :raises LocalProtocolError: the client is closed, a document is too large, or more than ``max_pending_bytes``
+            are unacknowledged (see :meth:`ready`)
         """
         run = Run.of("", documents, source="lumberjack")
         if self._closed:
             raise LocalProtocolError("the client is closed")
-        if self._held > self.most:
-            raise LocalProtocolError(f"{self._held} bytes wait to be acknowledged: wait for ready() before publishing")
+        if self._held > self.max_pending_bytes:
+            raise LocalProtocolError(
+                f"{self._held} unacknowledged bytes, limit {self.max_pending_bytes}: wait for ready()"
+            )
         if not len(run):
             return succeed(None)
         if max(run.sizes) > MAX_EVENT:
-            raise LocalProtocolError(f"a document has {MAX_EVENT} bytes at the most")
+            raise LocalProtocolError(f"document of {max(run.sizes)} bytes exceeds the limit of {MAX_EVENT} bytes")
         batch = _Batch(Deferred(), len(run))
         self._batches[batch] = None
         self._waiting.append(_Part(batch, run))
@@ -137,21 +144,24 @@ class LumberjackClient:
         return batch.done
 
     def ready(self) -> Deferred[None]:
-        """Fires when there is room for more: what is published then goes out as soon as it can."""
+        """Return a Deferred that fires when another event fits into the windows and ``max_pending_bytes``."""
         events = self.window * self.pipelining * len(self.endpoints)
-        return self._when(lambda: self._events < events and self._held < self.most)
+        return self._when(lambda: self._events < events and self._held < self.max_pending_bytes)
 
     def flush(self) -> Deferred[None]:
-        """Fires when everything that was published is stored."""
+        """Return a Deferred that fires when every published event is acknowledged."""
         return self._when(lambda: not self._events)
 
     def close(self) -> Deferred[None]:
-        """Let go of the servers; what is not acknowledged fails with :class:`~fyrehose.errors.Closed`."""
+        """Disconnect now; unacknowledged publishes fail with :class:`~fyrehose.errors.Closed`.
+
+        :return: fires when all connections are closed
+        """
         self._closed = True
         if self._send_due is not None:
             self._send_due.cancel()
             self._send_due = None
-        reason = Closed("the client was closed before a server had acknowledged it")
+        reason = Closed("the client was closed before a server acknowledged the event")
         dead = [batch.done for batch in self._batches] + [deferred for _, deferred in self._watchers]
         if self._services and not self._connected.called:
             dead.append(self._connected)
@@ -165,16 +175,16 @@ class LumberjackClient:
         stopping = [service.stopService() for service in services]
         return DeferredList(stopping).addCallback(lambda _: None)
 
-    # What a connection calls.
+    # Called by the connections.
 
-    def _made(self, connection: _Connection) -> None:
+    def _connection_made(self, connection: _Connection) -> None:
         self._connections.append(connection)
         if not self._connected.called:
             self._connected.callback(None)
         self.on_state(connection.endpoint, True)
         self._send_soon()
 
-    def _lost(self, connection: _Connection) -> None:
+    def _connection_lost(self, connection: _Connection) -> None:
         self._connections.remove(connection)
         if self._closed:
             return
@@ -183,7 +193,7 @@ class LumberjackClient:
         self._send_soon()
 
     def _acknowledged(self, connection: _Connection, count: int) -> None:
-        if self._closed:  # by what the acknowledgement before it had a program do; the rest has failed already
+        if self._closed:  # by a callback of an earlier acknowledgement; all publishes have failed already
             return
         done = []
         while count and connection.sent:
@@ -200,17 +210,17 @@ class LumberjackClient:
                 done.append(part.batch.done)
         for deferred in done:
             deferred.callback(None)
-        self._tell()
+        self._notify()
         self._send_soon()
 
-    # Inside.
+    # Helpers.
 
     def _send_soon(self) -> None:
         if self._send_due is None and not self._closed:
             self._send_due = self.clock.callLater(0, self._send)
 
     def _send(self) -> None:
-        """Windows to whoever has room, the least busy first."""
+        """Send windows on the connections with the fewest unacknowledged windows, up to ``pipelining`` each."""
         self._send_due = None
         while self._waiting:
             free = [connection for connection in self._connections if connection.windows < self.pipelining]
@@ -240,7 +250,7 @@ class LumberjackClient:
         self._watchers.append((condition, watcher))
         return watcher
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         watchers, self._watchers = self._watchers, []
         for condition, deferred in watchers:
             if condition():
@@ -266,16 +276,16 @@ class _Connection(Protocol):
         return self.session.windows
 
     def connectionMade(self) -> None:
-        self.client._made(self)
+        self.client._connection_made(self)
 
     def send(self, parts: list[_Part]) -> None:
-        """Send a window."""
+        """Send *parts* as one window, and expect its acknowledgement within the timeout."""
         lengths = b"".join(part.run.lengths for part in parts)
         payload = b"".join(part.run.payload for part in parts)
         self.session.send_window(lengths, payload)
         self.sent.extend(parts)
         if self._timer is None:
-            self._timer = self.client.clock.callLater(self.client.timeout, self._silent)
+            self._timer = self.client.clock.callLater(self.client.timeout, self._time_out)
         self.transport.writeSequence(self.session.data_to_send())
 
     def dataReceived(self, data: bytes) -> None:
@@ -283,23 +293,23 @@ class _Connection(Protocol):
             self._timer.reset(self.client.timeout)
         for event in self.session.receive_data(data):
             if isinstance(event, Broken):
-                log.warn("the server breaks the protocol: {error}", error=event.error)
+                log.warn("closing the connection, the server violated the protocol: {error}", error=event.error)
                 self.transport.abortConnection()
             elif isinstance(event, Acknowledged):
                 self.client._acknowledged(self, event.count)
         if not self.windows:
-            self._cancel()
+            self._cancel_timer()
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        self._cancel()
-        self.client._lost(self)
+        self._cancel_timer()
+        self.client._connection_lost(self)
 
-    def _silent(self) -> None:
+    def _time_out(self) -> None:
         self._timer = None
-        log.info("the server has acknowledged nothing for {seconds} s: connecting again", seconds=self.client.timeout)
+        log.info("reconnecting: the server sent nothing for {seconds} s", seconds=self.client.timeout)
         self.transport.abortConnection()
 
-    def _cancel(self) -> None:
+    def _cancel_timer(self) -> None:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

@@ -1,10 +1,10 @@
-"""The writer's side of one connection: windows out, acknowledgements in; no sockets, no clock.
+"""The writer's side of one connection without I/O: sends windows, receives acknowledgements.
 
-    in:  columns of documents, and bytes that the transport read
-    out: W, then C (or plain J frames); Acknowledged, KeptAlive, Broken
+    in:  columns of documents, and the bytes that the transport read
+    out: W, then C (or plain J frames); the events Acknowledged, KeptAlive and Broken
 
-Sequences begin at 1 in every window, as Beats have it, so an acknowledgement says how many events of the oldest window
-are stored.  0 asks for patience.
+Sequences start at 1 in every window, as those of Beats do, so an A frame tells how many events of the oldest window are
+acknowledged.  A 0 only shows that the reader is alive.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fyrehose.records import Buffer
 
 @attrs.frozen(kw_only=True, slots=True)
 class Acknowledged:
-    """The ``count`` oldest events that were not acknowledged are."""
+    """The reader acknowledged the ``count`` oldest unacknowledged events."""
 
     count: int
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class KeptAlive:
-    """The reader lives, and asks for patience."""
+    """The reader sent A without acknowledging more events, to show that it is alive."""
 
 
 Event = Acknowledged | KeptAlive | Broken
@@ -45,12 +45,12 @@ Event = Acknowledged | KeptAlive | Broken
 
 def _level(instance: object, attribute: object, value: int) -> None:
     if not 0 <= value <= 9:
-        raise LocalProtocolError(f"a level of compression is 0 to 9, not {value}")
+        raise LocalProtocolError(f"compression level must be 0 to 9, not {value}")
 
 
 def _version(instance: object, attribute: object, value: int) -> None:
     if value not in VERSIONS:
-        raise LocalProtocolError(f"there is no version {value}")
+        raise LocalProtocolError(f"version must be 1 or 2, not {value}")
 
 
 @attrs.define
@@ -61,10 +61,10 @@ class _Sent:
 
 @attrs.define(eq=False)
 class LumberjackWriterSession:
-    """What a writer knows of one reader.
+    """The writer's state of one connection.
 
-    :ivar version: 1 or 2
-    :ivar level: of compression; 0: none
+    :ivar version: protocol version, 1 or 2
+    :ivar level: zlib level, 0 (none) to 9
     """
 
     version: int = attrs.field(default=2, validator=_version)
@@ -76,26 +76,27 @@ class LumberjackWriterSession:
 
     @property
     def windows(self) -> int:
-        """How many windows are not wholly acknowledged."""
+        """Number of windows that are not completely acknowledged."""
         return len(self._windows)
 
     @property
     def expected(self) -> int:
-        """The size of the acknowledgement that is coming in; 0 between two."""
+        """Size of the incomplete A frame in bytes; 0 between frames."""
         return SHORT.size if self._buffer else 0
 
     def send_window(self, lengths: Buffer, payload: Buffer) -> None:
-        """Send documents as one window: compressed, if that fits into a frame.
+        """Send documents as one window, compressed if the compressed frames are at most MAX_EVENT bytes.
 
-        :raises LocalProtocolError: there are none, or one of them is too large
+        :param lengths: column of u32, little-endian
+        :raises LocalProtocolError: there are no documents, or one is too large
         :raises ValueError: the lengths do not add up to the payload
         """
         count = len(lengths) // 4
         if not count:
-            raise LocalProtocolError("a window without events")
+            raise LocalProtocolError("a window needs at least one event")
         frames = json_frames(self.version, 1, lengths, payload)
         if max(memoryview(lengths).cast("B").cast("I")) > MAX_EVENT:
-            raise LocalProtocolError(f"an event has {MAX_EVENT} bytes at the most")
+            raise LocalProtocolError(f"an event exceeds the limit of {MAX_EVENT} bytes")
         packed = zlib.compress(frames, self.level) if self.level else frames
         if self.level and len(packed) <= MAX_EVENT:
             frames = Compressed(version=self.version, payload=packed).serialize()
@@ -103,7 +104,7 @@ class LumberjackWriterSession:
         self._windows.append(_Sent(count))
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """The events that ``data`` completes; nothing more after Broken."""
+        """Return the events that *data* completes; after Broken always an empty list."""
         if self._broken:
             return []
         self._buffer += data
@@ -123,29 +124,29 @@ class LumberjackWriterSession:
         return events
 
     def receive_eof(self) -> list[Event]:
-        """The reader sends nothing more."""
+        """Handle the end of the reader's data: drop an incomplete frame."""
         self._buffer.clear()
         return []
 
     def data_to_send(self) -> list[bytes]:
-        """What is to be written, once."""
+        """Return the pending output, and clear it."""
         out, self._out = self._out, []
         return out
 
     def _check(self, at: int) -> None:
         if DIGITS.get(self._buffer[at]) is None:
-            raise RemoteProtocolError("bad-version", f"{self._buffer[at]:#04x}")
+            raise RemoteProtocolError("bad-version", f"version byte {self._buffer[at]:#04x}")
         if len(self._buffer) - at > 1 and self._buffer[at + 1] != FrameType.ACK:
-            raise RemoteProtocolError("bad-type", f"{self._buffer[at + 1]:#04x}")
+            raise RemoteProtocolError("bad-type", f"frame type {self._buffer[at + 1]:#04x}; expected A")
 
     def _acknowledged(self, number: int) -> Event:
         if not number:
             return KeptAlive()
         if not self._windows:
-            raise RemoteProtocolError("acknowledges-nothing", f"{number}, and nothing was sent")
+            raise RemoteProtocolError("acknowledges-nothing", f"A {number}, but no window is unacknowledged")
         window = self._windows[0]
         if number > window.count:
-            raise RemoteProtocolError("acknowledges-too-much", f"{number} of {window.count}")
+            raise RemoteProtocolError("acknowledges-too-much", f"A {number} for a window of {window.count} events")
         count = number - window.acknowledged
         if count <= 0:
             return KeptAlive()

@@ -1,12 +1,11 @@
-"""From frames to columns: events that came in one turn become few runs: one for each topic and content type in turn,
-and for each that is large.
+"""Converts frames to columns: consecutive events of one turn with the same topic and content type become one run.
 
-    J  byte for byte; application/json, or application/x-lumberjack-j where it is plainly no JSON (empty, cut short)
-    D  an object of JSON; application/x-lumberjack-d and the body of the frame where its pairs are not UTF-8
+    J  the document as it is; application/json, or application/x-lumberjack-j if it cannot be JSON (empty, cut off)
+    D  a JSON object; or the frame's body as application/x-lumberjack-d, if its pairs are not UTF-8
 
-A J frame's document is never decoded: whether it begins and ends as JSON does is all that is looked at.  One that is
-larger than a record may be becomes several records: application/x-lumberjack-part, and for the last of them
-application/x-lumberjack-last-part.
+The document of a J frame is never decoded; only its first and last bytes decide whether it looks like JSON.  A document
+that exceeds a record becomes several records: application/x-lumberjack-part, and application/x-lumberjack-last-part for
+the last one.  Large events are runs of their own.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from fyrehose.protocols.lumberjack.frames import EventRun, Pairs, to_json
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
 
 JSON = "application/json"
-#: The document of a J frame that does not begin and end as JSON does.
+#: Content type of a J frame's document that does not begin and end like JSON.
 NOT_JSON = "application/x-lumberjack-j"
-#: The body of a D frame (count, keys and values, as on the wire) that is not UTF-8, or too large as JSON.
+#: Content type of a D frame's body (count, keys and values, as on the wire) that is not UTF-8, or too large as JSON.
 RAW_PAIRS = "application/x-lumberjack-d"
-#: A part of a document that is larger than a record may be, and the last part.
+#: Content types of the parts of a document that exceeds a record.
 PART = "application/x-lumberjack-part"
 LAST_PART = "application/x-lumberjack-last-part"
-#: Payloads that are at least so long are not joined with others, in bytes: another run costs less than the copy.
+#: Payloads of at least this many bytes become runs of their own, because copying them costs more than another run.
 LARGE = 128 << 10
 
 
 @attrs.define(eq=False)
 class _Group:
-    """Events that follow on, of one topic and content type: a run in pieces."""
+    """Consecutive events with the same topic and content type, which become one run."""
 
     topic: bytes | None
-    looks: bool
+    looks_like_json: bool
     size: int = attrs.field(default=0, init=False)
     lengths: list[Buffer] = attrs.field(factory=list, init=False)
     payloads: list[Buffer] = attrs.field(factory=list, init=False)
@@ -52,20 +51,20 @@ class _Group:
 
     def run(self) -> EventRun:
         return EventRun(
-            lengths=_whole(self.lengths),
-            payload=_whole(self.payloads),
-            producer_seq=_joined(self.sequences),
+            lengths=_join(self.lengths),
+            payload=_join(self.payloads),
+            producer_seq=_join_sequences(self.sequences),
             topic=None if self.topic is None else topic_of(self.topic),
-            content_type=JSON if self.looks else NOT_JSON,
+            content_type=JSON if self.looks_like_json else NOT_JSON,
         )
 
 
 @attrs.define(eq=False)
 class Columns:
-    """What a turn has taken so far.
+    """Collects the events of one turn as runs.
 
-    :ivar path: the keys that lead to an event's topic; none: events have no topic
-    :ivar most: in how many bytes of an event its topic is looked for
+    :ivar path: the keys that lead to an event's topic; empty: events have no topic
+    :ivar most: number of bytes of an event in which its topic is searched
     """
 
     path: tuple[bytes, ...]
@@ -75,9 +74,11 @@ class Columns:
     _part_topic: str | None = attrs.field(default=None, init=False)
 
     def add_json(self, count: int, sequences: int | bytes, lengths: bytes, payload: bytes) -> int:
-        """Documents; ``sequences`` is the first where they are consecutive, else a column.
+        """Add *count* documents.
 
-        :return: how many runs they begin
+        :param sequences: the first sequence if they are consecutive, otherwise a column of u64
+        :param lengths: column of u32
+        :return: number of runs that they start
         """
         segments = kernel.split(lengths, payload, self.path, self.most)
         before = len(self._groups)
@@ -96,12 +97,12 @@ class Columns:
         return len(self._groups) - before
 
     def add_pairs(self, sequence: int, body: bytes, pairs: Pairs) -> None:
-        """The pairs of a D frame, and the body that they came in."""
+        """Add the event of a D frame, as JSON, or as its *body* if JSON cannot represent its pairs."""
         document = to_json(pairs)
         if document is not None and len(document) <= MAX_PAYLOAD:
             self.add_json(1, sequence, pack("<I", len(document)), document)
             return
-        self._close()
+        self._close_groups()
         self._runs.append(
             EventRun(
                 lengths=pack("<I", len(body)), payload=body, producer_seq=sequence, topic=None, content_type=RAW_PAIRS
@@ -109,8 +110,8 @@ class Columns:
         )
 
     def add_part(self, sequence: int, payload: bytes, *, first: bool, last: bool) -> None:
-        """A part of a document; all of them have the topic that is found in the first."""
-        self._close()
+        """Add a part of a document; all parts have the topic that the first part contains."""
+        self._close_groups()
         if first:
             found = kernel.find(payload[: self.most], self.path)
             self._part_topic = None if found is None else topic_of(found)
@@ -125,32 +126,36 @@ class Columns:
         )
 
     def take(self) -> list[EventRun]:
-        """The runs, in order, once."""
-        self._close()
+        """Return the runs in order, and clear them."""
+        self._close_groups()
         runs, self._runs = self._runs, []
         return runs
 
     def _group(self, segment: Segment, size: int) -> _Group:
-        """What ``segment``, of ``size`` bytes, goes on with, or begins."""
-        _, topic, looks = segment
+        """Return the group that *segment*, of *size* bytes, belongs to: the last one, or a new one."""
+        _, topic, looks_like_json = segment
         last = self._groups[-1] if self._groups else None
-        if last is None or (last.topic, last.looks) != (topic, looks) or max(last.size, size) >= LARGE:
-            last = _Group(topic, looks)
+        if (
+            last is None
+            or (last.topic, last.looks_like_json) != (topic, looks_like_json)
+            or max(last.size, size) >= LARGE
+        ):
+            last = _Group(topic, looks_like_json)
             self._groups.append(last)
         last.size += size
         return last
 
-    def _close(self) -> None:
+    def _close_groups(self) -> None:
         self._runs += [group.run() for group in self._groups]
         self._groups.clear()
 
 
-def _whole(parts: list[Buffer]) -> Buffer:
+def _join(parts: list[Buffer]) -> Buffer:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _joined(parts: list[tuple[int | Buffer, int]]) -> int | Buffer:
-    """Sequences end to end: the first where they are consecutive throughout, else a column."""
+def _join_sequences(parts: list[tuple[int | Buffer, int]]) -> int | Buffer:
+    """Join sequences: return the first one if all are consecutive, otherwise a column of u64."""
     first = parts[0][0]
     expected = first
     for sequences, count in parts:
@@ -169,10 +174,10 @@ def _joined(parts: list[tuple[int | Buffer, int]]) -> int | Buffer:
 
 
 def topic_of(raw: bytes) -> str | None:
-    """The topic that a string of JSON says, given without its quotes; None if it cannot be one."""
+    """Decode the inside of a JSON string as a topic; return None if it is no valid topic."""
     try:
         topic = loads(b'"' + raw + b'"') if b"\\" in raw else raw.decode()
         size = len(topic.encode())
-    except ValueError:  # no UTF-8, no escape that JSON knows, or half of a surrogate pair
+    except ValueError:  # invalid UTF-8, an invalid escape, or half of a surrogate pair
         return None
     return topic if 1 <= size <= MAX_NAME else None

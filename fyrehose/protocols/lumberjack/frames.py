@@ -1,16 +1,16 @@
-"""Lumberjack's frames (lumberjack.txt): two bytes, version and type, then what the type says.
+"""Lumberjack's frames (lumberjack.txt): a version byte, a type byte, and a payload whose layout depends on the type.
 
      0           1           2                     6
     +-----------+-----------+---------------------+--------------------- - -
     | '1' or '2'| D         | sequence            | pairs u32, then for each: u32 and key, u32 and value
-    |           | J         | sequence            | u32 and a document of JSON
+    |           | J         | sequence            | u32 and a JSON document
     |           | W         | events in the window|
     |           | C         | length              | a zlib stream of whole frames
     |           | A         | sequence            |
     +-----------+-----------+---------------------+--------------------- - -
 
-All integers are u32 in network byte order.  The version is a digit of ASCII ("1D{k,v}" in the text).  A writer sends D,
-J, W and C, a reader A.
+All integers are u32 in network byte order.  The version is an ASCII digit ("1D{k,v}" in lumberjack.txt).  Writers send
+D, J, W and C, readers send A.
 
     in: the bytes of a whole frame -> ``Frame.parse``     out: ``Frame.serialize`` -> the bytes of a whole frame
 """
@@ -31,14 +31,14 @@ from fyrehose.records import MAX_PAYLOAD, Buffer
 
 #: The largest document that becomes one record, and the largest body of a D frame, in bytes.
 MAX_EVENT = MAX_PAYLOAD
-#: The largest compressed frame, in bytes: a window of Filebeat's, of events that hardly compress; and document.
+#: Default limit of a compressed frame and of a document, in bytes: a window of 2,048 large events from Filebeat fits.
 MAX_FRAME = 1 << 30
-#: The most pairs of a D frame, and the largest key, in bytes.
+#: Limits of a D frame: number of pairs, and size of a key in bytes.
 MAX_PAIRS = 4_096
 MAX_KEY = 64 << 10
 
 VERSIONS = (1, 2)
-#: What the first byte says of the version.
+#: Version by the first byte of a frame.
 DIGITS = {0x30 + version: version for version in VERSIONS}
 
 SHORT = Struct(
@@ -62,7 +62,7 @@ _quoted = JSONEncoder(ensure_ascii=False).encode
 
 
 class FrameType(IntEnum):
-    """What the second byte says."""
+    """Frame type, the second byte of a frame."""
 
     ACK = ord("A")
     COMPRESSED = ord("C")
@@ -71,28 +71,28 @@ class FrameType(IntEnum):
     WINDOW = ord("W")
 
 
-#: What a writer sends; ACK is all that a reader does.
+#: Types that a writer sends; a reader only sends ACK.
 WRITER_FRAMES = frozenset(FrameType) - {FrameType.ACK}
 
 
 def _version(instance: object, attribute: object, value: int) -> None:
     if value not in VERSIONS:
-        raise LocalProtocolError(f"there is no version {value}")
+        raise LocalProtocolError(f"version must be 1 or 2, not {value}")
 
 
 def _number(instance: object, attribute: object, value: int) -> None:
     if not 0 <= value < 1 << 32:
-        raise LocalProtocolError(f"{value} is not a number of 32 bits")
+        raise LocalProtocolError(f"{value} does not fit into an unsigned 32-bit integer")
 
 
 def digit(version: int) -> int:
-    """The first byte of a frame of ``version``."""
+    """Return the first byte of a frame of *version*."""
     return 0x30 + version
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Frame:
-    """What all frames have."""
+    """Base class of the frames."""
 
     type: ClassVar[FrameType]
 
@@ -100,16 +100,16 @@ class Frame:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """The frame that ``data`` is, all of it.
+        """Parse the bytes of one complete frame.
 
-        :raises RemoteProtocolError: it is none of this type
+        :raises RemoteProtocolError: *data* is not exactly one frame of this type
         """
         if len(data) < SHORT.size or data[0] not in DIGITS or data[1] != cls.type:
-            raise RemoteProtocolError("bad-frame", f"no {cls.__name__} frame")
+            raise RemoteProtocolError("bad-frame", f"expected a {cls.__name__} frame, received {data[:2]!r}")
         return cls._from(DIGITS[data[0]], data)
 
     def serialize(self) -> bytes:
-        """The whole frame."""
+        """Return the bytes of the frame."""
         raise NotImplementedError
 
     @classmethod
@@ -119,14 +119,14 @@ class Frame:
 
 @attrs.frozen(kw_only=True, slots=True)
 class _ShortFrame(Frame):
-    """A frame of one number."""
+    """Base of the frames whose payload is one number."""
 
     number: int = attrs.field(validator=_number)
 
     @classmethod
     def _from(cls, version: int, data: bytes) -> Self:
         if len(data) != SHORT.size:
-            raise RemoteProtocolError("bad-frame", f"{len(data)} bytes are no {cls.__name__} frame")
+            raise RemoteProtocolError("bad-frame", f"a {cls.__name__} frame has {SHORT.size} bytes, not {len(data)}")
         return cls(version=version, number=SHORT.unpack(data)[2])
 
     def serialize(self) -> bytes:
@@ -135,21 +135,21 @@ class _ShortFrame(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Ack(_ShortFrame):
-    """Everything up to the event with the sequence ``number`` is stored; 0: nothing more yet, but we live."""
+    """Acknowledge the events up to the sequence ``number``; 0 acknowledges none and shows that the reader is alive."""
 
     type = FrameType.ACK
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Window(_ShortFrame):
-    """The writer sends ``number`` events, then waits for their acknowledgement."""
+    """Announce a window: the writer sends ``number`` events before it waits for an acknowledgement."""
 
     type = FrameType.WINDOW
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Compressed(Frame):
-    """Whole frames, compressed; ``payload`` is the zlib stream."""
+    """Compressed complete frames; ``payload`` is the zlib stream."""
 
     type = FrameType.COMPRESSED
 
@@ -157,13 +157,13 @@ class Compressed(Frame):
 
     @classmethod
     def of(cls, inner: bytes, version: int = 2, level: int = 3) -> Compressed:
-        """``inner`` compressed."""
+        """Compress the frames *inner*."""
         return cls(version=version, payload=zlib.compress(inner, level))
 
     @classmethod
     def _from(cls, version: int, data: bytes) -> Self:
         if SHORT.unpack_from(data)[2] != len(data) - SHORT.size:
-            raise RemoteProtocolError("bad-frame", "a compressed frame of another length")
+            raise RemoteProtocolError("bad-frame", "the length of a compressed frame does not match its payload")
         return cls(version=version, payload=data[SHORT.size :])
 
     def serialize(self) -> bytes:
@@ -172,7 +172,7 @@ class Compressed(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Json(Frame):
-    """One event; runs of them go through the kernels, with the very same result."""
+    """One event as a JSON document; for runs of them the kernels produce the same bytes and values."""
 
     type = FrameType.JSON
 
@@ -182,7 +182,7 @@ class Json(Frame):
     @classmethod
     def _from(cls, version: int, data: bytes) -> Self:
         if len(data) < LONG.size or LONG.unpack_from(data)[3] != len(data) - LONG.size:
-            raise RemoteProtocolError("bad-frame", "a JSON frame of another length")
+            raise RemoteProtocolError("bad-frame", "the length of a JSON frame does not match its document")
         return cls(version=version, sequence=LONG.unpack_from(data)[2], payload=data[LONG.size :])
 
     def serialize(self) -> bytes:
@@ -194,7 +194,7 @@ Pairs = tuple[tuple[bytes, bytes], ...]
 
 @attrs.frozen(kw_only=True, slots=True)
 class Data(Frame):
-    """One event as pairs of strings, in their order, repeated keys included."""
+    """One event as key-value pairs, in their order, including repeated keys."""
 
     type = FrameType.DATA
 
@@ -205,7 +205,7 @@ class Data(Frame):
     def _from(cls, version: int, data: bytes) -> Self:
         fields = Fields()
         if fields.advance(data, 0, len(data)) != len(data) or not fields.whole:
-            raise RemoteProtocolError("bad-frame", "a D frame of another length")
+            raise RemoteProtocolError("bad-frame", "the fields of a D frame do not fill it")
         return cls(version=version, sequence=LONG.unpack_from(data)[2], pairs=pairs_of(data[SHORT.size :]))
 
     def serialize(self) -> bytes:
@@ -221,11 +221,11 @@ FRAMES: dict[FrameType, type[Frame]] = {frame.type: frame for frame in (Ack, Com
 
 @attrs.define
 class Fields:
-    """Finds the end of a D frame, which nothing but its fields say, as they come in: no field is looked at twice.
+    """Finds the end of a D frame incrementally; the format has no total length.  Each field is parsed once.
 
-    :ivar largest: the most that its body may come to, in bytes
-    :ivar needed: how many of its bytes are known to be needed, its header included
-    :ivar whole: whether it has ended
+    :ivar largest: limit of the body, in bytes
+    :ivar needed: number of bytes, including the header, that the frame has at least, as far as it arrived
+    :ivar whole: True if the frame is complete
     """
 
     largest: int = MAX_EVENT
@@ -235,10 +235,11 @@ class Fields:
     _left: int = attrs.field(default=-1, init=False)
 
     def advance(self, source: Buffer, start: int, end: int, *, final: bool = False) -> int:
-        """Look at what there is of the frame that begins at ``start``; where it ends, as far as it is known.
+        """Parse the fields between *start*, where the frame begins, and *end*.
 
-        :param final: nothing comes behind ``end``
-        :raises RemoteProtocolError: it is larger than it may be, or than what can still come
+        :param final: no data follows *end*
+        :return: the position where the frame ends, as far as it is known
+        :raises RemoteProtocolError: the frame exceeds a limit, or the data that can follow
         """
         available = end - start
         if self._left < 0 and available >= LONG.size:
@@ -250,7 +251,7 @@ class Fields:
                 break
             size = SIZE.unpack_from(source, start + self._at)[0]
             if self._left % 2 == 0 and size > MAX_KEY:
-                raise RemoteProtocolError("key-too-large", f"{size} bytes")
+                raise RemoteProtocolError("key-too-large", f"a key of {size} bytes; the limit is {MAX_KEY}")
             self._at += SIZE.size + size
             self._left -= 1
             self._expect(self._at + SIZE.size * self._left)
@@ -260,7 +261,7 @@ class Fields:
     def _count(self, source: Buffer, start: int, available: int | None) -> int:
         count: int = LONG.unpack_from(source, start)[3]
         if count > MAX_PAIRS or (available is not None and 2 * SIZE.size * count > available - LONG.size):
-            raise RemoteProtocolError("too-many-pairs", f"{count} are announced")
+            raise RemoteProtocolError("too-many-pairs", f"a D frame of {count} pairs")
         return count
 
     def _expect(self, needed: int) -> None:
@@ -270,17 +271,17 @@ class Fields:
 
 
 def too_large(size: int, largest: int) -> RemoteProtocolError:
-    """Return the refusal of an event of *size* bytes, or more."""
-    raised = "" if largest == MAX_EVENT else ", or raise the option lumberjack.max-frame"
+    """Return the error for an event of at least *size* bytes, with the options that help."""
+    hint = "" if largest == MAX_EVENT else ", or raise the option lumberjack.max-frame"
     return RemoteProtocolError(
         "frame-too-large",
-        f"an event of {size} bytes, {largest} are the most; the writer will send it again and again: lower the "
-        f"max_bytes of its input{raised}",
+        f"an event of {size} bytes; the limit is {largest}; the writer will send it again and again: lower the "
+        f"max_bytes of its input{hint}",
     )
 
 
 def pairs_of(body: bytes) -> Pairs:
-    """The pairs of a D frame whose lengths were looked at (:class:`Fields`), from its body: count, keys and values."""
+    """Parse the body of a D frame (count, keys and values) whose lengths :class:`Fields` has checked."""
     texts: list[bytes] = []
     at = SIZE.size
     while at < len(body):
@@ -291,7 +292,7 @@ def pairs_of(body: bytes) -> Pairs:
 
 
 def to_json(pairs: Pairs) -> bytes | None:
-    """Pairs as an object of JSON, in their order, with repeated keys repeated; None if they are not UTF-8."""
+    """Encode pairs as a JSON object, in their order, including repeated keys; return None if they are not UTF-8."""
     try:
         members = [f"{_quoted(key.decode())}:{_quoted(value.decode())}" for key, value in pairs]
     except UnicodeDecodeError:
@@ -301,11 +302,11 @@ def to_json(pairs: Pairs) -> bytes | None:
 
 @attrs.frozen(kw_only=True, slots=True)
 class EventRun:
-    """Events that follow on and have the same topic and content type, as columns (see :mod:`fyrehose.records`)."""
+    """Consecutive events with the same topic and content type, as columns (see :mod:`fyrehose.records`)."""
 
     lengths: Buffer
     payload: Buffer
-    #: the first sequence where they are consecutive, else a column
+    #: the first sequence if they are consecutive, otherwise a column of u64
     producer_seq: int | Buffer
     topic: str | None
     content_type: str
@@ -315,5 +316,5 @@ class EventRun:
 
 
 def json_frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:
-    """J frames for columns, with sequences from ``first`` on."""
+    """Encode documents as J frames, with sequences from *first* on."""
     return kernel.frames(digit(version), first, lengths, payload)

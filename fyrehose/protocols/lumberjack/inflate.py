@@ -1,14 +1,14 @@
-"""Decompression as a stream, in slices, so that neither a compressed frame nor what it comes to is held as a whole.
+"""Inflates compressed frames in slices, so that neither a compressed frame nor its content is ever held completely.
 
-zlib reaches a ratio of 1,028, and honest writers come near it: a line of spaces has 779.  So no ratio tells a bomb from
-a log.  What protects the server is that little is inflated at a time, that frames are taken out of it at once, and that
-one compressed frame may come to ``max-inflated`` bytes in all.
+zlib reaches a ratio of 1,028, and honest writers come near it: a line of spaces has 779.  So no ratio distinguishes a
+bomb from a log.  The server is protected because it inflates little at a time, parses the inflated frames immediately,
+and limits the content of one compressed frame to ``max-inflated`` bytes.
 
-A stream's checksum is at its end.  A compressed frame of an ordinary size (:data:`PIECE` bytes that come to
-:data:`WHOLE` at the most) is used when it was checked.  Of a larger one events are published while it is inflated; they
-are acknowledged when all of it was right.
+A zlib stream has its checksum at the end.  The events of an ordinary compressed frame (at most :data:`PIECE` bytes with
+a content of at most :data:`WHOLE`) are used after the checksum was verified.  The events of a larger one are published
+while it is inflated, and acknowledged after its checksum was verified.
 
-    in: the payload of a C frame, in pieces as they arrive      out: the frames in it, as bytes
+    in: the payload of a C frame, in pieces as they arrive      out: the frames that it contains, as bytes
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ import attrs
 from fyrehose.errors import RemoteProtocolError
 
 engine: Any = zlib
-with suppress(ImportError):  # which is two and a half times as fast
+with suppress(ImportError):  # ISA-L is two and a half times as fast
     from isal import isal_zlib
 
     engine = isal_zlib
 
-#: What is inflated in one call at the most, in bytes.
+#: Largest output of one call of the decompressor, in bytes.
 SLICE = 64 << 10
-#: How much of a compressed frame has to be there before it is inflated, in bytes; all of one that is smaller.
+#: Part of a compressed frame that must arrive before inflating starts, in bytes; smaller frames must arrive completely.
 PIECE = 256 << 10
-#: How much is inflated before frames are taken out of it, in bytes: what a usual window comes to.
+#: Size of inflated data at which its frames are parsed, in bytes: the content of a usual window.
 WHOLE = 1 << 20
-#: What a decompressor takes, in bytes: its window and tables.
+#: Memory of a decompressor (its window and tables), in bytes.
 ENGINE = 96 << 10
-#: What goes into one call: what zlib does not take, it copies.
+#: Input of one call, in bytes; small, because zlib copies the input that it does not consume.
 _INPUT = 16 << 10
 _ERRORS: tuple[type[Exception], ...] = (zlib.error, engine.error)
 
 
 @attrs.define(eq=False)
 class Inflation:
-    """One compressed frame on its way.
+    """The state of one compressed frame while it arrives.
 
-    :ivar left: how many bytes of its payload have not been consumed, whether they have arrived or not
-    :ivar most: what it may come to, in bytes
-    :ivar data: what was inflated and not used yet
-    :ivar made: what it has come to so far, in bytes
-    :ivar inner: the size of the frame that ``data`` begins with, as far as it is known; 0 between frames
-    :ivar done: whether it was inflated to its end and found to be right
+    :ivar left: number of bytes of its payload that are not consumed, whether they have arrived or not
+    :ivar limit: limit of the inflated size, in bytes
+    :ivar data: inflated bytes that are not parsed yet
+    :ivar inflated: number of bytes inflated so far
+    :ivar frame_size: size of the frame at the start of ``data``, as far as it is known; 0 between frames
+    :ivar done: True if the stream was inflated to its end and its checksum matches
     """
 
     left: int
-    most: int
+    limit: int
     data: bytearray = attrs.field(factory=bytearray, init=False)
-    made: int = attrs.field(default=0, init=False)
-    inner: int = attrs.field(default=0, init=False)
+    inflated: int = attrs.field(default=0, init=False)
+    frame_size: int = attrs.field(default=0, init=False)
     done: bool = attrs.field(default=False, init=False)
     _size: int = attrs.field(init=False)
     _tail: bytes = attrs.field(default=b"", init=False)
@@ -67,39 +67,39 @@ class Inflation:
 
     @property
     def full(self) -> bool:
-        """Whether frames are to be taken out of ``data`` before more is inflated."""
-        return self.done or len(self.data) > max(WHOLE, self.inner)
+        """True if ``data`` must be parsed before more is inflated."""
+        return self.done or len(self.data) > max(WHOLE, self.frame_size)
 
     @property
-    def wanted(self) -> int:
-        """How many bytes of its payload have to be there before it is inflated further.
+    def input_needed(self) -> int:
+        """Number of bytes of the payload that must be buffered before inflating continues.
 
-        A frame within it that is not whole yet is inflated only when what has arrived must be enough for all of it,
-        so that a peer that falls silent leaves behind what it sent, and not a thousand times as much.
+        The rest of an incomplete inner frame is inflated only when the buffered input must contain all of it, so that
+        for a peer that falls silent the server holds about as much as it sent, and not a thousand times as much.
         """
-        missing = self.inner - len(self.data)
+        missing = self.frame_size - len(self.data)
         return min(self.left, max(PIECE, missing + (missing >> 10) + 64))
 
     @property
     def needs(self) -> int:
-        """Size to which ``data`` may grow before something can be taken out of it, in bytes."""
+        """Size in bytes to which ``data`` may grow before a frame can be parsed."""
         if self.done:
             return len(self.data)
-        return max(len(self.data), self.inner, WHOLE) + PIECE
+        return max(len(self.data), self.frame_size, WHOLE) + PIECE
 
     @property
     def held(self) -> int:
-        """Memory that it holds, in bytes."""
-        return len(self.data) + len(self._tail) + (ENGINE if self._engine is not None and self.made else 0)
+        """Memory in use, in bytes."""
+        return len(self.data) + len(self._tail) + (ENGINE if self._engine is not None and self.inflated else 0)
 
     def inflate(self, source: bytearray, at: int, most: int) -> int:
-        """Go on for *most* bytes, a slice more or less, with the payload in *source* from *at* on.
+        """Inflate about *most* bytes (accurate to one slice) of the payload in *source* from *at* on.
 
-        :return: where the payload that was not consumed begins
-        :raises RemoteProtocolError: it is no zlib stream, ends too early, or comes to more than it may
+        :return: the position of the payload that was not consumed
+        :raises RemoteProtocolError: the payload is no zlib stream, ends early, or exceeds ``limit``
         """
-        stop = self.made + most
-        while not self.done and self.made < stop:
+        stop = self.inflated + most
+        while not self.done and self.inflated < stop:
             if not self._tail:
                 size = min(_INPUT, self.left, len(source) - at)
                 if not size and self.left:
@@ -113,22 +113,22 @@ class Inflation:
                 raise RemoteProtocolError("bad-compression", str(error)) from None
             self._tail = self._engine.unconsumed_tail
             self.data += piece
-            self.made += len(piece)
-            if self.made > self.most:
+            self.inflated += len(piece)
+            if self.inflated > self.limit:
                 raise RemoteProtocolError(
                     "decompression-bomb",
-                    f"a compressed frame of {self._size} bytes comes to more than {self.most} bytes; the writer will "
+                    f"a compressed frame of {self._size} bytes inflates to more than {self.limit}; the writer will "
                     "send it again and again: lower its bulk_max_size, or raise the option lumberjack.max-inflated",
                 )
             if self._engine.eof:
                 self.done = True
                 self._tail, self._engine = b"", None
             elif not piece and not self._tail and not self.left:
-                raise RemoteProtocolError("bad-compression", "the stream ends too early")
+                raise RemoteProtocolError("bad-compression", "the zlib stream ends early")
         return at
 
     def skip(self, available: int) -> int:
-        """Ignore bytes behind the end of the stream, which occur and say nothing; return how many."""
+        """Skip bytes after the end of the stream, which some writers send; return their number."""
         size = min(self.left, available)
         self.left -= size
         return size

@@ -1,4 +1,4 @@
-"""What the framework finds: the lumberjack plugin."""
+"""The protocol plugin by which the framework finds Lumberjack."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fyrehose.protocols.lumberjack.server import PROTOCOL, Settings, make_factor
 @implementer(IProtocolPlugin)
 @attrs.frozen
 class LumberjackPlugin:
-    """Lumberjack, for Filebeat and its family."""
+    """Builds the service of a Lumberjack listener."""
 
     name: str = PROTOCOL
-    description: str = "Lumberjack 1 and 2: events from Filebeat and its family, by TCP or TLS"
+    description: str = "Lumberjack 1 and 2: events from Filebeat and other Beats, over TCP or TLS"
     default_endpoint: str = "tcp:5044:interface=127.0.0.1"
     settings: type[Settings] = Settings
 

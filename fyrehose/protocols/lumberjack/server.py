@@ -1,11 +1,11 @@
-"""Lumberjack's server: a session in the TCP shell, the broker behind it.
+"""Lumberjack's server: connects a session in the TCP shell to the broker.
 
-    bytes -> session -> EventRun -> broker.publish -> durable -> session.durable -> A, when a window is whole
+    bytes -> session -> EventRun -> broker.publish -> durable -> session.durable -> A, when a window is complete
                ^  |
-        turns  +--+  what is compressed or much, a piece at a time (turns.py)
+        turns  +--+  large or compressed data, a limited amount per turn (turns.py)
 
-A writer is told nothing before the journal has its events.  While it has to wait for that, one of version 2 is told to
-have patience; one of version 1 would take that for an acknowledgement, and hears nothing.
+The server acknowledges durable events only.  While a writer of version 2 waits, the server sends A 0 as a keep-alive.
+A writer of version 1 would take that for the acknowledgement of its window, so it gets no keep-alive.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, name, option, size
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
 from fyrehose.protocols.lumberjack.session import MAX_INFLATED, Limits, LumberjackServerSession
-from fyrehose.protocols.lumberjack.turns import LEAST, READ, Outcome, Turns
+from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
 from fyrehose.records import Run
 
 PROTOCOL = "lumberjack"
-#: How long a writer of version 2 waits before it is told to wait, in seconds: the shortest time-out around is 5.
+#: Interval of keep-alives to waiting writers of version 2, in seconds; the shortest time-out of known writers is 5 s.
 KEEP_ALIVE = 4.0
-#: How long a writer of version 1 says nothing in mid-window before it is told how far we are, in seconds.
+#: Silence within a window after which a writer of version 1 gets an acknowledgement of the durable events, in seconds.
 SILENCE = 1.0
 
 
 def _path(text: str) -> str:
     if text and not all(text.split(".")):
-        raise ValueError("keys joined by dots, such as @metadata.beat, or nothing")
+        raise ValueError(f"expected keys joined by dots, such as @metadata.beat, or nothing, not {text!r}")
     return text
 
 
@@ -47,21 +47,23 @@ def _path(text: str) -> str:
 class Settings(TLSSettings):
     """Lumberjack's options."""
 
-    stream: str = option("lumberjack", name, "the stream that events go to")
-    topic: str = option("@metadata.beat", _path, "the field of an event that is its topic; empty: no topics")
-    topic_search: int = option(4 << 10, size, "how many bytes of an event the topic is looked for in")
-    idle_timeout: float = option(60.0, duration, "time without a whole frame after which a writer is closed")
-    silent_timeout: float = option(0.0, duration, "time for the first byte of a new connection; 0: as idle-timeout")
-    max_frame: int = option(MAX_FRAME, size, "largest event, and largest compressed frame, in bytes", least=1)
-    max_inflated: int = option(MAX_INFLATED, size, "what one compressed frame may come to, in bytes", least=1)
+    stream: str = option("lumberjack", name, "stream to which events are published")
+    topic: str = option("@metadata.beat", _path, "field of an event that holds its topic; empty: no topics")
+    topic_search: int = option(4 << 10, size, "number of bytes of an event in which the topic is searched")
+    idle_timeout: float = option(60.0, duration, "time without a complete frame after which a connection is closed")
+    silent_timeout: float = option(
+        0.0, duration, "time for the first byte of a new connection; 0: no limit besides idle-timeout"
+    )
+    max_frame: int = option(MAX_FRAME, size, "largest event and largest compressed frame, in bytes", least=1)
+    max_inflated: int = option(MAX_INFLATED, size, "largest inflated size of one compressed frame, in bytes", least=1)
 
     def __attrs_post_init__(self) -> None:
         if self.idle_timeout <= 2 * KEEP_ALIVE:
-            raise ValueError(f"idle_timeout is more than {2 * KEEP_ALIVE:g} s")
+            raise ValueError(f"idle_timeout must be more than {2 * KEEP_ALIVE:g} s, not {self.idle_timeout:g} s")
 
     @property
     def limits(self) -> Limits:
-        """What sessions take."""
+        """Limits of the sessions."""
         return Limits(
             max_frame=self.max_frame,
             max_inflated=self.max_inflated,
@@ -71,7 +73,7 @@ class Settings(TLSSettings):
 
 
 class LumberjackProtocol(SessionProtocol):
-    """One writer."""
+    """One connection of a writer."""
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
@@ -90,41 +92,41 @@ class LumberjackProtocol(SessionProtocol):
     ) -> None:
         super().__init__(session, broker, clock, settings)
         self._turns = turns
-        self._charged = 0  #: what the session holds, as the account has it
-        self._published = 0  #: what is on its way to the disk, as ``turns`` has it
+        self._charged = 0  #: bytes that are charged for the session's buffers
+        self._published = 0  #: bytes in flight that are counted in ``turns.in_flight``
         self._working = False
-        self._eof = False
+        self._eof_pending = False
         self._frames = 0
-        self._active = self._spoke = self._heard = 0.0
+        self._active_at = self._acknowledged_at = self._received_at = 0.0
         self._timer: IDelayedCall | None = None
 
-    # What the reactor calls.
+    # Called by the reactor.
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self._active = self._spoke = self._heard = self.clock.seconds()
+        self._active_at = self._acknowledged_at = self._received_at = self.clock.seconds()
         self._arm(self.settings.idle_timeout)
 
     def dataReceived(self, data: bytes) -> None:
         if self._closing:
             return
-        self._heard = self.clock.seconds()
-        if not self._busy and not self.session.waits:
-            self._spoke = self._heard
-        if self._turns.crowded and (self._published or len(data) > LEAST):
+        self._received_at = self.clock.seconds()
+        if not self._busy and not self.session.ack_pending:
+            self._acknowledged_at = self._received_at
+        if self._turns.saturated and (self._published or len(data) > SMALL_READ):
             self.session.postpone()
         super().dataReceived(data)
-        self._work_on()
+        self._start_working()
         self._arm(SILENCE if self.session.version == 1 else KEEP_ALIVE)
 
     def readConnectionLost(self) -> None:
         if self.session.more_work and not self._closing:
-            self._eof = True  # what it has sent comes first
+            self._eof_pending = True  # process the received data first
         else:
             super().readConnectionLost()
 
     def pauseProducing(self) -> None:
-        self.reading.pauseProducing()  # whoever does not read acknowledgements need not send more
+        self.reading.pauseProducing()  # a writer that does not read acknowledgements must not send more
         super().pauseProducing()
 
     def resumeProducing(self) -> None:
@@ -138,67 +140,70 @@ class LumberjackProtocol(SessionProtocol):
         super().connectionLost(reason)
         self._stop_working()
 
-    # What the shell calls.
+    # Called by the TCP shell.
 
     def received(self, events: Sequence[object]) -> None:
-        # What came in one turn is published at once, however many topics it has.
+        # All events of one turn are published by one call, however many topics they have.
         runs = tuple(event for event in events if isinstance(event, EventRun))
         super().received([runs, *events[len(runs) :]] if runs else events)
         if self.session.frames != self._frames:
             self._frames = self.session.frames
-            self._active = self.clock.seconds()
+            self._active_at = self.clock.seconds()
 
     def published(self, events: tuple[EventRun, ...]) -> None:
-        """Publish, and acknowledge what that completes when it is durable: there and nowhere else."""
+        """Publish the events; when they are durable, acknowledge the windows that they complete."""
         runs = [self._run(event) for event in events]
         self.publish(runs, partial(self._durable, sum(map(len, runs))))
-        self._note_published()
+        self._update_in_flight()
 
     def settled(self) -> None:
-        self._note_published()
+        self._update_in_flight()
         if self._closing:
             self._stop_working()
         elif self._working and not self._held_back:
-            self._turns.ask(self)
-        self._turns.wake()
+            self._turns.request(self)
+        self._turns.schedule()
 
     def finish(self) -> None:
         if not self._in_flight:
-            self.session.acknowledge_part()  # what is durable need not come again
+            self.session.acknowledge_part()  # so that the writer does not resend durable events
         super().finish()
         self._stop_working()
 
     def is_idle(self) -> bool:
         return super().is_idle() and not self._busy
 
-    # What the turns call.
+    # Called by Turns.
 
     @property
     def needs(self) -> int:
+        """Memory for the next turn, in bytes."""
         return self.session.needs
 
     def take_turn(self, granted: int) -> Outcome:
-        """A piece of the session's work; what came of it is published."""
+        """Let the session process a limited amount of data, and publish the events."""
         if self._held_back and not self._closing:
             return Outcome.HELD_BACK
         try:
             if not self._closing:
-                self.received(self.session.go_on(granted))
+                self.received(self.session.process(granted))
             return self._after_turn()
         except Exception:
             self.log.failure(
-                "{protocol}: what came from {peer} could not be dealt with", protocol=PROTOCOL, peer=self.peer
+                "{protocol}: aborting the connection of {peer}, processing its data failed",
+                protocol=PROTOCOL,
+                peer=self.peer,
             )
             self.transport.abortConnection()
             return Outcome.DONE
 
-    # Inside.
+    # Helpers.
 
     def _run(self, event: EventRun) -> Run:
         return Run(
             stream=self.settings.stream,
             source=PROTOCOL,
-            producer=self._who,
+            producer=self._producer,
             topic=event.topic,
             content_type=event.content_type,
             producer_seq=event.producer_seq,
@@ -207,41 +212,41 @@ class LumberjackProtocol(SessionProtocol):
         )
 
     @property
-    def _who(self) -> str:
+    def _producer(self) -> str:
         return self.identity.name or self.address
 
     @property
     def _busy(self) -> bool:
-        """Whether the writer waits for us, and not we for it."""
+        """True if the writer waits for the server, and not the server for the writer."""
         paused = self._account is not None and self._account.paused
         return bool(self._in_flight) or self.session.more_work or paused
 
     @property
     def _held_back(self) -> bool:
-        return self.session.crowded or self._published > self.broker.budget.each
+        return self.session.windows_full or self._published > self.broker.budget.each
 
     def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
         self.session.durable(events)
-        if self._closing and self._in_flight == 1:  # this one was the last
+        if self._closing and self._in_flight == 1:  # the last publish in flight is durable
             self.session.acknowledge_part()
-        self._active = self.clock.seconds()
-        if self.session.speaks:
-            self._spoke = self._active
+        self._active_at = self.clock.seconds()
+        if self.session.has_output:
+            self._acknowledged_at = self._active_at
         self.flush()
 
-    def _work_on(self) -> None:
-        """See to it that what the session has kept is done, and read nothing more until then."""
+    def _start_working(self) -> None:
+        """If the session has more work, request turns for it, and pause reading until the work is done."""
         if self.session.more_work and not self._closing:
             if not self._working:
                 self._working = True
                 self.reading.pauseProducing()
-                self._turns.ask(self)
+                self._turns.request(self)
             self._charge(self.session.held)
 
     def _after_turn(self) -> Outcome:
         if not self.session.more_work or self._closing:
             self._stop_working()
-            if self._eof:
+            if self._eof_pending:
                 super().readConnectionLost()
             return Outcome.DONE
         self._charge(self.session.held)
@@ -251,7 +256,7 @@ class LumberjackProtocol(SessionProtocol):
         if not self._working:
             return
         self._working = False
-        self._turns.leave(self)
+        self._turns.withdraw(self)
         if self._closing:
             self.session.receive_eof()
         self._charge(0)
@@ -259,7 +264,7 @@ class LumberjackProtocol(SessionProtocol):
             self.reading.resumeProducing()
 
     def _charge(self, held: int) -> None:
-        """Have what the session holds counted."""
+        """Charge *held* bytes of session buffers to the account, instead of the previous number."""
         account, before = cast("Account", self._account), self._charged
         if held == before:
             return
@@ -269,12 +274,12 @@ class LumberjackProtocol(SessionProtocol):
         if held:
             account.hold(held)
 
-    def _note_published(self) -> None:
+    def _update_in_flight(self) -> None:
         now = cast("Account", self._account).held - self._charged
         self._turns.in_flight += now - self._published
         self._published = now
 
-    # Time.
+    # Timers.
 
     def _arm(self, delay: float) -> None:
         timer = self._timer
@@ -284,45 +289,45 @@ class LumberjackProtocol(SessionProtocol):
             timer.reset(delay)
 
     def _tick(self) -> None:
-        """One timer for all that may be due: an acknowledgement, patience, or the end."""
+        """Run the single timer of the connection: idle time-out, keep-alive, acknowledgement after silence."""
         self._timer = None
         if self._closing:
             return
         now = self.clock.seconds()
-        if self._busy or self.session.expected:  # a frame that has begun has its own deadline
-            self._active = now
-        due = [self._active + self.settings.idle_timeout]
+        if self._busy or self.session.expected:  # an incomplete frame has its own deadline
+            self._active_at = now
+        due = [self._active_at + self.settings.idle_timeout]
         if due[0] <= now:
             self.broker.counters.add(PROTOCOL, "idle")
             self.finish()
             return
-        if self.session.version == 2 and (self._busy or self.session.waits):
-            due.append(self._patience(now))
-        elif self.session.version == 1 and self.session.waits:
-            due.append(self._silence(now))
+        if self.session.version == 2 and (self._busy or self.session.ack_pending):
+            due.append(self._keep_alive(now))
+        elif self.session.version == 1 and self.session.ack_pending:
+            due.append(self._acknowledge_silence(now))
         self._arm(min(due) - now)
 
-    def _patience(self, now: float) -> float:
-        """Tell a writer of version 2 how far we are, if it has not heard for long; when to look again."""
-        if self._spoke + KEEP_ALIVE <= now:
+    def _keep_alive(self, now: float) -> float:
+        """Send a keep-alive or a partial acknowledgement to a writer of version 2, if due; return the next due time."""
+        if self._acknowledged_at + KEEP_ALIVE <= now:
             if self._busy:
                 self.session.keep_alive()
             else:
                 self.session.acknowledge_part()
             self.flush()
-            self._spoke = now
-        return self._spoke + KEEP_ALIVE
+            self._acknowledged_at = now
+        return self._acknowledged_at + KEEP_ALIVE
 
-    def _silence(self, now: float) -> float:
-        """Tell a writer of version 1 how far we are, if it says nothing more; when to look again."""
-        if self._heard + SILENCE <= now and not self._busy and self.session.idle_due:
-            self.session.acknowledge_idle()
+    def _acknowledge_silence(self, now: float) -> float:
+        """Acknowledge durable events to a silent writer of version 1; return the next due time."""
+        if self._received_at + SILENCE <= now and not self._busy and self.session.silence_ack_due:
+            self.session.acknowledge_silence()
             self.flush()
-        return max(self._heard, now) + SILENCE
+        return max(self._received_at, now) + SILENCE
 
 
 def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> SessionFactory:
-    """What listens."""
+    """Build the listening factory, whose connections share turns."""
     turns, limits = Turns(clock, broker.budget), settings.limits
 
     def make() -> LumberjackProtocol:

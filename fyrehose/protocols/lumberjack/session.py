@@ -1,19 +1,18 @@
-"""The reader's side of one connection, from bytes to events and acknowledgements: no sockets, no clock.
+"""The reader's side of one connection without I/O: parses frames into events, decides on acknowledgements.
 
-    in:  bytes that the transport read, how much has become durable, and that time has passed
-    out: EventRun (columns) and Broken; and A frames for the writer
+    in:  the bytes that the transport read, the number of events that became durable, and timer calls
+    out: the events EventRun (columns) and Broken; A frames for the writer
 
-Work comes in turns, so that nobody holds the reactor up: a turn takes so many bytes or events, and ``more_work`` says
-that there is more, which :meth:`LumberjackServerSession.go_on` does.  Only that inflates, and ``needs`` says beforehand
-how much it may have to hold, so that its caller can see to the memory first.  While there is more work, read nothing
-more.
+The session works in turns, so that one connection cannot block the reactor.  A turn processes a limited number of bytes
+and events.  If ``more_work`` is true after a turn, stop reading, and call :meth:`LumberjackServerSession.process` for
+the next turn.  Only ``process`` inflates; ``needs`` tells beforehand how much memory that may take.
 
     data -> buffer -> frames -> columns -> EventRun
                |         ^
                C -> inflated, a slice at a time
 
-A writer's offence ends the session with one last event, Broken.  What came before it counts, but a window of which a
-part came in the compressed frame that was wrong is never acknowledged.
+After a protocol violation the last event is Broken.  The events before it are valid, but a window with events in a
+malformed compressed frame is never acknowledged.
 """
 
 from __future__ import annotations
@@ -45,26 +44,25 @@ from fyrehose.protocols.lumberjack.windows import Windows
 
 Event = EventRun | Broken
 
-#: What one compressed frame may come to, in bytes: 2,048 events of 512 KiB.
+#: Default limit of the inflated size of one compressed frame, in bytes: 2,048 events of 512 KiB.
 MAX_INFLATED = 1 << 30
-#: A D frame, which becomes JSON, is as much work as so many documents; so is every run, on its way to the disk.
+#: Cost of a D frame, which is converted to JSON, and of a run, in units of one J frame (see ``Limits.turn_events``).
 PAIRS_WORK = 4
 RUN_WORK = 16
 
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What a session takes.
+    """Limits of a session.
 
-    :ivar max_frame: the largest document and the largest compressed frame, in bytes; a D frame has at most MAX_EVENT
-        whatever this says
-    :ivar max_inflated: what one compressed frame may come to, in bytes
-    :ivar turn_bytes: what a turn takes, in bytes: more than is read at once
-    :ivar turn_events: and in events of JSON, or what is as much work
-    :ivar turn_inflated: and what it inflates, in bytes
-    :ivar max_windows: how many windows may be unacknowledged before the session waits
-    :ivar topic: where the topic of an event is: the keys that lead to it; none: events have no topic
-    :ivar topic_bytes: in how much of an event it is looked for
+    :ivar max_frame: largest document and largest compressed frame, in bytes; D frames are also limited to MAX_EVENT
+    :ivar max_inflated: limit of the inflated size of one compressed frame, in bytes
+    :ivar turn_bytes: limit of a turn in bytes; more than one read
+    :ivar turn_events: limit of a turn in units of the work for one J frame
+    :ivar turn_inflated: limit of a turn in inflated bytes
+    :ivar max_windows: number of unacknowledged windows at which the session stops processing
+    :ivar topic: the keys that lead to an event's topic; empty: events have no topic
+    :ivar topic_bytes: number of bytes of an event in which the topic is searched
     """
 
     max_frame: int = MAX_FRAME
@@ -78,15 +76,15 @@ class Limits:
 
     @property
     def max_event(self) -> int:
-        """The largest document that becomes one record, and the largest D frame, in bytes."""
+        """Largest document that becomes one record, and largest D frame, in bytes."""
         return min(self.max_frame, MAX_EVENT)
 
 
 @attrs.define(eq=False)
 class Document:
-    """A document that is larger than a record may be, on its way.
+    """A document that exceeds a record, while it arrives.
 
-    :ivar left: how many bytes of it were not taken yet
+    :ivar left: number of bytes that are not parsed yet
     """
 
     sequence: int
@@ -96,19 +94,20 @@ class Document:
 
 @attrs.define(eq=False)
 class LumberjackServerSession:
-    """What a reader knows of one writer.
+    """The reader's state of one connection.
 
-    :ivar expected: how much has to be held until the frame that is coming in can be used, in bytes, as far as it is
-        known: its size, or for a compressed one the next piece and what was inflated before it; 0 between frames
-    :ivar frames: how many whole frames came in
+    :ivar expected: memory in bytes until the incomplete frame can be processed, as far as it is known: its size, or for
+        a compressed frame the next piece and the inflated data before it; 0 between frames
+    :ivar frames: number of complete frames received
     """
 
-    #: what takes a frame that begins at a position: where the next one begins, or the same position if it is not whole
-    takers: ClassVar[dict[int, str]] = {
-        FrameType.JSON: "_take_json",
-        FrameType.DATA: "_take_data",
-        FrameType.WINDOW: "_take_window",
-        FrameType.COMPRESSED: "_take_compressed",
+    #: name of the method that parses a frame at a position; it returns where the next frame begins, or the same
+    #: position if the frame is incomplete
+    parsers: ClassVar[dict[int, str]] = {
+        FrameType.JSON: "_parse_json",
+        FrameType.DATA: "_parse_data",
+        FrameType.WINDOW: "_parse_window",
+        FrameType.COMPRESSED: "_parse_compressed",
     }
 
     limits: Limits = Limits()
@@ -121,25 +120,25 @@ class LumberjackServerSession:
     _windows: Windows = attrs.field(factory=Windows, init=False)
     _columns: Columns = attrs.field(init=False)
     _out: list[bytes] = attrs.field(factory=list, init=False)
-    #: what is left of this turn, see Limits
+    #: rest of the turn's limits, see Limits
     _bytes: int = attrs.field(init=False)
     _events: int = attrs.field(init=False)
     _inflated: int = attrs.field(init=False)
-    #: how much work a document was lately, with its share of a run
+    #: work of a J frame in the last scan, including its share of the runs
     _work_each: int = attrs.field(default=4, init=False)
-    _runs_free: int = attrs.field(init=False)
+    _free_runs: int = attrs.field(init=False)
     _more: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._columns = Columns(self.limits.topic, self.limits.topic_bytes)
 
-    # What comes in.
+    # Input.
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """The events that ``data`` completes, as far as a turn goes; nothing after Broken.
+        """Return the events that *data* completes within one turn; after Broken always an empty list.
 
-        While there is work left, ``data`` is only kept.
+        While :attr:`more_work` is true, *data* is only buffered.
         """
         if self._broken:
             return []
@@ -147,17 +146,20 @@ class LumberjackServerSession:
         return [] if self.more_work else self._turn(0)
 
     def postpone(self) -> None:
-        """Only keep what comes in from now on, until :meth:`go_on`."""
+        """Only buffer received data until :meth:`process` is called."""
         if not self._broken:
             self._more = True
             self.expected = 0
 
-    def go_on(self, granted: int) -> list[Event]:
-        """The events of another turn, which inflates only while :attr:`needs` is ``granted`` bytes at the most."""
+    def process(self, granted: int) -> list[Event]:
+        """Run another turn, and return its events.
+
+        :param granted: memory for inflating, in bytes; the turn inflates only while :attr:`needs` does not exceed it
+        """
         return [] if self._broken else self._turn(granted)
 
     def receive_eof(self) -> list[Event]:
-        """The writer has finished sending; what is left of what it sent is forgotten."""
+        """Handle the end of the writer's data: drop all buffers."""
         self._buffer.clear()
         self._inflation = self._fields = self._document = None
         self._more = False
@@ -166,74 +168,74 @@ class LumberjackServerSession:
 
     @property
     def more_work(self) -> bool:
-        """Whether something that came in waits for :meth:`go_on`."""
+        """True if received data waits for :meth:`process`."""
         return self._more and not self._broken
 
     @property
-    def crowded(self) -> bool:
-        """Whether so many windows are unacknowledged that :meth:`go_on` does nothing."""
+    def windows_full(self) -> bool:
+        """True if so many windows are unacknowledged that :meth:`process` does nothing."""
         return len(self._windows) >= self.limits.max_windows
 
     @property
     def buffered(self) -> int:
-        """How much of :attr:`expected` is in memory, in bytes."""
+        """Part of :attr:`expected` that is in memory, in bytes."""
         return len(self._buffer) + (0 if self._inflation is None else self._inflation.held)
 
     @property
     def needs(self) -> int:
-        """Inflated bytes that :meth:`go_on` may have to hold before it can publish any of them."""
+        """Number of inflated bytes that :meth:`process` may hold before it can return any event of them."""
         return 0 if self._inflation is None or not self._more else self._inflation.needs
 
     @property
     def held(self) -> int:
-        """Bytes that wait for :meth:`go_on`."""
+        """Number of buffered bytes that wait for :meth:`process`."""
         return self.buffered if self._more else 0
 
     @property
     def version(self) -> int:
-        """The writer's, by its last frame; 0 before the first."""
+        """Version of the writer's last frame; 0 before the first one."""
         return self._windows.version
 
-    # What goes out.
+    # Output.
 
     def durable(self, count: int) -> None:
-        """The ``count`` oldest events are durable: what may be acknowledged now, is."""
+        """Record that the *count* oldest events are durable, and acknowledge the windows that this completes."""
         self._windows.durable(count)
         self._send(self._windows.acks())
 
     def keep_alive(self) -> None:
-        """A writer of version 2 has waited for long: say how far we are, or that we live."""
-        self._send(self._windows.alive())
+        """Send a writer of version 2 that waits a partial acknowledgement, or A 0."""
+        self._send(self._windows.keep_alive_acks())
 
     def acknowledge_part(self) -> None:
-        """Acknowledge to a writer of version 2 what is durable of a window that is not."""
-        self._send(self._windows.partial())
+        """Acknowledge the durable events of an incomplete window to a writer of version 2."""
+        self._send(self._windows.partial_acks())
 
-    def acknowledge_idle(self) -> None:
-        """Acknowledge to a writer of version 1, which has fallen silent in mid-window, what it has sent."""
-        self._send(self._windows.idle())
-
-    @property
-    def idle_due(self) -> bool:
-        """Whether :meth:`acknowledge_idle` would say something."""
-        return self._windows.idle_due and not self.expected and not self._more
+    def acknowledge_silence(self) -> None:
+        """Acknowledge the received events to a writer of version 1 that fell silent within its window."""
+        self._send(self._windows.silence_acks())
 
     @property
-    def waits(self) -> bool:
-        """Whether the writer waits for an acknowledgement of something that it has sent."""
-        return self._windows.waits
+    def silence_ack_due(self) -> bool:
+        """True if :meth:`acknowledge_silence` would send an acknowledgement."""
+        return self._windows.silence_ack_due and not self.expected and not self._more
 
     @property
-    def speaks(self) -> bool:
-        """Whether there is something to be written."""
+    def ack_pending(self) -> bool:
+        """True if the writer waits for the acknowledgement of received events."""
+        return self._windows.ack_pending
+
+    @property
+    def has_output(self) -> bool:
+        """True if :meth:`data_to_send` would return data."""
         return bool(self._out)
 
     def data_to_send(self) -> list[bytes]:
-        """What is to be written, once."""
+        """Return the pending output, and clear it."""
         out, self._out = self._out, []
         return out
 
-    # Inside.
+    # Helpers.
 
     def _send(self, acks: list[Ack]) -> None:
         if acks:
@@ -242,7 +244,7 @@ class LumberjackServerSession:
     def _turn(self, granted: int) -> list[Event]:
         self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
         self._inflated = self.limits.turn_inflated
-        self._runs_free = 1  # every turn makes one
+        self._free_runs = 1  # every turn makes at least one run, which costs nothing extra
         self._more = False
         self.expected = 0
         broken: list[Event] = []
@@ -259,50 +261,52 @@ class LumberjackServerSession:
 
     @property
     def _spent(self) -> bool:
-        return self._bytes <= 0 or self._events <= 0 or self.crowded
+        return self._bytes <= 0 or self._events <= 0 or self.windows_full
 
     def _work(self, granted: int) -> None:
         at, stop = 0, False
         while not stop:
             inflation = self._inflation
             if inflation is None:
-                at = self._take(self._buffer, at, None)
+                at = self._parse(self._buffer, at, None)
                 stop = self._inflation is None
             else:
                 at, stop = self._inflate(inflation, at, granted)
         del self._buffer[:at]
 
     def _inflate(self, inflation: Inflation, at: int, granted: int) -> tuple[int, bool]:
-        """Take the frames that were inflated, then inflate more.
+        """Parse the inflated frames, then inflate more.
 
-        :return: where the payload begins that was not consumed, and whether the turn ends here
+        :return: the position of the payload that was not consumed, and whether the turn ends here
         """
-        if inflation.full or len(self._buffer) - at < inflation.wanted:
-            self._take_inner(inflation)
+        if inflation.full or len(self._buffer) - at < inflation.input_needed:
+            self._parse_inflated(inflation)
         if self._spent:
             self._more = True
         elif inflation.done:
             return self._finish(inflation, at)
-        elif len(self._buffer) - at < inflation.wanted:
-            self.expected = inflation.held + inflation.wanted
+        elif len(self._buffer) - at < inflation.input_needed:
+            self.expected = inflation.held + inflation.input_needed
         elif self._inflated <= 0 or inflation.needs > granted:
             self._more = True
         else:
-            before = inflation.made
+            before = inflation.inflated
             at = inflation.inflate(self._buffer, at, self._inflated)
-            self._inflated -= inflation.made - before
+            self._inflated -= inflation.inflated - before
             return at, False
         return at, True
 
-    def _take_inner(self, inflation: Inflation) -> None:
-        used = self._take(inflation.data, 0, inflation)
-        inflation.inner, self.expected = self.expected, 0
+    def _parse_inflated(self, inflation: Inflation) -> None:
+        used = self._parse(inflation.data, 0, inflation)
+        inflation.frame_size, self.expected = self.expected, 0
         del inflation.data[:used]
-        if len(self._windows.unsealed) >= self.limits.max_windows:  # they cannot be acknowledged before it ends
-            raise RemoteProtocolError("too-many-windows", f"{self.limits.max_windows} in one compressed frame")
+        if (
+            len(self._windows.unsealed) >= self.limits.max_windows
+        ):  # these windows cannot be acknowledged before the frame ends
+            raise RemoteProtocolError("too-many-windows", f"{self.limits.max_windows} windows in one compressed frame")
 
     def _finish(self, inflation: Inflation, at: int) -> tuple[int, bool]:
-        """All of it was inflated and taken: what is left of the compressed frame is ignored."""
+        """Skip the bytes after the zlib stream; when all arrived, seal the windows of the compressed frame."""
         if inflation.data or self._document is not None:
             raise RemoteProtocolError("partial-frame", "a compressed frame ends within a frame")
         at += inflation.skip(len(self._buffer) - at)
@@ -314,8 +318,11 @@ class LumberjackServerSession:
         self._spend(0, 1, 1)
         return at, False
 
-    def _take(self, source: bytearray, at: int, inside: Inflation | None) -> int:
-        """Take frames until the turn is over, a compressed one begins, or one is not whole; where that one begins."""
+    def _parse(self, source: bytearray, at: int, inside: Inflation | None) -> int:
+        """Parse frames until the turn ends, a compressed frame begins, or a frame is incomplete.
+
+        :return: the position after the last frame parsed
+        """
         end = len(source)
         while (at < end or self._document is not None) and self._inflation is inside:
             if self._spent:
@@ -323,49 +330,52 @@ class LumberjackServerSession:
                 break
             before = at
             if self._document is not None:
-                at = self._take_part(self._document, source, at)
+                at = self._parse_part(self._document, source, at)
                 if at == before:
                     break
                 continue
             version = DIGITS.get(source[at])
             if version is None:
-                raise RemoteProtocolError("bad-version", f"{source[at]:#04x}")
+                raise RemoteProtocolError("bad-version", f"version byte {source[at]:#04x}; expected '1' or '2'")
             if end - at == 1:
                 self.expected = SHORT.size
                 break
             kind = source[at + 1]
             if kind not in WRITER_FRAMES:
-                raise RemoteProtocolError("bad-type", f"{kind:#04x}")
+                raise RemoteProtocolError("bad-type", f"frame type {kind:#04x}; expected C, D, J or W")
             if kind != FrameType.WINDOW or inside is not None:
                 self._check_version(version)
-            at = getattr(self, self.takers[kind])(source, at, version)
+            at = getattr(self, self.parsers[kind])(source, at, version)
             if at == before:
                 break
             self.expected = 0
         return at
 
     def _check_version(self, version: int) -> None:
-        """A window has one version; the next may have another."""
-        if self._windows.version not in (0, version):
-            raise RemoteProtocolError("mixed-versions")
+        """Check that the frame has the version of its window; only the next window may have another one."""
+        current = self._windows.version
+        if current not in (0, version):
+            raise RemoteProtocolError(
+                "mixed-versions", f"a frame of version {version} in a window of version {current}"
+            )
         self._windows.version = version
 
-    def _take_json(self, source: bytearray, at: int, version: int) -> int:
+    def _parse_json(self, source: bytearray, at: int, version: int) -> int:
         most = min(self._windows.room, max(1, self._events // self._work_each))
         end, count, sequences, last, lengths, payload = kernel.scan(
             source, at, digit(version), self.limits.max_event, self._bytes, most
         )
         if not count:
-            return self._end_of_json(source, at)
+            return self._check_json_length(source, at)
         runs = self._columns.add_json(count, sequences, lengths, payload)
         self._windows.receive(count, last, self._inflation is None)
-        work = count + RUN_WORK * max(0, runs - self._runs_free)
-        self._runs_free = 0
+        work = count + RUN_WORK * max(0, runs - self._free_runs)
+        self._free_runs = 0
         self._work_each = work // count
         self._spend(end - at, count, work)
         return end
 
-    def _take_data(self, source: bytearray, at: int, version: int) -> int:
+    def _parse_data(self, source: bytearray, at: int, version: int) -> int:
         fields = self._fields or Fields(self.limits.max_event)
         final = self._inflation is not None and self._inflation.done
         end = fields.advance(source, at, len(source), final=final)
@@ -381,7 +391,7 @@ class LumberjackServerSession:
         self._spend(end - at, 1, PAIRS_WORK)
         return end
 
-    def _take_window(self, source: bytearray, at: int, version: int) -> int:
+    def _parse_window(self, source: bytearray, at: int, version: int) -> int:
         if len(source) - at < SHORT.size:
             self.expected = SHORT.size
             return at
@@ -389,9 +399,9 @@ class LumberjackServerSession:
         self._spend(SHORT.size, 1, 1)
         return at + SHORT.size
 
-    def _take_compressed(self, source: bytearray, at: int, version: int) -> int:
+    def _parse_compressed(self, source: bytearray, at: int, version: int) -> int:
         if self._inflation is not None:
-            raise RemoteProtocolError("nested-compression")
+            raise RemoteProtocolError("nested-compression", "a compressed frame within a compressed frame")
         if len(source) - at < SHORT.size:
             self.expected = SHORT.size
             return at
@@ -399,7 +409,7 @@ class LumberjackServerSession:
         if length > self.limits.max_frame:
             raise RemoteProtocolError(
                 "frame-too-large",
-                f"a compressed frame of {length} bytes, {self.limits.max_frame} are the most; the writer will send it "
+                f"a compressed frame of {length} bytes; the limit is {self.limits.max_frame}; the writer will send it "
                 "again and again: lower its bulk_max_size, or raise the option lumberjack.max-frame",
             )
         if length:
@@ -408,8 +418,8 @@ class LumberjackServerSession:
             self._spend(0, 1, 1)
         return at + SHORT.size
 
-    def _end_of_json(self, source: bytearray, at: int) -> int:
-        """Judge the length of a J frame that is not whole; return ``at``, or the begin of a document in parts."""
+    def _check_json_length(self, source: bytearray, at: int) -> int:
+        """Check the length of an incomplete J frame; return *at*, or the start of a document that becomes parts."""
         available = len(source) - at
         self.expected = LONG.size
         if available < LONG.size:
@@ -423,8 +433,8 @@ class LumberjackServerSession:
         self.expected += length
         return at
 
-    def _take_part(self, document: Document, source: bytearray, at: int) -> int:
-        """Take the next part of a document; return ``at`` if it is not whole."""
+    def _parse_part(self, document: Document, source: bytearray, at: int) -> int:
+        """Parse the next part of a document; return its end, or *at* if it is incomplete."""
         size = min(document.left, MAX_EVENT)
         if len(source) - at < size:
             self.expected = size

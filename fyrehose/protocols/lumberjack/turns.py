@@ -1,16 +1,16 @@
-"""Whose turn it is: the connections of one listener share the reactor, the disk, and the memory that inflating takes.
+"""Schedules the connections of one listener, which share the reactor, the disk, and the memory for inflating.
 
-A connection asks for turns when its session has more work.  Those that have their memory go round, a turn each, a few
-turns between two looks at the sockets.  The others wait in the order in which they asked: however many writers come
-back at once after a restart, what they inflate at a time is what the pool has.
+A connection requests turns while its session has work.  Connections that were granted memory take turns in a round
+robin, a few turns per reactor iteration.  The others wait in the order of their requests, so the pool bounds the memory
+for inflating, however many writers reconnect after a restart.
 
-    ask -> waiting -> granted -> running, round and round -> done
-              ^                     |
-              +---------------------+  needs more than it was granted, or something of it has to become durable first
+    request -> waiting -> granted -> running in a round robin -> done
+                  ^                     |
+                  +---------------------+  needs more memory than granted, or a commit of its data first
 
-What is published waits for the disk behind everything that was published before it.  So what all connections together
-have on their way there is bounded, too: nobody has a turn while it is as much as a commit takes, and a light writer
-waits for little, however many heavy ones there are.
+A publish waits for the disk behind all earlier publishes.  So the data in flight of all connections is bounded, too:
+no connection takes a turn while a whole commit is in flight, and a light writer waits only briefly, however many heavy
+writers are connected.
 """
 
 from __future__ import annotations
@@ -24,45 +24,44 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from fyrehose.core.budget import Budget
 
-#: What inflating takes for all connections of a listener together, in bytes.
+#: Memory for inflating, shared by all connections of a listener, in bytes.
 POOL = 64 << 20
-#: What they have on their way to the disk before the next one has a turn, in bytes: as much as a commit takes.
-FLIGHT = 16 << 20
-#: What a connection reads at once at the most, in bytes: a window of a usual writer.  So much is a turn, a publish, and
-#: a part of a commit.
+#: Data in flight to the disk at which turns stop, in bytes: the size of a large commit.
+MAX_IN_FLIGHT = 16 << 20
+#: Largest read of a connection, in bytes: a window of a usual writer, which one turn then publishes at once.
 READ = 1 << 20
-#: What it publishes without a turn if it has nothing on its way, in bytes.
-LEAST = 16 << 10
-#: How many turns there are between two looks at the sockets.
-TURNS = 4
+#: Largest read that a connection without data in flight publishes without waiting for a turn, in bytes.
+SMALL_READ = 16 << 10
+#: Number of turns per reactor iteration.
+TURNS_PER_ITERATION = 4
 
 
 class Outcome(Enum):
-    """What a connection says after its turn."""
+    """Result of a turn."""
 
     DONE = "done"
     MORE = "more"
-    HELD_BACK = "held back"  #: it asks again when something that it published has become durable
+    HELD_BACK = "held back"  #: it requests another turn after a commit
 
 
 class Worker(Protocol):
-    """What a connection is to :class:`Turns`."""
+    """The interface of a connection to :class:`Turns`."""
 
     @property
     def needs(self) -> int:
-        """What it has to be granted for its next turn, in bytes."""
+        """Memory for the next turn, in bytes."""
 
     def take_turn(self, granted: int) -> Outcome:
-        """Do a piece of work; never raises."""
+        """Process a limited amount of data, using at most *granted* bytes for inflating; never raises."""
 
 
 @attrs.define(eq=False)
 class Turns:
-    """Deals out turns.
+    """Grants turns and memory to the connections of one listener.
 
     :ivar clock: the reactor, or a Clock
-    :ivar budget: what all connections of all protocols may hold
-    :ivar in_flight: what its connections have published and is not durable, in bytes; they say so here
+    :ivar budget: memory budget of all protocols
+    :ivar in_flight: bytes that the connections published and that are not durable; the connections update it
     """
 
     clock: IReactorTime
@@ -75,50 +74,50 @@ class Turns:
     _call: IDelayedCall | None = attrs.field(default=None, init=False)
 
     @property
-    def crowded(self) -> bool:
-        """Whether so much is on its way to the disk that nobody has a turn."""
-        return self.in_flight >= min(FLIGHT, self.budget.limit // 2)
+    def saturated(self) -> bool:
+        """True if so much data is in flight that no connection takes a turn."""
+        return self.in_flight >= min(MAX_IN_FLIGHT, self.budget.limit // 2)
 
-    def ask(self, worker: Worker) -> None:
-        """``worker`` wants a turn; asking twice is asking once."""
+    def request(self, worker: Worker) -> None:
+        """Queue *worker* for a turn, unless it is queued or running already."""
         if worker not in self._grants:
             self._waiting[worker] = None
-        self.wake()
+        self.schedule()
 
-    def leave(self, worker: Worker) -> None:
-        """``worker`` wants no turn any more, and holds nothing."""
+    def withdraw(self, worker: Worker) -> None:
+        """Remove *worker*, and release its grant."""
         self._waiting.pop(worker, None)
         self._running.pop(worker, None)
         self._granted -= self._grants.pop(worker, 0)
-        self.wake()
+        self.schedule()
 
-    def wake(self) -> None:
-        """Something has changed that may let somebody on."""
+    def schedule(self) -> None:
+        """Schedule turns; call this after memory was released or data became durable."""
         if self._call is None and (self._running or self._waiting):
             self._call = self.clock.callLater(0, self._run)
 
     def _run(self) -> None:
         self._call = None
-        for _ in range(TURNS):
-            if not self.crowded:
+        for _ in range(TURNS_PER_ITERATION):
+            if not self.saturated:
                 self._admit()
-            if self.crowded or not self._running:
-                return  # whoever waits is woken by what it waits for
+            if self.saturated or not self._running:
+                return  # schedule() is called when memory is released or data becomes durable
             worker, _ = self._running.popitem(last=False)
-            self._take(worker)
-        self.wake()
+            self._take_turn(worker)
+        self.schedule()
 
-    def _take(self, worker: Worker) -> None:
+    def _take_turn(self, worker: Worker) -> None:
         granted = self._grants[worker]
         outcome = worker.take_turn(granted)
         if worker not in self._grants:
-            return  # it left
+            return  # it was withdrawn during its turn
         if outcome is Outcome.MORE and worker.needs <= granted:
             self._grant(worker, worker.needs)
             self._running[worker] = None
             return
-        self.leave(worker)
-        if outcome is Outcome.MORE:  # for more than it was granted: to the end of the queue
+        self.withdraw(worker)
+        if outcome is Outcome.MORE:  # it needs more than its grant: move it to the end of the queue
             self._waiting[worker] = None
 
     def _admit(self) -> None:
@@ -134,7 +133,7 @@ class Turns:
         if not needs:
             return True
         if not self._granted and not self.in_flight:
-            return True  # nothing of ours will be released by waiting
+            return True  # waiting would not release any memory of this listener
         granted = self._granted + needs
         return granted <= POOL and self.budget.used + granted <= self.budget.limit
 

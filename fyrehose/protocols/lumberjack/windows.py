@@ -1,11 +1,11 @@
-"""Which acknowledgement is due: windows in the order in which they came, and how far each is durable.
+"""Decides which acknowledgements are due: tracks the windows in their order, and how far each is durable.
 
-What writers make of an acknowledgement is their version's: to version 1 it is one for a whole window, whatever it says
-(logstash-forwarder reads six bytes and does not look at them), so it gets exactly one, or one when it has fallen
-silent.  Version 2 may be told how far a window has come, and by 0 that it should have patience.
+Writers of version 1 take any A frame for the acknowledgement of a whole window (logstash-forwarder reads six bytes and
+does not parse them), so they get exactly one per window, or one when they fall silent within a window.  Writers of
+version 2 may also get partial acknowledgements, and A 0 as a keep-alive.
 
-Sequences are opaque: they restart with every window (Beats), go on across windows (pylogbeat) and roll over, so the
-last one that was received is echoed, and nothing is compared.
+Sequences are opaque: they restart with every window (Beats), continue across windows (pylogbeat) and roll over.  So an
+acknowledgement echoes the last sequence received, and sequences are never compared.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from fyrehose.protocols.lumberjack.frames import Ack
 
 @attrs.define(eq=False)
 class Window:
-    """Some events that are acknowledged together.
+    """Events that are acknowledged together.
 
-    :ivar size: how many were announced; None: nobody has said
-    :ivar sealed: the compressed frame that its events came in has come to a good end
-    :ivar finished: no further event belongs to it
+    :ivar size: number of announced events; None if the writer sent no W frame
+    :ivar last: sequence of the last event received
+    :ivar durable_last: sequence of the last durable event
+    :ivar acknowledged: number of events that a partial acknowledgement covered
+    :ivar finished: True if no further event belongs to the window
+    :ivar sealed: False while a compressed frame with some of its events is not verified completely
     """
 
     version: int
@@ -35,20 +38,20 @@ class Window:
     durable_last: int = 0
     acknowledged: int = 0
     finished: bool = False
-    times: int = 1  #: how many empty windows this stands for
+    times: int = 1  #: number of consecutive empty windows that this object represents
 
     @property
     def due(self) -> bool:
-        """Whether all of it may be acknowledged."""
+        """True if the whole window may be acknowledged."""
         return self.finished and self.sealed and self.durable == self.received
 
 
 @attrs.define(eq=False)
 class Windows:
-    """The windows of one connection that are not acknowledged yet, the last one open.
+    """The unacknowledged windows of one connection; only the last one can be open.
 
-    :ivar version: of the last frame; 0 before the first
-    :ivar unsealed: the windows of which a part came in a compressed frame that has not ended
+    :ivar version: version of the last frame; 0 before the first one
+    :ivar unsealed: windows with events in the compressed frame that is being inflated
     """
 
     version: int = attrs.field(default=0, init=False)
@@ -63,24 +66,24 @@ class Windows:
 
     @property
     def room(self) -> int:
-        """How many events the open window takes, at the least one: where there is none, an event opens one."""
+        """Number of events that fit into the open window, or into the one that the next event opens; at least 1."""
         window = self._open
-        size, received = (self._implied, 0) if window is None else (window.size, window.received)
+        size, received = (self._implied_size, 0) if window is None else (window.size, window.received)
         return 1 << 32 if size is None else size - received
 
     @property
-    def waits(self) -> bool:
-        """Whether something was received, and is not acknowledged."""
+    def ack_pending(self) -> bool:
+        """True if received events are not acknowledged."""
         return any(window.received > window.acknowledged for window in self._windows)
 
     @property
-    def idle_due(self) -> bool:
-        """Whether a writer of version 1 that says nothing more should be told how far we are."""
+    def silence_ack_due(self) -> bool:
+        """True if a writer of version 1 should be acknowledged if it stays silent within its window."""
         window = self._windows[0] if self._windows else None
         return window is not None and window.version == 1 and self._has_progress(window)
 
     def announce(self, version: int, size: int, sealed: bool) -> None:
-        """A window of ``size`` events begins; one that was open is finished as it is."""
+        """Handle W: finish the open window as it is, and open one of *size* events."""
         window = self._open
         if window is not None:
             window.finished = True
@@ -93,12 +96,15 @@ class Windows:
             self._add(Window(version=version, size=size, sealed=sealed, finished=not size))
 
     def receive(self, count: int, last: int, sealed: bool, records: int | None = None) -> None:
-        """``count`` events were received, at most :attr:`room`; ``last`` is the sequence of the last of them.
+        """Add received events to the open window.
 
-        :param records: how many records they become, where that is another number: one for a part of an event, which
-            counts as an event when its last part was received
+        :param count: number of events, at most :attr:`room`
+        :param last: sequence of the last of them
+        :param sealed: False if they came in a compressed frame, whose checksum is not verified yet
+        :param records: number of their records, if it differs from *count*: a part of an event is one record, and only
+            the last part counts as an event
         """
-        window = self._open or self._add(Window(version=self.version, size=self._implied, sealed=sealed))
+        window = self._open or self._add(Window(version=self.version, size=self._implied_size, sealed=sealed))
         if not sealed and window.sealed:
             window.sealed = False
             self.unsealed.append(window)
@@ -109,13 +115,13 @@ class Windows:
             window.finished = window.received == window.size
 
     def seal(self) -> None:
-        """The compressed frame has come to a good end."""
+        """Record that the checksum of the compressed frame was verified."""
         for window in self.unsealed:
             window.sealed = True
         self.unsealed.clear()
 
     def durable(self, count: int) -> None:
-        """The ``count`` oldest records that were not durable are."""
+        """Record that the *count* oldest records became durable."""
         self._durable += count
         while self._pieces and self._pieces[0][1] <= self._durable:
             window, records, events, last = self._pieces.popleft()
@@ -125,38 +131,38 @@ class Windows:
                 window.durable_last = last
 
     def acks(self) -> list[Ack]:
-        """What may be acknowledged now."""
+        """Return the acknowledgements that are due, and remove their windows."""
         acks: list[Ack] = []
         while self._windows and self._windows[0].due:
             window = self._windows.popleft()
             owed = window.times if window.size == 0 else int(window.received > window.acknowledged)
             acks += [Ack(version=window.version, number=window.last)] * owed
         if self._windows and self._windows[0].version == 2 and self._windows[0].size is None:
-            # Events that no window was announced for: nobody can know which of them is waited for.
+            # No W frame announced these events, so the writer may wait for any of them.
             acks += self._partial(self._windows[0])
         return acks
 
-    def partial(self) -> list[Ack]:
-        """How far the oldest window of version 2 is durable, if it is farther than was said."""
+    def partial_acks(self) -> list[Ack]:
+        """Return a partial acknowledgement of the oldest window of version 2, if more of it is durable than before."""
         window = self._windows[0] if self._windows else None
         return self._partial(window) if window is not None and window.version == 2 else []
 
-    def alive(self) -> list[Ack]:
-        """For a writer of version 2 that waits: :meth:`partial`, or 0."""
+    def keep_alive_acks(self) -> list[Ack]:
+        """Return :meth:`partial_acks`, or A 0, for a writer of version 2 that waits; version 1 gets nothing."""
         version = self._windows[0].version if self._windows else self.version
-        return self.partial() or ([Ack(version=2, number=0)] if version == 2 else [])
+        return self.partial_acks() or ([Ack(version=2, number=0)] if version == 2 else [])
 
-    def idle(self) -> list[Ack]:
-        """For a writer of version 1 that says nothing more within its window."""
-        return self._partial(self._windows[0]) if self.idle_due else []
+    def silence_acks(self) -> list[Ack]:
+        """Return an acknowledgement for a writer of version 1 that stays silent within its window."""
+        return self._partial(self._windows[0]) if self.silence_ack_due else []
 
     @property
     def _open(self) -> Window | None:
         return self._windows[-1] if self._windows and not self._windows[-1].finished else None
 
     @property
-    def _implied(self) -> int | None:
-        """The size of a window that nobody announces: a writer of version 1 announces one window, and slides it."""
+    def _implied_size(self) -> int | None:
+        """Size of a window without a W frame: writers of version 1 announce one window, and slide it."""
         return self._last_size if self.version == 1 else None
 
     def _add(self, window: Window) -> Window:

@@ -84,7 +84,7 @@ class Peer:
             while self.session.more_work:
                 self.turns += 1
                 assert self.turns < 100_000, "it does not end"
-                self.take(self.session.go_on(self.session.needs))
+                self.take(self.session.process(self.session.needs))
         return self
 
     @property

@@ -39,11 +39,11 @@ def test_there_is_nothing_to_tail() -> None:
 
 def test_an_object_goes_as_it_is_and_text_as_a_message() -> None:
     for payload in (b"{}", b'{ "a": 1 }', '{"ü":"ü"}'.encode()):
-        assert cli.document(payload) == payload
+        assert cli.to_document(payload) == payload
     for text in ("plain", "", "[1]", "7", '"s"', "{cut", "ü \n\\ \x00", "[" * 100_000):
-        assert json.loads(cli.document(text.encode())) == {"message": text}
-    with pytest.raises(LocalProtocolError, match="not even text"):
-        cli.document(b"\xff")
+        assert json.loads(cli.to_document(text.encode())) == {"message": text}
+    with pytest.raises(LocalProtocolError, match="not UTF-8"):
+        cli.to_document(b"\xff")
 
 
 def test_what_is_published_goes_out() -> None:

@@ -276,7 +276,7 @@ def test_ready_and_flush() -> None:
 
 
 def test_what_waits_is_bounded() -> None:
-    client, _ = make(Endpoint(refuses=True), most=10)
+    client, _ = make(Endpoint(refuses=True), max_pending_bytes=10)
     client.publish([b"x" * 20]).addErrback(lambda failure: failure.trap(Closed))
     with pytest.raises(LocalProtocolError, match="ready"):
         client.publish([b"x"])
@@ -322,7 +322,7 @@ def test_closing_before_anybody_answered() -> None:
     client.connect().addErrback(lambda failure: failures.append(failure.type))
     client.close()
     assert failures == [Closed]
-    with pytest.raises(LocalProtocolError, match="once"):
+    with pytest.raises(LocalProtocolError, match="called before"):
         client.connect()
 
 
@@ -333,7 +333,7 @@ def test_misuse_is_said_at_once() -> None:
     with pytest.raises(LocalProtocolError):
         make()
     client, _ = make(Endpoint())
-    with pytest.raises(LocalProtocolError, match="at the most"):
+    with pytest.raises(LocalProtocolError, match="exceeds the limit"):
         client.publish([bytes(MAX_EVENT + 1)])
 
 

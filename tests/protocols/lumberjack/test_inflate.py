@@ -31,7 +31,7 @@ def whole(payload: bytes, most: int = 1 << 30, step: int = 1 << 20, arrives: int
     for _ in range(100_000):
         if inflation.done:
             return bytes(inflation.data)
-        if len(buffer) - at < inflation.wanted:
+        if len(buffer) - at < inflation.input_needed:
             buffer += payload[came : came + arrives]
             came += arrives
         at = inflation.inflate(buffer, at, step)
@@ -51,14 +51,14 @@ def test_it_comes_in_slices() -> None:
     inflation = Inflation(len(payload), 1 << 30)
     assert inflation.held == 0
     at = inflation.inflate(payload, 0, 1)
-    assert 1 <= inflation.made <= SLICE
+    assert 1 <= inflation.inflated <= SLICE
     assert not inflation.done
     at = inflation.inflate(payload, at, SLICE + 1)
-    assert inflation.made <= 3 * SLICE
-    assert inflation.held >= inflation.made + ENGINE
+    assert inflation.inflated <= 3 * SLICE
+    assert inflation.held >= inflation.inflated + ENGINE
     while not inflation.done:
         at = inflation.inflate(payload, at, SLICE)
-    assert inflation.made == len(inflation.data) == 10 * SLICE
+    assert inflation.inflated == len(inflation.data) == 10 * SLICE
     assert inflation.held == 10 * SLICE
     assert (at, inflation.left) == (len(payload), 0)
 
@@ -69,7 +69,7 @@ def test_a_large_payload_is_inflated_as_it_arrives() -> None:
     payload = zlib.compress(data)
     assert whole(payload, arrives=10_000) == data
     inflation = Inflation(len(payload), 1 << 30)
-    assert inflation.wanted == PIECE
+    assert inflation.input_needed == PIECE
     buffer = bytearray(payload[:PIECE])
     assert inflation.inflate(buffer, 0, 1 << 30) == PIECE
     assert not inflation.done
@@ -91,7 +91,7 @@ def test_what_comes_to_much_is_used_before_it_is_checked() -> None:
         assert inflation.needs == size
         assert full == early
     inflation = Inflation(100, 1 << 30)
-    inflation.inner = 3 * WHOLE
+    inflation.frame_size = 3 * WHOLE
     inflation.data += bytes(3 * WHOLE)
     assert not inflation.full
     inflation.data += b"x"
@@ -100,13 +100,13 @@ def test_what_comes_to_much_is_used_before_it_is_checked() -> None:
 
 def test_a_frame_within_is_inflated_when_what_arrived_must_be_enough_for_it() -> None:
     inflation = Inflation(100 << 20, 1 << 30)
-    inflation.inner = 16 << 20
-    assert 16 << 20 < inflation.wanted < 17 << 20
+    inflation.frame_size = 16 << 20
+    assert 16 << 20 < inflation.input_needed < 17 << 20
     inflation.data += bytes(10 << 20)
-    assert 6 << 20 < inflation.wanted < 7 << 20
+    assert 6 << 20 < inflation.input_needed < 7 << 20
     assert inflation.needs == (16 << 20) + PIECE
     inflation.left = 100
-    assert inflation.wanted == 100
+    assert inflation.input_needed == 100
 
 
 @either

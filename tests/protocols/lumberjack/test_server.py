@@ -27,7 +27,7 @@ from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, Settings
 from fyrehose.protocols.lumberjack.session import Limits
-from fyrehose.protocols.lumberjack.turns import FLIGHT, READ
+from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, READ
 from fyrehose.records import Run
 
 Make = Callable[..., Any]
@@ -378,8 +378,10 @@ def test_a_bug_of_ours_costs_one_connection(
     peer.says(window(1, compressed=True))
     other.says(window(1, compressed=True))
     wrong = peer.protocol.session
-    go_on = type(wrong).go_on
-    monkeypatch.setattr(type(wrong), "go_on", lambda self, granted: go_on(self, 1 / 0 if self is wrong else granted))
+    process = type(wrong).process
+    monkeypatch.setattr(
+        type(wrong), "process", lambda self, granted: process(self, 1 / 0 if self is wrong else granted)
+    )
     made.settle()
     assert peer.transport.aborted
     assert other.acks == [(2, 1)]
@@ -551,7 +553,7 @@ def test_500_writers_without_compression_have_little_on_its_way_to_the_disk(
         made.journal.commit()
         if not any(left.values()):
             break
-    assert most <= 2 * READS + FLIGHT
+    assert most <= 2 * READS + MAX_IN_FLIGHT
     assert all(writer.acks == [(version, 2_000)] * 5 for writer in writers)
     assert made.broker.budget.used == 0
 
@@ -577,7 +579,7 @@ def test_while_much_is_on_its_way_to_the_disk_the_others_wait_for_their_turn_and
     heavy.says(event * 8)
     other.says(announce(16) + event * 8)
     made.settle()
-    assert made.broker.budget.used > FLIGHT
+    assert made.broker.budget.used > MAX_IN_FLIGHT
     assert [peer.transport.reads for peer in (heavy, other, light)] == [False, False, True]
     light.says(announce(1) + doc(1))
     assert light.transport.reads

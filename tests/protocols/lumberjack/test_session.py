@@ -103,7 +103,7 @@ def test_golden_sessions_in_every_chunking(
         assert [(payload, sequence) for payload, sequence, *_ in fed.events] == events
         assert fed.acks == [(version, number) for number in acks]
         assert fed.causes == []
-        assert (fed.session.expected, fed.session.held, fed.session.waits) == (0, 0, False)
+        assert (fed.session.expected, fed.session.held, fed.session.ack_pending) == (0, 0, False)
 
 
 BROKEN = [
@@ -148,7 +148,7 @@ def test_an_offence_is_the_last_event_in_every_chunking(peer: Make, cause: str, 
         assert fed.events == wanted.events
         assert fed.acks == wanted.acks
         assert fed.session.receive_data(announce(0)) == []
-        assert fed.session.go_on(1 << 30) == []
+        assert fed.session.process(1 << 30) == []
         assert fed.session.data_to_send() == []
         assert (fed.session.expected, fed.session.held, fed.session.more_work) == (0, 0, False)
 
@@ -181,7 +181,7 @@ def test_a_bomb_is_closed_and_memory_is_bounded(peer: Make) -> None:
         made = most = 0
         fed.take(fed.session.receive_data(announce(5_000) + Compressed(payload=payload).serialize()))
         while fed.session.more_work:
-            fed.take(fed.session.go_on(fed.session.needs))
+            fed.take(fed.session.process(fed.session.needs))
             most = max(most, fed.session.held)
             made += sum(len(payload) for payload in fed.payloads)
             fed.events.clear()
@@ -232,7 +232,7 @@ def test_large_windows_of_honest_writers_are_taken_within_little_memory(peer: Ma
         fed.take(fed.session.receive_data(wire[begin : begin + (1 << 20)]))
         look()
         while fed.session.more_work:
-            fed.take(fed.session.go_on(fed.session.needs))
+            fed.take(fed.session.process(fed.session.needs))
             look()
     assert fed.causes == []
     assert fed.acks == [(version, len(documents))], "one acknowledgement, at the end"
@@ -270,7 +270,7 @@ def test_an_event_that_is_larger_than_a_record_may_be_becomes_several(
     assert [sequence for _, sequence, *_ in fed.events] == [4, *[5] * parts, 6]
     assert {topic for *_, topic, _ in middle} == {"fb"}
     assert [kind for *_, kind in middle] == ([J] if parts == 1 else [PART] * (parts - 1) + [LAST_PART])
-    assert (fed.session.held, fed.session.expected, fed.session.waits) == (0, 0, False)
+    assert (fed.session.held, fed.session.expected, fed.session.ack_pending) == (0, 0, False)
 
 
 @both
@@ -278,7 +278,7 @@ def test_a_window_is_not_acknowledged_before_the_last_part_of_its_event(peer: Ma
     frame = doc(1, b" " * (40 << 20), version)
     fed = peer().feed(announce(1, version) + frame[: 33 << 20])
     fed.session.acknowledge_part()
-    fed.session.acknowledge_idle()
+    fed.session.acknowledge_silence()
     fed.commit()
     assert (len(fed.events), fed.acks, fed.session.expected) == (2, [], 8 << 20)
     fed.feed(frame[33 << 20 :])
@@ -472,7 +472,7 @@ def test_events_without_any_window(peer: Make) -> None:
     assert peer().feed(doc(5)).acks == [(2, 5)]
     fed = peer().feed(doc(5, version=1))
     assert fed.acks == []
-    fed.session.acknowledge_idle()
+    fed.session.acknowledge_silence()
     fed.commit()
     assert fed.acks == [(1, 5)]
 
@@ -504,7 +504,7 @@ def test_a_writer_of_version_1_gets_neither_patience_nor_parts(peer: Make, windo
     fed = peer(auto=False).feed(window(3, version=1))
     fed.session.keep_alive()
     fed.session.acknowledge_part()
-    fed.session.acknowledge_idle()
+    fed.session.acknowledge_silence()
     assert fed.session.data_to_send() == []
     fed.commit()
     assert fed.acks == [(1, 3)]
@@ -512,14 +512,14 @@ def test_a_writer_of_version_1_gets_neither_patience_nor_parts(peer: Make, windo
 
 def test_a_writer_of_version_1_that_falls_silent_in_mid_window(peer: Make) -> None:
     fed = peer(auto=False).feed(announce(3, 1) + doc(1, version=1) + doc(2, version=1) + b"1J")
-    assert not fed.session.idle_due, "not durable"
+    assert not fed.session.silence_ack_due, "not durable"
     fed.commit()
-    assert not fed.session.idle_due, "in mid-frame"
+    assert not fed.session.silence_ack_due, "in mid-frame"
     fed.feed(doc(3, version=1)[2:] + announce(3, 1) + doc(4, version=1))
     fed.commit()
-    assert fed.session.idle_due
-    fed.session.acknowledge_idle()
-    assert not fed.session.idle_due
+    assert fed.session.silence_ack_due
+    fed.session.acknowledge_silence()
+    assert not fed.session.silence_ack_due
     fed.commit()
     assert fed.acks == [(1, 3), (1, 4)]
 
@@ -529,7 +529,7 @@ def test_patience_is_not_for_somebody_who_has_said_nothing(peer: Make) -> None:
     fed.session.keep_alive()
     assert fed.session.data_to_send() == []
     assert fed.session.version == 0
-    assert not fed.session.idle_due
+    assert not fed.session.silence_ack_due
 
 
 # Turns
@@ -543,12 +543,12 @@ def test_work_comes_in_turns(peer: Make, window: Make) -> None:
     assert first == []
     assert fed.session.more_work
     assert fed.session.needs == WHOLE + PIECE
-    assert fed.session.go_on(fed.session.needs - 1) == [], "it is not granted enough to begin"
+    assert fed.session.process(fed.session.needs - 1) == [], "it is not granted enough to begin"
     assert fed.session.receive_data(b"") == []
     sizes = []
     while fed.session.more_work:
         before = len(fed.events)
-        fed.take(fed.session.go_on(fed.session.needs))
+        fed.take(fed.session.process(fed.session.needs))
         sizes.append(len(fed.events) - before)
     assert max(sizes) == 10
     assert sum(sizes) == 135
@@ -561,7 +561,7 @@ def test_a_turn_of_many_topics_is_shorter_and_so_is_one_of_pairs(peer: Make) -> 
     fed = peer(LumberjackServerSession(limits))
     first = fed.session.receive_data(announce(400) + b"".join(documents))
     assert sum(map(len, first)) == 159 // 4, "nobody knows yet what they come to, and the window counts as well"
-    second = fed.session.go_on(0)
+    second = fed.session.process(0)
     assert 0 < len(second) == sum(map(len, second)) <= 160 // RUN_WORK + 1, "each is a run of its own"
     fed = peer(LumberjackServerSession(limits))
     assert sum(map(len, fed.session.receive_data(b"".join(pairs(n) for n in range(400))))) == 160 // PAIRS_WORK
@@ -591,14 +591,14 @@ def test_many_windows_at_once_wait_for_the_journal(peer: Make) -> None:
     limits = Limits(max_windows=5)
     fed = peer(LumberjackServerSession(limits), auto=False)
     fed.take(fed.session.receive_data(b"".join(announce(1) + doc(n) for n in range(1, 21))))
-    assert fed.session.crowded
+    assert fed.session.windows_full
     assert fed.session.more_work
     assert len(fed.events) <= 5
-    assert fed.session.go_on(0) == []
+    assert fed.session.process(0) == []
     fed.commit()
-    assert not fed.session.crowded
+    assert not fed.session.windows_full
     while fed.session.more_work:
-        fed.take(fed.session.go_on(0))
+        fed.take(fed.session.process(0))
         fed.commit()
     assert fed.acks == [(2, n) for n in range(1, 21)]
 
@@ -618,7 +618,7 @@ def test_what_is_left_is_forgotten_at_the_end(peer: Make, window: Make) -> None:
 def test_what_was_inflated_is_forgotten_at_the_end(peer: Make, window: Make) -> None:
     fed = peer(LumberjackServerSession(Limits(turn_events=3)))
     fed.take(fed.session.receive_data(window(50, compressed=True)))
-    fed.take(fed.session.go_on(fed.session.needs))
+    fed.take(fed.session.process(fed.session.needs))
     assert fed.session.buffered > 0
     fed.session.receive_eof()
     assert (fed.session.more_work, fed.session.buffered, fed.session.expected) == (False, 0, 0)

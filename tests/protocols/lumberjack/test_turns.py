@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.budget import Budget
 from fyrehose.net.incoming import Reading
-from fyrehose.protocols.lumberjack.turns import FLIGHT, POOL, TURNS, Outcome, Turns
+from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, POOL, TURNS_PER_ITERATION, Outcome, Turns
 
 
 @attrs.define(eq=False)
@@ -46,7 +46,7 @@ class Table:
 
     def ask(self, *toys: Toy) -> None:
         for toy in toys:
-            self.turns.ask(toy)
+            self.turns.request(toy)
 
     def run(self) -> str:
         """Who has had a turn when nobody asks any more."""
@@ -74,7 +74,7 @@ def test_there_are_so_many_turns_between_two_looks_at_the_sockets(monkeypatch: p
     monkeypatch.setattr(table.clock, "callLater", lambda *words: (looks.append(len(table.log)), call_later(*words))[1])
     table.ask(table.toy("a", *[(0, MORE)] * 9, (0, DONE)))
     assert table.run() == "a" * 10
-    assert looks == list(range(0, 10, TURNS))
+    assert looks == list(range(0, 10, TURNS_PER_ITERATION))
 
 
 def test_asking_twice_is_asking_once() -> None:
@@ -148,7 +148,7 @@ def test_the_budget_of_all_plugins_counts_while_something_of_ours_will_be_releas
     table.ask(table.toy("a", (20, DONE)), table.toy("b", (20, DONE)))
     assert table.run() == ""
     table.turns.in_flight = 0
-    table.turns.wake()
+    table.turns.schedule()
     assert table.run() == "ab", "waiting would change nothing"
 
 
@@ -159,17 +159,17 @@ def test_what_was_granted_and_not_filled_yet_counts_as_used() -> None:
     assert table.run() == "aab"
 
 
-@pytest.mark.parametrize(("limit", "most"), [(1 << 40, FLIGHT), (1 << 20, 512 << 10)])
+@pytest.mark.parametrize(("limit", "most"), [(1 << 40, MAX_IN_FLIGHT), (1 << 20, 512 << 10)])
 def test_nobody_has_a_turn_while_much_is_on_its_way_to_the_disk(limit: int, most: int) -> None:
     table = Table(limit)
     table.turns.in_flight = most - 1
-    assert not table.turns.crowded
+    assert not table.turns.saturated
     table.ask(table.toy("a", (0, MORE), (0, MORE), (0, DONE)))
     table.turns.in_flight = most
-    assert table.turns.crowded
+    assert table.turns.saturated
     assert table.run() == ""
     table.turns.in_flight = most - 1
-    table.turns.wake()
+    table.turns.schedule()
     assert table.run() == "aaa"
 
 
@@ -181,7 +181,7 @@ def test_who_leaves_is_not_served() -> None:
         def take_turn(self, granted: int) -> Outcome:
             assert table.turns._granted in (POOL, POOL // 2)
             for other in others:
-                table.turns.leave(other)
+                table.turns.withdraw(other)
             return super().take_turn(granted)
 
     table.ask(Breaker("a", deque([(POOL // 2, MORE), (POOL // 2, DONE)]), table.log), *others)
@@ -194,7 +194,7 @@ def test_who_leaves_in_its_turn_is_forgotten() -> None:
 
     class Leaver(Toy):
         def take_turn(self, granted: int) -> Outcome:
-            table.turns.leave(self)
+            table.turns.withdraw(self)
             return super().take_turn(granted)
 
     table.ask(Leaver("a", deque([(5, MORE)]), table.log))

@@ -71,9 +71,9 @@ def test_what_is_durable_may_be_less_than_what_came_together() -> None:
     windows.receive(3, 3, True)
     windows.receive(2, 5, True)
     windows.durable(1)
-    assert windows.partial() == []
+    assert windows.partial_acks() == []
     windows.durable(3)
-    assert [ack.number for ack in windows.partial()] == [3]
+    assert [ack.number for ack in windows.partial_acks()] == [3]
     windows.durable(1)
     assert numbers(windows) == [5]
 
@@ -85,8 +85,8 @@ def test_a_window_of_which_a_part_is_not_sealed_waits(version: int) -> None:
     windows.receive(1, 2, False)
     windows.durable(2)
     assert numbers(windows) == []
-    assert windows.partial() == []
-    assert windows.idle() == []
+    assert windows.partial_acks() == []
+    assert windows.silence_acks() == []
     assert len(windows.unsealed) == 1
     windows.seal()
     assert numbers(windows) == [2]
@@ -108,24 +108,24 @@ def test_a_window_that_begins_within_a_compressed_frame_waits_too() -> None:
 
 
 def test_patience_is_for_version_2() -> None:
-    assert made(1, 3).alive() == []
-    assert [ack.number for ack in made(2, 3).alive()] == [0]
+    assert made(1, 3).keep_alive_acks() == []
+    assert [ack.number for ack in made(2, 3).keep_alive_acks()] == [0]
     mixed = made(1, 1)
     mixed.receive(1, 1, True)
     mixed.announce(2, 1, True)
-    assert mixed.alive() == [], "the oldest window is of version 1"
+    assert mixed.keep_alive_acks() == [], "the oldest window is of version 1"
 
 
 def test_an_idle_writer_of_version_1_is_told_once() -> None:
     windows = made(1, 9)
-    assert not windows.idle_due
+    assert not windows.silence_ack_due
     windows.receive(2, 2, True)
-    assert windows.waits
-    assert not windows.idle_due
+    assert windows.ack_pending
+    assert not windows.silence_ack_due
     windows.durable(2)
-    assert windows.idle_due
-    assert [(ack.version, ack.number) for ack in windows.idle()] == [(1, 2)]
-    assert not windows.idle_due
-    assert not windows.waits
+    assert windows.silence_ack_due
+    assert [(ack.version, ack.number) for ack in windows.silence_acks()] == [(1, 2)]
+    assert not windows.silence_ack_due
+    assert not windows.ack_pending
     windows.announce(1, 1, True)
     assert numbers(windows) == [], "it was told already"
