@@ -63,7 +63,7 @@ BOUNDARIES = {
     "http.max_body": "tests/conformance/test_http_limits.py::test_a_length_is_judged_by_the_head_of_the_request",
     "http.max_payload": "tests/conformance/test_http_limits.py::test_a_message_may_be_as_large_as_the_limit",
     "journal.min_free": ("tests/journal/test_journal.py::test_nothing_is_accepted_with_less_room_than_the_default"),
-    "lumberjack.idle_timeout": "tests/protocols/lumberjack/test_server.py::test_who_is_idle_is_closed_without_a_word",
+    "lumberjack.idle_timeout": "tests/protocols/lumberjack/test_server.py::test_idle_connection_is_closed_without_a_log_line",
     "lumberjack.max_frame": "tests/conformance/test_lumberjack_limits.py::test_a_frame_may_be_as_large_as_the_limit",
     "lumberjack.topic_search": (
         "tests/conformance/test_lumberjack_limits.py::test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit"
@@ -93,7 +93,7 @@ BOUNDARIES = {
 }
 #: Limits whose tests set a smaller value: the default is 1 GiB, 131,072 channels, or 10,000 links of a test's clock.
 ELSEWHERE = {
-    "lumberjack.max_inflated": "tests/protocols/lumberjack/test_inflate.py::test_what_a_frame_may_come_to_is_exact",
+    "lumberjack.max_inflated": "tests/protocols/lumberjack/test_inflate.py::test_inflated_size_limit_is_exact",
     "relink.link_memory": "tests/protocols/relink/test_limits.py::test_threat_channels_of_many_links",
     "relink.max_links": "tests/protocols/relink/test_server.py::test_number_of_links_is_limited",
 }

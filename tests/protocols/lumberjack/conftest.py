@@ -1,4 +1,4 @@
-"""What the tests of lumberjack share."""
+"""Fixtures of the Lumberjack tests: a session that is fed, a server over a journal in memory, and its clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Event = tuple[bytes, int, str | None, str]
 
 
 def flatten(events: Sequence[Any]) -> list[Event]:
-    """The events of runs one by one: payload, sequence, topic, content type."""
+    """Split runs into single events: payload, sequence, topic, content type."""
     found: list[Event] = []
     for event in events:
         if isinstance(event, EventRun):
@@ -49,7 +49,7 @@ def flatten(events: Sequence[Any]) -> list[Event]:
 
 @attrs.define
 class Peer:
-    """A session that is fed, and whose events are durable as soon as they are made, or when a test says so."""
+    """A session whose events become durable at once, or with ``auto=False`` when a test calls commit()."""
 
     session: LumberjackServerSession = attrs.field(factory=LumberjackServerSession)
     auto: bool = True
@@ -71,19 +71,19 @@ class Peer:
         self.answers += b"".join(self.session.data_to_send())
 
     def commit(self) -> None:
-        """What came in so far is durable."""
+        """Make all received events durable."""
         count, self.undurable = self.undurable, 0
         if count:
             self.session.durable(count)
         self.answers += b"".join(self.session.data_to_send())
 
     def feed(self, *chunks: bytes) -> Peer:
-        """Everything that ``chunks`` are, in as many turns as it takes."""
+        """Receive *chunks*, with as many turns as needed."""
         for chunk in chunks:
             self.take(self.session.receive_data(chunk))
             while self.session.more_work:
                 self.turns += 1
-                assert self.turns < 100_000, "it does not end"
+                assert self.turns < 100_000, "no end after many turns"
                 self.take(self.session.process(self.session.needs))
         return self
 
@@ -93,7 +93,7 @@ class Peer:
 
     @property
     def acks(self) -> list[tuple[int, int]]:
-        """Version and sequence of the acknowledgements so far."""
+        """Return version and sequence of all acknowledgements so far."""
         pieces = [self.answers[i : i + 6] for i in range(0, len(self.answers), 6)]
         frames = [Ack.parse(piece) for piece in pieces]
         return [(frame.version, frame.number) for frame in frames]
@@ -101,7 +101,7 @@ class Peer:
 
 @pytest.fixture(scope="session")
 def peer() -> Callable[..., Peer]:
-    """Makes peers."""
+    """Return the class of peers."""
     return Peer
 
 
@@ -114,7 +114,7 @@ def _window(
     compressed: bool = False,
     topic: str = "fb",
 ) -> bytes:
-    """A window as Beats send it; ``size`` is what it announces, if that is not ``count``."""
+    """Return a window as Beats send it; *size* is the announced number of events, if it differs from *count*."""
     document = b'{"@metadata":{"beat":"%b"},"n":%%d}' % topic.encode()
     numbers = [(first + i) % (1 << 32) for i in range(count)]
     frames = b"".join(
@@ -127,12 +127,12 @@ def _window(
 
 @pytest.fixture(scope="session")
 def window() -> Callable[..., bytes]:
-    """Makes the bytes of windows."""
+    """Return the function that makes the bytes of windows."""
     return _window
 
 
 class Transport(StringTransport):
-    """A StringTransport as a socket is: it can be aborted, and half-closed."""
+    """A StringTransport that can be aborted."""
 
     aborted = False
 
@@ -150,18 +150,18 @@ class Transport(StringTransport):
 
 @attrs.define(eq=False)
 class Connection:
-    """A writer at a server, by hand."""
+    """The client side of a connection to a server."""
 
     server: Server
     protocol: Any
     transport: Transport
 
-    def says(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         self.protocol.dataReceived(data)
 
     @property
     def acks(self) -> list[tuple[int, int]]:
-        """Version and sequence of the acknowledgements so far."""
+        """Return version and sequence of all acknowledgements so far."""
         data = self.transport.value()
         frames = [Ack.parse(data[i : i + 6]) for i in range(0, len(data), 6)]
         return [(frame.version, frame.number) for frame in frames]
@@ -198,12 +198,12 @@ class Server:
         return Connection(self, protocol, transport)
 
     def settle(self) -> None:
-        """Every turn that anybody wants."""
+        """Run the reactor until no call is due."""
         for _ in range(10_000):
             if not [call for call in self.clock.getDelayedCalls() if call.getTime() <= self.clock.seconds()]:
                 return
             self.clock.advance(0)
-        raise AssertionError("it does not end")
+        raise AssertionError("no end after many turns")
 
     def count(self, what: str) -> int:
         return self.broker.counters.counts["lumberjack", what]
@@ -220,5 +220,5 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server() -> Callable[..., Server]:
-    """Makes servers."""
+    """Return the function that makes servers."""
     return Server.make

@@ -1,4 +1,4 @@
-"""The client: batches acknowledged over connections that come and go, to one server or several."""
+"""Lumberjack's client: batches, windows, resending and load balancing over one or several servers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Transport(StringTransport):
 @implementer(IStreamClientEndpoint)
 @attrs.define(eq=False)
 class Endpoint:
-    """Somewhere that connections can be made to, one after the other."""
+    """An endpoint that accepts one connection after the other, or refuses them."""
 
     protocols: list[Any] = attrs.field(factory=list)
     refuses: bool = False
@@ -53,7 +53,7 @@ class Endpoint:
 
     @property
     def wire(self) -> bytes:
-        """What the last connection was sent since it was looked at."""
+        """Return the bytes sent on the last connection since the previous call."""
         transport = self.protocols[-1].transport
         data: bytes = transport.value()
         transport.clear()
@@ -78,7 +78,7 @@ def docs(count: int) -> list[bytes]:
 
 
 def windows(data: bytes) -> list[int]:
-    """The sizes of the windows in ``data``, none of them compressed."""
+    """Return the sizes of the uncompressed windows in *data*."""
     found, at = [], 0
     while at < len(data):
         if data[at + 1 : at + 2] == b"W":
@@ -97,11 +97,11 @@ def connected(*endpoints: Endpoint, **options: Any) -> tuple[LumberjackClient, C
     return client, clock
 
 
-def test_a_batch_is_acknowledged() -> None:
+def test_batch_fires_when_all_its_events_are_acknowledged() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint)
     done = client.publish(docs(3))
-    assert endpoint.wire == b"", "what is published in one turn goes out together"
+    assert endpoint.wire == b"", "batches of one turn are sent together"
     clock.advance(0)
     assert windows(endpoint.wire) == [3]
     endpoint.acknowledges(0, 2)
@@ -112,7 +112,7 @@ def test_a_batch_is_acknowledged() -> None:
     client.close()
 
 
-def test_batches_of_one_turn_share_a_window_and_large_ones_are_divided() -> None:
+def test_small_batches_share_a_window_and_large_ones_are_split() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=4, pipelining=3)
     batches = [client.publish(docs(count)) for count in (1, 2, 6)]
@@ -125,7 +125,7 @@ def test_batches_of_one_turn_share_a_window_and_large_ones_are_divided() -> None
     client.close()
 
 
-def test_windows_are_bounded_in_bytes_but_take_one_event() -> None:
+def test_window_bytes_limits_windows_of_several_events() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window_bytes=10, pipelining=9)
     done = client.publish([b"x" * 30, b"12345", b"12345", b"1"])
@@ -136,7 +136,7 @@ def test_windows_are_bounded_in_bytes_but_take_one_event() -> None:
     client.close()
 
 
-def test_pipelining_is_how_many_windows_are_under_way() -> None:
+def test_pipelining_limits_unacknowledged_windows() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=1, pipelining=2)
     client.publish(docs(5))
@@ -151,7 +151,7 @@ def test_pipelining_is_how_many_windows_are_under_way() -> None:
     client.close()
 
 
-def test_what_was_not_acknowledged_goes_out_again_in_order() -> None:
+def test_unacknowledged_events_are_resent_in_order() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=3)
     first, second = client.publish(docs(5)), client.publish([b"last"])
@@ -165,7 +165,7 @@ def test_what_was_not_acknowledged_goes_out_again_in_order() -> None:
     again = endpoint.wire
     assert windows(again) == [3, 1]
     assert again.index(b'{"n":2}') < again.index(b'{"n":3}') < again.index(b'{"n":4}') < again.index(b"last")
-    assert b'{"n":1}' not in again, "it was acknowledged"
+    assert b'{"n":1}' not in again, "acknowledged events are not resent"
     assert b'{"n":1}' in before
     endpoint.acknowledges(3)
     assert first.called
@@ -174,7 +174,7 @@ def test_what_was_not_acknowledged_goes_out_again_in_order() -> None:
     client.close()
 
 
-def test_load_is_balanced_over_servers() -> None:
+def test_windows_go_to_the_server_with_the_fewest_unacknowledged() -> None:
     one, two = Endpoint(), Endpoint()
     client, clock = connected(one, two, window=1, pipelining=2)
     done = client.publish(docs(6))
@@ -192,7 +192,7 @@ def test_load_is_balanced_over_servers() -> None:
     client.close()
 
 
-def test_what_one_server_loses_another_gets() -> None:
+def test_events_of_a_lost_connection_are_resent_to_another_server() -> None:
     one, two = Endpoint(), Endpoint()
     client, clock = connected(one, two, window=1, pipelining=1)
     done = client.publish(docs(2))
@@ -208,7 +208,7 @@ def test_what_one_server_loses_another_gets() -> None:
     client.close()
 
 
-def test_a_server_that_is_not_there_at_first() -> None:
+def test_client_retries_until_the_server_is_available() -> None:
     endpoint = Endpoint(refuses=True)
     client, clock = make(endpoint)
     states: list[bool] = []
@@ -228,7 +228,7 @@ def test_a_server_that_is_not_there_at_first() -> None:
     client.close()
 
 
-def test_a_server_that_says_nothing_is_given_up() -> None:
+def test_silent_server_is_disconnected_after_the_timeout() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, timeout=30.0)
     clock.advance(100)
@@ -238,7 +238,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
     clock.advance(29)
     endpoint.acknowledges(0)
     clock.advance(29)
-    assert not transport.aborted, "it asked for patience"
+    assert not transport.aborted, "A 0 restarts the timeout"
     clock.advance(2)
     assert transport.aborted
     endpoint.lose()
@@ -250,7 +250,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
     client.close()
 
 
-def test_a_server_that_breaks_the_protocol_is_given_up() -> None:
+def test_protocol_violation_of_the_server_aborts_the_connection() -> None:
     endpoint = Endpoint()
     client, _ = connected(endpoint)
     endpoint.protocols[-1].dataReceived(b"HTTP/1.1 400")
@@ -258,7 +258,7 @@ def test_a_server_that_breaks_the_protocol_is_given_up() -> None:
     client.close()
 
 
-def test_ready_and_flush() -> None:
+def test_ready_fires_with_room_and_flush_when_all_is_acknowledged() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=2, pipelining=1)
     assert client.ready().called
@@ -275,7 +275,7 @@ def test_ready_and_flush() -> None:
     client.close()
 
 
-def test_what_waits_is_bounded() -> None:
+def test_publish_is_refused_beyond_max_pending_bytes() -> None:
     client, _ = make(Endpoint(refuses=True), max_pending_bytes=10)
     client.publish([b"x" * 20]).addErrback(lambda failure: failure.trap(Closed))
     with pytest.raises(LocalProtocolError, match="ready"):
@@ -283,7 +283,7 @@ def test_what_waits_is_bounded() -> None:
     client.close()
 
 
-def test_closing_fails_what_was_not_acknowledged() -> None:
+def test_close_fails_unacknowledged_publishes() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint)
     done = client.publish(docs(2))
@@ -301,7 +301,7 @@ def test_closing_fails_what_was_not_acknowledged() -> None:
     assert not [call for call in clock.getDelayedCalls() if call.active()]
 
 
-def test_closing_when_the_first_of_two_is_acknowledged(logged_errors: list[Any]) -> None:
+def test_close_in_a_callback_of_an_acknowledgement_fails_the_rest(logged_errors: list[Any]) -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=1)
     done = [client.publish(docs(1)), client.publish(docs(1))]
@@ -310,13 +310,13 @@ def test_closing_when_the_first_of_two_is_acknowledged(logged_errors: list[Any])
     done[1].addErrback(failures.append)
     done[0].addCallback(lambda _: client.close())
     both = Ack(number=1).serialize() * 2
-    endpoint.protocols[-1].dataReceived(both)  # in one read, and a program may close at the first of them
+    endpoint.protocols[-1].dataReceived(both)  # both in one read; the callback of the first closes the client
     endpoint.protocols[-1].dataReceived(b"")
     assert [failure.type for failure in failures] == [Closed]
     assert not logged_errors
 
 
-def test_closing_before_anybody_answered() -> None:
+def test_close_before_the_first_connection_fails_connect() -> None:
     client, _ = make(Endpoint(refuses=True))
     failures: list[type] = []
     client.connect().addErrback(lambda failure: failures.append(failure.type))
@@ -326,7 +326,7 @@ def test_closing_before_anybody_answered() -> None:
         client.connect()
 
 
-def test_misuse_is_said_at_once() -> None:
+def test_invalid_arguments_are_refused() -> None:
     for wrong in ({"version": 3}, {"compression": 10}, {"window": 0}, {"pipelining": 0}):
         with pytest.raises(LocalProtocolError):
             make(Endpoint(), **wrong)
@@ -337,16 +337,16 @@ def test_misuse_is_said_at_once() -> None:
         client.publish([bytes(MAX_EVENT + 1)])
 
 
-# Cut anywhere
+# A connection that is lost at any byte
 
 
 @implementer(IStreamClientEndpoint)
 @attrs.define(eq=False)
 class Link:
-    """A server behind a line that is cut after so many bytes, once.
+    """A server behind a connection that is lost once, after a number of bytes.
 
-    :ivar up: bytes to the server before the cut; None: never
-    :ivar down: bytes to the client before the cut; None: never
+    :ivar up: bytes to the server before the loss; None: no loss
+    :ivar down: bytes to the client before the loss; None: no loss
     """
 
     server: Any
@@ -366,11 +366,11 @@ class Link:
         return connected
 
     def pump(self) -> None:
-        """Carry what there is, as far as the line goes."""
+        """Deliver the pending bytes of both sides, up to the loss."""
         client, served = self._ends
         data = client.transport.value()
         client.transport.clear()
-        self.up = self._carry(data, self.up, served.says)
+        self.up = self._carry(data, self.up, served.send)
         self.server.settle()
         data = served.transport.value()
         served.transport.clear()
@@ -395,7 +395,7 @@ FLAT = [document for batch in BATCHES for document in batch]
 
 
 def session(server: Make, version: int, compression: int, up: int | None, down: int | None) -> tuple[Any, int]:
-    """A whole session over a line that is cut: the server, and how many connections it took."""
+    """Run a session whose connection is lost; return the server and the number of connections."""
     made = server(auto=False)
     link = Link(made, up, down)
     clock = made.clock
@@ -408,7 +408,7 @@ def session(server: Make, version: int, compression: int, up: int | None, down: 
 
         def done(_: None, batch: list[bytes] = batch) -> None:
             stored = made.payloads
-            assert all(stored.count(document) >= 1 for document in batch), "nothing is acknowledged but what is durable"
+            assert all(stored.count(document) >= 1 for document in batch), "only durable events are acknowledged"
             settled.append(batch)
 
         client.publish(batch).addCallback(done)
@@ -428,7 +428,7 @@ def session(server: Make, version: int, compression: int, up: int | None, down: 
 
 
 def is_resent(stored: list[bytes]) -> bool:
-    """Whether ``stored`` is everything in order, but for pieces that came again."""
+    """Return whether *stored* holds every document in order, apart from resent ones."""
     rest = iter(stored)
     return all(document in rest for document in FLAT) and set(stored) == set(FLAT)
 
@@ -436,7 +436,7 @@ def is_resent(stored: list[bytes]) -> bool:
 @pytest.mark.parametrize("compression", [0, 6])
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("where", ["up", "down"])
-def test_a_line_that_is_cut_at_any_byte_loses_nothing(server: Make, version: int, compression: int, where: str) -> None:
+def test_connection_lost_at_any_byte_loses_no_event(server: Make, version: int, compression: int, where: str) -> None:
     made, connections = session(server, version, compression, None, None)
     assert (made.payloads, connections) == (FLAT, 1)
     cuts = 0

@@ -1,4 +1,4 @@
-"""The writer's session: what goes out, and what acknowledgements come to."""
+"""The writer's session: windows sent, and acknowledgements received."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ def writer(*counts: int, version: int = 2, level: int = 0) -> LumberjackWriterSe
     return session
 
 
-def test_golden_windows() -> None:
+def test_windows_match_their_golden_bytes() -> None:
     session = LumberjackWriterSession(2, 0)
     session.send_window(*columns(b"{}", b""))
     assert sent(session) == bytes.fromhex("3257 00000002 324a 00000001 00000002 7b7d 324a 00000002 00000000")
     session.send_window(*columns(b"x"))
-    assert sent(session) == bytes.fromhex("3257 00000001 324a 00000001 00000001 78"), "every window begins at 1"
+    assert sent(session) == bytes.fromhex("3257 00000001 324a 00000001 00000001 78"), (
+        "sequences start at 1 in every window"
+    )
     assert session.windows == 2
     assert sent(session) == b""
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_compressed_windows(version: int) -> None:
+def test_windows_are_compressed_at_a_level(version: int) -> None:
     session = LumberjackWriterSession(version, 9)
     session.send_window(*columns(b"{}"))
     data = sent(session)
@@ -55,7 +57,7 @@ def test_compressed_windows(version: int) -> None:
     assert zlib.decompress(data[12:]) == digit + b"J" + pack(">II", 1, 2) + b"{}"
 
 
-def test_what_cannot_be_sent() -> None:
+def test_invalid_windows_are_refused() -> None:
     session = LumberjackWriterSession()
     with pytest.raises(LocalProtocolError, match="at least one event"):
         session.send_window(b"", b"")
@@ -69,7 +71,7 @@ def test_what_cannot_be_sent() -> None:
             wrong()
 
 
-def test_a_window_that_does_not_get_smaller_goes_out_as_it_is() -> None:
+def test_window_that_compresses_beyond_the_limit_is_sent_uncompressed() -> None:
     session = LumberjackWriterSession(2, 1)
     noise = b"".join(
         zlib.crc32(bytes([i & 255, i >> 8 & 255, i >> 16])).to_bytes(4, "big") for i in range(MAX_EVENT // 4)
@@ -89,7 +91,7 @@ GOLDEN: list[tuple[tuple[int, ...], bytes, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("counts", "data", "events"), GOLDEN)
-def test_acknowledgements_in_every_chunking(counts: tuple[int, ...], data: bytes, events: list[Any]) -> None:
+def test_acknowledgements_do_not_depend_on_chunking(counts: tuple[int, ...], data: bytes, events: list[Any]) -> None:
     for chunks in every_chunking(data):
         session = writer(*counts)
         assert feed(session, chunks) == events
@@ -106,7 +108,7 @@ def test_acknowledgements_in_every_chunking(counts: tuple[int, ...], data: bytes
         ("acknowledges-nothing", ack(3) + ack(1)),
     ],
 )
-def test_an_offence_is_the_last_event(cause: str, data: bytes) -> None:
+def test_protocol_violation_is_the_last_event(cause: str, data: bytes) -> None:
     for chunks in every_chunking(data):
         session = writer(3)
         events = feed(session, chunks)
@@ -115,7 +117,7 @@ def test_an_offence_is_the_last_event(cause: str, data: bytes) -> None:
         assert session.receive_data(ack(0)) == []
 
 
-def test_half_an_acknowledgement_is_expected() -> None:
+def test_expected_is_the_size_of_an_incomplete_ack() -> None:
     session = writer(1)
     assert session.receive_data(b"2A") == []
     assert session.expected == 6
@@ -125,13 +127,13 @@ def test_half_an_acknowledgement_is_expected() -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
 @settings(max_examples=100, deadline=None)
-def test_everything_is_acknowledged_once_however_it_is_told(counts: list[int], data: st.DataObject) -> None:
+def test_every_event_is_acknowledged_once_for_any_acks(counts: list[int], data: st.DataObject) -> None:
     session = writer(*counts)
-    told = 0
+    acknowledged = 0
     for count in counts:
         parts = sorted(data.draw(st.sets(st.integers(0, count), max_size=3)) | {count})
         for part in parts:
             for event in session.receive_data(ack(part)):
-                told += event.count if isinstance(event, Acknowledged) else 0
-    assert told == sum(counts)
+                acknowledged += event.count if isinstance(event, Acknowledged) else 0
+    assert acknowledged == sum(counts)
     assert session.windows == 0

@@ -1,4 +1,4 @@
-"""Columns: as few runs as topics and content types allow, and nothing lost or changed on the way."""
+"""Columns: as few runs as topics and content types allow, without loss or change of events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_pairs(columns: Columns, sequence: int, *pairs: tuple[bytes, bytes]) -> N
     columns.add_pairs(sequence, Data(sequence=sequence, pairs=pairs).serialize()[6:], pairs)
 
 
-def test_what_is_alike_and_follows_on_is_one_run() -> None:
+def test_consecutive_events_of_one_topic_are_one_run() -> None:
     made = columns()
     add(made, 1, b'{"t":"a"}', b'{"t":"a","n":1}')
     add(made, 3, b'{"t":"a"}')
@@ -44,7 +44,9 @@ def test_what_is_alike_and_follows_on_is_one_run() -> None:
         ([(pack("<2Q", 9, 7), 2), (8, 2)], (9, 7, 8, 9)),
     ],
 )
-def test_sequences_that_do_not_follow_on_are_a_column(parts: list[tuple[int | bytes, int]], wanted: tuple[int]) -> None:
+def test_other_than_consecutive_sequences_are_a_column(
+    parts: list[tuple[int | bytes, int]], wanted: tuple[int]
+) -> None:
     made = columns()
     for sequences, count in parts:
         add(made, sequences, *[b"{}"] * count)
@@ -53,8 +55,8 @@ def test_sequences_that_do_not_follow_on_are_a_column(parts: list[tuple[int | by
     assert unpack(f"<{len(wanted)}Q", run.producer_seq) == wanted
 
 
-def test_what_is_large_is_a_run_of_its_own() -> None:
-    """It is not copied, and nothing of it is lost or out of order."""
+def test_large_event_is_a_run_of_its_own() -> None:
+    """Large payloads are not joined with others; order and content are kept."""
     made, large = columns(), b'{"t":"a","x":"%s"}' % (b"x" * LARGE)
     for sequence, document in enumerate([b"{}", b"{}", large, large, b'{"t":"a"}', b'{"t":"a"}'], 1):
         add(made, sequence, document)
@@ -80,13 +82,13 @@ def test_topics_split_a_run_in_order() -> None:
     assert [bytes(run.payload) for run in runs] == [b'{"t":"a"}', b'{"t":"b"}' * 2, b"{}", b'{"t":"c"}' * 2]
 
 
-def test_a_split_of_consecutive_sequences_stays_so() -> None:
+def test_split_of_consecutive_sequences_stays_consecutive() -> None:
     made = columns()
     add(made, 7, b'{"t":"a"}', b'{"t":"b"}', b'{"t":"b"}')
     assert [run.producer_seq for run in made.take()] == [7, 8]
 
 
-def test_a_document_that_is_plainly_no_json_says_so() -> None:
+def test_document_that_cannot_be_json_has_another_content_type() -> None:
     made = columns()
     add(made, 1, b"{}", b"", b"not json", b"[]")
     assert [(run.content_type, len(run)) for run in made.take()] == [(JSON, 1), (NOT_JSON, 2), (JSON, 1)]
@@ -101,7 +103,7 @@ def test_pairs_join_documents() -> None:
     assert run.payload == b'{"t":"a","t":"b"}{"t":"a"}'
 
 
-def test_pairs_that_are_no_text_stay_as_they_came() -> None:
+def test_pairs_that_are_not_utf_8_stay_in_wire_format() -> None:
     made = columns()
     add(made, 1, b"{}")
     add_pairs(made, 2, (b"k", b"\xff"))
@@ -112,7 +114,7 @@ def test_pairs_that_are_no_text_stay_as_they_came() -> None:
     assert [run.producer_seq for run in runs] == [1, 2, 3]
 
 
-def test_pairs_that_are_too_large_as_json_stay_as_they_came() -> None:
+def test_pairs_too_large_as_json_stay_in_wire_format() -> None:
     made = columns()
     add_pairs(made, 1, (b"k", b"\0" * (MAX_PAYLOAD // 6)))
     assert made.take()[0].content_type == RAW_PAIRS
@@ -135,5 +137,5 @@ def test_pairs_that_are_too_large_as_json_stay_as_they_came() -> None:
         (b"a\tb\\n", None),
     ],
 )
-def test_what_a_string_is_as_a_topic(raw: bytes, topic: str | None) -> None:
+def test_topic_of_decodes_valid_topics_only(raw: bytes, topic: str | None) -> None:
     assert topic_of(raw) == topic

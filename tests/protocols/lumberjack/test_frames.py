@@ -1,4 +1,4 @@
-"""Lumberjack's frames: golden bytes both ways, D frames wherever they are cut, and pairs as JSON."""
+"""Lumberjack's frames: golden bytes both ways, the end of D frames for any chunking, and pairs as JSON."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ golden = pytest.mark.parametrize(("frame", "data"), GOLDEN, ids=[str(number) for
 
 
 @golden
-def test_golden_bytes_both_ways(frame: Frame, data: str) -> None:
+def test_frames_match_their_golden_bytes_both_ways(frame: Frame, data: str) -> None:
     assert frame.serialize() == bytes.fromhex(data)
     assert FRAMES[frame.type].parse(bytes.fromhex(data)) == frame
 
 
 @golden
-def test_a_frame_of_another_length_is_none(frame: Frame, data: str) -> None:
+def test_frame_of_another_length_is_refused(frame: Frame, data: str) -> None:
     whole = bytes.fromhex(data)
     for wrong in [whole[:cut] for cut in range(len(whole))] + [whole + b"\0"]:
         with pytest.raises(RemoteProtocolError):
@@ -66,7 +66,7 @@ def test_a_frame_of_another_length_is_none(frame: Frame, data: str) -> None:
 
 
 @golden
-def test_a_frame_of_another_version_or_type_is_none(frame: Frame, data: str) -> None:
+def test_frame_of_another_version_or_type_is_refused(frame: Frame, data: str) -> None:
     whole = bytes.fromhex(data)
     for wrong in (b"\x01" + whole[1:], b"3" + whole[1:], whole[:1] + b"Z" + whole[2:]):
         with pytest.raises(RemoteProtocolError, match="bad-frame"):
@@ -82,7 +82,7 @@ def test_the_registry_knows_every_type() -> None:
         Frame._from(2, b"")
 
 
-def test_our_own_misuse_is_said_at_once() -> None:
+def test_invalid_frames_cannot_be_constructed() -> None:
     for wrong in (
         lambda: Window(version=3, number=1),
         lambda: Window(number=1 << 32),
@@ -96,7 +96,7 @@ def test_our_own_misuse_is_said_at_once() -> None:
 
 
 class Huge(bytes):
-    """Bytes that say to be more than a frame may have."""
+    """Bytes whose length exceeds the limit of a frame."""
 
     def __len__(self) -> int:
         return MAX_FRAME + 1
@@ -107,7 +107,7 @@ def test_compressed_is_zlib() -> None:
     assert zlib.decompress(Compressed.of(inner, version=1, level=9).payload) == inner
 
 
-def test_runs_are_framed_like_single_frames() -> None:
+def test_json_frames_equals_single_frames() -> None:
     lengths, payload = pack("<3I", 1, 0, 2), b"abc"
     single = [Json(sequence=7 + i, payload=part).serialize() for i, part in enumerate((b"a", b"", b"bc"))]
     assert json_frames(2, 7, lengths, payload) == b"".join(single)
@@ -122,7 +122,7 @@ PAIRS = st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=9)), max_si
 
 @given(PAIRS, st.lists(st.integers(1, 7), max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_the_end_of_a_d_frame_is_found_wherever_it_is_cut(pairs: Pairs, cuts: list[int]) -> None:
+def test_end_of_a_d_frame_is_found_for_any_chunking(pairs: Pairs, cuts: list[int]) -> None:
     frame = Data(sequence=1, pairs=pairs).serialize()
     data = b"??" + frame + b"rest"
     fields, at = Fields(), 2
@@ -149,7 +149,7 @@ def test_too_many_pairs_are_refused_by_their_count(count: int) -> None:
         Fields().advance(announced(count), 0, LONG.size)
 
 
-def test_more_pairs_than_what_is_left_can_hold_are_refused_where_nothing_follows() -> None:
+def test_more_pairs_than_the_final_data_can_hold_are_refused() -> None:
     data = announced(2) + b"\0" * 15
     fields = Fields()
     fields.advance(data, 0, len(data))
@@ -175,7 +175,7 @@ def test_a_large_value_is_refused_by_its_length() -> None:
         Fields().advance(announced(1) + pack(">II", 0, fits + 1), 0, len(data))
 
 
-def test_values_that_are_too_large_together_are_refused() -> None:
+def test_values_whose_sum_is_too_large_are_refused() -> None:
     data = announced(4) + (pack(">I", 0) + pack(">I", 30) + b"v" * 30) * 4
     with pytest.raises(RemoteProtocolError, match="frame-too-large"):
         Fields(100).advance(data, 0, len(data))
@@ -194,7 +194,7 @@ def test_pairs_become_an_object_in_their_order_with_repeated_keys_repeated() -> 
 
 @given(PAIRS)
 @settings(max_examples=100, deadline=None)
-def test_pairs_are_json_or_not_utf_8(pairs: Pairs) -> None:
+def test_pairs_become_json_unless_they_are_not_utf_8(pairs: Pairs) -> None:
     document = to_json(pairs)
     if document is None:
         with pytest.raises(UnicodeDecodeError):

@@ -35,18 +35,18 @@ def whole(payload: bytes, most: int = 1 << 30, step: int = 1 << 20, arrives: int
             buffer += payload[came : came + arrives]
             came += arrives
         at = inflation.inflate(buffer, at, step)
-    raise AssertionError("it does not end")
+    raise AssertionError("no end after many turns")
 
 
 @either
-def test_what_was_compressed_comes_out() -> None:
+def test_compressed_data_is_restored() -> None:
     for data in (b"", b"x", b"x" * 1_000_000, bytes(range(256)) * 1_000):
         for level in (0, 1, 9):
             assert whole(zlib.compress(data, level)) == data
 
 
 @either
-def test_it_comes_in_slices() -> None:
+def test_inflating_proceeds_in_slices() -> None:
     payload = bytearray(zlib.compress(b"x" * 10 * SLICE))
     inflation = Inflation(len(payload), 1 << 30)
     assert inflation.held == 0
@@ -64,7 +64,7 @@ def test_it_comes_in_slices() -> None:
 
 
 @either
-def test_a_large_payload_is_inflated_as_it_arrives() -> None:
+def test_large_payload_is_inflated_as_it_arrives() -> None:
     data = random.Random(1).randbytes(3 * PIECE)
     payload = zlib.compress(data)
     assert whole(payload, arrives=10_000) == data
@@ -77,7 +77,7 @@ def test_a_large_payload_is_inflated_as_it_arrives() -> None:
 
 
 @either
-def test_what_comes_to_much_is_used_before_it_is_checked() -> None:
+def test_large_content_is_parsed_before_the_checksum_is_verified() -> None:
     for size, early in ((WHOLE, False), (WHOLE + 2 * SLICE, True)):
         payload = bytearray(zlib.compress(b"x" * size))
         inflation = Inflation(len(payload), 1 << 30)
@@ -98,7 +98,7 @@ def test_what_comes_to_much_is_used_before_it_is_checked() -> None:
     assert inflation.full
 
 
-def test_a_frame_within_is_inflated_when_what_arrived_must_be_enough_for_it() -> None:
+def test_inner_frame_is_inflated_when_enough_input_arrived() -> None:
     inflation = Inflation(100 << 20, 1 << 30)
     inflation.frame_size = 16 << 20
     assert 16 << 20 < inflation.input_needed < 17 << 20
@@ -110,7 +110,7 @@ def test_a_frame_within_is_inflated_when_what_arrived_must_be_enough_for_it() ->
 
 
 @either
-def test_bytes_behind_the_stream_say_nothing() -> None:
+def test_bytes_after_the_stream_are_skipped() -> None:
     payload = bytearray(zlib.compress(b"inner") + b"trailing" * 10_000)
     assert whole(bytes(payload)) == b"inner"
     inflation = Inflation(len(payload), 1 << 30)
@@ -123,7 +123,7 @@ def test_bytes_behind_the_stream_say_nothing() -> None:
 
 @pytest.mark.parametrize("size", [100, 200_000])
 @either
-def test_a_stream_that_ends_too_early_is_refused_wherever_that_is(size: int) -> None:
+def test_stream_truncated_anywhere_is_refused(size: int) -> None:
     payload = zlib.compress(bytes(i * i % 251 for i in range(size)))
     for cut in range(0, len(payload), max(1, len(payload) // 200)):
         with pytest.raises(RemoteProtocolError, match="bad-compression"):
@@ -131,7 +131,7 @@ def test_a_stream_that_ends_too_early_is_refused_wherever_that_is(size: int) -> 
 
 
 @either
-def test_what_is_no_stream_is_refused() -> None:
+def test_invalid_stream_is_refused() -> None:
     payload = zlib.compress(b"some text that is long enough to be compressed")
     for wrong in (b"garbage", b"\x78", b"\x78\x9c" + b"\xff" * 20, payload[:-1] + bytes([payload[-1] ^ 1])):
         with pytest.raises(RemoteProtocolError, match="bad-compression"):
@@ -139,7 +139,7 @@ def test_what_is_no_stream_is_refused() -> None:
 
 
 @either
-def test_a_bomb_is_refused_when_it_comes_to_more_than_it_may() -> None:
+def test_bomb_is_refused_when_it_exceeds_the_limit() -> None:
     payload = bytearray(zlib.compress(b"\0" * (8 << 20), 9))
     inflation = Inflation(len(payload), 1 << 20)
     with pytest.raises(RemoteProtocolError, match=r"decompression-bomb.*again and again.*lumberjack\.max-inflated"):
@@ -148,7 +148,7 @@ def test_a_bomb_is_refused_when_it_comes_to_more_than_it_may() -> None:
 
 
 @either
-def test_what_a_frame_may_come_to_is_exact() -> None:
+def test_inflated_size_limit_is_exact() -> None:
     for size in (SLICE - 1, SLICE, 5 * SLICE):
         payload = zlib.compress(b"\0" * size, 9)
         assert len(whole(payload, most=size)) == size
@@ -158,13 +158,13 @@ def test_what_a_frame_may_come_to_is_exact() -> None:
 
 @given(st.binary(max_size=2_000), st.integers(0, 9), st.integers(1, 3_000), st.integers(1, 3_000))
 @settings(max_examples=100, deadline=None)
-def test_steps_change_nothing(data: bytes, level: int, step: int, arrives: int) -> None:
+def test_result_does_not_depend_on_step_sizes(data: bytes, level: int, step: int, arrives: int) -> None:
     assert whole(zlib.compress(data, level), step=step, arrives=arrives) == data
 
 
 @given(st.binary(max_size=60))
 @settings(max_examples=200, deadline=None)
-def test_any_bytes_come_to_an_end(data: bytes) -> None:
+def test_random_bytes_are_inflated_or_refused(data: bytes) -> None:
     decompressor = zlib.decompressobj()
     try:
         wanted = decompressor.decompress(data)

@@ -1,4 +1,4 @@
-"""The plugin; what every plugin is, tests/conformance says."""
+"""The protocol plugin; tests/conformance tests what holds for every plugin."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def broker() -> Broker:
     return broker
 
 
-def test_its_defaults() -> None:
+def test_plugin_has_its_defaults() -> None:
     assert (plugin.name, plugin.default_endpoint) == ("lumberjack", "tcp:5044:interface=127.0.0.1")
     settings = plugin.settings()
     assert (settings.stream, settings.topic, settings.idle_timeout) == ("lumberjack", "@metadata.beat", 60.0)
 
 
-def test_it_listens_in_plain_without_a_certificate(broker: Broker) -> None:
+def test_listener_without_a_certificate_is_plain_tcp(broker: Broker) -> None:
     reactor = MemoryReactorClock()
     service = plugin.make_service(reactor, broker, "tcp:5044:interface=127.0.0.1", Settings())
     service.startService()
@@ -37,6 +37,6 @@ def test_it_listens_in_plain_without_a_certificate(broker: Broker) -> None:
     service.stopService()
 
 
-def test_a_certificate_that_is_not_there_is_said_at_once(broker: Broker) -> None:
+def test_missing_certificate_file_is_refused(broker: Broker) -> None:
     with pytest.raises(ConfigError, match=r"lumberjack.*nowhere\.pem"):
         plugin.make_service(MemoryReactorClock(), broker, "tcp:5044", Settings(tls_certificate="nowhere.pem"))

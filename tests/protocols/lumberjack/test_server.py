@@ -1,4 +1,4 @@
-"""The server: acknowledged when durable, patient, silent where it has to be, fair, and bounded."""
+"""Lumberjack's server: acknowledgements, keep-alives, time-outs, fairness, and bounds of memory."""
 
 from __future__ import annotations
 
@@ -44,12 +44,10 @@ def doc(sequence: int, payload: bytes = b"{}", version: int = 2) -> bytes:
 
 @both
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_window_is_acknowledged_when_it_is_durable(
-    server: Make, window: Make, version: int, compressed: bool
-) -> None:
+def test_window_is_acknowledged_when_it_is_durable(server: Make, window: Make, version: int, compressed: bool) -> None:
     made = server(auto=False)
     peer = made.connect()
-    peer.says(window(3, version=version, first=5, compressed=compressed))
+    peer.send(window(3, version=version, first=5, compressed=compressed))
     made.settle()
     assert peer.acks == []
     made.journal.commit()
@@ -57,13 +55,13 @@ def test_a_window_is_acknowledged_when_it_is_durable(
     assert [record.producer_seq for record in made.records] == [5, 6, 7]
 
 
-def test_a_window_is_read_at_once_and_is_a_turn(server: Make) -> None:
+def test_read_size_is_smaller_than_a_turn(server: Make) -> None:
     assert server().connect().transport.bufferSize == READ < Limits().turn_bytes
 
 
-def test_what_a_record_says(server: Make, window: Make) -> None:
+def test_record_holds_the_metadata_of_its_event(server: Make, window: Make) -> None:
     made = server()
-    made.connect().says(window(1) + announce(1) + Data(sequence=9, pairs=((b"k", b"\xff"),)).serialize())
+    made.connect().send(window(1) + announce(1) + Data(sequence=9, pairs=((b"k", b"\xff"),)).serialize())
     first, second = made.records
     assert first.payload == b'{"@metadata":{"beat":"fb"},"n":0}'
     assert (first.source, first.producer, first.topic) == ("lumberjack", "10.0.0.1:5000", "fb")
@@ -73,35 +71,35 @@ def test_what_a_record_says(server: Make, window: Make) -> None:
 
 def test_the_stream_and_the_topic_are_options(server: Make) -> None:
     made = server(stream="logs", topic="log.level")
-    made.connect().says(announce(1) + doc(1, b'{"log":{"level":"warn"}}'))
+    made.connect().send(announce(1) + doc(1, b'{"log":{"level":"warn"}}'))
     (run,) = made.journal.read("logs", 1, 1000)
     assert run.topic == "warn"
 
 
-def test_topics_split_what_came_together(server: Make, window: Make) -> None:
+def test_windows_of_different_topics_are_stored_by_topic(server: Make, window: Make) -> None:
     made = server(auto=False)
     peer = made.connect()
-    peer.says(window(2, topic="a") + window(1, topic="b"))
+    peer.send(window(2, topic="a") + window(1, topic="b"))
     made.journal.commit()
     assert [record.topic for record in made.records] == ["a", "a", "b"]
     assert peer.acks == [(2, 2), (2, 1)]
 
 
-def test_several_windows_of_one_read_are_acknowledged_one_by_one(server: Make, window: Make) -> None:
+def test_windows_of_one_read_are_acknowledged_one_by_one(server: Make, window: Make) -> None:
     made = server()
     peer = made.connect()
-    peer.says(window(2) + announce(0) + window(3, compressed=True) + window(1))
+    peer.send(window(2) + announce(0) + window(3, compressed=True) + window(1))
     made.settle()
     assert peer.acks == [(2, 2), (2, 0), (2, 3), (2, 1)]
 
 
-# Patience
+# Keep-alives and partial acknowledgements
 
 
-def test_a_writer_of_version_2_is_kept_alive_while_a_commit_takes_long(server: Make, window: Make) -> None:
+def test_version_2_writer_is_kept_alive_during_a_long_commit(server: Make, window: Make) -> None:
     made = server(auto=False)
     peer = made.connect()
-    peer.says(window(3))
+    peer.send(window(3))
     made.clock.advance(KEEP_ALIVE - 0.1)
     assert peer.acks == []
     made.clock.advance(0.1)
@@ -111,14 +109,14 @@ def test_a_writer_of_version_2_is_kept_alive_while_a_commit_takes_long(server: M
     made.journal.commit()
     assert peer.acks == [(2, 0)] * 3 + [(2, 3)]
     made.clock.pump([1.0] * 20)
-    assert peer.acks[-1] == (2, 3), "nothing more: it waits for nothing"
+    assert peer.acks[-1] == (2, 3), "no keep-alive without an unacknowledged event"
 
 
-def test_a_writer_of_version_1_is_never_kept_alive(server: Make, window: Make) -> None:
-    """An established server does, and its writers take it for an acknowledgement."""
+def test_version_1_writer_is_never_kept_alive(server: Make, window: Make) -> None:
+    """An established server does that, and its writers take it for an acknowledgement."""
     made = server(auto=False)
     peer = made.connect()
-    peer.says(window(3, version=1))
+    peer.send(window(3, version=1))
     made.clock.pump([1.0] * 30)
     assert peer.acks == []
     assert not peer.transport.disconnecting
@@ -126,37 +124,37 @@ def test_a_writer_of_version_1_is_never_kept_alive(server: Make, window: Make) -
     assert peer.acks == [(1, 3)]
 
 
-def test_a_window_that_spans_commits_for_long_is_acknowledged_in_part(server: Make) -> None:
+def test_slow_window_of_version_2_is_acknowledged_in_part(server: Make) -> None:
     made = server()
     peer = made.connect()
-    peer.says(announce(10) + doc(1))
+    peer.send(announce(10) + doc(1))
     for number in range(2, 8):
         made.clock.advance(1.0)
-        peer.says(doc(number))
+        peer.send(doc(number))
     assert peer.acks == [(2, 4)]
-    peer.says(b"".join(doc(number) for number in range(8, 11)))
+    peer.send(b"".join(doc(number) for number in range(8, 11)))
     assert peer.acks == [(2, 4), (2, 10)]
 
 
-def test_a_writer_of_version_1_that_falls_silent_is_acknowledged(server: Make) -> None:
+def test_silent_version_1_writer_is_acknowledged_once(server: Make) -> None:
     made = server()
     peer = made.connect()
-    peer.says(announce(5, 1) + doc(1, version=1) + doc(2, version=1))
+    peer.send(announce(5, 1) + doc(1, version=1) + doc(2, version=1))
     made.clock.advance(SILENCE / 2)
-    peer.says(doc(3, version=1) + b"1J")
+    peer.send(doc(3, version=1) + b"1J")
     made.clock.pump([SILENCE / 2] * 6)
-    assert peer.acks == [], "in mid-frame"
-    peer.says(doc(4, version=1)[2:])
+    assert peer.acks == [], "a frame is incomplete"
+    peer.send(doc(4, version=1)[2:])
     made.clock.advance(SILENCE)
     assert peer.acks == [(1, 4)]
     made.clock.pump([SILENCE] * 5)
-    assert peer.acks == [(1, 4)], "once"
+    assert peer.acks == [(1, 4)], "acknowledged once"
 
 
-def test_silence_does_not_count_while_the_commit_is_under_way(server: Make) -> None:
+def test_silence_does_not_count_during_a_commit(server: Make) -> None:
     made = server(auto=False)
     peer = made.connect()
-    peer.says(announce(5, 1) + doc(1, version=1))
+    peer.send(announce(5, 1) + doc(1, version=1))
     made.clock.pump([SILENCE] * 5)
     assert peer.acks == []
     made.journal.commit()
@@ -164,14 +162,14 @@ def test_silence_does_not_count_while_the_commit_is_under_way(server: Make) -> N
     assert peer.acks == [(1, 1)]
 
 
-# The end
+# Time-outs and closing
 
 
-def test_who_is_idle_is_closed_without_a_word(server: Make, window: Make, log_lines: list[str]) -> None:
+def test_idle_connection_is_closed_without_a_log_line(server: Make, window: Make, log_lines: list[str]) -> None:
     made = server(idle_timeout=60.0)
     peer = made.connect()
     made.clock.advance(25)
-    peer.says(window(1))
+    peer.send(window(1))
     made.clock.pump([10] * 5)
     assert not peer.transport.disconnecting
     made.clock.advance(10)
@@ -185,58 +183,58 @@ def test_writer_that_sends_only_empty_windows_is_not_idle(server: Make) -> None:
     peer = made.connect()
     for _ in range(5):
         made.clock.pump([10] * 5)
-        peer.says(announce(0))
+        peer.send(announce(0))
         assert not peer.transport.disconnecting
     assert peer.acks == [(2, 0)] * 5
 
 
-def test_who_waits_for_a_commit_is_not_idle(server: Make, window: Make) -> None:
+def test_writer_that_waits_for_a_commit_is_not_idle(server: Make, window: Make) -> None:
     made = server(auto=False)
     peers = [made.connect(port=5000 + version) for version in (1, 2)]
     for version, peer in enumerate(peers, 1):
-        peer.says(window(1, version=version))
+        peer.send(window(1, version=version))
     made.clock.pump([5] * 60)
     assert not any(peer.transport.disconnecting for peer in peers)
     made.journal.commit()
     assert [peer.acks[-1] for peer in peers] == [(1, 1), (2, 1)]
 
 
-def test_half_a_batch_that_stalls_is_idle(server: Make) -> None:
+def test_stalled_window_is_idle_after_its_durable_events_are_acknowledged(server: Make) -> None:
     made = server()
     peer = made.connect()
-    peer.says(announce(9) + doc(1))
+    peer.send(announce(9) + doc(1))
     made.clock.pump([5] * 13)
     assert peer.transport.disconnecting
-    assert peer.acks == [(2, 1)], "what is durable need not come again"
+    assert peer.acks == [(2, 1)], "durable events are acknowledged before closing"
 
 
-def test_a_frame_that_stalls_has_a_deadline_of_its_own(server: Make) -> None:
+def test_stalled_frame_has_its_own_deadline(server: Make) -> None:
     made = server(frame_timeout=30.0)
     peer = made.connect()
-    peer.says(announce(9) + doc(1)[:-1])
+    peer.send(announce(9) + doc(1)[:-1])
     made.clock.pump([1] * 32)
     assert peer.transport.disconnecting
     assert made.count("frame-timeout") == 1
 
 
-def test_a_slow_frame_is_not_idle(server: Make) -> None:
+def test_slow_frame_is_not_idle(server: Make) -> None:
     made = server(idle_timeout=60.0)
     peer = made.connect()
     frame = doc(1, b"x" * (8 << 20))
-    peer.says(announce(1))
+    peer.send(announce(1))
     step = 128 << 10
     for begin in range(0, len(frame), step):
-        peer.says(frame[begin : begin + step])
+        peer.send(frame[begin : begin + step])
         made.clock.advance(1.2)
     assert peer.acks == [(2, 1)]
 
 
-def test_a_writer_that_has_finished_sending_is_acknowledged(server: Make, window: Make) -> None:
+def test_half_closed_writer_is_acknowledged(server: Make, window: Make) -> None:
     made = server(auto=False)
     for compressed in (False, True):
         peer = made.connect()
         assert verifyObject(IHalfCloseableProtocol, peer.protocol)
-        peer.says(window(200, compressed=compressed) * 5)
+        peer.send(window(200, compressed=compressed) * 5)
         peer.protocol.readConnectionLost()
         made.settle()
         assert not peer.transport.disconnecting
@@ -245,63 +243,63 @@ def test_a_writer_that_has_finished_sending_is_acknowledged(server: Make, window
         assert peer.transport.disconnecting
 
 
-def test_a_writer_that_finishes_after_its_last_frame(server: Make, window: Make) -> None:
+def test_data_after_half_close_is_ignored(server: Make, window: Make) -> None:
     made = server(auto=False)
     peer = made.connect()
-    peer.says(window(2))
+    peer.send(window(2))
     peer.protocol.readConnectionLost()
-    peer.says(b"not heard")
+    peer.send(b"ignored")
     made.journal.commit()
     assert peer.acks == [(2, 2)]
     assert peer.transport.disconnecting
     assert made.count("bad-version") == 0
 
 
-def test_stopping_acknowledges_what_was_taken_in(server: Make, window: Make) -> None:
+def test_drain_acknowledges_durable_events_to_version_2(server: Make, window: Make) -> None:
     made = server(auto=False)
     peer, other = made.connect(), made.connect(port=5001)
-    peer.says(window(2, size=9))
-    other.says(window(2, size=9, version=1))
+    peer.send(window(2, size=9))
+    other.send(window(2, size=9, version=1))
     drained = made.factory.drain()
     assert not peer.transport.disconnecting
     made.journal.commit()
     assert peer.acks == [(2, 2)]
-    assert other.acks == [], "to version 1 that would be the whole window"
+    assert other.acks == [], "version 1 would take that for the whole window"
     peer.lose()
     other.lose()
     assert drained.called
 
 
-def test_stopping_drops_work_that_was_not_begun(server: Make, window: Make) -> None:
+def test_drain_drops_data_that_waits_for_a_turn(server: Make, window: Make) -> None:
     made = server()
     peer = made.connect()
-    peer.says(window(2, compressed=True))
+    peer.send(window(2, compressed=True))
     made.factory.drain()
     assert peer.transport.disconnecting
     made.settle()
     assert (peer.acks, made.payloads, made.broker.budget.used) == ([], [], 0)
 
 
-def test_a_stream_that_no_peer_may_make_closes_without_an_acknowledgement(server: Make, window: Make) -> None:
+def test_forbidden_new_stream_closes_the_connection_without_an_acknowledgement(server: Make, window: Make) -> None:
     made = server(rules=StreamRules((StreamRule(names=("lumberjack",), new_streams=False),)))
     peer = made.connect()
-    peer.says(window(3))
+    peer.send(window(3))
     made.settle()
     assert peer.acks == []
     assert peer.transport.disconnecting
     assert made.count("NewStreamForbidden") == 1
     made.broker.publish([Run.of("lumberjack", [b"first"], source="test")])
     again = made.connect()
-    again.says(window(3))
+    again.send(window(3))
     made.settle()
-    assert again.acks == [(2, 3)], "the writer goes on as soon as the stream exists"
+    assert again.acks == [(2, 3)], "a writer may publish as soon as the stream exists"
 
 
 @both
-def test_a_full_disk_closes_without_an_acknowledgement(server: Make, window: Make, version: int) -> None:
+def test_full_disk_closes_the_connection_without_an_acknowledgement(server: Make, window: Make, version: int) -> None:
     made = server(auto=False)
     peer = made.connect()
-    peer.says(window(2, version=version))
+    peer.send(window(2, version=version))
     made.journal.enter(JournalState.READ_ONLY, "no room")
     made.clock.advance(FULL_GRACE - 0.1)
     assert not peer.transport.disconnecting
@@ -310,10 +308,10 @@ def test_a_full_disk_closes_without_an_acknowledgement(server: Make, window: Mak
     assert peer.acks == []
 
 
-def test_a_connection_that_is_lost_leaves_nothing(server: Make, window: Make) -> None:
+def test_lost_connection_releases_everything(server: Make, window: Make) -> None:
     made = server(auto=False)
     peer = made.connect()
-    peer.says(window(2) + window(500, compressed=True) + b"2")
+    peer.send(window(2) + window(500, compressed=True) + b"2")
     peer.lose()
     assert [call for call in made.clock.getDelayedCalls() if call.getTime() > 0] == []
     made.settle()
@@ -331,52 +329,50 @@ def test_connections_are_counted(server: Make) -> None:
     assert (counters.counts[key], counters.gauges[key], counters.peaks[key]) == (4, 3, 3)
 
 
-# Offences
+# Protocol violations
 
 
-def test_an_offence_costs_its_sender_the_connection_and_nobody_else_anything(
-    server: Make, window: Make, log_lines: list[str]
-) -> None:
+def test_protocol_violation_closes_only_its_connection(server: Make, window: Make, log_lines: list[str]) -> None:
     made = server(auto=False)
-    rude, kind = made.connect(), made.connect(port=5001)
-    rude.says(window(1) + b"GET / HTTP/1.1")
-    kind.says(window(2))
+    violator, honest = made.connect(), made.connect(port=5001)
+    violator.send(window(1) + b"GET / HTTP/1.1")
+    honest.send(window(2))
     made.journal.commit()
-    assert rude.acks == [(2, 1)]
-    assert rude.transport.disconnecting
-    assert kind.acks == [(2, 2)]
-    assert not kind.transport.disconnecting
+    assert violator.acks == [(2, 1)]
+    assert violator.transport.disconnecting
+    assert honest.acks == [(2, 2)]
+    assert not honest.transport.disconnecting
     assert made.count("bad-version") == 1
     assert len(log_lines) == 1
     assert "lumberjack: bad-version from 10.0.0.1" in log_lines[0]
 
 
-def test_a_bomb_is_closed_without_an_acknowledgement(server: Make) -> None:
+def test_bomb_closes_the_connection_without_an_acknowledgement(server: Make) -> None:
     for inner, cause in ((b"\0" * (8 << 20), "bad-version"), (doc(1) * (1 << 20), "decompression-bomb")):
         made = server(max_inflated=8 << 20)
         peer = made.connect()
-        peer.says(announce(1 << 21) + Compressed(payload=zlib.compress(inner, 9)).serialize())
+        peer.send(announce(1 << 21) + Compressed(payload=zlib.compress(inner, 9)).serialize())
         made.settle()
         assert peer.transport.disconnecting
         assert (peer.acks, made.count(cause), made.broker.budget.used) == ([], 1, 0)
 
 
-def test_part_of_a_compressed_frame_that_is_wrong_is_not_acknowledged(server: Make) -> None:
+def test_malformed_compressed_frame_is_not_acknowledged_in_part(server: Make) -> None:
     made = server()
     peer = made.connect()
-    peer.says(announce(1) + Compressed.of(doc(1) + b"2J").serialize())
+    peer.send(announce(1) + Compressed.of(doc(1) + b"2J").serialize())
     made.settle()
     assert peer.transport.disconnecting
     assert peer.acks == []
 
 
-def test_a_bug_of_ours_costs_one_connection(
+def test_exception_in_a_session_aborts_only_its_connection(
     server: Make, window: Make, monkeypatch: pytest.MonkeyPatch, logged_errors: Any
 ) -> None:
     made = server()
     peer, other = made.connect(), made.connect(port=5001)
-    peer.says(window(1, compressed=True))
-    other.says(window(1, compressed=True))
+    peer.send(window(1, compressed=True))
+    other.send(window(1, compressed=True))
     wrong = peer.protocol.session
     process = type(wrong).process
     monkeypatch.setattr(
@@ -389,8 +385,8 @@ def test_a_bug_of_ours_costs_one_connection(
     peer.lose()
 
 
-def test_a_writer_that_does_not_read_acknowledgements(server: Make) -> None:
-    """Zero TCP window: an acknowledgement is 6 bytes; nothing more is read, and then it is closed."""
+def test_writer_that_does_not_read_acknowledgements_is_aborted(server: Make) -> None:
+    """With a zero TCP window, reading is paused, and the connection is aborted after stall_timeout."""
     made = server(stall_timeout=30.0)
     peer = made.connect()
     peer.protocol.pauseProducing()
@@ -403,10 +399,10 @@ def test_a_writer_that_does_not_read_acknowledgements(server: Make) -> None:
     assert made.count("stalled-peer") == 1
 
 
-def test_who_does_not_let_go_is_cut_off(server: Make) -> None:
+def test_closed_connection_is_aborted_if_the_peer_keeps_it_open(server: Make) -> None:
     made = server()
     peer = made.connect()
-    peer.says(b"?")
+    peer.send(b"?")
     made.clock.advance(LINGER + 1)
     assert peer.transport.aborted
 
@@ -414,14 +410,14 @@ def test_who_does_not_let_go_is_cut_off(server: Make) -> None:
 # Memory and turns
 
 
-def test_a_window_of_2_32_is_paused_by_what_is_not_durable(server: Make) -> None:
-    """W = 2^32-1: never preallocate; what is not durable is bounded and pauses reading."""
+def test_huge_window_is_paused_by_data_that_is_not_durable(server: Make) -> None:
+    """W = 2^32-1 allocates nothing; data that is not durable is bounded, and pauses reading."""
     made = server(auto=False, budget=Budget(each=1 << 20))
     peer = made.connect()
-    peer.says(announce(0xFFFFFFFF))
+    peer.send(announce(0xFFFFFFFF))
     sent = 0
     while peer.transport.reads:
-        peer.says(doc(sent + 1, b"x" * 1000) * 50)
+        peer.send(doc(sent + 1, b"x" * 1000) * 50)
         sent += 50
         assert sent < 2_000
     assert made.broker.budget.used < 2 << 20
@@ -430,10 +426,10 @@ def test_a_window_of_2_32_is_paused_by_what_is_not_durable(server: Make) -> None
     assert made.broker.budget.used == 0
 
 
-def test_while_there_is_work_nothing_is_read(server: Make, window: Make) -> None:
+def test_reading_is_paused_while_the_session_has_work(server: Make, window: Make) -> None:
     made = server()
     peer = made.connect()
-    peer.says(window(2_000, compressed=True))
+    peer.send(window(2_000, compressed=True))
     assert not peer.transport.reads
     assert made.broker.budget.used > 0
     made.settle()
@@ -441,10 +437,10 @@ def test_while_there_is_work_nothing_is_read(server: Make, window: Make) -> None
     assert made.broker.budget.used == 0
 
 
-def test_a_frame_that_comes_to_much_waits_for_the_journal(server: Make, window: Make) -> None:
+def test_large_compressed_frame_waits_for_the_journal(server: Make, window: Make) -> None:
     made = server(auto=False, budget=Budget(each=64 << 10))
     peer = made.connect()
-    peer.says(window(20_000, compressed=True))
+    peer.send(window(20_000, compressed=True))
     made.settle()
     taken = peer.protocol._in_flight
     assert taken
@@ -461,21 +457,21 @@ def test_a_frame_that_comes_to_much_waits_for_the_journal(server: Make, window: 
     assert len(made.payloads) == 20_000
 
 
-def test_what_comes_in_while_there_is_work_waits_for_it(server: Make, window: Make) -> None:
-    """TLS hands over what it had already decrypted, however much it is asked to pause."""
+def test_data_received_during_work_is_processed_after_it(server: Make, window: Make) -> None:
+    """TLS delivers data that it has decrypted already, even after it was paused."""
     made = server()
     peer = made.connect()
-    peer.says(window(1_000, compressed=True))
-    peer.says(window(3))
+    peer.send(window(1_000, compressed=True))
+    peer.send(window(3))
     assert peer.acks == []
     made.settle()
     assert peer.acks == [(2, 1_000), (2, 3)]
 
 
-def test_work_does_not_begin_while_too_much_is_not_durable(server: Make, window: Make) -> None:
+def test_work_waits_while_too_much_data_is_in_flight(server: Make, window: Make) -> None:
     made = server(auto=False, budget=Budget(each=1_000))
     peer = made.connect()
-    peer.says(window(100) + window(2, compressed=True))
+    peer.send(window(100) + window(2, compressed=True))
     made.settle()
     taken = made.broker.budget.used
     made.settle()
@@ -487,14 +483,14 @@ def test_work_does_not_begin_while_too_much_is_not_durable(server: Make, window:
     assert peer.transport.reads
 
 
-#: As many as Filebeat sends; fewer where the kernels are Python's.
+#: Events of a window: as many as Filebeat sends, and fewer with the pure-Python kernels.
 HERD = 2_048 if kernels.NATIVE else 256
 
 
 @both
-def test_500_writers_at_once_stay_inside_the_budget(server: Make, window: Make, version: int) -> None:
-    """Thundering herd: 500 writers x pipelining 5 x 2048 events: nobody is dropped, all are served in turn, and those
-    of version 2 that wait are kept alive."""
+def test_500_writers_stay_within_the_budget(server: Make, window: Make, version: int) -> None:
+    """500 writers send 5 windows of 2,048 events each: none is closed, all take turns, and waiting writers of version 2
+    are kept alive."""
     budget = Budget(limit=24 << 20 if kernels.NATIVE else 3 << 20)
     made = server(auto=False, budget=budget, max_per_host=1000)
     data = window(HERD, version=version, compressed=True, topic="herd")
@@ -504,10 +500,10 @@ def test_500_writers_at_once_stay_inside_the_budget(server: Make, window: Make, 
     most, rounds = 0, 0
     while any(left.values()) or any(len(final(writer)) < 5 for writer in writers):
         rounds += 1
-        assert rounds < 5_000, "somebody is not served"
+        assert rounds < 5_000, "a writer is not served"
         for writer, chunks in left.items():
             if chunks and writer.transport.reads:
-                writer.says(chunks.pop(0))
+                writer.send(chunks.pop(0))
         made.clock.advance(0.2)
         most = max(most, budget.used)
         if rounds % 30 == 0:
@@ -518,25 +514,25 @@ def test_500_writers_at_once_stay_inside_the_budget(server: Make, window: Make, 
             if said > heard[writer][0]:
                 heard[writer] = said, now
             waits = len(final(writer)) < 5
-            assert not waits or now - heard[writer][1] < KEEP_ALIVE + 1.0, "somebody was not kept alive in time"
-    assert most <= budget.limit + (8 << 20), "and what the turns that were granted came to"
+            assert not waits or now - heard[writer][1] < KEEP_ALIVE + 1.0, "a writer was not kept alive in time"
+    assert most <= budget.limit + (8 << 20), "the budget, and the data inflated by granted turns"
     assert not any(writer.transport.disconnecting for writer in writers)
     assert all(final(writer) == [(version, HERD)] * 5 for writer in writers)
     assert made.journal.bounds("lumberjack")[1] == 500 * 5 * HERD
-    assert any((2, 0) in writer.acks for writer in writers) == (version == 2), "some waited for long"
+    assert any((2, 0) in writer.acks for writer in writers) == (version == 2), (
+        "some writers of version 2 waited for long"
+    )
     assert budget.used == 0
 
 
 def final(writer: Any) -> list[tuple[int, int]]:
-    """Acknowledgements of whole windows."""
+    """Return the acknowledgements of whole windows."""
     return [ack for ack in writer.acks if ack[1] == HERD]
 
 
 @both
-def test_500_writers_without_compression_have_little_on_its_way_to_the_disk(
-    server: Make, window: Make, version: int
-) -> None:
-    """So little, too, is published before the event of a light writer among them."""
+def test_500_uncompressed_writers_have_bounded_data_in_flight(server: Make, window: Make, version: int) -> None:
+    """The data in flight also bounds how long a light writer among them waits."""
     made = server(auto=False, max_per_host=1000)
     writers = [made.connect(port=1000 + n) for n in range(500)]
     data = window(2_000, version=version)
@@ -546,7 +542,7 @@ def test_500_writers_without_compression_have_little_on_its_way_to_the_disk(
         for writer, rest in left.items():
             if rest and writer.transport.reads:
                 size = writer.transport.bufferSize
-                writer.says(rest[:size])
+                writer.send(rest[:size])
                 left[writer] = rest[size:]
         most = max(most, made.broker.budget.used)
         made.clock.advance(0.01)
@@ -558,7 +554,7 @@ def test_500_writers_without_compression_have_little_on_its_way_to_the_disk(
     assert made.broker.budget.used == 0
 
 
-def test_all_read_less_at_once_as_there_are_more_of_them(server: Make) -> None:
+def test_read_size_shrinks_with_the_number_of_connections(server: Make) -> None:
     made = server(max_per_host=1000)
     first = made.connect()
     assert first.transport.bufferSize == READ
@@ -569,22 +565,22 @@ def test_all_read_less_at_once_as_there_are_more_of_them(server: Make) -> None:
     assert first.transport.bufferSize == READ
 
 
-def test_while_much_is_on_its_way_to_the_disk_the_others_wait_for_their_turn_and_light_ones_do_not(
+def test_light_writers_do_not_wait_while_heavy_ones_saturate_the_disk(
     server: Make,
 ) -> None:
     made = server(auto=False)
     heavy, other, light = (made.connect(port=5000 + number) for number in range(3))
     event = doc(1, b"x" * (1 << 20))
-    heavy.says(announce(16) + event * 8)
-    heavy.says(event * 8)
-    other.says(announce(16) + event * 8)
+    heavy.send(announce(16) + event * 8)
+    heavy.send(event * 8)
+    other.send(announce(16) + event * 8)
     made.settle()
     assert made.broker.budget.used > MAX_IN_FLIGHT
     assert [peer.transport.reads for peer in (heavy, other, light)] == [False, False, True]
-    light.says(announce(1) + doc(1))
+    light.send(announce(1) + doc(1))
     assert light.transport.reads
-    light.says(announce(1) + doc(2))
-    assert not light.transport.reads, "it has something on its way"
+    light.send(announce(1) + doc(2))
+    assert not light.transport.reads, "it has data in flight already"
     made.journal.commit()
     assert light.acks == [(2, 1)]
     for _ in range(5):
@@ -595,25 +591,25 @@ def test_while_much_is_on_its_way_to_the_disk_the_others_wait_for_their_turn_and
     assert all(peer.transport.reads for peer in (heavy, other, light))
 
 
-def test_a_frame_has_its_time_when_the_writer_is_read_no_further(server: Make) -> None:
-    """A slow disk is no fault of the writer's."""
+def test_frame_timeout_does_not_run_while_reading_is_paused(server: Make) -> None:
+    """A slow disk must not close the connection of an honest writer."""
     made = server(auto=False, frame_timeout=30.0)
     peer = made.connect()
     event = doc(1, b"x" * (8 << 20))
-    peer.says(announce(2) + event + event[:-1])
+    peer.send(announce(2) + event + event[:-1])
     assert not peer.transport.reads
     made.clock.pump([5.0] * 20)
     assert not peer.transport.disconnecting
     made.journal.commit()
     made.clock.advance(29)
-    peer.says(event[-1:])
+    peer.send(event[-1:])
     made.journal.commit()
     assert peer.acks[-1] == (2, 1)
     assert made.count("frame-timeout") == 0
 
 
 @both
-def test_a_large_window_is_published_in_pieces_and_acknowledged_once(server: Make, version: int) -> None:
+def test_large_window_is_published_in_pieces_and_acknowledged_once(server: Make, version: int) -> None:
     """2,048 events of 40 KB that hardly compress: 30 MB, in several commits; version 2 is kept alive meanwhile."""
     made = server(auto=False)
     peer = made.connect()
@@ -624,7 +620,7 @@ def test_a_large_window_is_published_in_pieces_and_acknowledged_once(server: Mak
     commits = most = 0
     while wire or not [ack for ack in peer.acks if ack[1]]:
         if wire and peer.transport.reads:
-            peer.says(wire[: peer.transport.bufferSize])
+            peer.send(wire[: peer.transport.bufferSize])
             wire = wire[peer.transport.bufferSize :]
         made.clock.advance(0.5)
         most = max(most, made.broker.budget.used)
@@ -641,17 +637,17 @@ def test_a_large_window_is_published_in_pieces_and_acknowledged_once(server: Mak
     assert made.broker.budget.used == 0
 
 
-def test_500_peers_that_fall_silent_within_large_events_hold_what_they_sent(server: Make) -> None:
+def test_500_silent_peers_hold_only_the_bytes_that_they_sent(server: Make) -> None:
     made = server(max_per_host=1000)
     bomb = zlib.compress(doc(1, b" " * (16 << 20)) + doc(2, random.Random(1).randbytes(1 << 20)), 9)
     for number in range(500):
         peer = made.connect(host=f"10.0.{number >> 8}.{number & 255}")
-        peer.says(announce(2) + b"2C" + pack(">I", len(bomb)) + bomb[:20_000])
+        peer.send(announce(2) + b"2C" + pack(">I", len(bomb)) + bomb[:20_000])
     made.settle()
     held = sum(protocol.session.buffered for protocol in made.factory.connections)
     assert held <= 500 * 21_000
     honest = made.connect(host="10.1.1.1")
-    honest.says(announce(2) + b"2C" + pack(">I", len(bomb)) + bomb)
+    honest.send(announce(2) + b"2C" + pack(">I", len(bomb)) + bomb)
     made.settle()
     assert honest.acks == [(2, 2)]
 
@@ -668,7 +664,7 @@ class TestTLS:
         transport.getPeerCertificate = lambda: None
         return made.connect(transport=transport)
 
-    def test_a_handshake_has_a_deadline(self, server: Make) -> None:
+    def test_handshake_has_a_deadline(self, server: Make) -> None:
         made = server(handshake_timeout=10.0)
         peer = self.connect(made)
         assert verifyObject(IHandshakeListener, peer.protocol)
@@ -676,7 +672,7 @@ class TestTLS:
         assert peer.transport.aborted
         assert made.count("handshake-timeout") == 1
 
-    def test_a_handshake_in_time(self, server: Make) -> None:
+    def test_handshake_in_time_keeps_the_connection(self, server: Make) -> None:
         made = server()
         peer = self.connect(made)
         peer.protocol.handshakeCompleted()
@@ -685,7 +681,7 @@ class TestTLS:
         peer.lose()
         assert made.count("handshake-aborted") == 0
 
-    def test_a_handshake_that_fails(self, server: Make) -> None:
+    def test_failed_handshakes_are_counted_by_cause(self, server: Make) -> None:
         made = server()
         for reason, what in ((ConnectionDone(), "handshake-aborted"), (ValueError("no"), "handshake-failed")):
             peer = self.connect(made)
@@ -709,7 +705,7 @@ class TestTLS:
         {"tls-minimum": "1.0"},
     ],
 )
-def test_options_that_cannot_be(wrong: dict[str, str]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="lumberjack"):
         build(Settings, "lumberjack", wrong)
 
@@ -724,9 +720,9 @@ def test_options_become_limits() -> None:
     assert build(Settings, "lumberjack", {"topic": ""}).limits.topic == ()
 
 
-def test_lies_about_counts_cost_nothing(server: Make) -> None:
-    """Lengths and counts of 2^32-1: the header alone closes the connection."""
-    for lie in (
+def test_false_lengths_and_counts_close_the_connection_without_allocating(server: Make) -> None:
+    """Lengths and counts of 2^32-1 close the connection as soon as the header arrived."""
+    for false_header in (
         b"2J" + pack(">II", 1, 0xFFFFFFFF),
         b"1D" + pack(">II", 1, 0xFFFFFFFF),
         b"1D" + pack(">IIII", 1, 1, 0, 0xFFFFFFFF),
@@ -734,12 +730,12 @@ def test_lies_about_counts_cost_nothing(server: Make) -> None:
     ):
         made = server()
         peer = made.connect()
-        peer.says(lie)
+        peer.send(false_header)
         assert peer.transport.disconnecting
         assert made.broker.budget.used == 0
 
 
-def test_a_writer_that_may_not_publish_is_closed_without_an_acknowledgement(server: Make, window: Any) -> None:
+def test_forbidden_writer_is_closed_without_an_acknowledgement(server: Make, window: Any) -> None:
     made = server()
     made.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "other"}]}))
     peer = made.connect()

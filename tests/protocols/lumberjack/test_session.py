@@ -1,4 +1,4 @@
-"""The reader's session: what occurs in the wild, in every chunking, and what is refused."""
+"""The reader's session: frames of known writers in every chunking, and refused data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def packed(*frames: bytes, version: int = 2) -> bytes:
 
 
 def golden(version: int) -> list[tuple[str, bytes, list[tuple[bytes, int]], list[int]]]:
-    """Name, bytes, payloads with their sequences, sequences that are acknowledged."""
+    """Return name, bytes, payloads with their sequences, and acknowledged sequences of each case."""
     v = version
 
     def d(sequence: int, payload: bytes = b"{}") -> bytes:
@@ -62,16 +62,16 @@ def golden(version: int) -> list[tuple[str, bytes, list[tuple[bytes, int]], list
         ("several compressed frames in a window", w(3) + c(d(1)) + c(d(2), d(3)), [(e, 1), (e, 2), (e, 3)], [3]),
         ("a document after a compressed frame", w(2) + c(d(1)) + d(2), [(e, 1), (e, 2)], [2]),
         ("a window that is announced within", c(w(1), d(4)), [(e, 4)], [4]),
-        ("a window of none", w(0), [], [0]),
-        ("what pylogbeat sends for nothing", w(0) + c(), [], [0]),
-        ("several windows of none", w(0) + w(0) + w(1) + d(5) + w(0), [(e, 5)], [0, 0, 5, 0]),
+        ("an empty window", w(0), [], [0]),
+        ("the empty batch of pylogbeat", w(0) + c(), [], [0]),
+        ("several empty windows", w(0) + w(0) + w(1) + d(5) + w(0), [(e, 5)], [0, 0, 5, 0]),
         (
             "a compressed frame without a byte",
             w(1) + Compressed(version=v, payload=b"").serialize() + d(1),
             [(e, 1)],
             [1],
         ),
-        ("sequences that go on", w(1) + d(7) + w(2) + d(8) + d(9), [(e, 7), (e, 8), (e, 9)], [7, 9]),
+        ("sequences that continue across windows", w(1) + d(7) + w(2) + d(8) + d(9), [(e, 7), (e, 8), (e, 9)], [7, 9]),
         ("sequences that restart", w(1) + d(1) + w(1) + d(1), [(e, 1), (e, 1)], [1, 1]),
         ("sequences that roll over", w(2) + d(0xFFFFFFFF) + d(0), [(e, 0xFFFFFFFF), (e, 0)], [0]),
         ("sequences that repeat and jump", w(3) + d(5) + d(5) + d(2), [(e, 5), (e, 5), (e, 2)], [2]),
@@ -94,7 +94,7 @@ CASES = [(version, *case) for version in (1, 2) for case in golden(version)]
 @pytest.mark.parametrize(
     ("version", "name", "data", "events", "acks"), CASES, ids=[f"v{case[0]} {case[1]}" for case in CASES]
 )
-def test_golden_sessions_in_every_chunking(
+def test_golden_sessions_do_not_depend_on_chunking(
     peer: Make, version: int, name: str, data: bytes, events: list[tuple[bytes, int]], acks: list[int]
 ) -> None:
     """Threats: sequences that roll over, repeat or jump, W = 0, W in mid-window, bytes behind a zlib stream."""
@@ -137,11 +137,11 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("cause", "data"), BROKEN, ids=[f"{i} {case[0]}" for i, case in enumerate(BROKEN)])
-def test_an_offence_is_the_last_event_in_every_chunking(peer: Make, cause: str, data: bytes) -> None:
+def test_protocol_violation_is_the_last_event_in_every_chunking(peer: Make, cause: str, data: bytes) -> None:
     before = announce(1) + doc(41)
     wanted = peer().feed(before + data)
     assert wanted.causes == [cause]
-    assert wanted.acks[0] == (2, 41), "what came before it counts"
+    assert wanted.acks[0] == (2, 41), "earlier events are acknowledged"
     for chunks in every_chunking(before + data):
         fed = peer().feed(*chunks)
         assert fed.causes == [cause]
@@ -153,8 +153,8 @@ def test_an_offence_is_the_last_event_in_every_chunking(peer: Make, cause: str, 
         assert (fed.session.expected, fed.session.held, fed.session.more_work) == (0, 0, False)
 
 
-def test_every_header_is_a_frame_or_an_offence(peer: Make) -> None:
-    """Threat table: reader-only frames, unknown type or version: all 256 x 256 headers."""
+def test_every_header_is_accepted_or_refused_by_its_version_and_type(peer: Make) -> None:
+    """All 256 x 256 headers, including reader-only frames, unknown types and unknown versions."""
     for version in range(256):
         for kind in range(256):
             fed = peer().feed(bytes((version, kind)))
@@ -167,11 +167,11 @@ def test_every_header_is_a_frame_or_an_offence(peer: Make) -> None:
                 assert fed.session.expected >= 6
 
 
-# Threat table, row by row
+# The threats of docs/security.md
 
 
-def test_a_bomb_is_closed_and_memory_is_bounded(peer: Make) -> None:
-    """Decompression bomb: 1 GiB of frames; of zeros, the first slice ends it; tests/live look at the process."""
+def test_bomb_is_refused_within_bounded_memory(peer: Make) -> None:
+    """A bomb of 1 GiB: frames are refused at the limit, zeros at the first slice; tests/live measure the process."""
     unit = doc(1, b"\0" * ((1 << 20) - 10))
     for inner, cause, little in ((b"\0" * (1 << 20), "bad-version", True), (unit, "decompression-bomb", False)):
         squeeze = zlib.compressobj(9)
@@ -191,8 +191,8 @@ def test_a_bomb_is_closed_and_memory_is_bounded(peer: Make) -> None:
         assert (made < WHOLE) if little else (made > 1020 << 20)
 
 
-#: What Filebeat may send with its defaults, each with the events of its window: name, documents, level.
-POISON = {
+#: Windows that Filebeat may send with its defaults: the documents and the compression level by name.
+LARGE_WINDOWS = {
     "2,048 events of 40 KB": (
         lambda: [random.Random(n).randbytes(14_600).hex().encode()[:29_200] + b"x" * 10_800 for n in range(2_048)],
         3,
@@ -211,9 +211,9 @@ POISON = {
 
 
 @both
-@pytest.mark.parametrize("name", POISON)
-def test_large_windows_of_honest_writers_are_taken_within_little_memory(peer: Make, name: str, version: int) -> None:
-    make, level = POISON[name]
+@pytest.mark.parametrize("name", LARGE_WINDOWS)
+def test_large_windows_of_honest_writers_need_little_memory(peer: Make, name: str, version: int) -> None:
+    make, level = LARGE_WINDOWS[name]
     documents = make()
     inner = b"".join(doc(n, document, version) for n, document in enumerate(documents, 1))
     wire = announce(len(documents), version) + Compressed.of(inner, version, level).serialize()
@@ -249,9 +249,7 @@ PART, LAST_PART = "application/x-lumberjack-part", "application/x-lumberjack-las
 @both
 @pytest.mark.parametrize("squeezed", [False, True])
 @pytest.mark.parametrize("size", [(16 << 20) - 1, 16 << 20, (16 << 20) + 1, 32 << 20, (32 << 20) + 1])
-def test_an_event_that_is_larger_than_a_record_may_be_becomes_several(
-    peer: Make, size: int, squeezed: bool, version: int
-) -> None:
+def test_event_larger_than_a_record_is_stored_in_parts(peer: Make, size: int, squeezed: bool, version: int) -> None:
     head = b'{"@metadata":{"beat":"fb"},"message":"'
     document = head + b"x" * (size - len(head) - 2) + b'"}'
     frames = doc(4, b"{}", version) + doc(5, document, version) + doc(6, b"[]", version)
@@ -274,7 +272,7 @@ def test_an_event_that_is_larger_than_a_record_may_be_becomes_several(
 
 
 @both
-def test_a_window_is_not_acknowledged_before_the_last_part_of_its_event(peer: Make, version: int) -> None:
+def test_window_is_not_acknowledged_before_the_last_part_of_its_event(peer: Make, version: int) -> None:
     frame = doc(1, b" " * (40 << 20), version)
     fed = peer().feed(announce(1, version) + frame[: 33 << 20])
     fed.session.acknowledge_part()
@@ -285,14 +283,14 @@ def test_a_window_is_not_acknowledged_before_the_last_part_of_its_event(peer: Ma
     assert fed.acks == [(version, 1)]
 
 
-def test_a_compressed_frame_that_ends_between_two_parts_of_an_event_is_refused(peer: Make) -> None:
+def test_compressed_frame_that_ends_between_parts_of_an_event_is_refused(peer: Make) -> None:
     inner = doc(1, b" " * (20 << 20))[: 10 + (16 << 20)]
     fed = peer().feed(announce(1) + packed(inner))
     assert (fed.causes, fed.acks) == (["partial-frame"], [])
 
 
-def test_a_peer_that_falls_silent_leaves_behind_about_what_it_sent(peer: Make) -> None:
-    """Of an event of 16 MiB that compresses to 16 KB nothing is inflated before all of it is there."""
+def test_silent_peer_holds_about_as_much_memory_as_it_sent(peer: Make) -> None:
+    """An event of 16 MiB that compresses to 16 KB is inflated only after all of it arrived."""
     inner = doc(1, b" " * (16 << 20)) + doc(2, random.Random(1).randbytes(2 << 20))
     payload = zlib.compress(inner, 9)
     fed = peer().feed(announce(2) + b"2C" + pack(">I", len(payload)))
@@ -306,8 +304,8 @@ def test_a_peer_that_falls_silent_leaves_behind_about_what_it_sent(peer: Make) -
     assert fed.feed(payload[-1:]).acks == [(2, 2)]
 
 
-def test_a_large_compressed_frame_that_is_wrong_is_not_acknowledged(peer: Make) -> None:
-    """Part of it may have been stored: the writer sends all of it again."""
+def test_large_compressed_frame_with_a_wrong_checksum_is_not_acknowledged(peer: Make) -> None:
+    """Some of its events may be stored already; the writer resends the whole window."""
     documents = [b"%d" % n * 1_000 for n in range(1_000, 3_000)]
     payload = bytearray(zlib.compress(b"".join(doc(n, each) for n, each in enumerate(documents, 1)), 0))
     payload[-1] ^= 1
@@ -318,7 +316,7 @@ def test_a_large_compressed_frame_that_is_wrong_is_not_acknowledged(peer: Make) 
 
 
 @pytest.mark.parametrize("size", [WHOLE - 10, WHOLE - 9, 2 * WHOLE])
-def test_bytes_behind_a_stream_may_arrive_late(peer: Make, size: int) -> None:
+def test_bytes_after_a_stream_may_arrive_later(peer: Make, size: int) -> None:
     payload = zlib.compress(doc(1, b"x" * (size - 10))) + b"trailing" * 100_000
     wire = announce(1) + Compressed(payload=payload).serialize() + announce(1) + doc(2)
     for step in (50_000, 300_000, len(wire)):
@@ -334,7 +332,7 @@ def test_pairs_within_a_large_compressed_frame(peer: Make) -> None:
     assert peer().feed(announce(2_048) + packed(inner[:-1])).causes == ["partial-frame"]
 
 
-def test_a_refusal_that_will_be_repeated_says_which_option_helps() -> None:
+def test_refusal_names_the_option_that_helps() -> None:
     for limits, data, words in (
         (Limits(), b"2J" + pack(">II", 1, (1 << 30) + 1), "max_bytes of its input"),
         (Limits(), b"2D" + pack(">IIII", 1, 1, 0, 16 << 20), "max_bytes of its input"),
@@ -350,7 +348,6 @@ def test_a_refusal_that_will_be_repeated_says_which_option_helps() -> None:
 
 @pytest.mark.parametrize("depth", [2, 3, 1000])
 def test_nested_compression_is_refused(peer: Make, depth: int) -> None:
-    """C inside C: depth 2 and 1,000."""
     data = doc(1)
     for _ in range(depth):
         data = packed(data)
@@ -359,15 +356,15 @@ def test_nested_compression_is_refused(peer: Make, depth: int) -> None:
     assert fed.acks == []
 
 
-def test_a_compressed_frame_in_a_truncated_one_ends(peer: Make) -> None:
-    """An established server goes round for ever on C(C(J) + a truncated frame)."""
+def test_truncated_frame_with_a_nested_compressed_frame_is_refused(peer: Make) -> None:
+    """An established server loops for ever on C(C(J) + a truncated frame)."""
     fed = peer().feed(packed(packed(doc(1)), b"2J\0\0"))
     assert fed.causes == ["nested-compression"]
 
 
 @both
-def test_a_compressed_frame_that_is_cut_anywhere_is_not_acknowledged(peer: Make, version: int) -> None:
-    """C truncated, trailing bytes, partial inner frame: cut at each byte."""
+def test_compressed_frame_truncated_anywhere_is_not_acknowledged(peer: Make, version: int) -> None:
+    """The zlib stream, the inner frames and the C frame are each truncated at every byte."""
     inner = doc(1, b'{"a":1}', version) + doc(2, b"x" * 50, version)
     stream = zlib.compress(inner)
     for cut in range(len(stream)):
@@ -380,7 +377,7 @@ def test_a_compressed_frame_that_is_cut_anywhere_is_not_acknowledged(peer: Make,
         fed = peer().feed(announce(1, version) + packed(inner[:cut], version=version))
         assert fed.causes == ([] if whole else ["partial-frame"])
         assert fed.acks == ([(version, 1)] if whole else []), (
-            "whole windows within a frame that is wrong are not, either"
+            "complete windows within a malformed frame are not acknowledged, either"
         )
     for cut in range(6 + len(stream)):
         frame = Compressed(version=version, payload=stream).serialize()[:cut]
@@ -390,7 +387,7 @@ def test_a_compressed_frame_that_is_cut_anywhere_is_not_acknowledged(peer: Make,
 
 
 def test_frames_are_refused_by_their_header_alone(peer: Make) -> None:
-    """Pair count 2^32-1, key or value length 2^32-1: header only, close before allocating."""
+    """Counts and lengths of 2^32-1 are refused before anything is allocated."""
     for data in (
         b"2D" + pack(">II", 1, 0xFFFFFFFF),
         b"2D" + pack(">III", 1, 1, 0xFFFFFFFF),
@@ -403,8 +400,8 @@ def test_frames_are_refused_by_their_header_alone(peer: Make) -> None:
         assert fed.session.expected == 0
 
 
-def test_documents_at_the_boundary(peer: Make) -> None:
-    """J length 0 or > 16 MiB: 0 is stored empty and flagged, large is closed."""
+def test_empty_and_largest_documents_are_stored_and_larger_ones_refused(peer: Make) -> None:
+    """A document of 0 bytes is stored with another content type; one beyond max_frame is refused."""
     (event,) = peer().feed(announce(1) + doc(1, b"")).events
     assert event == (b"", 1, None, "application/x-lumberjack-j")
     limits = Limits(max_frame=100)
@@ -418,12 +415,10 @@ def test_documents_at_the_boundary(peer: Make) -> None:
 
 @both
 def test_an_empty_window_is_acknowledged_with_0(peer: Make, version: int) -> None:
-    """W = 0: an empty batch."""
     assert peer().feed(announce(0, version)).acks == [(version, 0)]
 
 
-def test_a_huge_window_costs_nothing(peer: Make) -> None:
-    """W = 2^32-1: never preallocate."""
+def test_huge_window_allocates_nothing(peer: Make) -> None:
     fed = peer().feed(announce(0xFFFFFFFF) + doc(1) * 10)
     assert len(fed.events) == 10
     assert fed.acks == []
@@ -431,8 +426,8 @@ def test_a_huge_window_costs_nothing(peer: Make) -> None:
 
 
 @both
-def test_a_window_within_a_window_finishes_it(peer: Make, version: int) -> None:
-    """W in mid-window: the earlier frames are a finished window."""
+def test_new_window_finishes_the_open_one(peer: Make, version: int) -> None:
+    """The events before the second W are acknowledged as a finished window."""
     fed = peer(auto=False).feed(announce(9, version) + doc(7, version=version) + announce(1, version))
     assert fed.acks == []
     fed.commit()
@@ -441,7 +436,7 @@ def test_a_window_within_a_window_finishes_it(peer: Make, version: int) -> None:
     assert fed.acks == [(version, 7), (version, 8)]
 
 
-def test_windows_may_change_their_version_but_not_within(peer: Make) -> None:
+def test_version_may_change_between_windows(peer: Make) -> None:
     fed = peer().feed(announce(1, 1) + doc(1, version=1) + announce(1) + doc(2))
     assert fed.acks == [(1, 1), (2, 2)]
 
@@ -458,8 +453,8 @@ def test_nothing_is_acknowledged_before_all_of_its_window_is_durable(peer: Make,
     assert fed.acks == [(version, 2)]
 
 
-def test_frames_beyond_the_window(peer: Make) -> None:
-    """Version 2: nobody can know which of them is waited for, so each is acknowledged; version 1: another window."""
+def test_events_beyond_the_window_are_acknowledged_by_version(peer: Make) -> None:
+    """Version 2: each event is acknowledged, because the writer may wait for any; version 1: another window starts."""
     assert peer().feed(announce(1) + doc(1), doc(2), doc(3)).acks == [(2, 1), (2, 2), (2, 3)]
     assert peer().feed(announce(2, 1) + b"".join(doc(n, version=1) for n in range(1, 8))).acks == [
         (1, 2),
@@ -468,7 +463,7 @@ def test_frames_beyond_the_window(peer: Make) -> None:
     ]
 
 
-def test_events_without_any_window(peer: Make) -> None:
+def test_events_without_a_window_are_acknowledged(peer: Make) -> None:
     assert peer().feed(doc(5)).acks == [(2, 5)]
     fed = peer().feed(doc(5, version=1))
     assert fed.acks == []
@@ -477,7 +472,7 @@ def test_events_without_any_window(peer: Make) -> None:
     assert fed.acks == [(1, 5)]
 
 
-def test_a_writer_of_version_2_is_told_to_have_patience(peer: Make, window: Make) -> None:
+def test_version_2_gets_keep_alives_and_partial_acknowledgements(peer: Make, window: Make) -> None:
     fed = peer(auto=False).feed(window(3))
     fed.session.keep_alive()
     fed.commit()
@@ -489,10 +484,10 @@ def test_a_writer_of_version_2_is_told_to_have_patience(peer: Make, window: Make
     fed.session.acknowledge_part()
     fed.feed()
     fed.commit()
-    assert fed.acks == [(2, 0), (2, 3), (2, 2)], "how far it is durable, once"
+    assert fed.acks == [(2, 0), (2, 3), (2, 2)], "a partial acknowledgement is sent once"
 
 
-def test_a_part_is_acknowledged_once(peer: Make) -> None:
+def test_partial_acknowledgement_is_sent_once(peer: Make) -> None:
     fed = peer().feed(announce(3) + doc(1) + doc(2))
     fed.session.keep_alive()
     fed.session.keep_alive()
@@ -500,7 +495,7 @@ def test_a_part_is_acknowledged_once(peer: Make) -> None:
     assert fed.acks == [(2, 2), (2, 0), (2, 3)]
 
 
-def test_a_writer_of_version_1_gets_neither_patience_nor_parts(peer: Make, window: Make) -> None:
+def test_version_1_gets_no_keep_alives_and_no_partial_acknowledgements(peer: Make, window: Make) -> None:
     fed = peer(auto=False).feed(window(3, version=1))
     fed.session.keep_alive()
     fed.session.acknowledge_part()
@@ -510,11 +505,11 @@ def test_a_writer_of_version_1_gets_neither_patience_nor_parts(peer: Make, windo
     assert fed.acks == [(1, 3)]
 
 
-def test_a_writer_of_version_1_that_falls_silent_in_mid_window(peer: Make) -> None:
+def test_version_1_is_acknowledged_when_silent_between_frames(peer: Make) -> None:
     fed = peer(auto=False).feed(announce(3, 1) + doc(1, version=1) + doc(2, version=1) + b"1J")
     assert not fed.session.silence_ack_due, "not durable"
     fed.commit()
-    assert not fed.session.silence_ack_due, "in mid-frame"
+    assert not fed.session.silence_ack_due, "a frame is incomplete"
     fed.feed(doc(3, version=1)[2:] + announce(3, 1) + doc(4, version=1))
     fed.commit()
     assert fed.session.silence_ack_due
@@ -524,7 +519,7 @@ def test_a_writer_of_version_1_that_falls_silent_in_mid_window(peer: Make) -> No
     assert fed.acks == [(1, 3), (1, 4)]
 
 
-def test_patience_is_not_for_somebody_who_has_said_nothing(peer: Make) -> None:
+def test_keep_alive_sends_nothing_before_the_first_frame(peer: Make) -> None:
     fed = peer()
     fed.session.keep_alive()
     assert fed.session.data_to_send() == []
@@ -535,7 +530,7 @@ def test_patience_is_not_for_somebody_who_has_said_nothing(peer: Make) -> None:
 # Turns
 
 
-def test_work_comes_in_turns(peer: Make, window: Make) -> None:
+def test_turns_process_a_limited_number_of_events(peer: Make, window: Make) -> None:
     limits = Limits(turn_events=10, turn_bytes=1000)
     data = window(100, compressed=True) + window(35)
     fed = peer(LumberjackServerSession(limits))
@@ -543,7 +538,7 @@ def test_work_comes_in_turns(peer: Make, window: Make) -> None:
     assert first == []
     assert fed.session.more_work
     assert fed.session.needs == WHOLE + PIECE
-    assert fed.session.process(fed.session.needs - 1) == [], "it is not granted enough to begin"
+    assert fed.session.process(fed.session.needs - 1) == [], "the grant is too small to inflate"
     assert fed.session.receive_data(b"") == []
     sizes = []
     while fed.session.more_work:
@@ -555,19 +550,19 @@ def test_work_comes_in_turns(peer: Make, window: Make) -> None:
     assert fed.acks == [(2, 100), (2, 35)]
 
 
-def test_a_turn_of_many_topics_is_shorter_and_so_is_one_of_pairs(peer: Make) -> None:
+def test_turns_of_many_topics_or_of_pairs_are_shorter(peer: Make) -> None:
     limits = Limits(turn_events=160)
     documents = [doc(n, b'{"@metadata":{"beat":"%d"}}' % (n % 2)) for n in range(1, 401)]
     fed = peer(LumberjackServerSession(limits))
     first = fed.session.receive_data(announce(400) + b"".join(documents))
-    assert sum(map(len, first)) == 159 // 4, "nobody knows yet what they come to, and the window counts as well"
+    assert sum(map(len, first)) == 159 // 4, "the number of runs is not known yet, and the W frame counts as well"
     second = fed.session.process(0)
     assert 0 < len(second) == sum(map(len, second)) <= 160 // RUN_WORK + 1, "each is a run of its own"
     fed = peer(LumberjackServerSession(limits))
     assert sum(map(len, fed.session.receive_data(b"".join(pairs(n) for n in range(400))))) == 160 // PAIRS_WORK
 
 
-def test_turns_change_nothing(peer: Make, window: Make) -> None:
+def test_events_do_not_depend_on_the_limits_of_turns(peer: Make, window: Make) -> None:
     data = window(50, compressed=True, topic="a") + window(7) + announce(0) + window(20, topic="b") + b"2Q"
     wanted = peer().feed(data)
     assert wanted.causes == ["bad-type"]
@@ -576,18 +571,18 @@ def test_turns_change_nothing(peer: Make, window: Make) -> None:
         assert (fed.events, fed.acks, fed.causes) == (wanted.events, wanted.acks, wanted.causes)
 
 
-def test_what_it_holds_is_what_is_charged(peer: Make, window: Make) -> None:
+def test_held_counts_the_buffered_bytes(peer: Make, window: Make) -> None:
     data = window(100, compressed=True)
     fed = peer()
     fed.take(fed.session.receive_data(data + b"2"))
     assert fed.session.held == len(data) - 12 + 1
-    assert fed.session.expected == 0, "nothing is waited for while there is work"
+    assert fed.session.expected == 0, "no data is expected while there is work"
     fed.feed(b"")
     assert fed.session.held == 0
     assert fed.session.expected == 6
 
 
-def test_many_windows_at_once_wait_for_the_journal(peer: Make) -> None:
+def test_processing_stops_at_max_windows_until_a_commit(peer: Make) -> None:
     limits = Limits(max_windows=5)
     fed = peer(LumberjackServerSession(limits), auto=False)
     fed.take(fed.session.receive_data(b"".join(announce(1) + doc(n) for n in range(1, 21))))
@@ -608,14 +603,14 @@ def test_many_windows_in_one_compressed_frame_are_refused(peer: Make) -> None:
     assert fed.causes == ["too-many-windows"]
 
 
-def test_what_is_left_is_forgotten_at_the_end(peer: Make, window: Make) -> None:
+def test_eof_drops_received_data(peer: Make, window: Make) -> None:
     fed = peer()
     fed.take(fed.session.receive_data(window(3, compressed=True)))
     assert fed.session.receive_eof() == []
     assert (fed.session.more_work, fed.session.held, fed.session.expected) == (False, 0, 0)
 
 
-def test_what_was_inflated_is_forgotten_at_the_end(peer: Make, window: Make) -> None:
+def test_eof_drops_inflated_data(peer: Make, window: Make) -> None:
     fed = peer(LumberjackServerSession(Limits(turn_events=3)))
     fed.take(fed.session.receive_data(window(50, compressed=True)))
     fed.take(fed.session.process(fed.session.needs))
@@ -625,13 +620,13 @@ def test_what_was_inflated_is_forgotten_at_the_end(peer: Make, window: Make) -> 
 
 
 @pytest.mark.parametrize("wrong", [b"2Q", announce(1) + packed(doc(1), b"2Q")])
-def test_nothing_is_kept_of_a_writer_that_broke_a_rule(peer: Make, wrong: bytes) -> None:
+def test_broken_session_frees_its_buffers(peer: Make, wrong: bytes) -> None:
     fed = peer().feed(doc(1) + wrong + doc(2))
     assert fed.causes == ["bad-type"]
     assert (fed.session.more_work, fed.session.buffered, fed.session.expected) == (False, 0, 0)
 
 
-def test_turn_takes_exactly_as_many_bytes_as_it_may(peer: Make, window: Make) -> None:
+def test_turn_bytes_limit_is_exact(peer: Make, window: Make) -> None:
     last = announce(1) + doc(9)
     data = announce(2) + doc(1) + pairs(2, (b"k", b"v")) + window(1, version=2, topic="b") + announce(0)
     for size, events, more in [(len(data), 3, True), (len(data + last), 4, False)]:
@@ -640,14 +635,14 @@ def test_turn_takes_exactly_as_many_bytes_as_it_may(peer: Make, window: Make) ->
         assert (len(fed.events), fed.session.more_work) == (events, more)
 
 
-def test_topics(peer: Make) -> None:
+def test_topic_is_found_at_the_configured_path(peer: Make) -> None:
     session = LumberjackServerSession(Limits(topic=(b"a", b"b")))
     fed = peer(session).feed(doc(1, b'{"a":{"b":"t"}}') + doc(2, b'{"b":"t"}') + pairs(3, (b"a", b"b")))
     assert [topic for *_, topic, _ in fed.events] == ["t", None, None]
     assert [topic for *_, topic, _ in peer(LumberjackServerSession(Limits(topic=()))).feed(doc(1)).events] == [None]
 
 
-# Anything at all
+# Random streams
 
 FRAMES = st.one_of(
     st.builds(announce, st.integers(0, 4) | st.just(0xFFFFFFFF), st.sampled_from([1, 2, 2, 2])),
@@ -664,7 +659,7 @@ STREAMS = st.lists(
 @given(STREAMS, st.lists(st.integers(1, 30), max_size=30), st.integers(1, 20), st.integers(1, 300))
 @example(packed() + doc(0, b"{}") + packed(doc(2, b"{}"), announce(0xFFFFFFFF, 1)), [], 1, 1)
 @settings(max_examples=300, deadline=None)
-def test_neither_chunks_nor_turns_change_anything(
+def test_events_depend_neither_on_chunking_nor_on_turns(
     peer: Make, data: bytes, cuts: list[int], events: int, size: int
 ) -> None:
     wanted = peer().feed(data)
@@ -675,14 +670,14 @@ def test_neither_chunks_nor_turns_change_anything(
     limits = Limits(turn_events=events, turn_bytes=size)
     fed = peer(LumberjackServerSession(limits)).feed(*chunks, rest)
     assert (fed.events, fed.causes) == (wanted.events, wanted.causes)
-    # Events without a window are acknowledged as they become durable: how they were cut shows in how often, and in
-    # whether at all before an offence that came at once with them.
+    # Events without a window are acknowledged as they become durable, so the chunking decides how often, and whether
+    # they are acknowledged before a protocol violation in the same chunk.
     assert wanted.causes or fed.acks[-1:] == wanted.acks[-1:]
     rest = iter(fed.acks)
     assert all(ack in rest for ack in wanted.acks), "in the same order"
 
 
-def test_a_small_bomb_limit_is_an_option(peer: Make) -> None:
+def test_max_inflated_limit_is_exact(peer: Make) -> None:
     for most, causes in ((100, []), (99, ["decompression-bomb"])):
         fed = peer(LumberjackServerSession(Limits(max_inflated=most)))
         assert fed.feed(announce(1) + packed(doc(1, b"x" * 90))).causes == causes
@@ -690,10 +685,10 @@ def test_a_small_bomb_limit_is_an_option(peer: Make) -> None:
 
 @given(STREAMS, st.lists(st.integers(1, 30), max_size=30), st.integers(1, 40), st.integers(1, 20))
 @settings(max_examples=300, deadline=None)
-def test_inflating_as_a_stream_changes_nothing_of_what_is_right(
+def test_inflating_as_a_stream_yields_the_same_events(
     peer: Make, data: bytes, cuts: list[int], piece: int, events: int
 ) -> None:
-    """As if compressed frames of some bytes were large: they are used before their checksums are known."""
+    """With small constants, small compressed frames are parsed before their checksums are verified."""
     wanted = peer().feed(data)
     chunks, rest = [], data
     for cut in cuts:
@@ -704,8 +699,10 @@ def test_inflating_as_a_stream_changes_nothing_of_what_is_right(
             patch.setattr(inflate, name, value)
         limits = Limits(turn_events=events, turn_bytes=10 * events, turn_inflated=piece)
         fed = peer(LumberjackServerSession(limits)).feed(*chunks, rest)
-    assert fed.causes or not wanted.causes, "it may be found to be wrong before all of it is there"
-    assert fed.events[: len(wanted.events)] == wanted.events, "more of a compressed frame that turned out to be wrong"
+    assert fed.causes or not wanted.causes, "a violation may be found earlier"
+    assert fed.events[: len(wanted.events)] == wanted.events, (
+        "more events of a malformed compressed frame may be returned"
+    )
     assert fed.causes or len(fed.events) == len(wanted.events)
     assert fed.causes or fed.acks[-1:] == wanted.acks[-1:]
     acks = iter(fed.acks)

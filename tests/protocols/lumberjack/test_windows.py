@@ -1,4 +1,4 @@
-"""Which acknowledgement is due: the rules that the golden sessions do not reach."""
+"""Windows: rules of acknowledgements that the golden sessions do not reach."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numbers(windows: Windows) -> list[int]:
     return [ack.number for ack in windows.acks()]
 
 
-def test_room_is_what_the_open_window_takes() -> None:
+def test_room_is_the_rest_of_the_open_window() -> None:
     windows = Windows()
     assert windows.room == 1 << 32
     windows.announce(2, 3, True)
@@ -33,7 +33,7 @@ def test_room_is_what_the_open_window_takes() -> None:
     assert old.room == 3, "the window slides"
 
 
-def test_acknowledgements_keep_the_order_in_which_windows_came() -> None:
+def test_acknowledgements_keep_the_order_of_the_windows() -> None:
     windows = made(2, 1)
     windows.receive(1, 1, True)
     windows.announce(2, 0, True)
@@ -47,7 +47,7 @@ def test_acknowledgements_keep_the_order_in_which_windows_came() -> None:
     assert len(windows) == 0
 
 
-def test_many_windows_of_none_take_one_place() -> None:
+def test_consecutive_empty_windows_share_one_entry() -> None:
     windows = made(2, 1)
     windows.receive(1, 1, True)
     for _ in range(1000):
@@ -66,7 +66,7 @@ def test_windows_of_none_are_acknowledged_in_the_version_of_each() -> None:
     assert [(ack.version, ack.number) for ack in windows.acks()] == [(2, 7), (1, 0), (1, 0), (2, 0), (1, 0)]
 
 
-def test_what_is_durable_may_be_less_than_what_came_together() -> None:
+def test_part_of_a_run_may_become_durable_first() -> None:
     windows = made(2, 5)
     windows.receive(3, 3, True)
     windows.receive(2, 5, True)
@@ -79,7 +79,7 @@ def test_what_is_durable_may_be_less_than_what_came_together() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_window_of_which_a_part_is_not_sealed_waits(version: int) -> None:
+def test_window_with_an_unsealed_part_is_not_acknowledged(version: int) -> None:
     windows = made(version, 2)
     windows.receive(1, 1, True)
     windows.receive(1, 2, False)
@@ -93,7 +93,7 @@ def test_a_window_of_which_a_part_is_not_sealed_waits(version: int) -> None:
     assert windows.unsealed == []
 
 
-def test_a_window_that_begins_within_a_compressed_frame_waits_too() -> None:
+def test_window_announced_in_a_compressed_frame_waits_for_its_end() -> None:
     windows = Windows()
     windows.announce(2, 0, False)
     windows.announce(2, 0, True)
@@ -107,7 +107,7 @@ def test_a_window_that_begins_within_a_compressed_frame_waits_too() -> None:
     assert numbers(windows) == [4]
 
 
-def test_patience_is_for_version_2() -> None:
+def test_keep_alives_are_for_version_2_only() -> None:
     assert made(1, 3).keep_alive_acks() == []
     assert [ack.number for ack in made(2, 3).keep_alive_acks()] == [0]
     mixed = made(1, 1)
@@ -116,7 +116,7 @@ def test_patience_is_for_version_2() -> None:
     assert mixed.keep_alive_acks() == [], "the oldest window is of version 1"
 
 
-def test_an_idle_writer_of_version_1_is_told_once() -> None:
+def test_silent_version_1_writer_is_acknowledged_once() -> None:
     windows = made(1, 9)
     assert not windows.silence_ack_due
     windows.receive(2, 2, True)
@@ -128,4 +128,4 @@ def test_an_idle_writer_of_version_1_is_told_once() -> None:
     assert not windows.silence_ack_due
     assert not windows.ack_pending
     windows.announce(1, 1, True)
-    assert numbers(windows) == [], "it was told already"
+    assert numbers(windows) == [], "it was acknowledged already"
