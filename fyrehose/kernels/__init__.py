@@ -1,9 +1,9 @@
-"""The few loops that touch every message: native where they were built, else their pure-Python twins.
+"""Hot loops that touch every message: compiled with Cython where possible, otherwise in pure Python.
 
-``kernels.native/NAME.pyx`` and ``kernels.pure/NAME.py`` have the same functions with the same signatures; the pure
-one is the readable specification and what the native one is tested against.  ``FYREHOSE_PURE=1`` forces the pure ones.
+``kernels/native/NAME.pyx`` and ``kernels/pure/NAME.py`` have the same functions with the same signatures.  The pure
+module is the readable specification, and the reference in tests.  ``FYREHOSE_PURE=1`` selects the pure modules.
 
-One is apart, ``native/zeromq.pyx``: it reads sockets, which nothing else here knows of, so its twin is where they are,
+``native/zeromq.pyx`` is an exception, because it reads sockets: its pure version is in
 ``fyrehose.protocols.eventbus.messages``.
 """
 

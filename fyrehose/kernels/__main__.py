@@ -1,4 +1,4 @@
-"""Says which kernels serve: ``python -m fyrehose.kernels``."""
+"""Print whether the native or the pure-Python kernels are in use: ``python -m fyrehose.kernels``."""
 
 import os
 import sys
@@ -8,10 +8,10 @@ from fyrehose import kernels
 if kernels.NATIVE:
     print("kernels: native")
 elif os.environ.get("FYREHOSE_PURE") == "1":
-    print("kernels: pure Python, as FYREHOSE_PURE=1 says")
+    print("kernels: pure Python, because FYREHOSE_PURE=1 is set")
 else:
     print(
-        "WARNING: the native kernels were not built, so the pure-Python ones serve: everything works, more slowly.\n"
-        "         To have them, install a C compiler and Python's headers, then: touch setup.py, and the same again.",
+        "WARNING: the native kernels are not built; the pure-Python kernels are in use, which are slower.\n"
+        "         To build them, install a C compiler and Python's headers, run touch setup.py, and build again.",
         file=sys.stderr,
     )

@@ -63,7 +63,9 @@ BOUNDARIES = {
     "http.max_body": "tests/conformance/test_http_limits.py::test_a_length_is_judged_by_the_head_of_the_request",
     "http.max_payload": "tests/conformance/test_http_limits.py::test_a_message_may_be_as_large_as_the_limit",
     "journal.min_free": ("tests/journal/test_journal.py::test_nothing_is_accepted_with_less_room_than_the_default"),
-    "lumberjack.idle_timeout": "tests/protocols/lumberjack/test_server.py::test_idle_connection_is_closed_without_a_log_line",
+    "lumberjack.idle_timeout": (
+        "tests/protocols/lumberjack/test_server.py::test_idle_connection_is_closed_without_a_log_line"
+    ),
     "lumberjack.max_frame": "tests/conformance/test_lumberjack_limits.py::test_a_frame_may_be_as_large_as_the_limit",
     "lumberjack.topic_search": (
         "tests/conformance/test_lumberjack_limits.py::test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit"

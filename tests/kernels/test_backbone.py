@@ -1,4 +1,4 @@
-"""The backbone kernels: golden bytes, what cannot be, and the native ones against the pure ones on the same inputs."""
+"""The backbone kernels: golden bytes, invalid input, and the native against the pure version."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def deliver(seq: int, data: bytes) -> bytes:
 
 
 @both
-def test_golden_bytes(kernel: ModuleType) -> None:
+def test_datagrams_match_their_golden_bytes(kernel: ModuleType) -> None:
     assert kernel.encode_pushes(column(2, 0), b"hi") == bytes.fromhex("020002000000000000 6869 020000000000000000")
     assert kernel.encode_delivers(0x010203040506, column(1), b"x") == bytes.fromhex("010001010203040506 78")
     assert kernel.encode_delivers(2, column(1, 0, 2), b"abc") == deliver(2, b"a") + deliver(3, b"") + deliver(4, b"bc")
@@ -47,7 +47,7 @@ def test_golden_bytes(kernel: ModuleType) -> None:
 
 
 @both
-def test_a_train_is_scanned_into_columns(kernel: ModuleType) -> None:
+def test_train_is_scanned_into_columns(kernel: ModuleType) -> None:
     train = push(b"one") + push(b"two") + push(b"3")
     assert kernel.scan_pushes(train, 0, len(train), 12) == (len(train), 3, column(3, 3, 1), b"onetwo3")
     train = deliver(7, b"one") + deliver(8, b"two") + deliver(9, b"")
@@ -55,7 +55,7 @@ def test_a_train_is_scanned_into_columns(kernel: ModuleType) -> None:
 
 
 @both
-def test_a_scan_stops_before_anything_else(kernel: ModuleType) -> None:
+def test_scan_stops_before_other_datagrams(kernel: ModuleType) -> None:
     good = push(b"ok!")
     for bad in (deliver(1, b"abc"), push(b"abc", 4), push(b"abc", 12), b"\x40" + good[1:], good[:8]):
         train = good + good + bad
@@ -71,7 +71,7 @@ def test_a_scan_stops_before_anything_else(kernel: ModuleType) -> None:
 
 
 @both
-def test_a_length_that_counts_the_header_is_taken_by_option_only(kernel: ModuleType) -> None:
+def test_total_lengths_are_accepted_by_option_only(kernel: ModuleType) -> None:
     datagram = push(b"abc", 12)
     assert kernel.scan_pushes(datagram, 0, 12, 12)[1] == 0
     assert kernel.scan_pushes(datagram, 0, 12, 12, True) == (12, 1, column(3), b"abc")
@@ -79,7 +79,7 @@ def test_a_length_that_counts_the_header_is_taken_by_option_only(kernel: ModuleT
 
 
 @both
-def test_the_largest_datagram(kernel: ModuleType) -> None:
+def test_largest_datagram_is_scanned_and_encoded(kernel: ModuleType) -> None:
     data = bytes(pure.MAX_DATA)
     datagram = kernel.encode_pushes(column(len(data)), data)
     assert len(datagram) == 65_507
@@ -95,7 +95,7 @@ def test_the_largest_datagram(kernel: ModuleType) -> None:
 
 
 @both
-def test_every_pair_of_a_length_that_is_said_and_one_that_is_so(kernel: ModuleType) -> None:
+def test_length_field_must_match_the_datagram(kernel: ModuleType) -> None:
     for size in range(40):
         for said in range(300):
             datagram = (b"\x02" + said.to_bytes(2, "big") + bytes(37))[:size]
@@ -107,14 +107,14 @@ def test_every_pair_of_a_length_that_is_said_and_one_that_is_so(kernel: ModuleTy
 @pytest.mark.parametrize(
     ("start", "stop", "segment"), [(0, 13, 12), (-1, 12, 12), (5, 4, 12), (0, 12, 0), (0, 12, -1), (13, 13, 1)]
 )
-def test_bounds_that_cannot_be(kernel: ModuleType, start: int, stop: int, segment: int) -> None:
+def test_invalid_bounds_are_refused(kernel: ModuleType, start: int, stop: int, segment: int) -> None:
     for scan in (kernel.scan_pushes, kernel.scan_delivers):
         with pytest.raises(ValueError, match="must hold"):
             scan(push(b"abc"), start, stop, segment)
 
 
 @both
-def test_columns_that_do_not_fit_each_other(kernel: ModuleType) -> None:
+def test_columns_that_do_not_match_are_refused(kernel: ModuleType) -> None:
     for lengths, payload in ((column(3), b"ab"), (column(3), b"abcd"), (b"", b"a"), (column(1, 2), b"ab")):
         with pytest.raises(ValueError, match="add up"):
             kernel.encode_pushes(lengths, payload)
@@ -166,7 +166,7 @@ def test_trains_hold_every_datagram_once_and_can_be_taken_apart(payloads: list[b
 
 @st.composite
 def buffers(draw: st.DrawFn) -> tuple[bytes, int, int, int]:
-    """Trains that are mostly right, with a few bytes changed, and bounds that are right."""
+    """Generate mostly well-formed trains, with a few bytes changed, and valid bounds."""
     size = draw(st.integers(0, 12))
     first = draw(st.integers(0, 3) | st.integers(pure.LAST_SEQ - 3, pure.LAST_SEQ))
     count = draw(st.integers(0, 6))
@@ -188,7 +188,7 @@ def buffers(draw: st.DrawFn) -> tuple[bytes, int, int, int]:
 @settings(max_examples=300)
 @given(buffer=buffers(), total=st.booleans())
 @example(buffer=(b"", 0, 0, 1), total=False)
-def test_scans_agree(buffer: tuple[bytes, int, int, int], total: bool) -> None:
+def test_native_scans_equal_pure_scans(buffer: tuple[bytes, int, int, int], total: bool) -> None:
     data, *bounds = buffer
     for kind in (bytes, bytearray, memoryview):
         assert native.scan_pushes(kind(data), *bounds, total) == pure.scan_pushes(kind(data), *bounds, total)
@@ -202,7 +202,7 @@ def test_scans_agree(buffer: tuple[bytes, int, int, int], total: bool) -> None:
     most=st.integers(1, 70),
     size=st.integers(1, 400),
 )
-def test_encoders_agree(first: int, payloads: list[bytes], most: int, size: int) -> None:
+def test_native_encoders_equal_pure_encoders(first: int, payloads: list[bytes], most: int, size: int) -> None:
     lengths, payload = column(*map(len, payloads)), b"".join(payloads)
     # A column may begin at any address.
     shifted = memoryview(b"x" + lengths)[1:]

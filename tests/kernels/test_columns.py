@@ -1,4 +1,4 @@
-"""The kernel of runs: where so many bytes end, natively and not."""
+"""The kernel of runs: how many records fit into a number of bytes, native and pure."""
 
 from __future__ import annotations
 
@@ -48,19 +48,21 @@ def column(*lengths: int) -> bytes:
         (4, 4, 0, (4, 0)),
     ],
 )
-def test_where_they_end(kernel: ModuleType, start: int, stop: int, most: int, found: tuple[int, int]) -> None:
+def test_span_ends_before_the_limit(
+    kernel: ModuleType, start: int, stop: int, most: int, found: tuple[int, int]
+) -> None:
     assert kernel.span(column(10, 20, 0, 30), start, stop, most) == found
 
 
 @both
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 3), (2, 1), (3, 3)])
-def test_records_that_are_not_there(kernel: ModuleType, start: int, stop: int) -> None:
+def test_missing_records_are_refused(kernel: ModuleType, start: int, stop: int) -> None:
     with pytest.raises(IndexError):
         kernel.span(column(1, 2), start, stop, ALL)
 
 
 @both
-def test_what_is_no_column(kernel: ModuleType) -> None:
+def test_invalid_columns_are_refused(kernel: ModuleType) -> None:
     with pytest.raises(TypeError):
         kernel.span(b"12345", 0, 1, ALL)
 
@@ -68,7 +70,7 @@ def test_what_is_no_column(kernel: ModuleType) -> None:
 @only_native
 @given(st.lists(st.integers(0, (1 << 32) - 1), max_size=30), st.data())
 @settings(max_examples=200, deadline=None)
-def test_both_say_the_same(lengths: list[int], data: st.DataObject) -> None:
+def test_native_span_equals_pure_span(lengths: list[int], data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(lengths)))
     stop = data.draw(st.integers(start, len(lengths)))
     most = data.draw(st.sampled_from([0, sum(lengths), ALL]) | st.integers(0, sum(lengths) + 1))
@@ -77,6 +79,6 @@ def test_both_say_the_same(lengths: list[int], data: st.DataObject) -> None:
         assert found == pure.span(view(column(*lengths)), start, stop, most)
 
 
-def test_a_topic_of_figg_is_the_name_of_a_stream() -> None:
-    """Kernels know nothing of records, so the number is there twice."""
+def test_figg_topic_limit_equals_the_stream_name_limit() -> None:
+    """Kernels do not import fyrehose.records, so the limit is defined twice."""
     assert figg.MAX_TOPIC == MAX_NAME

@@ -1,4 +1,4 @@
-"""The event bus's kernels: golden labels, what is not usual, and the native ones against the pure ones."""
+"""The event bus's kernels: golden labels, unusual labels, and the native against the pure version."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ NO_UUIDS = [b"", UUID.upper(), UUID[:-1], UUID + b"0", UUID.replace(b"-", b""), 
 
 @both
 @pytest.mark.parametrize(("timestamp", "micros"), TIMES)
-def test_golden_labels_both_ways(kernel: ModuleType, timestamp: bytes, micros: int) -> None:
+def test_labels_match_their_golden_bytes_both_ways(kernel: ModuleType, timestamp: bytes, micros: int) -> None:
     assert read(kernel, event(timestamp)) == ("/a/", "me", ID, micros)
     assert kernel.rows(7, pack("<q", micros), ID, 0, 1, False) == [(bytes(7) + b"\7", timestamp, UUID)]
     assert kernel.rows(7, pack("<q", micros + 999), ID, 0, 1, True) == [(b"7", timestamp, UUID)]
@@ -100,19 +100,19 @@ def test_golden_labels_both_ways(kernel: ModuleType, timestamp: bytes, micros: i
         [*event()[:5], bytes(1_001)],
     ],
 )
-def test_what_is_not_usual_is_not_read(kernel: ModuleType, frames: list[bytes]) -> None:
+def test_unusual_labels_are_not_parsed(kernel: ModuleType, frames: list[bytes]) -> None:
     assert read(kernel, frames) is None
 
 
 @both
-def test_limits_count_themselves(kernel: ModuleType) -> None:
+def test_limits_are_inclusive(kernel: ModuleType) -> None:
     labels = [b"x" * 255, b"y" * 64, b"z" * 64]
     found = read(kernel, [*labels, *event()[3:5], bytes(1_000)])
     assert found == ("x" * 255, "z" * 64, ID, 1_714_558_830_123_000)
 
 
 @both
-def test_some_rows_of_columns_that_begin_anywhere(kernel: ModuleType) -> None:
+def test_rows_are_formatted_from_unaligned_columns(kernel: ModuleType) -> None:
     times = memoryview(b"?" + pack("<3q", 0, 1_000, 2_000))[1:]
     ids = memoryview(b"?" + bytes(16) + ID + bytes(16))[1:]
     (row,) = kernel.rows((1 << 48) - 3, times, ids, 1, 2, True)
@@ -136,7 +136,7 @@ def test_some_rows_of_columns_that_begin_anywhere(kernel: ModuleType) -> None:
         (pack("<q", (1 << 63) - 1), bytes(16), 0, 1),
     ],
 )
-def test_rows_that_cannot_be(kernel: ModuleType, times: bytes, ids: bytes, start: int, stop: int) -> None:
+def test_invalid_rows_are_refused(kernel: ModuleType, times: bytes, ids: bytes, start: int, stop: int) -> None:
     with pytest.raises(ValueError):
         kernel.rows(1, times, ids, start, stop, False)
 
@@ -153,7 +153,7 @@ def test_rows_that_cannot_be(kernel: ModuleType, times: bytes, ids: bytes, start
     )
 )
 @example(event())
-def test_both_read_the_same(frames: list[bytes]) -> None:
+def test_native_parser_equals_pure_parser(frames: list[bytes]) -> None:
     assert read(native, frames) == read(pure, frames)
 
 
@@ -162,7 +162,7 @@ def test_both_read_the_same(frames: list[bytes]) -> None:
     st.from_regex(rb"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-6][0-9]:[0-6][0-9]\.[0-9]{3}Z", fullmatch=True),
     st.binary(min_size=36, max_size=36) | st.uuids().map(lambda uuid: str(uuid).encode()),
 )
-def test_both_read_the_same_labels(timestamp: bytes, uuid: bytes) -> None:
+def test_native_parser_equals_pure_parser_for_valid_labels(timestamp: bytes, uuid: bytes) -> None:
     assert read(native, event(timestamp, uuid)) == read(pure, event(timestamp, uuid))
 
 
@@ -172,7 +172,7 @@ def test_both_read_the_same_labels(timestamp: bytes, uuid: bytes) -> None:
     st.lists(st.tuples(st.integers(FIRST, LAST), st.binary(min_size=16, max_size=16)), max_size=9),
     st.booleans(),
 )
-def test_both_write_the_same(first: int, labels: list[tuple[int, bytes]], decimal: bool) -> None:
+def test_native_formatter_equals_pure_formatter(first: int, labels: list[tuple[int, bytes]], decimal: bool) -> None:
     times = pack(f"<{len(labels)}q", *[micros for micros, _ in labels])
     ids = b"".join(event_id for _, event_id in labels)
     written = native.rows(first, times, ids, 0, len(labels), decimal)

@@ -1,4 +1,4 @@
-"""The figg kernels: golden bytes, where a scan stops, and the native ones against the pure ones on the same inputs."""
+"""The Figg kernels: golden bytes, ends of scans, and the native against the pure version."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def frame(number: int, data: bytes, topic: bytes = b"t", kind: int = PUBLISH, ve
 
 
 @both
-def test_golden_bytes(kernel: ModuleType) -> None:
+def test_frames_match_their_golden_bytes(kernel: ModuleType) -> None:
     encoded = kernel.frames(DATA, b"ab", 0x0102030405060708, column(1, 0), b"x")
     assert encoded == bytes.fromhex(
         "0007 0001 00000013 00000002 6162 0102030405060708 00000001 78"
@@ -72,13 +72,13 @@ OTHER = [
 @pytest.mark.parametrize(
     "other", [*OTHER, frame(3, b"data", topic=b"u"), frame(3, b"data", topic=b"tt"), frame(4, b"data")]
 )
-def test_a_scan_stops_before_anything_else(kernel: ModuleType, other: bytes) -> None:
+def test_scan_stops_before_other_frames(kernel: ModuleType, other: bytes) -> None:
     good = frame(1, b"one") + frame(2, b"")
     assert kernel.scan(good + other, 0, PUBLISH, 100, MOST) == (len(good), b"t", 1, 2, column(3, 0), b"one")
 
 
 @both
-def test_a_run_is_bounded_but_never_empty(kernel: ModuleType) -> None:
+def test_scan_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     many = b"".join(frame(i, b"x" * 100) for i in range(1, 11))
     assert kernel.scan(many, 0, PUBLISH, MOST, 350)[3] == 3
     assert kernel.scan(many, 0, PUBLISH, MOST, 300)[3] == 3
@@ -87,7 +87,7 @@ def test_a_run_is_bounded_but_never_empty(kernel: ModuleType) -> None:
 
 
 @both
-def test_numbers_do_not_run_over(kernel: ModuleType) -> None:
+def test_numbers_do_not_overflow(kernel: ModuleType) -> None:
     last = (1 << 64) - 1
     assert kernel.scan(frame(last, b"a") + frame(0, b"b"), 0, PUBLISH, MOST, MOST)[3] == 1
     with pytest.raises(ValueError, match="cannot be framed"):
@@ -109,13 +109,15 @@ def test_topic_of_255_bytes_is_the_longest(kernel: ModuleType) -> None:
     ("topic", "lengths", "payload"),
     [(b"", column(1), b"a"), (b"t" * 256, column(1), b"a"), (b"t", column(2), b"a"), (b"t", b"\1\0\0", b"a")],
 )
-def test_columns_that_do_not_fit_are_refused(kernel: ModuleType, topic: bytes, lengths: bytes, payload: bytes) -> None:
+def test_columns_that_do_not_match_are_refused(
+    kernel: ModuleType, topic: bytes, lengths: bytes, payload: bytes
+) -> None:
     with pytest.raises(ValueError, match="cannot be framed"):
         kernel.frames(DATA, topic, 1, lengths, payload)
 
 
 @both
-def test_those_of_a_topic_are_gathered(kernel: ModuleType) -> None:
+def test_gather_groups_frames_by_topic(kernel: ModuleType) -> None:
     wire = frame(1, b"one", b"a") + frame(2, b"", b"b") + frame(3, b"three", b"a") + frame(4, b"four", b"b")
     assert kernel.gather(wire, 0, PUBLISH, 100, MOST) == (
         len(wire),
@@ -130,7 +132,7 @@ def test_those_of_a_topic_are_gathered(kernel: ModuleType) -> None:
 
 @both
 @pytest.mark.parametrize("other", [*OTHER, frame(3, b"data", b"\xff"), frame(0, b"data", b"u")])
-def test_a_gathering_stops_before_anything_else(kernel: ModuleType, other: bytes) -> None:
+def test_gather_stops_before_other_frames(kernel: ModuleType, other: bytes) -> None:
     good = frame(1, b"one") + frame(2, b"")
     assert kernel.gather(good + other, 0, PUBLISH, 100, MOST) == (len(good), 2, [("t", 1, column(3, 0), b"one")])
     if other != frame(2, b"data"):
@@ -138,7 +140,7 @@ def test_a_gathering_stops_before_anything_else(kernel: ModuleType, other: bytes
 
 
 @both
-def test_a_gathering_is_bounded_but_never_empty(kernel: ModuleType) -> None:
+def test_gather_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     many = b"".join(frame(i, b"x" * 100, b"%d" % (i % 3)) for i in range(1, 11))
     assert kernel.gather(many, 0, PUBLISH, MOST, 350)[1] == 3
     assert kernel.gather(many, 0, PUBLISH, MOST, 300)[1] == 3
@@ -166,7 +168,7 @@ messages = st.lists(st.binary(max_size=40), max_size=12)
     start=st.integers(0, 3),
 )
 @settings(max_examples=600, deadline=None)
-def test_both_find_the_same(
+def test_native_scan_equals_pure_scan(
     topic: bytes, first: int, data: list[bytes], cut: int, flip: tuple[int, int], largest: int, most: int, start: int
 ) -> None:
     first = min(first, (1 << 64) - len(data))
@@ -194,7 +196,7 @@ def test_both_find_the_same(
     start=st.integers(0, 3),
 )
 @settings(max_examples=600, deadline=None)
-def test_both_gather_the_same(
+def test_native_gather_equals_pure_gather(
     sent: list[tuple[bytes, int, bytes]],
     first: int,
     cut: int,
@@ -219,7 +221,7 @@ def test_both_gather_the_same(
 @only_native
 @given(topic=st.binary(min_size=1, max_size=255), first=st.integers(0, 1 << 63), data=messages)
 @settings(max_examples=200, deadline=None)
-def test_both_write_the_same(topic: bytes, first: int, data: list[bytes]) -> None:
+def test_native_frames_equal_pure_frames(topic: bytes, first: int, data: list[bytes]) -> None:
     lengths, payload = column(*map(len, data)), b"".join(data)
     wire = b"".join(frame(first + i, d, topic, DATA) for i, d in enumerate(data))
     for view in (bytes, memoryview, bytearray):

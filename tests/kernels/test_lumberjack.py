@@ -1,4 +1,4 @@
-"""The lumberjack kernels: golden bytes, where a scan ends, topics, and the native ones against the pure ones."""
+"""The Lumberjack kernels: golden bytes, ends of scans, topics, and the native against the pure version."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def json_frame(sequence: int, document: bytes, version: bytes = b"2") -> bytes:
 
 
 @both
-def test_golden_bytes(kernel: ModuleType) -> None:
+def test_frames_match_their_golden_bytes(kernel: ModuleType) -> None:
     golden = bytes.fromhex("324a 00000001 00000002 7b7d 324a 00000002 00000000")
     assert kernel.frames(TWO, 1, column(2, 0), b"{}") == golden
     assert kernel.scan(golden, 0, TWO, ALL, ALL, 9) == (22, 2, 1, 2, column(2, 0), b"{}")
@@ -65,7 +65,7 @@ def test_sequences_that_roll_over_repeat_or_jump_are_a_column(kernel: ModuleType
 
 
 @both
-def test_a_scan_ends_before_anything_else(kernel: ModuleType) -> None:
+def test_scan_ends_before_other_frames(kernel: ModuleType) -> None:
     good = json_frame(1, b"ok") + json_frame(2, b"fine")
     others = [
         json_frame(3, b"v", b"1"),
@@ -84,7 +84,7 @@ def test_a_scan_ends_before_anything_else(kernel: ModuleType) -> None:
 
 
 @both
-def test_a_scan_is_bounded_but_always_takes_one(kernel: ModuleType) -> None:
+def test_scan_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     data = json_frame(1, b"aaaa") + json_frame(2, b"bb") + json_frame(3, b"c")
     assert kernel.scan(data, 0, TWO, ALL, 3, 9)[1] == 1
     assert kernel.scan(data, 0, TWO, ALL, 6, 9)[1] == 2
@@ -105,7 +105,9 @@ def test_a_scan_is_bounded_but_always_takes_one(kernel: ModuleType) -> None:
         (TWO, -1, b"", b""),
     ],
 )
-def test_what_cannot_be_framed(kernel: ModuleType, version: int, first: int, lengths: bytes, payload: bytes) -> None:
+def test_invalid_columns_are_refused(
+    kernel: ModuleType, version: int, first: int, lengths: bytes, payload: bytes
+) -> None:
     with pytest.raises(ValueError):
         kernel.frames(version, first, lengths, payload)
 
@@ -156,12 +158,12 @@ TOPICS = [
 
 @both
 @pytest.mark.parametrize(("document", "topic"), TOPICS)
-def test_topics(kernel: ModuleType, document: bytes, topic: bytes | None) -> None:
+def test_topic_is_found_at_its_path(kernel: ModuleType, document: bytes, topic: bytes | None) -> None:
     assert kernel.find(document, BEAT) == topic
 
 
 @both
-def test_a_topic_is_looked_for_in_so_many_bytes_only(kernel: ModuleType) -> None:
+def test_topic_is_searched_in_a_limited_number_of_bytes(kernel: ModuleType) -> None:
     document = b'{"m":"' + b"x" * 100 + b'","beat":"late"}'
     lengths = column(len(document))
     assert kernel.split(lengths, document, (b"beat",), len(document)) == [(1, b"late", True)]
@@ -171,7 +173,7 @@ def test_a_topic_is_looked_for_in_so_many_bytes_only(kernel: ModuleType) -> None
 
 
 @both
-def test_a_run_is_split_where_the_topic_or_the_look_changes(kernel: ModuleType) -> None:
+def test_split_ends_a_segment_where_topic_or_json_look_changes(kernel: ModuleType) -> None:
     documents = [b'{"t":"a"}', b'{"t":"a","x":1}', b'{"t":"b"}', b'{"t":""}', b"{}", b"", b"nonsense", b'{"t":"a"}']
     lengths = column(*map(len, documents))
     assert kernel.split(lengths, b"".join(documents), (b"t",), 4096) == [
@@ -207,13 +209,13 @@ def test_a_run_is_split_where_the_topic_or_the_look_changes(kernel: ModuleType) 
         (b"\xff", False),
     ],
 )
-def test_whether_a_document_looks_like_json(kernel: ModuleType, document: bytes, looks: bool) -> None:
+def test_documents_look_like_json_by_their_ends(kernel: ModuleType, document: bytes, looks: bool) -> None:
     assert kernel.split(column(len(document)), document, (), 0) == [(1, None, looks)]
 
 
 @both
 @pytest.mark.parametrize(("lengths", "payload"), [(b"123", b""), (column(1), b""), (column(1), b"ab")])
-def test_columns_that_do_not_add_up_cannot_be_split(kernel: ModuleType, lengths: bytes, payload: bytes) -> None:
+def test_columns_that_do_not_add_up_are_refused_by_split(kernel: ModuleType, lengths: bytes, payload: bytes) -> None:
     with pytest.raises(ValueError, match="add up"):
         kernel.split(lengths, payload, BEAT, 4096)
 
@@ -227,7 +229,7 @@ VALUES = st.recursive(
 
 @given(value=st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUES, max_size=3), indent=st.sampled_from([None, 1]))
 @settings(max_examples=200, deadline=None)
-def test_a_topic_is_what_json_itself_would_find(value: dict[str, object], indent: int | None) -> None:
+def test_topic_equals_the_result_of_the_json_module(value: dict[str, object], indent: int | None) -> None:
     document = json.dumps(value, indent=indent).encode()
     inner = value.get("a")
     wanted = inner.get("b") if isinstance(inner, dict) else None
@@ -252,7 +254,7 @@ PIECES = st.lists(
 @given(PIECES, st.integers(0, 12), st.integers(0, 30), st.integers(0, 9))
 @example(json_frame(1, b"x" * 20), 20, 0, 9)
 @settings(max_examples=300, deadline=None)
-def test_scans_are_the_same(data: bytes, largest: int, most: int, most_count: int) -> None:
+def test_native_scan_equals_pure_scan(data: bytes, largest: int, most: int, most_count: int) -> None:
     wanted = pure.scan(data, 0, TWO, largest, most, most_count)
     assert native.scan(data, 0, TWO, largest, most, most_count) == wanted
     _, count, sequences, last, lengths, payload = wanted
@@ -268,7 +270,7 @@ def test_scans_are_the_same(data: bytes, largest: int, most: int, most_count: in
     st.integers(0, 40),
 )
 @settings(max_examples=500, deadline=None)
-def test_splits_are_the_same(documents: list[bytes], path: tuple[bytes, ...], most: int) -> None:
+def test_native_split_equals_pure_split(documents: list[bytes], path: tuple[bytes, ...], most: int) -> None:
     lengths, payload = column(*map(len, documents)), b"".join(documents)
     wanted = pure.split(lengths, payload, path, most)
     assert native.split(lengths, payload, path, most) == wanted
@@ -278,7 +280,7 @@ def test_splits_are_the_same(documents: list[bytes], path: tuple[bytes, ...], mo
 
 
 @only_native
-def test_the_native_kernels_are_the_ones_that_run() -> None:
+def test_package_uses_the_native_kernels_if_they_are_built() -> None:
     from fyrehose import kernels
 
     assert not kernels.NATIVE or kernels.lumberjack is native

@@ -1,4 +1,4 @@
-"""The relink kernels: golden bytes, where one stops, the native ones against the pure ones on the same inputs."""
+"""The Relink kernels: golden bytes, ends of scans, and the native against the pure version."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def frame(data: bytes, channel: int = 3, id_size: int = 1, first: int = 0x11, pa
         (8, 1 << 63, "1101 0000000000000080 0300 00000000"),
     ],
 )
-def test_golden_bytes(kernel: ModuleType, id_size: int, channel: int, head: str) -> None:
+def test_messages_match_their_golden_bytes(kernel: ModuleType, id_size: int, channel: int, head: str) -> None:
     wire = kernel.frames(id_size, channel, column(3, 0), b"abc")
     empty = bytes.fromhex(head.replace("0300", "0000")) if id_size != 2 else bytes.fromhex("1101 3412 0000 0000")
     assert wire == bytes.fromhex(head) + b"abc" + bytes(5) + empty
@@ -86,14 +86,14 @@ def test_large_payloads_are_framed_with_large_sizes(kernel: ModuleType, id_size:
         frame(b"data" * 30),  # more than the largest
     ],
 )
-def test_it_stops_before_anything_else(kernel: ModuleType, other: bytes) -> None:
+def test_gather_stops_before_other_packets(kernel: ModuleType, other: bytes) -> None:
     good = frame(b"one") + frame(b"", first=0x91)
     assert kernel.gather(good + other, 0, 1, 104, MOST, 9) == (len(good), [(3, column(3, 0), b"one")])
     assert kernel.gather(other, 0, 1, 104, MOST, 9) == (0, [])
 
 
 @both
-def test_messages_of_a_channel_come_together(kernel: ModuleType) -> None:
+def test_gather_groups_messages_by_channel(kernel: ModuleType) -> None:
     wire = b"".join(
         frame(data, channel, 2) for channel, data in ((9, b"a"), (500, b"bc"), (9, b""), (0, b"d"), (9, b"e"))
     )
@@ -107,7 +107,7 @@ def test_messages_of_a_channel_come_together(kernel: ModuleType) -> None:
 
 
 @both
-def test_many_channels_but_not_too_many(kernel: ModuleType) -> None:
+def test_number_of_channels_is_bounded(kernel: ModuleType) -> None:
     ids = [(number * 0x9E3779B97F4A7C15) % (1 << 64) for number in range(kernel.CHANNELS + 1)]
     wire = b"".join(frame(b"%d" % channel, channel, 8) for channel in ids)
     end, runs = kernel.gather(wire, 0, 8, MOST, MOST, 9, 1_000)
@@ -125,7 +125,7 @@ def test_padding_is_ignored_and_counts_for_the_largest(kernel: ModuleType) -> No
 
 
 @both
-def test_there_is_a_bound_but_never_nothing(kernel: ModuleType) -> None:
+def test_gather_is_bounded_but_never_empty(kernel: ModuleType) -> None:
     many = (frame(b"x" * 100) + frame(b"y" * 100, channel=4)) * 5
     assert kernel.gather(many, 0, 1, MOST, 350, 99)[1] == [
         (3, column(100, 100), b"x" * 200),
@@ -148,7 +148,7 @@ def test_there_is_a_bound_but_never_nothing(kernel: ModuleType) -> None:
         (1, 0, b"\1\0\0", b"a"),
     ],
 )
-def test_what_cannot_be_framed_is_refused(
+def test_invalid_columns_are_refused(
     kernel: ModuleType, id_size: int, channel: int, lengths: bytes, payload: bytes
 ) -> None:
     with pytest.raises(ValueError, match="cannot be framed"):
@@ -157,7 +157,7 @@ def test_what_cannot_be_framed_is_refused(
 
 @both
 @pytest.mark.parametrize("id_size", [-1, 3, 5, 9])
-def test_ids_of_no_such_size(kernel: ModuleType, id_size: int) -> None:
+def test_invalid_id_sizes_are_refused(kernel: ModuleType, id_size: int) -> None:
     with pytest.raises(ValueError, match="channel ids have"):
         kernel.frames(id_size, 0, column(), b"")
     with pytest.raises(ValueError, match="channel ids have"):
@@ -180,7 +180,7 @@ messages = st.lists(st.binary(max_size=40), max_size=12)
     start=st.integers(0, 3),
 )
 @settings(max_examples=300, deadline=None)
-def test_both_find_the_same(
+def test_native_gather_equals_pure_gather(
     id_size: int,
     data: list[tuple[int, bytes]],
     cut: int,
@@ -203,7 +203,7 @@ def test_both_find_the_same(
 @only_native
 @given(id_size=st.sampled_from(SIZES), channel=st.integers(0, (1 << 64) - 1), data=messages, large=st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_both_write_the_same(id_size: int, channel: int, data: list[bytes], large: bool) -> None:
+def test_native_frames_equal_pure_frames(id_size: int, channel: int, data: list[bytes], large: bool) -> None:
     channel %= 1 << 8 * id_size
     if large:
         data = [*data, b"x" * 70_000, *data]

@@ -1,1 +1,1 @@
-"""The kernels in Cython."""
+"""Native kernels, compiled by Cython from the ``.pyx`` files beside this module."""

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The backbone kernels in Cython; ``kernels/pure/backbone.py`` says what each does."""
+"""Native version of ``fyrehose.kernels.pure.backbone``, which specifies the functions and is the reference in tests."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint32_t, uint64_t
@@ -17,7 +17,7 @@ cdef enum:
 
 
 cdef inline uint32_t length_at(const unsigned char* column, Py_ssize_t i) noexcept nogil:
-    # A column may begin anywhere in a file that is mapped: no aligned access.
+    # A column may start at any address of a mapped file, so access must not assume alignment.
     cdef uint32_t length
     memcpy(&length, column + 4 * i, 4)
     return length
@@ -37,7 +37,7 @@ cdef int check(Py_ssize_t size, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t se
 
 
 cdef tuple columns(const unsigned char* base, Py_ssize_t start, Py_ssize_t end, Py_ssize_t segment, Py_ssize_t count):
-    """The lengths and the payload of ``count`` datagrams that were found good."""
+    """Return the columns of ``count`` datagrams that were checked."""
     cdef bytes lengths = PyBytes_FromStringAndSize(NULL, 4 * count)
     cdef bytes payload = PyBytes_FromStringAndSize(NULL, end - start - HEAD * count)
     cdef char* length_out = PyBytes_AS_STRING(lengths)
@@ -61,13 +61,13 @@ def scan_pushes(const unsigned char[::1] data, Py_ssize_t start, Py_ssize_t stop
     cdef const unsigned char* base = &data[0]
     cdef Py_ssize_t at = start
     cdef Py_ssize_t count = 0
-    cdef Py_ssize_t whole, said
+    cdef Py_ssize_t whole, length
     while at < stop:
         whole = segment if stop - at > segment else stop - at
         if whole < HEAD or whole > MOST + HEAD or base[at] != PUSH:
             break
-        said = (<Py_ssize_t>base[at + 1] << 8) | base[at + 2]
-        if said != whole - HEAD and not (total and said == whole):
+        length = (<Py_ssize_t>base[at + 1] << 8) | base[at + 2]
+        if length != whole - HEAD and not (total and length == whole):
             break
         count += 1
         at += whole
@@ -82,16 +82,16 @@ def scan_delivers(const unsigned char[::1] data, Py_ssize_t start, Py_ssize_t st
     cdef const unsigned char* base = &data[0]
     cdef Py_ssize_t at = start
     cdef Py_ssize_t count = 0
-    cdef Py_ssize_t whole, said
+    cdef Py_ssize_t whole, length
     cdef uint64_t first = 0
     cdef uint64_t seq
     while at < stop:
         whole = segment if stop - at > segment else stop - at
         if whole < HEAD or whole > MOST + HEAD or base[at] != DELIVER:
             break
-        said = (<Py_ssize_t>base[at + 1] << 8) | base[at + 2]
+        length = (<Py_ssize_t>base[at + 1] << 8) | base[at + 2]
         seq = sequence_at(base + at + 3)
-        if said != whole - HEAD or seq == 0 or (count and seq != first + <uint64_t>count):
+        if length != whole - HEAD or seq == 0 or (count and seq != first + <uint64_t>count):
             break
         if not count:
             first = seq

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The kernel of runs, natively; ``fyrehose.kernels.pure.columns`` says what it does, and is what it is tested against."""
+"""Native version of ``fyrehose.kernels.pure.columns``, which specifies the functions and is the reference in tests."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy

@@ -1,6 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The event bus's kernels, natively; ``fyrehose.kernels.pure.eventbus`` says what they do, and is what they are tested
-against."""
+"""Native version of ``fyrehose.kernels.pure.eventbus``, which specifies the functions and is the reference in tests."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -11,7 +10,7 @@ cdef enum:
     TIMESTAMP = 24
     UUID = 36
 
-# Days since 1970 of the years 1 and 10000: what can be written.
+# Range of dates that can be formatted: days since 1970 of the years 1 and 10000.
 cdef int64_t FIRST_DAY = -719162
 cdef int64_t END_DAY = 2932897
 cdef int64_t DAY = 86_400_000_000
@@ -19,7 +18,7 @@ cdef const char* DIGITS = b"0123456789abcdef"
 
 
 cdef inline int two(const uint8_t* p) noexcept nogil:
-    """Two digits of ASCII; a number below 0 where they are none."""
+    """Parse two ASCII digits; return a negative number if they are not digits."""
     cdef int high = p[0] - 0x30
     cdef int low = p[1] - 0x30
     if high < 0 or high > 9 or low < 0 or low > 9:
@@ -28,7 +27,7 @@ cdef inline int two(const uint8_t* p) noexcept nogil:
 
 
 cdef inline int64_t days_of(int64_t year, int64_t month, int64_t day) noexcept nogil:
-    """Days since 1970; years begin in March here, so that a leap day is the last of its year."""
+    """Return the days since 1970; internally years start in March, so that a leap day is the last day of its year."""
     if month <= 2:
         year -= 1
     cdef int64_t era = year // 400
@@ -44,7 +43,7 @@ cdef inline int days_in(int year, int month) noexcept nogil:
 
 
 cdef bint read_time(const uint8_t* p, int64_t* micros) noexcept nogil:
-    """YYYY-MM-DDTHH:MM:SS.mmmZ"""
+    """Parse YYYY-MM-DDTHH:MM:SS.mmmZ."""
     if p[4] != 0x2D or p[7] != 0x2D or p[10] != 0x54 or p[13] != 0x3A or p[16] != 0x3A or p[19] != 0x2E or p[23] != 0x5A:
         return False
     cdef int year = 100 * two(p) + two(p + 2)
@@ -150,11 +149,11 @@ cdef bytes written_sequence(uint64_t value, bint decimal):
 cdef bytes written_time(int64_t micros):
     cdef int64_t days = micros // DAY
     if micros < 0 and days * DAY != micros:
-        days -= 1  # as Python divides
+        days -= 1  # round towards minus infinity, like Python
     if days < FIRST_DAY or days >= END_DAY:
-        raise ValueError("a time that is not of the years 1 to 9999")
+        raise ValueError("time is outside the years 1 to 9999")
     cdef int64_t of_day = (micros - days * DAY) // 1_000
-    cdef int64_t shifted = days + 719468  # 0 is the 1st of March of the year 0, and no day before it is written
+    cdef int64_t shifted = days + 719468  # day 0 is the 1st of March of the year 0; earlier days are refused above
     cdef int64_t year, of_year, month, day
     cdef int64_t era = shifted // 146097
     cdef int64_t of_era = shifted - era * 146097
@@ -197,12 +196,12 @@ def rows(uint64_t first, event_times, event_ids, Py_ssize_t start, Py_ssize_t st
     cdef const uint8_t[::1] ids = memoryview(event_ids).cast("B")
     cdef Py_ssize_t count = times.shape[0] // 8
     if not 0 <= start <= stop <= count or times.shape[0] % 8 or ids.shape[0] != 16 * count:
-        raise ValueError("columns that have no such rows")
+        raise ValueError(f"columns hold no rows {start} to {stop}")
     cdef list found = []
     cdef int64_t micros
     cdef Py_ssize_t row
     for row in range(start, stop):
-        # A column may begin anywhere in a file that is mapped: no aligned access.
+        # A column may start at any address of a mapped file, so access must not assume alignment.
         memcpy(&micros, &times[8 * row], 8)
         found.append((written_sequence(first + <uint64_t>row, decimal), written_time(micros), written_uuid(&ids[16 * row])))
     return found

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The figg kernels, natively; ``fyrehose.kernels.pure.figg`` says what they do, and is what they are tested against."""
+"""Native version of ``fyrehose.kernels.pure.figg``, which specifies the functions and is the reference in tests."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -25,11 +25,11 @@ cdef struct Frame:
     uint64_t number
     const uint8_t* data
     uint32_t data_size
-    Py_ssize_t size  # of the whole
+    Py_ssize_t size  # of the whole frame
 
 
 cdef inline bint take(const uint8_t* at, Py_ssize_t left, uint32_t head, uint64_t largest, Frame* frame) noexcept nogil:
-    """Whether a whole, well-formed frame begins at ``at``, where ``left`` bytes are."""
+    """Return whether a complete, well-formed frame starts at ``at``, where ``left`` bytes follow."""
     cdef uint64_t size
     if left < HEAD or get32(at) != head:
         return False
@@ -57,9 +57,9 @@ def scan(const uint8_t[::1] buffer not None, Py_ssize_t start, uint32_t kind, ui
     cdef Frame first, frame
 
     if start < 0 or kind > 0xFFFF:
-        raise ValueError("a position or a type that cannot be")
+        raise ValueError("invalid position or type")
     memset(&first, 0, sizeof(first))
-    # First where the run ends and how much it holds, so that its columns are allocated once and in their size.
+    # Find the end and the size of the run first, so that its columns are allocated once with their final size.
     while take(base + position, end - position, head, largest, &frame):
         if count == 0:
             first = frame
@@ -103,7 +103,7 @@ cdef struct Group:
     Py_ssize_t count
     uint64_t first
     uint64_t total
-    uint8_t* number  # where the next is written: NULL if the numbers are consecutive
+    uint8_t* number  # where the next number is written; NULL if the numbers are consecutive
     uint8_t* length
     uint8_t* data
 
@@ -121,11 +121,11 @@ def gather(const uint8_t[::1] buffer not None, Py_ssize_t start, uint32_t kind, 
     cdef uint32_t slot
     cdef Group* group
     cdef Frame frame
-    cdef uint16_t* of  # of each frame the number of its group
+    cdef uint16_t* of  # group number of each frame
     cdef list names = []
 
     if start < 0 or kind > 0xFFFF:
-        raise ValueError("a position or a type that cannot be")
+        raise ValueError("invalid position or type")
     of = <uint16_t*>malloc(2 * (max(end - start, 0) // (HEAD + TAIL + 1) + 1))
     if of == NULL:
         raise MemoryError()
@@ -171,7 +171,7 @@ def gather(const uint8_t[::1] buffer not None, Py_ssize_t start, uint32_t kind, 
 
 
 cdef list _columns(const uint8_t* at, Py_ssize_t count, const uint16_t* of, Group* groups, list names):
-    """The columns of ``count`` frames that were found to be in order."""
+    """Return the columns of ``count`` frames that were checked."""
     cdef list runs = []
     cdef bytes numbers, lengths, payload
     cdef Group* group

@@ -1,6 +1,6 @@
-"""A table with open addressing, from a key to the number of its group.
+"""Hash table with open addressing that maps keys to group numbers.
 
-Each kernel compares the keys itself, because they differ.  A table is used like this::
+The kernels compare their keys themselves, because the keys have different types.  Usage::
 
     clear(slots)                            # before the first key
     slot = slot_of_bytes(key, size)
@@ -14,8 +14,8 @@ from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 cdef enum:
-    GROUPS = 256  # at most, as in the pure twins
-    SLOTS = 1024  # so the table stays sparse
+    GROUPS = 256  # at most, as in the pure kernels
+    SLOTS = 1024  # four times GROUPS keeps the table sparse
 
 #: The number of a group in each slot, or -1 in a free one.
 ctypedef int16_t[SLOTS] Slots

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The lumberjack kernels, natively; ``fyrehose.kernels.pure.lumberjack`` says what they do."""
+"""Native version of ``fyrehose.kernels.pure.lumberjack``, which specifies the functions and is the reference in tests."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -46,8 +46,8 @@ def scan(
     cdef bint consecutive = True
     cdef const uint8_t* frame
     if start < 0:
-        raise ValueError("a position that cannot be")
-    # First where the run ends and how much it holds, so that its columns are allocated once and in their size.
+        raise ValueError("invalid position")
+    # Find the end and the size of the run first, so that its columns are allocated once with their final size.
     while end - position >= HEAD and count < most_count:
         frame = base + position
         length = get32(frame + 6)
@@ -103,13 +103,13 @@ def frames(version, first, lengths, payload):
         or not 0 <= first < 1 << 32
     ):
         raise ValueError("columns, a version or a sequence that cannot be framed")
-    cdef uint8_t said = version
+    cdef uint8_t digit = version
     cdef uint32_t sequence = first
     cdef bytes result = PyBytes_FromStringAndSize(NULL, count * HEAD + source.shape[0])
     cdef uint8_t* out = <uint8_t*>PyBytes_AS_STRING(result)
     for i in range(count):
         memcpy(&size, length + 4 * i, 4)
-        out[0] = said
+        out[0] = digit
         out[1] = JSON
         put32(out + 2, sequence + <uint32_t>i)
         put32(out + 6, size)
@@ -127,7 +127,7 @@ cdef const uint8_t* skip_blank(const uint8_t* at, const uint8_t* end) noexcept n
 
 
 cdef const uint8_t* string_end(const uint8_t* at, const uint8_t* end) noexcept nogil:
-    """The closing quote of the string that begins at ``at``; NULL where it has none."""
+    """Return the closing quote of the string that starts at ``at``; NULL if it has none."""
     at += 1
     while at < end:
         if at[0] == ESCAPE:
@@ -158,7 +158,7 @@ cdef const uint8_t* skip_value(const uint8_t* at, const uint8_t* end) noexcept n
 
 
 cdef const uint8_t* member(const uint8_t* at, const uint8_t* end, bytes key) noexcept:
-    """The value of ``key`` in the object that begins at ``at``; NULL where there is none."""
+    """Return the value of ``key`` in the object that starts at ``at``; NULL if it has none."""
     cdef const char* name = PyBytes_AS_STRING(key)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(key)
     cdef const uint8_t* begin
@@ -185,7 +185,7 @@ cdef const uint8_t* member(const uint8_t* at, const uint8_t* end, bytes key) noe
 
 
 cdef const uint8_t* locate(const uint8_t* at, const uint8_t* end, tuple path, Py_ssize_t* size) except? NULL:
-    """The string at ``path``, without its quotes; NULL where there is none."""
+    """Find the string at ``path``, without its quotes; return NULL if there is none."""
     cdef const uint8_t* close
     cdef bytes key
     at = skip_blank(at, end)

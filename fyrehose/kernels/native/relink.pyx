@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The relink kernels, natively; ``fyrehose.kernels.pure.relink`` says what they do, and is what they are tested against."""
+"""Native version of ``fyrehose.kernels.pure.relink``, which specifies the functions and is the reference in tests."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int16_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -18,13 +18,13 @@ CHANNELS = GROUPS
 
 
 cdef Py_ssize_t place_of(Py_ssize_t id_size) except -1:
-    """Where a small size is, from the first byte of a message."""
+    """Return the position of a small size in a message."""
     if id_size != 0 and id_size != 1 and id_size != 2 and id_size != 4 and id_size != 8:
         raise ValueError(f"channel ids have 0, 1, 2, 4 or 8 bytes, not {id_size}")
     return (2 + id_size + 1) & ~1
 
 
-# This machine is little-endian, as the wire is: fyrehose.records sees to that.
+# The wire is little-endian, and so is this machine: fyrehose.records checks that on import.
 cdef inline Py_ssize_t size_at(const uint8_t* p) noexcept nogil:
     cdef uint16_t size
     memcpy(&size, p, 2)
@@ -41,8 +41,8 @@ cdef struct Group:
     uint64_t channel
     Py_ssize_t count
     Py_ssize_t total  # bytes of payload
-    uint8_t* length  # where the next length goes
-    uint8_t* data  # and the next payload
+    uint8_t* length  # where the next length is written
+    uint8_t* data  # where the next payload is written
 
 
 def gather(
@@ -66,15 +66,15 @@ def gather(
     cdef uint64_t channel
     cdef uint32_t slot
     cdef const uint8_t* frame
-    cdef uint16_t* of  # of each message the number of its group
+    cdef uint16_t* of  # group number of each message
 
     if start < 0:
-        raise ValueError("a position that cannot be")
+        raise ValueError("invalid position")
     of = <uint16_t*>malloc(2 * (max(end - start, 0) // head + 1))
     if of == NULL:
         raise MemoryError()
     try:
-        # First what there is of each channel, so that its columns are allocated once and in their size.
+        # Measure the data of each channel first, so that its columns are allocated once with their final size.
         while end - position >= head:
             frame = base + position
             if frame[0] & MEANT != SMALL or frame[1] != 1:
@@ -113,7 +113,7 @@ def gather(
 cdef list columns(
     const uint8_t* frame, Py_ssize_t count, const uint16_t* of, Group* groups, int known, Py_ssize_t place, Py_ssize_t head
 ):
-    """The columns of ``count`` messages that were found to be in order."""
+    """Return the columns of ``count`` messages that were checked."""
     cdef list runs = []
     cdef bytes lengths, payload
     cdef Group* group

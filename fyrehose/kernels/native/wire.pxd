@@ -1,4 +1,4 @@
-"""Big-endian integers of the wire, at any address."""
+"""Read and write big-endian integers at unaligned addresses."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 

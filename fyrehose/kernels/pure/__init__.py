@@ -1,1 +1,1 @@
-"""The kernels in Python: the specification, and the fallback."""
+"""Kernels in pure Python: the specification of the native ones, and the fallback without a C compiler."""

@@ -1,10 +1,10 @@
-"""The backbone kernels: datagrams to columns and back (PUSH and DELIVER of the fyrehose backbone).
+"""The backbone kernels: convert datagrams (PUSH and DELIVER of the fyrehose backbone) to columns and back.
 
-    DELIVER  [ 0x1 | LENGTH (2) | SEQUENCE (6) | DATA ]      LENGTH counts DATA alone; all big-endian
+    DELIVER  [ 0x1 | LENGTH (2) | SEQUENCE (6) | DATA ]      LENGTH is the size of DATA; integers are big-endian
     PUSH     [ 0x2 | LENGTH (2) | UNUSED (6)   | DATA ]
 
-A *train* is a buffer of datagrams end to end, ``segment`` bytes each but for the last, which may be shorter: what
-UDP_GRO hands over and what UDP_SEGMENT takes.  A single datagram is a train whose segment is its size.  Columns are as
+A *train* is a buffer of datagrams end to end, ``segment`` bytes each except for the last one, which may be shorter, as
+UDP_GRO returns and UDP_SEGMENT accepts them.  A single datagram is a train whose segment is its size.  Columns are as
 in :mod:`fyrehose.records`: ``lengths`` are u32 little-endian, ``payload`` the DATA end to end.
 
 in: trains -> columns (scan_*)      out: columns -> datagrams (encode_*) and where to cut them into trains
@@ -16,9 +16,9 @@ from struct import Struct, pack
 
 Buffer = bytes | bytearray | memoryview
 
-#: Bytes before DATA, in both.
+#: Size of the header before DATA, in bytes.
 HEADER = 9
-#: The most DATA that an IPv4 UDP datagram holds besides the header.
+#: Largest DATA of an IPv4 UDP datagram, in bytes.
 MAX_DATA = 65_507 - HEADER
 LAST_SEQ = (1 << 48) - 1
 
@@ -30,18 +30,18 @@ _HEAD = Struct(
     "B"  # type
     "H"  # LENGTH
     "H"  # SEQUENCE, its upper 16 bits
-    "I"  # and its lower 32
+    "I"  # SEQUENCE, its lower 32 bits
 )
 
 
 def scan_pushes(
     data: Buffer, start: int, stop: int, segment: int, total: bool = False
 ) -> tuple[int, int, bytes, bytes]:
-    """The longest row of well-formed PUSH datagrams of the train ``data[start:stop]``, from its first datagram on.
+    """Scan consecutive well-formed PUSH datagrams at the start of the train ``data[start:stop]``.
 
-    :param total: take a LENGTH that counts the whole datagram, too
-    :return: (where it ends, how many, lengths, payload); ``(start, 0, b"", b"")`` where the first is something else
-    :raises ValueError: start, stop or segment cannot be
+    :param total: also accept a LENGTH that includes the header
+    :return: (end, count, lengths, payload); ``(start, 0, b"", b"")`` if the first datagram is no PUSH
+    :raises ValueError: start, stop or segment is invalid
     """
     view = _check(data, start, stop, segment)
     lengths: list[int] = []
@@ -52,8 +52,8 @@ def scan_pushes(
         size = end - at - HEADER
         if not 0 <= size <= MAX_DATA or view[at] != _PUSH:
             break
-        said = view[at + 1] << 8 | view[at + 2]
-        if said != size and not (total and said == size + HEADER):
+        length_field = view[at + 1] << 8 | view[at + 2]
+        if length_field != size and not (total and length_field == size + HEADER):
             break
         lengths.append(size)
         parts.append(view[at + HEADER : end])
@@ -62,10 +62,10 @@ def scan_pushes(
 
 
 def scan_delivers(data: Buffer, start: int, stop: int, segment: int) -> tuple[int, int, int, bytes, bytes]:
-    """The longest row of well-formed DELIVER datagrams whose sequences follow on, from the train's first on.
+    """Scan well-formed DELIVER datagrams with consecutive sequences at the start of the train ``data[start:stop]``.
 
-    :return: (where it ends, how many, the first sequence, lengths, payload); sequence 0 does not exist
-    :raises ValueError: start, stop or segment cannot be
+    :return: (end, count, first sequence, lengths, payload); a datagram with sequence 0 is malformed
+    :raises ValueError: start, stop or segment is invalid
     """
     view = _check(data, start, stop, segment)
     lengths: list[int] = []
@@ -77,9 +77,9 @@ def scan_delivers(data: Buffer, start: int, stop: int, segment: int) -> tuple[in
         size = end - at - HEADER
         if not 0 <= size <= MAX_DATA:
             break
-        kind, said, high, low = _HEAD.unpack_from(view, at)
+        kind, length_field, high, low = _HEAD.unpack_from(view, at)
         seq = high << 32 | low
-        if kind != _DELIVER or said != size or not seq or (lengths and seq != first + len(lengths)):
+        if kind != _DELIVER or length_field != size or not seq or (lengths and seq != first + len(lengths)):
             break
         first = first or seq
         lengths.append(size)
@@ -89,9 +89,9 @@ def scan_delivers(data: Buffer, start: int, stop: int, segment: int) -> tuple[in
 
 
 def encode_delivers(first_seq: int, lengths: Buffer, payload: Buffer) -> bytes:
-    """The DELIVER datagrams of consecutive records, end to end.
+    """Encode consecutive records as DELIVER datagrams, end to end.
 
-    :raises ValueError: a length is above MAX_DATA, the columns do not fit each other, or a sequence is not 1..2^48-1
+    :raises ValueError: a length exceeds MAX_DATA, the columns do not match, or a sequence is not 1 to 2^48 - 1
     """
     count = len(lengths) // 4
     if first_seq < 1 or first_seq + count - 1 > LAST_SEQ:
@@ -100,17 +100,19 @@ def encode_delivers(first_seq: int, lengths: Buffer, payload: Buffer) -> bytes:
 
 
 def encode_pushes(lengths: Buffer, payload: Buffer) -> bytes:
-    """The PUSH datagrams of these payloads, end to end; UNUSED is 0.
+    """Encode payloads as PUSH datagrams, end to end; UNUSED is 0.
 
-    :raises ValueError: a length is above MAX_DATA, or the columns do not fit each other
+    :raises ValueError: a length exceeds MAX_DATA, or the columns do not match
     """
     return _encode(_PUSH, 0, lengths, payload)
 
 
 def cut_trains(lengths: Buffer, most_bytes: int, most_segments: int) -> list[tuple[int, int]]:
-    """Where to cut the datagrams of these payloads so that each piece is a train: (its size, its segment) each.
+    """Divide the datagrams of payloads into trains.
 
-    A piece holds at the most ``most_segments`` datagrams and ``most_bytes``, but one datagram always.
+    A train has at most *most_segments* datagrams and *most_bytes* bytes, but always at least one datagram.
+
+    :return: (size, segment) of each train, in bytes
     """
     pieces: list[tuple[int, int]] = []
     size = segment = count = last = 0

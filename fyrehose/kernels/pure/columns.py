@@ -1,7 +1,4 @@
-"""The kernel of runs: how many records there are in so many bytes.
-
-What cuts a run asks this, so it must cost nothing a record.
-"""
+"""The kernel that finds how many records of a run fit into a number of bytes; every split of a run calls it."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def span(lengths: Buffer, start: int, stop: int, most: int) -> tuple[int, int]:
-    """The records from ``start`` on, up to ``stop``, whose payloads fit into ``most`` bytes together.
+    """Find how many of the records *start* to *stop* fit into *most* bytes.
 
-    :param lengths: a column of u32, little-endian
-    :return: the first record that is not among them, and what the payloads of those that are take, in bytes
-    :raises IndexError: there are no such records
+    :param lengths: column of u32, little-endian
+    :return: index of the first record that does not fit, or *stop*; and the size of the payloads before it, in bytes
+    :raises IndexError: the column holds no such records
     """
     sizes = memoryview(lengths).cast("B").cast("I")
     if not 0 <= start <= stop <= len(sizes):

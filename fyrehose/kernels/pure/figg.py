@@ -1,6 +1,6 @@
-"""The figg kernels.
+"""The Figg kernels: convert PUBLISH and DATA frames to columns and back.
 
-PUBLISH and DATA have the same layout, so both directions share the two functions here::
+PUBLISH and DATA have the same layout (figg.md, "Protocol"), so both directions share these functions::
 
     type u16 | version u16 | size u32 | topic size u32 | topic | number u64 | data size u32 | data
 
@@ -21,29 +21,26 @@ if TYPE_CHECKING:
 _HEAD = Struct(">HHII")
 #: number, size of the data
 _TAIL = Struct(">QI")
-#: What comes before the payload's own fields.
+#: Size of the frame header, in bytes.
 _HEADER = 8
 
 _VERSION = 1
-#: The largest topic, in bytes: what the name of a stream may have.
+#: Largest topic, in bytes: the limit of the name of a stream.
 MAX_TOPIC = 255
-
-
-#: The most topics that are gathered at once.
+#: Largest number of topics that one call of gather() returns.
 TOPICS = 256
 
 
 def scan(
     buffer: bytes | bytearray, start: int, kind: int, largest: int, most: int
 ) -> tuple[int, bytes, int, int, bytes, bytes]:
-    """The longest run of whole, well-formed frames of type ``kind`` with one topic and consecutive numbers.
+    """Scan a run of complete, well-formed frames of type *kind* with one topic and consecutive numbers.
 
-    It ends before anything else: another type, version or topic, a break in the numbers, a frame that is not all there
-    or whose lengths do not agree, data of more than ``largest`` bytes, and more than ``most`` bytes of data in all
-    (but never before the first frame for that reason).
+    The run ends before another type, version or topic, a gap in the numbers, an incomplete or malformed frame, data of
+    more than *largest* bytes, and before its data exceeds *most* bytes (but it holds at least one frame).
 
-    :return: where it ends, the topic, the first number, the count (0: no such frame at ``start``), the lengths as a
-        column (u32, little-endian), the data end to end
+    :return: end, topic, first number, count (0: no such frame at *start*), lengths as a column (u32, little-endian),
+        data end to end
     """
     topic, first, total = b"", 0, 0
     run: list[Buffer] = []
@@ -61,14 +58,14 @@ def scan(
 def gather(
     buffer: bytes | bytearray, start: int, kind: int, largest: int, most: int
 ) -> tuple[int, int, list[tuple[str, int | bytes, bytes, bytes]]]:
-    """Whole, well-formed frames of type ``kind`` whose numbers rise, those of a topic together.
+    """Scan complete, well-formed frames of type *kind* with rising numbers, and group them by topic.
 
-    It ends before anything else, as :func:`scan` does; before a number that is not higher than the one before it;
-    before a topic that is not UTF-8; and before there are more than ``TOPICS`` topics.
+    The scan ends like :func:`scan`, except for changes of the topic and gaps; and before a number that does not rise,
+    a topic that is not UTF-8, and more than ``TOPICS`` topics.
 
-    :return: where it ends, the last number, and for each topic, in the order in which they came: its name, its numbers
-        (the first where they are consecutive, else a column of u64, little-endian), the lengths as a column (u32,
-        little-endian), the data end to end
+    :return: end, last number, and for each topic in the order of its first frame: name, numbers (the first one if they
+        are consecutive, otherwise a column of u64, little-endian), lengths as a column (u32, little-endian), data end
+        to end
     """
     last, total = -1, 0
     topics: dict[bytes, tuple[list[int], list[Buffer]]] = {}
@@ -86,7 +83,7 @@ def gather(
 
 
 def _whole(buffer: bytes | bytearray, start: int, kind: int, largest: int) -> Iterator[tuple[int, bytes, int, Buffer]]:
-    """Of each whole, well-formed frame that follows: where it ends, its topic, its number, its data."""
+    """Yield end, topic, number and data of each complete, well-formed frame, up to the first other one."""
     end = len(buffer)
     while end - start >= _HEAD.size:
         type_, version, size, topic_size = _HEAD.unpack_from(buffer, start)
@@ -115,13 +112,16 @@ def _columns(run: list[Buffer]) -> tuple[bytes, bytes]:
 
 
 def _numbers(numbers: list[int]) -> int | bytes:
-    if numbers[-1] - numbers[0] == len(numbers) - 1:  # they rise
+    if numbers[-1] - numbers[0] == len(numbers) - 1:  # the numbers rise, so this means that they are consecutive
         return numbers[0]
     return pack(f"<{len(numbers)}Q", *numbers)
 
 
 def frames(kind: int, topic: bytes, first: int, lengths: Buffer, payload: Buffer) -> bytes:
-    """Frames of type ``kind`` for a run: its topic, its first number, its columns.
+    """Encode a run as frames of type *kind*, end to end.
+
+    :param first: number of the first frame
+    :param lengths: column of u32, little-endian
 
     :raises ValueError: the lengths do not add up to the payload, the topic is not 1 to 255 bytes, or the numbers do not
         fit into 64 bits

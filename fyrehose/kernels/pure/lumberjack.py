@@ -1,11 +1,11 @@
-"""The lumberjack kernels.
+"""The Lumberjack kernels: convert J frames to columns and back, and find the topics of events.
 
-A J frame, in both directions of the same layout, everything in network byte order::
+The layout of a J frame, in network byte order::
 
     version u8 | "J" u8 | sequence u32 | length of the document u32 | document
 
-Besides framing there is one thing that touches every event: looking for its topic, which is a field of its document.
-That reads a bounded number of bytes, never decodes the document, and trusts nothing in it.
+The topic of an event is a field of its document.  The search for it reads a bounded number of bytes, never decodes the
+document, and assumes nothing about its content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _JSON = ord("J")
 _BLANK = b" \t\n\r"
 _SEQUENCES = 1 << 32
 
-#: What a document of JSON begins with, and what it then ends with.  A truncated or empty one is told by this.
+#: Possible last bytes of a JSON document by its first byte, to recognize truncated and empty documents.
 _ENDS = {
     ord("{"): b"}",
     ord("["): b"]",
@@ -40,24 +40,22 @@ Segment = tuple[int, bytes | None, bool]
 def scan(
     buffer: bytes | bytearray, start: int, version: int, largest: int, most: int, most_count: int
 ) -> tuple[int, int, int | bytes, int, bytes, bytes]:
-    """The longest run of whole J frames of ``version``.
+    """Scan a run of complete J frames with the version byte *version*.
 
-    It ends before anything else: another version or type, a frame that is not all there, a document of more than
-    ``largest`` bytes, more than ``most_count`` frames, and more than ``most`` bytes of documents in all (but never
-    before the first frame for that reason).
+    The run ends before another version or type, an incomplete frame, a document of more than *largest* bytes, after
+    *most_count* frames, and before its documents exceed *most* bytes (but it holds at least one frame).
 
-    :return: where it ends, the count (0: no such frame at ``start``), the sequences (the first where they are
-        consecutive, else a column of u64, little-endian), the last sequence, the lengths as a column (u32,
-        little-endian), the documents end to end
+    :return: end, count (0: no such frame at *start*), sequences (the first one if they are consecutive, otherwise a
+        column of u64, little-endian), last sequence, lengths as a column (u32, little-endian), documents end to end
     """
     sequences: list[int] = []
     lengths: list[int] = []
     data: list[Buffer] = []
     total, end = 0, len(buffer)
     while end - start >= _HEAD.size and len(lengths) < most_count:
-        said, kind, sequence, length = _HEAD.unpack_from(buffer, start)
+        digit, kind, sequence, length = _HEAD.unpack_from(buffer, start)
         begin = start + _HEAD.size
-        if said != version or kind != _JSON or length > min(largest, end - begin):
+        if digit != version or kind != _JSON or length > min(largest, end - begin):
             break
         if lengths and total + length > most:
             break
@@ -79,9 +77,11 @@ def _sequences(sequences: list[int]) -> int | bytes:
 
 
 def frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:
-    """J frames of ``version`` for columns, with sequences from ``first`` on, rolling over behind 2^32 - 1.
+    """Encode documents as J frames with the version byte *version*, end to end.
 
-    :raises ValueError: the lengths do not add up to the payload, or the version or first sequence cannot be
+    :param first: sequence of the first frame; sequences roll over after 2^32 - 1
+    :param lengths: column of u32, little-endian
+    :raises ValueError: the lengths do not add up to the payload, or *version* or *first* is out of range
     """
     sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else ()
     ends = [0, *accumulate(sizes)]
@@ -96,12 +96,12 @@ def frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:
 
 
 def split(lengths: Buffer, payload: Buffer, path: tuple[bytes, ...], most: int) -> list[Segment]:
-    """Consecutive documents that have the same topic and are alike in whether they look like JSON.
+    """Split a column of documents into segments with the same topic and the same answer to "does it look like JSON?".
 
-    The topic is what :func:`find` finds in the first ``most`` bytes of a document; no path, no topic.
+    The topic is the result of :func:`find` in the first *most* bytes of a document; without a path it is None.
 
-    :return: for each such segment the count, the topic as it stands between its quotes, or None, and whether the
-        documents look like JSON (begin and end as a value of JSON does)
+    :return: for each segment: count, topic as it stands between its quotes or None, and whether the documents begin
+        and end like a JSON value
     :raises ValueError: the lengths do not add up to the payload
     """
     whole = bytes(payload)
@@ -114,11 +114,11 @@ def split(lengths: Buffer, payload: Buffer, path: tuple[bytes, ...], most: int) 
         document = whole[begin : begin + size]
         begin += size
         topic = find(document[:most], path) if path else None
-        looks = _looks_like_json(document)
-        if segments and segments[-1][1:] == (topic, looks):
-            segments[-1] = (segments[-1][0] + 1, topic, looks)
+        is_json = _looks_like_json(document)
+        if segments and segments[-1][1:] == (topic, is_json):
+            segments[-1] = (segments[-1][0] + 1, topic, is_json)
         else:
-            segments.append((1, topic, looks))
+            segments.append((1, topic, is_json))
     return segments
 
 
@@ -128,10 +128,12 @@ def _looks_like_json(document: bytes) -> bool:
 
 
 def find(document: bytes, path: tuple[bytes, ...]) -> bytes | None:
-    """The string at ``path`` in the object that ``document`` begins with, as it stands between its quotes.
+    """Find the string at *path* in the JSON object at the start of *document*.
 
-    Keys are compared as they stand, without resolving escapes; of equal keys the first counts.  None where there is
-    no such string, where it does not end within ``document``, or where what is before it is no JSON.
+    Keys are compared in their raw form, without resolving escapes; the first of equal keys counts.
+
+    :return: the string as it stands between its quotes; None if there is no such string, if it does not end within
+        *document*, or if the text before it is not JSON
     """
     at = _skip_blank(document, 0)
     end = len(document) if path else 0
@@ -171,7 +173,7 @@ def _skip_blank(document: bytes, at: int) -> int:
 
 
 def _string_end(document: bytes, at: int) -> int:
-    """Where the string that begins at ``at`` has its closing quote; -1 where it has none."""
+    """Return the position of the closing quote of the string at *at*; -1 if it has none."""
     at += 1
     while at < len(document):
         if document[at] == ord("\\"):
@@ -183,7 +185,7 @@ def _string_end(document: bytes, at: int) -> int:
 
 
 def _skip_value(document: bytes, at: int) -> int:
-    """Behind the value at ``at``: nested brackets are counted, not matched; the end where it does not end."""
+    """Return the end of the value at *at*, or of *document*; nested brackets are counted, but not matched by kind."""
     depth = 0
     end = len(document)
     while at < end:

@@ -1,15 +1,15 @@
-"""The relink kernels.
+"""The Relink kernels: convert messages of one part to columns and back.
 
-A message of one part, as short as it can be said, on one channel::
+The shortest encoding of a message of one part on one channel::
 
     0x11 | 1 | channel id | pad to 2 | size u16 | pad to 8 | payload | pad to 8
 
-and the same where the size does not fit into 16 bits::
+and of a message whose size does not fit into 16 bits::
 
     0x51 | 1 | channel id | pad to 8 | size u64 | payload | pad to 8
 
-Integers are little-endian, alignment counts from the packet's first byte, and padding is ignored, as is the highest bit
-of the first byte.
+Integers are little-endian, and alignment counts from the packet's first byte.  Receivers ignore the padding and the
+highest bit of the first byte.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fyrehose.records import Buffer
 
-#: The first byte of a message on one channel, and the same with a large size vector.
+#: First byte of a message on one channel, with a small and with a large size vector.
 _SMALL, _LARGE = 0x11, 0x51
-#: The bits of that byte that mean something.
-_MEANT = 0x7F
-#: The largest payload that a small size vector can say.
+#: Significant bits of that byte.
+_SIGNIFICANT = 0x7F
+#: Largest payload of a small size vector, in bytes.
 _MAX_SMALL = (1 << 16) - 1
 
 _U16 = Struct("<H")
 _U64 = Struct("<Q")
-
-
-#: The most channels that are gathered at once.
+#: Largest number of channels that one call of gather() returns.
 CHANNELS = 256
 
 
@@ -45,22 +43,21 @@ def gather(
     most_each: int,
     most_channels: int = CHANNELS,
 ) -> tuple[int, list[tuple[int, bytes, bytes]]]:
-    """Whole messages that follow each other, of one part each whose size is said in 16 bits, by their channels.
+    """Scan consecutive complete messages of one part with a 16-bit size, and group them by channel.
 
-    It ends before anything else: another packet, a message that is not all there, a payload of more than ``largest``
-    bytes with its padding, more than ``most`` bytes of payload in all (but never before the first message for that
-    reason), more than ``most_each`` messages of one channel, and more than ``most_channels`` channels (and never are
-    there more than ``CHANNELS``).
+    The scan ends before another kind of packet, an incomplete message, a payload of more than *largest* bytes including
+    its padding, more than *most* bytes of payload (but it holds at least one message), more than *most_each* messages
+    of one channel, and more than *most_channels* channels (at most ``CHANNELS``).
 
-    :param id_size: the size of a channel's id: 0, 1, 2, 4 or 8 bytes
-    :return: where it ends, and for each channel, in the order in which they came: its id, the lengths as a column (u32,
-        little-endian), the payloads end to end
+    :param id_size: size of a channel id: 0, 1, 2, 4 or 8 bytes
+    :return: end, and for each channel in the order of its first message: id, lengths as a column (u32, little-endian),
+        payloads end to end
     """
     place, head = _places(id_size)
     most_channels = min(most_channels, CHANNELS)
     channels: dict[int, list[Buffer]] = {}
     total = 0
-    while len(buffer) - start >= head and buffer[start] & _MEANT == _SMALL and buffer[start + 1] == 1:
+    while len(buffer) - start >= head and buffer[start] & _SIGNIFICANT == _SMALL and buffer[start + 1] == 1:
         size = _U16.unpack_from(buffer, start + place)[0]
         padded = size + 7 & ~7
         begin = start + head
@@ -78,7 +75,7 @@ def gather(
 
 
 def frames(id_size: int, channel: int, lengths: Buffer, payload: Buffer) -> bytes:
-    """Messages of one part each on ``channel``, from their columns.
+    """Encode payloads as messages of one part each on *channel*, end to end.
 
     :raises ValueError: the lengths do not add up to the payload, or the channel does not fit into its id
     """
@@ -104,7 +101,7 @@ def frames(id_size: int, channel: int, lengths: Buffer, payload: Buffer) -> byte
 
 
 def _places(id_size: int) -> tuple[int, int]:
-    """Where a small size is, and where what follows it begins, from the first byte of a message."""
+    """Return the positions of a small size and of the payload after it, from the first byte of a message."""
     if id_size not in (0, 1, 2, 4, 8):
         raise ValueError(f"channel ids have 0, 1, 2, 4 or 8 bytes, not {id_size}")
     place = 2 + id_size + 1 & ~1
