@@ -1,4 +1,4 @@
-"""A running server asked for its state, at its admin listener, or told to retire a stream, at its http listener."""
+"""Requests to a running server: its status from the admin listener, or retiring a stream by the http listener."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import attrs
 
 from fyrehose.errors import ConfigError, FyrehoseError
 
-#: Where servers have their admin listener when nobody says.
+#: Default address of a server's admin listener.
 DEFAULT_URL = "http://127.0.0.1:8118"
-#: Where they have their http listener.
+#: Default address of a server's http listener.
 HTTP_URL = "http://127.0.0.1:8117"
-#: How long one answer may take, in seconds, and the most that it may come to, in bytes.
-PATIENCE = 10.0
+#: Timeout of one request, in seconds, and the largest response that is read, in bytes.
+TIMEOUT = 10.0
 LARGEST = 64 << 20
 
 
 @attrs.frozen
 class Asker:
-    """Asks the server at ``url``.
+    """HTTP client of the server at ``url``.
 
-    :ivar token: what it wants to see, if it does
-    :ivar context: whose certificates are believed
-    :ivar default: where such a listener is if nobody says: of the admin page, or of HTTP
+    :ivar token: the bearer token that is sent, if any
+    :ivar context: the certificate authorities that are trusted, for https
+    :ivar default: the default address of such a listener: :data:`DEFAULT_URL` or :data:`HTTP_URL`
     """
 
     url: str
@@ -47,7 +47,10 @@ class Asker:
         authorities: Path | None = None,
         default: str = DEFAULT_URL,
     ) -> Asker:
-        """:raises ConfigError: one of them cannot be used"""
+        """Build a client from the values of ``--url``, ``--token-file`` and ``--ca``.
+
+        :raises ConfigError: the URL is invalid, or a file cannot be read or used
+        """
         try:
             parts = urlsplit(url)
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -55,11 +58,14 @@ class Asker:
         except ValueError:
             usable = False
         if not usable:
-            raise ConfigError(f"--url is {url!r}, and should be such as {default}")
+            raise ConfigError(f"invalid --url {url!r}: expected a URL with a host and a port, such as {default}")
         try:
             token = None if token_file is None else token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
             if token is not None and not token.isprintable():
-                raise ConfigError(f"the token in {token_file} has letters that no request can carry")
+                raise ConfigError(
+                    f"the token in {token_file} contains control characters, which an HTTP header cannot carry; "
+                    "write the token alone on the first line"
+                )
             context = None
             if parts.scheme == "https":
                 context = ssl.create_default_context(cafile=None if authorities is None else str(authorities))
@@ -68,18 +74,20 @@ class Asker:
         return cls(url.rstrip("/"), token, context, default)
 
     def status(self, match: str = "", limit: int = 200) -> dict[str, Any]:
-        """What the server says of itself: see :mod:`fyrehose.admin.status`.
+        """Return the server's status: see :mod:`fyrehose.admin.status`.
 
-        :raises FyrehoseError: it says nothing, or something else
+        :param match: list only streams and subscribers whose name contains this
+        :param limit: list this many streams and subscribers at most
+        :raises FyrehoseError: the server does not answer, refuses, or is not Fyrehose
         """
-        return self._ask("status", "journal", match=match, limit=limit)
+        return self._get("status", "journal", match=match, limit=limit)
 
     def streams(self, match: str, page: int, limit: int) -> dict[str, Any]:
-        """Return page *page*, the first being 0, of the streams whose name has *match* in it.
+        """Return page *page*, the first being 0, of the streams whose name contains *match*.
 
-        :raises FyrehoseError: it says nothing, or something else
+        :raises FyrehoseError: the server does not answer, refuses, or is not Fyrehose
         """
-        return self._ask("streams", "listed", match=match, page=page, limit=limit)
+        return self._get("streams", "listed", match=match, page=page, limit=limit)
 
     def retire(self, stream: str) -> None:
         """Retire *stream*.
@@ -88,60 +96,62 @@ class Asker:
         """
         self._send("DELETE", f"/streams/{quote(stream, safe='', errors='surrogateescape')}")
 
-    def _ask(self, what: str, expected: str, **query: str | int) -> dict[str, Any]:
+    def _get(self, resource: str, expected: str, **query: str | int) -> dict[str, Any]:
         try:
-            said = json.loads(self._send("GET", f"/api/{what}?{urlencode(query)}"))
+            parsed = json.loads(self._send("GET", f"/api/{resource}?{urlencode(query)}"))
         except (ValueError, RecursionError) as error:
-            raise FyrehoseError(self._strange()) from error
-        if not isinstance(said, dict) or expected not in said:
-            raise FyrehoseError(self._strange())
-        return said
+            raise FyrehoseError(self._not_fyrehose()) from error
+        if not isinstance(parsed, dict) or expected not in parsed:
+            raise FyrehoseError(self._not_fyrehose())
+        return parsed
 
     def _send(self, method: str, path: str) -> bytes:
         request = urllib.request.Request(self.url + path, method=method)
         if self.token is not None:
             request.add_header("Authorization", f"Bearer {self.token}".encode().decode("latin-1"))
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE, context=self.context) as answer:
-                said: bytes = answer.read(LARGEST)
-                return said
+            with urllib.request.urlopen(request, timeout=TIMEOUT, context=self.context) as response:
+                body: bytes = response.read(LARGEST)
+                return body
         except urllib.error.HTTPError as error:
             raise FyrehoseError(self._refused(error)) from error
         except urllib.error.URLError as error:
-            raise FyrehoseError(self._silent(error.reason)) from error
+            raise FyrehoseError(self._unreachable(error.reason)) from error
         except OSError as error:
-            raise FyrehoseError(self._silent(error)) from error
+            raise FyrehoseError(self._unreachable(error)) from error
         except HTTPException as error:
-            raise FyrehoseError(self._strange()) from error
+            raise FyrehoseError(self._not_fyrehose()) from error
 
     @property
     def _protocol(self) -> str:
         return "admin" if self.default == DEFAULT_URL else "http"
 
-    def _strange(self) -> str:
-        return f"what answers at {self.url} is no {self._protocol} listener of Fyrehose's"
+    def _not_fyrehose(self) -> str:
+        return f"{self.url} is not a Fyrehose {self._protocol} listener; check --url"
 
     def _refused(self, error: urllib.error.HTTPError) -> str:
         if error.code == 401:
-            hint = "give it with --token-file FILE" if self.token is None else "the one in --token-file is another"
-            return f"the server at {self.url} wants a token: {hint}"
+            if self.token is None:
+                return f"the server at {self.url} requires a token; pass --token-file FILE"
+            return f"the server at {self.url} does not accept the token in --token-file"
         try:
-            # Of the paths that are asked for here only a stream may be missing.
+            # A Fyrehose server answers 404 only for a stream that does not exist, which the admin listener is never
+            # asked for; from there, a 404 means another program.
             detail = (
                 "" if error.code == 404 and self._protocol == "admin" else str(json.loads(error.read(LARGEST))["error"])
             )
         except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
             detail = ""
         if not detail:
-            return f"{self._strange()} (it says {error.code})"
-        return f"the server at {self.url} refuses: {detail}"
+            return f"{self._not_fyrehose()} (it answered with HTTP status {error.code})"
+        return f"the server at {self.url} refused the request: {detail}"
 
-    def _silent(self, reason: object) -> str:
+    def _unreachable(self, reason: object) -> str:
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return f"the certificate of {self.url} is not believed: {reason}; see --ca"
-        said = getattr(reason, "strerror", None) or reason
+            return f"certificate verification failed for {self.url}: {reason}; pass --ca FILE"
+        cause = getattr(reason, "strerror", None) or reason
+        extra = "; the admin listener needs: pip install fyrehose[admin]" if self._protocol == "admin" else ""
         return (
-            f"{self.url} cannot be reached: {said}; is the server running, with --listen {self._protocol}=tcp:"
-            f"{urlsplit(self.default).port}:interface=127.0.0.1 (or every default listener)"
-            + (", and the extra admin installed?" if self._protocol == "admin" else "?")
+            f"cannot connect to {self.url}: {cause}; is the server running with its default listeners, or with "
+            f"--listen {self._protocol}=tcp:{urlsplit(self.default).port}:interface=127.0.0.1?{extra}"
         )

@@ -1,4 +1,4 @@
-"""``fyrehose journal backup`` and ``restore``: a copy of a journal in another directory, and the way back."""
+"""``fyrehose journal backup`` and ``restore``: copy a journal into another directory, and restore it from there."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fyrehose.errors import ConfigError
 if TYPE_CHECKING:
     from fyrehose.journal.offline.replica import Replica
 
-_TOKEN = click.option("--token-file", metavar="FILE", help="Its first line is the token of the server at URL.")
+_TOKEN = click.option("--token-file", metavar="FILE", help="File with the token of the server at URL.")
 _TARGET = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C or SIGTERM.")
-@click.option("--every", type=Duration(), default="1s", show_default=True, help="With --follow, look so often.")
-@click.option("--mirror", is_flag=True, help="Delete segments that the source does not keep any more.")
-@click.option("--hold", metavar="NAME", help="Have retention wait for this backup.")
+@click.option("--follow", is_flag=True, help="Keep copying new records until Ctrl-C or SIGTERM.")
+@click.option("--every", type=Duration(), default="1s", show_default=True, help="Poll interval of --follow.")
+@click.option("--mirror", is_flag=True, help="Delete segments that the source has deleted.")
+@click.option("--hold", metavar="NAME", help="Register a retention hold of this name.")
 @_TOKEN
 @click.argument("source", metavar="DIR|URL")
 @click.argument("target", metavar="TO", type=_TARGET)
 def backup(
     follow: bool, every: float, mirror: bool, hold: str | None, token_file: str | None, source: str, target: Path
 ) -> None:
-    """Copy a journal into TO, verified; the next call copies what is new.
+    """Copy a journal into TO and verify it; later calls copy only new data.
 
     DIR may be in use by a server; URL is that of `fyrehose journal serve`.
 
@@ -47,13 +47,13 @@ def backup(
     if hold is not None:
         holds.checked_name(hold)
     if every <= 0:
-        raise ConfigError("--every should be more than 0, such as 1s")
+        raise ConfigError("invalid --every: expected more than 0, such as 1s")
     if follow:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    where = place(source, token_file)
-    check_target(where, target)
+    origin = place(source, token_file)
+    check_target(origin, target)
     with Replica(target, Files()) as replica:
-        copying = Backup(where, replica, mirror=mirror, hold=hold)
+        copying = Backup(origin, replica, mirror=mirror, hold=hold)
         if not follow:
             with progress_bar(f"backing up {source}") as copying.progress:
                 copying.run()
@@ -66,7 +66,7 @@ def backup(
             copying.progress = lambda done, total: None
             copying.follow(every, _warn)
         except KeyboardInterrupt:
-            click.echo(f"ended: {_figures(replica)}")
+            click.echo(f"stopped: {_figures(replica)}")
 
 
 @click.command()
@@ -74,10 +74,10 @@ def backup(
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="DIR", type=_TARGET)
 def restore(token_file: str | None, source: str, target: Path) -> None:
-    """Make a journal in DIR of the backup in FROM, verified, to start a server.
+    """Restore the backup in FROM into DIR and verify it, to start a server there.
 
-    FROM may also be the URL of `fyrehose journal serve`; DIR has to be empty, or not there. If it is interrupted, the
-    same command goes on, and until then no server starts in DIR.
+    FROM may also be the URL of `fyrehose journal serve`. DIR must be empty or missing. Run the same command again to
+    resume an interrupted restore; no server starts in DIR before it is complete.
 
     \b
         fyrehose journal restore /mnt/backup data

@@ -1,4 +1,4 @@
-"""The command line, from words to what they ask for.  What it does is in the modules beside this one."""
+"""The command ``fyrehose``: its options and arguments.  The modules beside this one do the work of each command."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Group(click.Group):
-    """Turns our errors, and what the system refuses, into one line and a status."""
+    """Command group that reports a :class:`FyrehoseError` or an :class:`OSError` as one line and an exit status."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         _occupy_standard_descriptors()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # a terminal need not know every letter of a name
+                # A stream's name may have characters that the terminal's encoding lacks.
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().main(*args, **extra)
         except OSError as error:
@@ -47,8 +48,10 @@ class Group(click.Group):
 
 
 def _occupy_standard_descriptors() -> None:
-    """What is closed of the three is opened as what can only refuse: else a socket would have its number, and be
-    written to."""
+    """Open /dev/null for each of the descriptors 0 to 2 that is closed, in the mode that makes its use fail.
+
+    Otherwise a socket would get that number, and output would be written to it.
+    """
     for descriptor, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
@@ -57,7 +60,7 @@ def _occupy_standard_descriptors() -> None:
 
 
 def _forget_output() -> None:
-    """What could not be written is not tried again when the process ends."""
+    """Discard output that could not be written, so that the interpreter does not try again when it exits."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -65,7 +68,7 @@ def _forget_output() -> None:
 
 
 class Place(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """``HOST:PORT``, ``[V6]:PORT``, or a host alone."""
+    """Option type of a server's address: ``HOST:PORT``, ``[IPV6]:PORT``, or a host alone; the value is (host, port)."""
 
     name = "host:port"
 
@@ -75,12 +78,12 @@ class Place(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         text = str(value)
         host, colon, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
         if colon and not (port.isdecimal() and 0 < int(port) < 65536):
-            self.fail(f"{text!r} should be HOST:PORT, such as 127.0.0.1:8119", param, ctx)
+            self.fail(f"{text!r}: expected HOST:PORT, such as 127.0.0.1:8119", param, ctx)
         return host.strip("[]") or "127.0.0.1", int(port) if colon else None
 
 
 class Since(click.ParamType):  # type: ignore[type-arg]
-    """The number to begin behind; None for what comes from now on."""
+    """Option type of a stream position: the number before the first record, or None for new records only."""
 
     name = "latest|start|seq"
 
@@ -91,7 +94,7 @@ class Since(click.ParamType):  # type: ignore[type-arg]
             return 0
         number = str(value)
         if not (number.isascii() and number.isdecimal() and len(number) <= 15 and int(number) <= LAST_SEQ):
-            self.fail(f"{value!r} should be latest, start, or a number to begin with, up to {LAST_SEQ}", param, ctx)
+            self.fail(f"{value!r}: expected latest, start, or a record number up to {LAST_SEQ}", param, ctx)
         return max(int(number) - 1, 0)
 
 
@@ -101,22 +104,22 @@ def _protocol(command: F) -> F:
         default="figg",
         show_default=True,
         metavar="NAME",
-        help="One that has a client; see `fyrehose protocols`.",
+        help="Protocol to use; see `fyrehose protocols`.",
     )
     return option(command)
 
 
 def _tls(command: F) -> F:
-    option = click.option("--tls", metavar="CA[,CERT[,KEY]]", help="Speak TLS; PEM files: the authority, ours.")
+    option = click.option("--tls", metavar="CA[,CERT[,KEY]]", help="Use TLS with these PEM files.")
     return option(command)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
-    """Publish to a Fyrehose server, follow its streams, look into its journal.
+    """Publish to a Fyrehose server, read its streams, and inspect its journal.
 
-    The server itself is started by `twistd -n fyrehose` (see `twistd fyrehose --help`).
+    Start the server with `twistd -n fyrehose` (see `twistd fyrehose --help`).
 
     \b
         fyrehose publish --stream notes "first message"
@@ -125,12 +128,18 @@ def main() -> None:
 
 @main.command()
 @_protocol
-@click.option("--to", "place", type=Place(), default="127.0.0.1", help="The server.  [default: 127.0.0.1]")
+@click.option("--to", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
-@click.option("--stream", metavar="NAME", help="Where to (a Figg topic is a stream; the backbone has one only).")
-@click.option("--file", "files", multiple=True, metavar="PATH", help="Publish its lines; - is standard input.")
-@click.option("--whole", is_flag=True, help="Each file is one message; arguments are files, too.")
-@click.option("--window", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages under way.")
+@click.option("--stream", metavar="NAME", help="Stream to publish to (not with backbone).")
+@click.option("--file", "files", multiple=True, metavar="PATH", help="Publish the lines of PATH; - is standard input.")
+@click.option("--whole", is_flag=True, help="Publish each file, or argument, as one message.")
+@click.option(
+    "--window",
+    type=click.IntRange(1, 100_000),
+    default=1000,
+    show_default=True,
+    help="Most unacknowledged messages.",
+)
 @click.option("--transaction", type=click.IntRange(1), metavar="N", help="Commit every N messages together (relink).")
 @click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
 @click.argument("messages", nargs=-1)
@@ -148,7 +157,7 @@ def publish(
 ) -> None:
     """Publish MESSAGES, the lines of files, or the lines of standard input.
 
-    The exit status is 0 if the server has acknowledged everything: then it is on its disk.
+    The exit status is 0 if the server acknowledged every message, which means that they are on its disk.
 
     \b
         fyrehose publish --stream notes "first message" "second message"
@@ -161,12 +170,12 @@ def publish(
     if whole:
         source = sources.whole_files([*files, *messages])
     elif messages and files:
-        raise click.UsageError("either MESSAGES or --file; with --whole the arguments are files, too")
+        raise click.UsageError("pass either MESSAGES or --file; with --whole, arguments are files")
     elif messages:
         source = sources.arguments(messages)
     else:
         if not files and sys.stdin is not None and sys.stdin.isatty():
-            click.echo("fyrehose: each line is a message; Ctrl-D ends it", err=True)
+            click.echo("fyrehose: reading messages from standard input, one a line; Ctrl-D to finish", err=True)
         source = sources.lines_of(files or ("-",))
     at = server(protocol, place, tls)
     status = running.run(
@@ -179,12 +188,12 @@ def publish(
 
 @main.command()
 @_protocol
-@click.option("--from", "place", type=Place(), default="127.0.0.1", help="The server.  [default: 127.0.0.1]")
+@click.option("--from", "place", type=Place(), default="127.0.0.1", help="Server address.  [default: 127.0.0.1]")
 @_tls
-@click.option("--stream", metavar="NAME", help="What to follow (the backbone has one only).")
-@click.option("--since", type=Since(), default="latest", show_default=True, help="Where to begin.")
-@click.option("--count", type=click.IntRange(1), help="End after so many messages.")
-@click.option("--idle", type=Duration(), help="End when nothing has come for so long.")
+@click.option("--stream", metavar="NAME", help="Stream to read (not with backbone).")
+@click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
+@click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--idle", type=Duration(), help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
 @click.option("--timeout", type=Duration(), default="10s", show_default=True, help="How long to wait for the server.")
 def tail(
@@ -198,10 +207,10 @@ def tail(
     form: str,
     timeout: float,
 ) -> None:
-    """Write the messages of a stream to standard output, as they come.
+    """Write the messages of a stream to standard output as they arrive.
 
-    text: each message and a line feed, escaped on a terminal.  json: an object a line; a message that is not UTF-8 is
-    in "payload_base64".  raw: the messages alone.  Status 1: some of what was asked for did not come.
+    text: one message a line, escaped on a terminal.  json: one object a line, with "payload_base64" if the message is
+    not UTF-8.  raw: the messages without separators.  The exit status is 1 if messages are missing.
 
     \b
         fyrehose tail --stream log

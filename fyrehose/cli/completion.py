@@ -1,4 +1,4 @@
-"""``fyrehose completion``: what a shell needs to complete our words."""
+"""``fyrehose completion``: print the script by which a shell completes commands and options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Write the lines that make SHELL complete our commands and options.
+    """Print the completion script for SHELL.
 
     \b
         fyrehose completion bash >> ~/.bash_completion
@@ -22,7 +22,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     program = ctx.find_root()
     name = program.info_name or "fyrehose"
     kind = get_completion_class(shell)
-    assert kind is not None, "one of those that click knows"
-    # Its constructor and source() ask for nothing but names; bash is not started to find out how old it is.
-    made = kind(program.command, {}, name, f"_{name.upper()}_COMPLETE")
-    click.echo(made.source_template % made.source_vars())
+    assert kind is not None, "click supports every shell in SHELLS"
+    # source() would start bash to check its version; the template alone needs no shell.
+    complete = kind(program.command, {}, name, f"_{name.upper()}_COMPLETE")
+    click.echo(complete.source_template % complete.source_vars())

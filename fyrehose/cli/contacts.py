@@ -1,11 +1,11 @@
-"""What a server does with the connections of a command: a client only tries again, and people want to know why.
+"""Record how the connections of a command end, so that the command can explain a failure instead of retrying forever.
 
     command -> client -> Watching (in the reactor's place) -> connectTCP
-                            \\-> Contacts: how they ended, and what that may mean
+                            \\-> Contacts: how they ended, and the likely cause
 
-A server that refuses has no word for it in most protocols: it closes the connection.  Whoever is closed again and again
-before anything has worked is turned away, and the command ends with what is known; once a connection has lasted,
-clients go on trying, for a server may be started again behind a port that somebody else keeps open.
+Most protocols have no message for a refusal: the server just closes the connection.  If the first connections are all
+closed at once, the server refuses the client, and the command ends with the likely causes.  Once a connection has
+lasted, clients keep retrying, because a server may be restarted behind a port that another process keeps open.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from fyrehose.net.peers import host_of
 
 log = Logger()
 
-#: A connection that ends sooner has come to nothing, in seconds; so many in a row say something.
+#: A connection that ends within SHORT seconds counts as closed at once; TIMES of them in a row are a refusal.
 SHORT, TIMES = 2.0, 3
 
 
 @attrs.define(eq=False)
 class Contacts:
-    """One server, and how our connections to it went.
+    """History of the connections to one server.
 
-    :ivar name: the server, for people
-    :ivar wanted: what is wanted of it, such as ``read 'notes'``
-    :ivar encrypted: whether TLS is spoken
-    :ivar turned_away: what to say when it does not let us in
+    :ivar name: the server's name in messages, such as ``figg at 127.0.0.1:8119``
+    :ivar wanted: the action of this command, such as ``read 'notes'``
+    :ivar encrypted: whether the connections use TLS
+    :ivar refused: the error to report once the server has refused the connections
     """
 
     name: str
     wanted: str = "do this"
     encrypted: bool = False
-    turned_away: FyrehoseError | None = attrs.field(default=None, init=False)
-    _told: Callable[[], object] = attrs.field(default=lambda: None, init=False)
+    refused: FyrehoseError | None = attrs.field(default=None, init=False)
+    _on_refused: Callable[[], object] = attrs.field(default=lambda: None, init=False)
     _short: int = attrs.field(default=0, init=False)
     _lasted: bool = attrs.field(default=False, init=False)
-    _unmade: str = attrs.field(default="", init=False)
+    _failure: str = attrs.field(default="", init=False)
     _open: int = attrs.field(default=0, init=False)
     _made: bool = attrs.field(default=False, init=False)
     _unknown: bool = attrs.field(default=False, init=False)
@@ -55,73 +55,73 @@ class Contacts:
     def __str__(self) -> str:
         return self.name
 
-    def watch(self, told: Callable[[], object]) -> None:
-        """Call ``told``, and nobody else, as soon as we are turned away."""
-        self._told = told
-        if self.turned_away is not None:
-            told()
+    def watch(self, on_refused: Callable[[], object]) -> None:
+        """Call ``on_refused`` as soon as the server has refused the connections; it replaces an earlier callback."""
+        self._on_refused = on_refused
+        if self.refused is not None:
+            on_refused()
 
     @property
     def hint(self) -> str:
-        """What may be wrong with a server that does not answer."""
+        """Return the likely cause why the server does not answer, and where to look."""
         if self._open:
-            return "we are connected, so is its disk full, or the network broken? Its log says why"
-        if self._unmade:
-            return f"the last try ended with: {self._unmade}; is the server running, and listening there?"
+            return "the connection is open; see the server's log, and check its disk and the network"
+        if self._failure:
+            return f"the last attempt failed: {self._failure}; is the server running, and listening there?"
         if self._short:
-            return f"it closed {self._short} connection{'s' * (self._short > 1)} at once; its log says why"
+            return f"the server closed {self._short} connection{'s' * (self._short > 1)} at once; see its log"
         if self._unknown:
-            return "no address was found for that name"
-        return "is it there and reachable, and does its policy let us in?"
+            return "the host name has no address"
+        return "is the server running and reachable, and does its access policy allow this client?"
 
     @property
     def broken(self) -> bool:
-        """Whether a connection was made, and none is open now."""
+        """Return True if a connection was made before and none is open now."""
         return self._made and not self._open
 
     def looked_up(self, found: bool) -> None:
-        """The name is looked up, or an address was found for it."""
+        """Record that the host name is being looked up, or that its address was ``found``."""
         self._unknown = not found
 
-    def unmade(self, reason: Failure) -> None:
-        """A connection could not be made."""
+    def failed(self, reason: Failure) -> None:
+        """Record that a connection could not be made."""
         number = getattr(reason.value, "osError", None)
-        self._unmade = os.strerror(number) if isinstance(number, int) else str(reason.value)
+        self._failure = os.strerror(number) if isinstance(number, int) else str(reason.value)
 
     def made(self) -> None:
-        """A connection is there."""
-        self._unmade = ""
+        """Record that a connection was made."""
+        self._failure = ""
         self._made = True
         self._open += 1
 
-    def lost(self, seconds: float, ours: str, reason: Failure) -> None:
-        """A connection has ended after so many seconds; ``ours`` was our address."""
+    def lost(self, seconds: float, address: str, reason: Failure) -> None:
+        """Record that a connection from our ``address`` ended after so many ``seconds``."""
         self._open -= 1
         if seconds >= SHORT:
             self._short, self._lasted = 0, True
             return
         self._short += 1
-        wrong = "" if reason.check(ConnectionDone, ConnectionLost) else _said(reason.value)
+        tls_error = "" if reason.check(ConnectionDone, ConnectionLost) else _explained(reason.value)
         if self._lasted:
             if self._short == TIMES:
-                log.warn("{name} closes each connection at once; its log says why, and we go on trying", name=self)
-        elif wrong:
-            self._turn_away(f"{self} cannot be spoken to by TLS: {wrong}")
+                log.warn("{name} closes each connection at once; see its log; retrying", name=self)
+        elif tls_error:
+            self._refuse(f"TLS handshake with {self} failed: {tls_error}; see --tls")
         elif self._short == TIMES:
-            tls = "Does it speak TLS?" if self.encrypted else "Does it want TLS (--tls)?"
-            self._turn_away(
-                f"{self} closes each connection at once, and its log says why. Does its policy let {ours} "
-                f"{self.wanted}? Has it room for another connection? {tls}"
+            tls = "does it speak TLS?" if self.encrypted else "does it require TLS (--tls)?"
+            self._refuse(
+                f"{self} closes each connection at once; see its log: does its access policy allow {address} to "
+                f"{self.wanted}, is its max-connections reached, or {tls}"
             )
 
-    def _turn_away(self, why: str) -> None:
-        if self.turned_away is None:
-            self.turned_away = FyrehoseError(why)
-            self._told()
+    def _refuse(self, reason: str) -> None:
+        if self.refused is None:
+            self.refused = FyrehoseError(reason)
+            self._on_refused()
 
 
 class Watching:
-    """A reactor whose connections are told to ``contacts``."""
+    """A reactor that reports its connections to ``contacts``."""
 
     def __init__(self, reactor: Any, contacts: Contacts) -> None:
         self._reactor = reactor
@@ -133,18 +133,18 @@ class Watching:
 
     @property
     def nameResolver(self) -> Any:
-        """Twisted's, which is asked for before each connection by name."""
+        """Return the reactor's resolver; Twisted asks for it before each connection to a host name."""
         self._contacts.looked_up(False)
         return self._reactor.nameResolver
 
     def connectTCP(self, host: str, port: int, factory: Any, *args: Any, **more: Any) -> Any:
         self._contacts.looked_up(True)
-        around = _Factory(factory, self._contacts, self._reactor.seconds)
-        return self._reactor.connectTCP(host, port, around, *args, **more)
+        wrapper = _Factory(factory, self._contacts, self._reactor.seconds)
+        return self._reactor.connectTCP(host, port, wrapper, *args, **more)
 
 
 class _Connection(ProtocolWrapper):
-    """Looks when it begins and ends."""
+    """A connection that reports its beginning and end to the factory's contacts."""
 
     factory: _Factory
     _since = 0.0
@@ -162,7 +162,7 @@ class _Connection(ProtocolWrapper):
 
 
 class _Factory(WrappingFactory):
-    """Hands connections on."""
+    """A client factory that reports its connections to ``contacts`` and leaves all else to the wrapped factory."""
 
     protocol = _Connection
     noisy = False
@@ -173,15 +173,15 @@ class _Factory(WrappingFactory):
         self.seconds = seconds
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
-        self.contacts.unmade(reason)
+        self.contacts.failed(reason)
         super().clientConnectionFailed(connector, reason)  # type: ignore[no-untyped-call]
 
 
-def _said(error: BaseException | None) -> str:
-    """An error of TLS: OpenSSL gives a list of what it said to itself, and the check of names its own type."""
+def _explained(error: BaseException | None) -> str:
+    """Return the text of a TLS error; OpenSSL's has a list of reasons, and the check of names has its own type."""
     if type(error).__name__ == "VerificationError":
         return "its certificate is for another name"
     reasons = error.args[0] if error is not None and error.args else []
     if not isinstance(reasons, list):
         return str(error)
-    return "; ".join(str(part[-1]) for part in reasons) or "OpenSSL does not say why"
+    return "; ".join(str(part[-1]) for part in reasons) or "OpenSSL gives no reason"

@@ -1,7 +1,4 @@
-"""TLS for the clients of the command line: a reactor whose TCP connections speak it, so that no client has to know.
-
-in: PEM files      out: what is handed to a client in the reactor's place
-"""
+"""TLS for command-line clients: a reactor whose TCP connections use TLS, so that clients need no code for it."""
 
 from __future__ import annotations
 
@@ -17,46 +14,51 @@ from fyrehose.errors import ConfigError
 
 
 class Encrypted:
-    """A reactor that connects by TLS.
+    """A reactor whose ``connectTCP`` connects by TLS.
 
-    :param words: the file of the authority that has issued the server's certificate; then, where the server wants to
-        know who we are, that of our own certificate, and that of its key if it is another
-    :raises ConfigError: a file cannot be used
+    :param host: the name that the server's certificate must have
+    :param paths: PEM files: the authority that issued the server's certificate; then, if the server requires a client
+        certificate, that certificate, and its key if that is in a file of its own
+    :raises ConfigError: a file cannot be read or used
     """
 
-    def __init__(self, reactor: Any, host: str, words: tuple[str, ...]) -> None:
+    def __init__(self, reactor: Any, host: str, paths: tuple[str, ...]) -> None:
         self._reactor = reactor
-        self._options = _options(host, words)
+        self._options = _options(host, paths)
         directlyProvides(self, providedBy(reactor))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reactor, name)
 
     def connectTCP(self, host: str, port: int, factory: Any, *args: Any, **more: Any) -> Any:
-        around = TLSMemoryBIOFactory(self._options, True, factory, self._reactor)
-        return self._reactor.connectTCP(host, port, around, *args, **more)
+        wrapper = TLSMemoryBIOFactory(self._options, True, factory, self._reactor)
+        return self._reactor.connectTCP(host, port, wrapper, *args, **more)
 
 
-def _options(host: str, words: tuple[str, ...]) -> Any:
-    authority, *own = words
+def _options(host: str, paths: tuple[str, ...]) -> Any:
+    authority, *own = paths
     try:
-        trusted = trustRootFromCertificates(Certificate.loadPEM(pem) for pem in _pieces(Path(authority)))
+        trusted = trustRootFromCertificates(Certificate.loadPEM(pem) for pem in _certificates(Path(authority)))
         ours = None
         if own:
             ours = PrivateCertificate.loadPEM(b"".join(Path(path).read_bytes() + b"\n" for path in own))
         return optionsForClientTLS(host, trustRoot=trusted, clientCertificate=ours)
     except OSError as error:
-        raise ConfigError(f"--tls {','.join(words)}: {error.filename} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"--tls {','.join(paths)}: cannot read {error.filename}: {error.strerror}") from error
     except (SSL.Error, crypto.Error, ValueError) as error:
         raise ConfigError(
-            f"--tls {','.join(words)} should be PEM files: the authority's certificate, ours, and its key"
+            f"invalid --tls {','.join(paths)}: expected PEM files: the authority's certificate, and optionally the "
+            "client's certificate and its key"
         ) from error
 
 
-def _pieces(path: Path) -> list[bytes]:
-    """The certificates in one file."""
+def _certificates(path: Path) -> list[bytes]:
+    """Return each certificate of the PEM file at *path*.
+
+    :raises ValueError: the file has none
+    """
     end = b"-----END CERTIFICATE-----"
-    pieces = [piece + end for piece in path.read_bytes().split(end)[:-1]]
-    if not pieces:
+    certificates = [part + end for part in path.read_bytes().split(end)[:-1]]
+    if not certificates:
         raise ValueError(f"{path} holds no certificate")
-    return pieces
+    return certificates

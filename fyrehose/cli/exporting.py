@@ -1,9 +1,9 @@
-"""``fyrehose journal export``: records of a journal as one file, which is there whole or not at all.
+"""``fyrehose journal export``: write records of a journal to one file, which appears complete or not at all.
 
-    ndjson         an object a line, as ``journal dump --format json`` writes it; needs nothing but Python
-    parquet,arrow  columns, as Spark has them; needs pyarrow (the extra ``spark``)
+    ndjson         one object a line, as ``journal dump --format json`` writes it; needs no other package
+    parquet,arrow  the columns of the Spark source; needs pyarrow (the extra ``spark``)
 
-A file is written beside its place and gets its name when all of it is on the disk.
+The file is written under a temporary name in the same directory, and renamed when all of it is on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fyrehose.journal.offline.walk import Batch, Damaged, Extent, walk
 from fyrehose.records import Run
 from fyrehose.spark.selection import EVERY, Selection, bounds
 
-#: By the endings of file names.
+#: Formats by the suffix of the file's name.
 FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ndjson": "ndjson", ".jsonl": "ndjson"}
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
@@ -36,49 +36,52 @@ Progress = Callable[[int, int], object]
 
 @attrs.frozen(slots=True)
 class Exported:
-    """What has been written."""
+    """Result of an export."""
 
     records: int
-    size: int | None  #: of the file, in bytes; None of a device, a pipe, or standard output
+    size: int | None  #: of the file, in bytes; None for a device, a pipe, or standard output
 
 
 def selected(streams: tuple[str, ...], start: str | None, end: str | None) -> Selection:
-    """Which records: of streams that match one of the patterns, between two numbers or times.
+    """Select the records of streams that match one of the patterns, between two numbers or times.
 
-    :raises ConfigError: neither a number nor a time
+    :param start: the first number, or the earliest time; None for no bound
+    :param end: the last number, or the time before which records were accepted; None for no bound
+    :raises ConfigError: a bound is neither a number nor a time
     """
     for option, text in (("--from", start), ("--to", end)):
         if text in ("earliest", "latest"):
-            raise ConfigError(f"{option} is {text!r}, and should be a number or a time; leave it out for no bound")
+            raise ConfigError(f"invalid {option} {text!r}: expected a number or a time; leave it out for no bound")
     begin, stop = bounds(start, "--from"), bounds(end, "--to")
-    if stop.time is not None:  # a time is the first moment that is not asked for
+    if stop.time is not None:  # The bound excludes its time, but a selection includes it.
         stop = attrs.evolve(stop, time=stop.time - 1)
     return Selection(patterns=streams or (EVERY,), start=begin, end=stop)
 
 
 def format_of(path: Path, form: str | None) -> str:
-    """How the file at ``path`` is written.
+    """Return the format of the file at ``path``: ``form``, or the one of its suffix.
 
-    :raises ConfigError: its name does not say, and nobody else does
-    :raises MissingExtra: that needs pyarrow
+    :raises ConfigError: ``form`` is None, and no format has this suffix
+    :raises MissingExtra: the format needs pyarrow, which is not installed
     """
     form = form or FORMATS.get(path.suffix.lower())
     if form is None:
-        raise ConfigError(f"{path} should end with one of {', '.join(FORMATS)}, or say --format")
+        raise ConfigError(f"unknown format of {path}: expected a name ending with {', '.join(FORMATS)}, or --format")
     if form != "ndjson" and find_spec("pyarrow") is None:
         raise MissingExtra(f"{form} needs pyarrow: pip install fyrehose[spark]; or write --format ndjson")
     return form
 
 
 def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps: bool, progress: Progress) -> Exported:
-    """Write what is ``wanted`` of the journal in ``directory`` into a file at ``path``; what was there is replaced.
+    """Write the ``wanted`` records of the journal in ``directory`` to a file at ``path``, replacing an existing file.
 
-    :raises JournalError: there is no journal
-    :raises JournalCorrupt: it is damaged
-    :raises JournalGap: numbers are missing among those that are asked for, and are not to be skipped
+    :param progress: called with the bytes of the journal that are done, and their total
+    :raises JournalError: the directory has no journal
+    :raises JournalCorrupt: the journal is damaged
+    :raises JournalGap: wanted numbers are missing, and ``skip_gaps`` is false
     :raises FyrehoseError: the file cannot be written
     """
-    Extent.of(directory)  # says if there is no journal
+    Extent.of(directory)  # Raise before the file is touched if the directory has no journal.
     write = _ndjson if form == "ndjson" else _columns
     try:
         with _whole(path) as out:
@@ -86,18 +89,18 @@ def export(directory: Path, path: Path, form: str, wanted: Selection, skip_gaps:
         named = _descriptor(path) is None and path.is_file()
         return Exported(records, path.stat().st_size if named else None)
     except OSError as error:
-        said = error.strerror or error
+        cause = error.strerror or error
         if error.filename is not None and directory in Path(os.fsdecode(error.filename)).parents:
-            raise FyrehoseError(f"{error.filename} cannot be read: {said}") from error
-        raise FyrehoseError(f"{path} cannot be written: {said}") from error
+            raise FyrehoseError(f"cannot read {error.filename}: {cause}") from error
+        raise FyrehoseError(f"cannot write {path}: {cause}") from error
 
 
 @contextmanager
 def _whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets the name ``path`` in the end, and leaves nothing behind if the end is not reached.
+    """Open a temporary file that is renamed to ``path`` at the end of the context, and deleted on failure.
 
-    A device or a pipe has to stay what it is, and is written as it is.  So is standard output, be it a file: what is in
-    that already, and what will be, is not ours.
+    A device or a pipe is written directly, because renaming would replace it.  So is standard output, even if that is a
+    file: others may have written to it before, and may write to it later.
     """
     descriptor = _descriptor(path)
     if descriptor is not None:
@@ -108,11 +111,11 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
         with path.open("wb") as out:
             yield out
         return
-    path = path.resolve()  # else the name that is a link would be replaced, and not the file
+    path = path.resolve()  # Otherwise a symbolic link would be replaced, and not the file to which it points.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with _terminated(), temporary.open("wb") as out:
-            if path.exists():  # who may not read what is there may not read what takes its place
+            if path.exists():  # Keep the permissions of the file that is replaced.
                 os.fchmod(out.fileno(), path.stat().st_mode & 0o777)
             yield out
             out.flush()
@@ -128,7 +131,7 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def _descriptor(path: Path) -> int | None:
-    """What ``path`` names, if it is one of our own open files and none of the file system's."""
+    """Return the descriptor that ``path`` names, such as 1 for ``-`` or ``/dev/stdout``; None for any other file."""
     known = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
     match = _DESCRIPTOR.fullmatch(str(path))
     return int(match[1]) if match else known
@@ -136,8 +139,8 @@ def _descriptor(path: Path) -> int | None:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """SIGTERM ends us as Ctrl-C does, by way of whoever has to tidy up."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may say so
+    """Let SIGTERM raise :class:`SystemExit` in this context, so that ``finally`` clauses run."""
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main thread only.
         yield
         return
 
@@ -157,8 +160,8 @@ def _ndjson(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_g
         before = last.get(run.stream)
         if before is not None and run.first_seq > before + 1 and not skip_gaps:
             raise JournalGap(
-                f"{run.stream!r} {before + 1}-{run.first_seq - 1} are not in the journal and never will be; "
-                "--skip-gaps writes what is there"
+                f"records {before + 1}-{run.first_seq - 1} of stream {run.stream!r} are missing from the journal; "
+                "pass --skip-gaps to export the others"
             )
         last[run.stream] = run.last_seq
         out.write(as_json(run))
@@ -184,7 +187,7 @@ def _runs(directory: Path, wanted: Selection, progress: Progress) -> Iterator[Ru
 
 
 def _columns(directory: Path, out: BinaryIO, form: str, wanted: Selection, skip_gaps: bool, progress: Progress) -> int:
-    """Record batches of a good size, each with all columns."""
+    """Write record batches with all columns of the Spark source; return the number of records."""
     import pyarrow as pa
 
     from fyrehose.journal.offline.places import place

@@ -1,4 +1,4 @@
-"""How a run of records looks on standard output: text, JSON, or the payloads alone."""
+"""Formats of a run of records on standard output: text, JSON, or the payloads alone."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from fyrehose.records import Run
 
 Format = Callable[[Run], bytes]
 
-#: What a terminal may obey: C0 but the line feed, DEL, C1, and what reorders or breaks a line.  Surrogates stand for
-#: bytes that are not UTF-8.
+#: Characters that a terminal may interpret: C0 except the line feed, DEL, C1, and those that reorder or break a line.
+#: Surrogates stand for bytes that are not UTF-8.
 _CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\udc80-\udcff]")
 
 
 def text(run: Run) -> bytes:
-    """Each payload, and a line feed."""
+    """Return each payload followed by a line feed."""
     return b"".join(b"%b\n" % bytes(payload) for payload in run.payloads())
 
 
 def raw(run: Run) -> bytes:
-    """The payloads end to end."""
+    """Return the payloads without separators."""
     return bytes(run.payload)
 
 
 def as_json(run: Run) -> bytes:
-    """An object a line: see :mod:`fyrehose.ndjson`."""
+    """Return one JSON object a line: see :mod:`fyrehose.ndjson`."""
     return lines((run,))
 
 
@@ -34,7 +34,7 @@ FORMATS: dict[str, Format] = {"text": text, "raw": raw, "json": as_json}
 
 
 def for_terminal(name: str) -> Format:
-    """The format of that name, with everything escaped that a terminal would obey or could not show."""
+    """Return the format called *name*, escaping every character that a terminal would interpret or could not show."""
     form, json = FORMATS[name], name == "json"
 
     def escape(match: re.Match[str]) -> str:

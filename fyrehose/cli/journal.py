@@ -1,4 +1,4 @@
-"""``fyrehose journal``: look into a journal's files, whether a server has them open or not."""
+"""``fyrehose journal``: inspect a journal's files, whether or not a server has them open."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ import click
 
 from fyrehose.cli.backup import backup, restore
 from fyrehose.cli.progress import progress_bar
+from fyrehose.cli.values import shown_size
 from fyrehose.errors import JournalCorrupt
 from fyrehose.records import LAST_SEQ
 
-#: How much of a payload is shown in a line of text, in bytes.
+#: Length to which `dump` cuts a payload in a line of text, in bytes.
 SHOWN = 200
-#: The narrowest terminal, in columns, that has room for the times of a stream beside its numbers.
+#: Width from which `stats` shows the times of each stream, in columns.
 WIDE = 100
-#: How many problems are told one by one.
-TOLD = 50
+#: Most problems that `verify` lists one by one.
+LISTED = 50
 
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-_EVERYTHING = click.option("--all", "everything", is_flag=True, help="What is not known to be durable, too.")
+_EVERYTHING = click.option("--all", "everything", is_flag=True, help="Also include data not yet known to be durable.")
 
 
 @click.group()
 def journal() -> None:
-    """Verify, show, count, export and back up the journal in DIR (the server's --data-dir).
+    """Verify, show, count, export and back up the journal in DIR, the server's --data-dir.
 
-    All of them work while a server is writing, change nothing there, and end with status 3 where something is damaged.
+    A server may write to DIR at the same time. No command changes the journal's files; each ends with status 3 if it
+    finds damaged data.
 
     \b
         fyrehose journal stats data
@@ -41,7 +43,7 @@ def journal() -> None:
 @_EVERYTHING
 @_DIRECTORY
 def verify(directory: Path, everything: bool) -> None:
-    """Check every byte: checksums, the numbers of every stream, indexes.
+    """Check all checksums, indexes, and record numbers.
 
     \b
         fyrehose journal verify data
@@ -52,11 +54,11 @@ def verify(directory: Path, everything: bool) -> None:
         report = verified(directory, progress, everything)
     for note in report.notes:
         click.echo(f"note: {note}")
-    for gap in report.gaps[:TOLD]:
+    for gap in report.gaps[:LISTED]:
         click.echo(f"gap: {escaped(gap.stream) or 'every other stream'} has no {gap.first} to {gap.last}")
-    if len(report.gaps) > TOLD:
-        click.echo(f"gap: and {len(report.gaps) - TOLD} more")
-    for problem in report.problems[:TOLD]:
+    if len(report.gaps) > LISTED:
+        click.echo(f"gap: and {len(report.gaps) - LISTED} more")
+    for problem in report.problems[:LISTED]:
         click.echo(f"damaged: {problem}")
     click.echo(
         f"{'DAMAGED' if report.problems else 'OK'}: {report.records:,} records of {report.streams:,} streams verified, "
@@ -65,13 +67,13 @@ def verify(directory: Path, everything: bool) -> None:
         f"{f' ({report.allocated >> 20} MiB preallocated)' if report.allocated >> 20 else ''}"
     )
     if report.problems:
-        raise JournalCorrupt(f"{directory} is damaged in {len(report.problems)} places")
+        raise JournalCorrupt(f"{directory} is damaged in {len(report.problems)} places; restore it from a backup")
 
 
 @journal.command()
-@click.option("--stream", metavar="NAME", help="Of this stream only.")
-@click.option("--from", "first", type=click.IntRange(1, LAST_SEQ), default=1, help="From this number of the stream on.")
-@click.option("--limit", type=click.IntRange(0), help="So many records, runs or batches at the most.")
+@click.option("--stream", metavar="NAME", help="Show this stream only.")
+@click.option("--from", "first", type=click.IntRange(1, LAST_SEQ), default=1, help="First number of the stream.")
+@click.option("--limit", type=click.IntRange(0), help="Most records, runs or batches to show.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--what", type=click.Choice(["records", "runs", "batches"]), default="records", show_default=True)
 @_EVERYTHING
@@ -79,7 +81,7 @@ def verify(directory: Path, everything: bool) -> None:
 def dump(
     directory: Path, stream: str | None, first: int, limit: int | None, form: str, what: str, everything: bool
 ) -> None:
-    """Write what is in it to standard output, in the order in which it was accepted.
+    """Write the journal's records to standard output, in the order in which they were accepted.
 
     \b
         fyrehose journal dump data --stream log --from 1000 --limit 10
@@ -89,9 +91,9 @@ def dump(
     from fyrehose.journal.offline import dump as dumping
 
     if first > 1 and stream is None:
-        raise click.UsageError("--from counts in a stream: say --stream, too")
+        raise click.UsageError("--from is a number of one stream; add --stream NAME")
     if what == "batches" and stream is not None:
-        raise click.UsageError("a batch has many streams: --stream goes with records or runs")
+        raise click.UsageError("a batch has many streams; use --stream with --what records or runs")
     if what == "batches":
         lines = (_batch_line(batch, form) for batch in dumping.batches(directory, everything))
     elif what == "runs":
@@ -130,13 +132,13 @@ def stats(directory: Path, form: str, everything: bool) -> None:
 
 
 @journal.command()
-@click.option("--stream", "streams", multiple=True, metavar="PATTERN", help="Of streams like this, such as 'log.*'.")
-@click.option("--from", "start", metavar="SEQ|TIME", help="From this number of each stream on, or from this time.")
-@click.option("--to", "end", metavar="SEQ|TIME", help="Up to this number, or before this time (UTC).")
+@click.option("--stream", "streams", multiple=True, metavar="PATTERN", help="Only matching streams, such as 'log.*'.")
+@click.option("--from", "start", metavar="SEQ|TIME", help="Export from this number or this time (UTC) on.")
+@click.option("--to", "end", metavar="SEQ|TIME", help="Export up to this number, or before this time (UTC).")
 @click.option(
-    "--format", "form", type=click.Choice(["parquet", "arrow", "ndjson"]), help="If FILE's name is not clear."
+    "--format", "form", type=click.Choice(["parquet", "arrow", "ndjson"]), help="Format; default: by FILE's suffix."
 )
-@click.option("--skip-gaps", is_flag=True, help="Numbers that are not in the journal are no error.")
+@click.option("--skip-gaps", is_flag=True, help="Ignore numbers that are missing from the journal.")
 @_DIRECTORY
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def export(
@@ -148,9 +150,9 @@ def export(
     form: str | None,
     skip_gaps: bool,
 ) -> None:
-    """Write records of the journal in DIR into FILE: Parquet, Arrow or NDJSON.
+    """Write records of the journal in DIR into FILE as Parquet, Arrow or NDJSON.
 
-    FILE appears when it is whole; - is standard output. Parquet and Arrow need pyarrow.
+    FILE appears when it is complete; - is standard output. Parquet and Arrow need pyarrow.
 
     \b
         fyrehose journal export data all.parquet
@@ -168,20 +170,20 @@ def export(
 
 @journal.command()
 @click.option("--listen", "place", default="127.0.0.1:8120", show_default=True, metavar="HOST:PORT")
-@click.option("--token-file", default="", metavar="FILE", help="Its first line is the token that clients have to send.")
+@click.option("--token-file", default="", metavar="FILE", help="File with the token that clients must send.")
 @click.option(
     "--hosts",
     default="",
     metavar="NAME,...",
-    help="Names that it may be asked for by; else, on loopback, localhost only.",
+    help="Host names that requests may use, besides localhost on loopback.",
 )
 @_DIRECTORY
 def serve(directory: Path, place: str, token_file: str, hosts: str) -> None:
-    """Serve the journal's files over HTTP, from this process and not from the one that takes messages in.
+    """Serve the journal's files over HTTP, from a process of its own beside the server.
 
-    Spark reads them: spark.read.format("fyrehose").load("http://HOST:PORT").  A client that can connect can read
-    everything, so an address that others can reach needs a token.  The token is not encrypted on the way: put a proxy
-    with TLS in front where the network is not yours.
+    Spark reads them: spark.read.format("fyrehose").load("http://HOST:PORT").  Every client that can connect can read
+    everything, so an address that other machines can reach requires a token.  The token is sent unencrypted: on an
+    untrusted network, put a TLS proxy in front.
 
     \b
         fyrehose journal serve data --listen 127.0.0.1:8120
@@ -223,12 +225,12 @@ def holds(directory: Path, release: str | None) -> None:
 
 
 def escaped(text: str) -> str:
-    """``text`` without anything that a terminal would obey."""
+    """Return ``text`` with every character escaped that is not printable, so that a terminal does not interpret it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 def moment(time: int) -> str:
-    """Microseconds since 1970 as people write them, in UTC."""
+    """Format a time in microseconds since 1970 as ISO 8601 in UTC; ``-`` for 0."""
     return datetime.fromtimestamp(time / 1_000_000, UTC).isoformat(timespec="microseconds") if time else "-"
 
 
@@ -313,7 +315,6 @@ def _as_json(found: Any) -> dict[str, Any]:
 
 
 def _show(found: Any) -> None:
-    from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
 
@@ -328,16 +329,16 @@ def _show(found: Any) -> None:
     for name in ("from", "to") if times else ():
         table.add_column(name, no_wrap=True)
     for name, of in sorted(found.streams.items()):
-        numbers = [*map(str, (of.records, of.first, of.last, of.missing)), decimal(of.size)]
+        numbers = [*map(str, (of.records, of.first, of.last, of.missing)), shown_size(of.size)]
         when = [moment(time)[:19] for time in (of.began, of.ended)] if times else []
         table.add_row(Text(escaped(name)), *numbers, *when)
     if found.streams:
         console.print(table)
         console.print()
-    how = "closed in order" if found.closed else "in use, or not closed in order"
+    state = "closed cleanly" if found.closed else "in use, or not closed cleanly"
     console.print(
-        f"{found.segments} segments, {decimal(found.size)}, {found.batches} batches, {found.records} records, "
-        f"{len(found.streams)} streams; log read up to position {found.end} ({how})",
+        f"{found.segments} segments, {shown_size(found.size)}, {found.batches} batches, {found.records} records, "
+        f"{len(found.streams)} streams; read up to position {found.end} ({state})",
         highlight=False,
         soft_wrap=True,
     )

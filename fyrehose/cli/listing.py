@@ -1,4 +1,4 @@
-"""``fyrehose protocols``: the protocols and their options, as tables."""
+"""``fyrehose protocols``: print the protocols and their options as tables."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rich.table import Table
 
 from fyrehose import plugins
 
-#: Columns of a table that goes to a file or a pipe.
+#: Width of a table that is written to a file or a pipe, in columns.
 WIDTH = 160
 
 
 def terminal() -> Console:
-    """Where tables go; what is no terminal has no width, and nothing is to be cut off for it."""
+    """Return the console for tables; a file or a pipe gets :data:`WIDTH`, so that nothing is cut off."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH)
 
 
 def show(names: Sequence[str], details: bool) -> None:
-    """A line for each of ``names``; with ``details`` their options, too."""
+    """Print one line for each protocol in ``names``, and with ``details`` the options of each."""
     console = terminal()
-    listeners = Table("protocol", "listens at", "what it is", box=None, pad_edge=False)
+    listeners = Table("protocol", "default endpoint", "description", box=None, pad_edge=False)
     for name in names:
         plugin = plugins.load(name)
         listeners.add_row(name, plugin.default_endpoint, plugin.description)
     console.print(listeners)
     for name in names if details else ():
-        options = Table("option", "default", "what it does", box=None, pad_edge=False)
+        options = Table("option", "default", "description", box=None, pad_edge=False)
         for field in attrs.fields(plugins.load(name).settings):
             default = getattr(plugins.load(name).settings(), field.name)
             options.add_row(f"{name}.{field.name.replace('_', '-')}", _shown(default), field.metadata["help"])

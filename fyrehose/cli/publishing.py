@@ -1,4 +1,4 @@
-"""``fyrehose publish``: from a source to a publisher, with a window between them, a count, and a bar for people."""
+"""``fyrehose publish``: publish the messages of a source, count the acknowledgements, and show a progress bar."""
 
 from __future__ import annotations
 
@@ -10,40 +10,51 @@ from typing import Any
 import attrs
 import click
 from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
 from fyrehose.cli.contacts import Contacts
+from fyrehose.cli.progress import SpeedColumn
 from fyrehose.cli.running import connected, worker
 from fyrehose.cli.sources import Source
+from fyrehose.cli.values import shown_size
 from fyrehose.errors import FyrehoseError
 
-#: How long taking leave of the server may take, in seconds.
-FAREWELL = 5.0
+#: Timeout of closing the publisher, in seconds.
+CLOSE_TIMEOUT = 5.0
 
 
 @attrs.define(eq=False)
 class Tally:
-    """What became of the messages."""
+    """Counts of the messages that were published, acknowledged and refused.
+
+    :ivar size: bytes that were published
+    :ivar reason: why the first refused message was refused
+    :ivar changed: when a message was last acknowledged or refused, or the first unacknowledged one was published
+    :ivar settled: fires when no message awaits acknowledgement
+    """
 
     published: int = 0
     acknowledged: int = 0
     refused: int = 0
     size: int = 0
     reason: str = ""
-    changed: float = 0.0  #: when one was acknowledged or refused, or the first of many was published
+    changed: float = 0.0
     settled: Deferred[None] | None = None
 
     @property
-    def under_way(self) -> int:
+    def pending(self) -> int:
+        """Return the number of messages that await acknowledgement."""
         return self.published - self.acknowledged - self.refused
 
     def add(self, published: Deferred[Any], size: int, now: Any) -> None:
-        """A message of ``size`` bytes is under way."""
-        if not self.under_way:
+        """Count a message of ``size`` bytes, and its outcome when ``published`` fires.
+
+        :param now: the clock, such as ``reactor.seconds``
+        """
+        if not self.pending:
             self.changed = now()
         self.published += 1
         self.size += size
@@ -55,37 +66,38 @@ class Tally:
             else:
                 self.acknowledged += 1
             self.changed = now()
-            if self.settled is not None and not self.under_way:
+            if self.settled is not None and not self.pending:
                 settled, self.settled = self.settled, None
                 settled.callback(None)
 
         published.addBoth(settle)
 
     def all_settled(self) -> Deferred[None]:
-        """Fires when nothing is under way."""
+        """Return a Deferred that fires when no message awaits acknowledgement."""
         self.settled = Deferred()
         settled = self.settled
-        if not self.under_way:
+        if not self.pending:
             settled.callback(None)
             self.settled = None
         return settled
 
     def summary(self, seconds: float) -> str:
-        """One line for people."""
-        messages = f"{self.published} message{'' if self.published == 1 else 's'} ({decimal(self.size)})"
+        """Return the counts as one line, after so many ``seconds``."""
+        messages = f"{self.published} message{'' if self.published == 1 else 's'} ({shown_size(self.size)})"
         if self.acknowledged == self.published:
             rate = f", {self.published / seconds:,.0f}/s" if seconds > 0.1 else ""
             return f"{messages} published and acknowledged in {seconds:.1f} s{rate}"
         because = f": {self.reason}" if self.reason else ""
-        return (
-            f"{messages} published, {self.acknowledged} acknowledged, {self.published - self.acknowledged} not{because}"
-        )
+        missing = self.published - self.acknowledged
+        return f"{messages} published, {self.acknowledged} acknowledged, {missing} not acknowledged{because}"
 
 
 async def publish(reactor: Any, publisher: Any, source: Source, timeout: float, where: Contacts) -> int:
-    """Publish all of ``source``; 0 if the server has acknowledged all of it, else 1.
+    """Publish every message of ``source``, and print a summary to standard error.
 
-    :raises FyrehoseError: the server is not there, the source cannot be read
+    :param timeout: the longest time without an acknowledgement, in seconds
+    :return: the exit status: 0 if the server acknowledged every message, else 1
+    :raises FyrehoseError: the server cannot be reached, or the source cannot be read, before anything was published
     """
     tally, began = Tally(), reactor.seconds()
     try:
@@ -104,10 +116,10 @@ async def publish(reactor: Any, publisher: Any, source: Source, timeout: float, 
         raise
     finally:
         closed: Deferred[Any] = publisher.close()
-        closed.addErrback(lambda failure: None)  # it has been said what came of it
+        closed.addErrback(lambda failure: None)  # The summary has reported the outcome.
     click.echo(f"fyrehose: {tally.summary(reactor.seconds() - began)}", err=True)
-    # Some protocols take their leave, and the server keeps something for them if they do not.
-    await closed.addTimeout(FAREWELL, reactor).addErrback(lambda failure: None)
+    # Some protocols close with a handshake, without which the server keeps state for this client.
+    await closed.addTimeout(CLOSE_TIMEOUT, reactor).addErrback(lambda failure: None)
     return 0 if tally.acknowledged == tally.published else 1
 
 
@@ -121,42 +133,42 @@ async def _publish_all(reactor: Any, publisher: Any, source: Source, tally: Tall
 
 
 async def _unless_stalled(reactor: Any, work: Deferred[None], tally: Tally, timeout: float, where: Contacts) -> None:
-    """Wait for ``work``, but not for a server that turns us away, or acknowledges nothing for ``timeout`` seconds."""
+    """Wait for ``work``; cancel it if the server refuses us, or acknowledges nothing for ``timeout`` seconds."""
     stalled = False
 
-    def look() -> None:
+    def check() -> None:
         nonlocal stalled
-        if tally.under_way and reactor.seconds() - tally.changed > timeout:
+        if tally.pending and reactor.seconds() - tally.changed > timeout:
             stalled = True
             work.cancel()
 
-    looking = LoopingCall(look)
-    looking.clock = reactor
-    looking.start(min(timeout / 4, 1.0), now=False)
+    checking = LoopingCall(check)
+    checking.clock = reactor
+    checking.start(min(timeout / 4, 1.0), now=False)
     where.watch(work.cancel)
     try:
         await work
     except CancelledError as error:
-        if where.turned_away is not None:
-            raise where.turned_away from error
+        if where.refused is not None:
+            raise where.refused from error
         if not stalled:
             raise
         raise FyrehoseError(f"{where} has not acknowledged anything for {timeout:g} s; {where.hint}") from error
     finally:
-        looking.stop()
+        checking.stop()
 
 
 @contextmanager
 def _bar(source: Source, tally: Tally, reactor: Any) -> Iterator[Any]:
-    """A progress bar where standard error is a terminal; is told how many bytes were read."""
+    """Show a progress bar if standard error is a terminal; yields a function to call with the bytes just read."""
     if not sys.stderr.isatty():
         yield lambda size: None
         return
     columns = [
         TextColumn("{task.fields[acknowledged]:,} acknowledged"),
         BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+        DownloadColumn(binary_units=True),
+        SpeedColumn(),
         TimeRemainingColumn(),
     ]
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:

@@ -1,4 +1,4 @@
-"""A reactor for as long as one command takes, a thread for what blocks, and a way out by Ctrl-C."""
+"""Run a command in the reactor until it ends or Ctrl-C cancels it, with a thread for blocking calls."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ Command = Callable[[Any], Coroutine[Deferred[Any], Any, int]]
 
 
 def run(command: Command) -> int:
-    """Run ``command(reactor)`` to its end; the status that it returned, or 128 and the signal that ended it.
+    """Run ``command(reactor)`` to its end, in a reactor that runs only as long.
 
-    :raises FyrehoseError: what it raised
+    :return: the exit status that it returned, or 128 plus the number of the signal that ended it
+    :raises FyrehoseError: the command raised it
     """
     from twisted.internet import reactor
 
-    reactor.seconds = time.monotonic  # type: ignore[method-assign]  # timers must not notice that the clock is set
+    reactor.seconds = time.monotonic  # type: ignore[method-assign]  # Timers must not depend on the wall clock.
     globalLogBeginner.beginLoggingTo([_warn], redirectStandardIO=False)
     ended: list[Any] = []
     reactor.callWhenRunning(_start, reactor, command, ended)
@@ -43,31 +44,31 @@ def run(command: Command) -> int:
 
 
 def worker(reactor: Any) -> ThreadWorker:
-    """A thread for reading and writing what may block; the program does not wait for it in the end."""
+    """Start a thread for reads and writes that may block; the process exits without waiting for it."""
     return ThreadWorker(reactor.callFromThread, "fyrehose input and output")
 
 
 async def connected(reactor: Any, client: Any, timeout: float, where: Contacts) -> None:
-    """Connect ``client``.
+    """Connect ``client`` to the server.
 
-    :raises FyrehoseError: it could not, in ``timeout`` seconds, or is turned away
+    :raises FyrehoseError: it could not connect within ``timeout`` seconds, or the server refused it
     """
     connecting: Deferred[Any] = client.connect()
     if not connecting.called:
-        # Not from within the client's own call: what comes next may be to close it.
+        # Continue outside of the client's own call, because the caller may close the client next.
         connecting.addCallback(lambda result: deferLater(reactor, 0, lambda: result))
     where.watch(connecting.cancel)
     patience = reactor.callLater(timeout, connecting.cancel)
     try:
         await connecting
     except OSError as error:
-        raise FyrehoseError(f"{where} cannot be reached: {error}") from error
+        raise FyrehoseError(f"cannot connect to {where}: {error}") from error
     except Exception as error:
-        if where.turned_away is not None:
-            raise where.turned_away from error
+        if where.refused is not None:
+            raise where.refused from error
         if patience.active():
             raise
-        raise FyrehoseError(f"{where} did not answer in {timeout:g} s; {where.hint}") from error
+        raise FyrehoseError(f"{where} did not answer within {timeout:g} s; {where.hint}") from error
     finally:
         if patience.active():
             patience.cancel()
@@ -84,7 +85,7 @@ def _start(reactor: Any, command: Command, ended: list[Any]) -> None:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if interrupted:
-            os._exit(128 + number)  # asked twice: whatever it is that takes so long
+            os._exit(128 + number)  # The second signal ends the process even if cancelling takes long.
         interrupted.append(number)
         reactor.callFromThread(task.cancel)
 
@@ -95,13 +96,13 @@ def _start(reactor: Any, command: Command, ended: list[Any]) -> None:
 
 @implementer(ILogObserver)
 def _warn(event: LogEvent) -> None:
-    """What clients log, if it is for people, in one line on standard error."""
+    """Write warnings and errors that clients log to standard error, one line each."""
     if event.get("log_level", LogLevel.info) >= LogLevel.warn:
         failure = event.get("log_failure")
-        said = formatEvent(event) + (f": {failure.getErrorMessage()}" if failure is not None else "")
-        click.echo(f"fyrehose: {said}", err=True, file=sys.stderr)
+        message = formatEvent(event) + (f": {failure.getErrorMessage()}" if failure is not None else "")
+        click.echo(f"fyrehose: {message}", err=True, file=sys.stderr)
 
 
 async def _awaited(command: Command, reactor: Any) -> int:
-    """``command``, whose very call may raise, too: that would only be logged, and the reactor would go on."""
+    """Call and await ``command``, so that an error raised by the call itself ends the reactor, too."""
     return await command(reactor)

@@ -1,4 +1,4 @@
-"""``fyrehose journal serve``: listen until somebody ends it."""
+"""``fyrehose journal serve``: serve a journal's files over HTTP until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from fyrehose.web.tokens import read_token
 
 
 async def serve(reactor: Any, directory: Path, place: str, token_file: str = "", names: tuple[str, ...] = ()) -> int:
-    """Serve ``directory`` at ``place`` (``HOST:PORT``) until this is cancelled; then 0.
+    """Serve ``directory`` at ``place`` (``HOST:PORT``) until this is cancelled.
 
-    :param token_file: the file with the token that every request has to carry
-    :param names: by which it may be asked for; on loopback, besides localhost
-    :raises FyrehoseError: there is no journal, the port is taken, or others could read the journal without a token
+    :param token_file: the file with the token that every request must carry
+    :param names: host names that requests may use, besides localhost on loopback
+    :return: the exit status, 0
+    :raises FyrehoseError: the directory has no journal, the port is in use, or a public address has no token
     """
     empty = not look(directory).segments
     host, _, port = place.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or int(port) > 65535:
-        raise FyrehoseError(f"{place!r} should be HOST:PORT, such as 127.0.0.1:8120")
+        raise FyrehoseError(f"invalid --listen {place!r}: expected HOST:PORT, such as 127.0.0.1:8120")
     endpoint = f"tcp:{port}:interface={host.replace(':', chr(92) + ':')}"
     token = read_token(token_file, "--token-file")
     if token is None and not is_local(endpoint):
         raise ConfigError(
-            f"--listen {place} is open to others, who would read everything: it needs --token-file FILE, "
-            "or an address of this machine alone, such as 127.0.0.1:8120"
+            f"refusing to serve the journal at the public address {place} without a token; pass --token-file FILE, "
+            "or listen on loopback, such as 127.0.0.1:8120"
         )
     try:
         made = site(directory, hosts_of(endpoint, names), token)
         listening = reactor.listenTCP(int(port), made, interface=host)
     except CannotListenError as error:
-        raise FyrehoseError(f"{place} cannot be listened on: {error.socketError}") from error
+        raise FyrehoseError(f"cannot listen on {place}: {error.socketError}") from error
     address = listening.getHost()
     shown = f"[{address.host}]" if ":" in address.host else address.host
     click.echo(f"serving {directory} at http://{shown}:{address.port}")
     if empty:
-        click.echo(f"fyrehose: there is nothing in {directory} yet; is it the server's --data-dir?", err=True)
+        click.echo(f"fyrehose: {directory} has no segments yet; is it the server's --data-dir?", err=True)
     try:
         await Deferred()
     except CancelledError:

@@ -1,4 +1,7 @@
-"""What is published: arguments, lines of files or of standard input, whole files; a piece in memory at a time."""
+"""Sources of messages to publish: arguments, lines of files or of standard input, and whole files.
+
+Files are read in pieces; only one piece is in memory at a time.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,26 @@ from twisted.internet.defer import Deferred
 from fyrehose.errors import FyrehoseError
 from fyrehose.records import MAX_PAYLOAD
 
-#: Does what blocks in a thread.
+#: Runs a blocking function in a thread.
 Call = Callable[[Callable[[], Any]], Deferred[Any]]
 
-#: What is read at a time, in bytes.
+#: Size of one read, in bytes.
 CHUNK = 64 << 10
 
 
 class Unreadable(FyrehoseError):
-    """A file cannot be read, or holds more than one message may."""
+    """A file cannot be read, or a message in it is too large."""
 
 
 class Source(Protocol):
-    """Messages, a few at a time."""
+    """Source of messages, read in batches."""
 
     @property
     def total(self) -> int | None:
-        """How many bytes there are to be read; None: nobody knows."""
+        """Return the total size in bytes, or None if it is unknown."""
 
     def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
-        """How many bytes were read, and the messages in them."""
+        """Yield the number of bytes that were read, and the messages that they complete."""
 
 
 @attrs.frozen
@@ -52,7 +55,7 @@ class Arguments:
 
 @attrs.frozen
 class Lines:
-    """The lines of files, one after the other, without their line feeds; whatever else is in them stays."""
+    """The lines of files, one message each, without the line feed; all other bytes are kept."""
 
     paths: tuple[str, ...]
     total: int | None
@@ -66,7 +69,7 @@ class Lines:
                     rest += chunk
                     *lines, rest = rest.split(b"\n") if b"\n" in chunk else (rest,)
                     if len(rest) > MAX_PAYLOAD:
-                        raise Unreadable(f"{path} has a line of more than {MAX_PAYLOAD} bytes, the most of a message")
+                        raise Unreadable(f"{path} has a line of more than {MAX_PAYLOAD} bytes, the limit of a message")
                     yield len(chunk), [bytes(line) for line in lines]
                 if rest:
                     yield 0, [bytes(rest)]
@@ -77,7 +80,7 @@ class Lines:
 
 @attrs.frozen
 class WholeFiles:
-    """Files, each one message."""
+    """Files, each of which is one message."""
 
     paths: tuple[str, ...]
     total: int | None
@@ -89,26 +92,26 @@ class WholeFiles:
 
 
 def arguments(messages: Sequence[str]) -> Source:
-    """``messages`` as the shell passed them, byte for byte."""
+    """Return a source of the arguments ``messages``, with the bytes that the shell passed."""
     encoded = [os.fsencode(message) for message in messages]
     return Arguments(encoded, sum(map(len, encoded)))
 
 
 def lines_of(paths: Sequence[str]) -> Source:
-    """The lines of ``paths``; ``-`` is standard input."""
+    """Return a source of the lines of the files at ``paths``; ``-`` is standard input."""
     return Lines(tuple(paths), _total(paths))
 
 
 def whole_files(paths: Sequence[str]) -> Source:
-    """Each of ``paths`` as one message; without any, standard input."""
+    """Return a source with each file of ``paths`` as one message; without paths, standard input is one message."""
     paths = tuple(paths) or ("-",)
     return WholeFiles(paths, _total(paths))
 
 
 def _total(paths: Sequence[str]) -> int | None:
-    """How many bytes there are; None where a pipe or a terminal is among them.
+    """Return the total size of the files in bytes, or None if a pipe or a terminal is among them.
 
-    :raises Unreadable: one of them is not there, or may not be read: before the others are published
+    :raises Unreadable: a file is missing or unreadable; this is checked for all files before the first is published
     """
     total: int | None = 0
     for path in paths:
@@ -139,7 +142,7 @@ def _read(fd: int, path: str) -> bytes:
 
 
 def _unreadable(path: str, error: OSError) -> Unreadable:
-    return Unreadable(f"{'standard input' if path == '-' else path} cannot be read: {error.strerror}")
+    return Unreadable(f"cannot read {'standard input' if path == '-' else path}: {error.strerror}")
 
 
 def _read_whole(path: str) -> bytes:
@@ -152,5 +155,5 @@ def _read_whole(path: str) -> bytes:
         if fd:
             os.close(fd)
     if len(content) > MAX_PAYLOAD:
-        raise Unreadable(f"{path} has more than {MAX_PAYLOAD} bytes, the most of a message; publish its lines instead")
+        raise Unreadable(f"{path} has more than {MAX_PAYLOAD} bytes, the limit of a message; publish its lines instead")
     return bytes(content)

@@ -1,4 +1,4 @@
-"""``fyrehose streams``: list the streams of a running server, and retire some of them."""
+"""``fyrehose streams``: list or retire the streams of a running server."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fyrehose.cli.listing import terminal
 from fyrehose.cli.watching import of_a_server, streams_table, with_rates
 from fyrehose.errors import FyrehoseError
 
-#: Streams that the server lists in one answer, at the most.
+#: Most streams that the server lists in one response.
 PAGE = 1_000
 
 
 class ListByDefault(click.Group):
-    """A group that lists when none of its commands is named."""
+    """Command group that runs ``list`` if the first argument names no command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
@@ -30,9 +30,9 @@ class ListByDefault(click.Group):
 
 @click.group(cls=ListByDefault)
 def streams() -> None:
-    """List the streams of a running server, or retire some.
+    """List or retire the streams of a running server.
 
-    Without a command they are listed: see `fyrehose streams list --help`.
+    Without a command, `list` is used: see `fyrehose streams list --help`.
 
     \b
         fyrehose streams
@@ -43,12 +43,12 @@ def streams() -> None:
 
 @streams.command("list")
 @of_a_server
-@click.option("--limit", type=click.IntRange(1, 200_000), default=200, show_default=True, help="So many at the most.")
+@click.option("--limit", type=click.IntRange(1, 200_000), default=200, show_default=True, help="Most streams to list.")
 @click.argument("match", default="")
 def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit: int, match: str) -> None:
-    """List the streams of a running server, or those whose name has MATCH in it.
+    """List the streams of a running server whose name contains MATCH, the busiest first.
 
-    The busiest come first.  json: an object a line.
+    json: one object a line.
 
     \b
         fyrehose streams
@@ -60,8 +60,8 @@ def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, 
     listed = status["streams"]["listed"]
     if status["streams"].get("hidden"):
         raise FyrehoseError(
-            f"the server's policy does not let us see the names of its {status['streams']['total']} streams: "
-            'give it admin.token-file, or a rule with network = "127.0.0.1" and subscribe = "*"'
+            f"the server's access policy hides the names of its {status['streams']['total']} streams from this client; "
+            'set admin.token-file on the server, or add a rule with network = "127.0.0.1" and subscribe = "*"'
         )
     if limit > PAGE and status["streams"]["matching"] > PAGE:
         listed = _all_streams(asker, match)[:limit]
@@ -73,7 +73,7 @@ def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, 
 
 
 def _all_streams(asker: Asker, match: str) -> list[dict[str, Any]]:
-    """Return every stream whose name has *match* in it, the busiest first, then by name."""
+    """Return every stream whose name contains *match*, the busiest first, then by name."""
     found: list[dict[str, Any]] = []
     for page in itertools.count():
         listed = asker.streams(match, page, PAGE)["listed"]
@@ -87,19 +87,20 @@ def _show(listed: list[dict[str, Any]], matching: int) -> None:
     console = terminal()
     console.print(streams_table(listed))
     if matching > len(listed):
-        console.print(f"{len(listed)} of {matching}; see --limit, or say a part of the name")
+        console.print(f"{len(listed)} of {matching} streams; raise --limit, or pass a part of the name")
 
 
 @streams.command()
-@click.option("--url", default=HTTP_URL, show_default=True, metavar="URL", help="The server's http listener.")
-@click.option("--token-file", type=click.Path(path_type=Path), help="The token that it wants, if it does.")
-@click.option("--ca", type=click.Path(path_type=Path), help="PEM file: who issued its certificate (https).")
+@click.option("--url", default=HTTP_URL, show_default=True, metavar="URL", help="URL of the server's http listener.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token.")
+@click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https).")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def retire(url: str, token_file: Path | None, ca: Path | None, names: tuple[str, ...]) -> None:
-    """Retire the streams called NAME, one after the other, until the server refuses one.
+    """Retire streams by name; stop at the first that the server refuses.
 
-    A retired stream is not listed or served any more, and counts against no limit; its records go with the segments
-    that they are in. If somebody publishes to the name again, its numbers go on. The policy has to allow `administer`.
+    A retired stream is no longer listed or served, and counts against no limit. Its records are deleted together with
+    the segments that contain them. If a client publishes to the name again, numbering continues. The access policy must
+    allow `administer`.
 
     \b
         fyrehose streams retire debug.old debug.older
@@ -108,4 +109,4 @@ def retire(url: str, token_file: Path | None, ca: Path | None, names: tuple[str,
     asker = Asker.of(url, token_file, ca, HTTP_URL)
     for name in names:
         asker.retire(name)
-        click.echo(f"stream {escaped(name)} is retired")
+        click.echo(f"stream {escaped(name)} retired")

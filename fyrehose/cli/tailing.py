@@ -1,4 +1,4 @@
-"""``fyrehose tail``: from a tailer to standard output, which may be slower, or gone."""
+"""``fyrehose tail``: write the records of a tailer to standard output, which may be slow, or closed by its reader."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fyrehose.cli.running import connected, worker
 from fyrehose.errors import FyrehoseError
 from fyrehose.records import Run
 
-#: What may wait for standard output before the server is asked to pause, in bytes, and when it may go on.
+#: Bytes waiting for standard output at which the tailer is paused, and at which it is resumed.
 HIGH, LOW = 4 << 20, 1 << 20
 
-#: Lost ranges that the error at the end names.
+#: Most lost ranges that the final error lists.
 MOST_NAMED = 10
 
 Take = Callable[[Run], None]
@@ -30,25 +30,26 @@ Lost = Callable[[int, int], None]
 
 @attrs.define(eq=False)
 class Output:
-    """Standard output, written by a thread: it may block for ever, and Ctrl-C still works.
+    """Standard output, written by a thread, so that Ctrl-C works even while a write blocks.
 
-    :ivar call: does what blocks in that thread
-    :ivar tailer: is paused while too much waits
-    :ivar fd: where to
+    :ivar call: runs a blocking function in that thread
+    :ivar tailer: paused while more than :data:`HIGH` bytes wait
+    :ivar fd: the descriptor to write to
+    :ivar waiting: bytes that are not yet written
+    :ivar error: why writing failed; it may be set after ``ended`` fired
     """
 
     call: Callable[[Callable[[], None]], Deferred[None]]
     tailer: Any
     fd: int = 1
     waiting: int = 0
-    #: what kept it from being written, be it after the end
     error: Exception | None = None
     paused: bool = False
     ended: Deferred[None] = attrs.field(factory=Deferred)
     _drained: Deferred[None] | None = None
 
     def write(self, data: bytes) -> None:
-        """Write ``data`` as soon as what came before is out."""
+        """Queue ``data`` for writing."""
         self.waiting += len(data)
         if self.waiting > HIGH and not self.paused:
             self.paused = True
@@ -56,7 +57,7 @@ class Output:
         self.call(lambda: _write(self.fd, data)).addCallbacks(self._written, self._failed, (len(data),))
 
     def drained(self) -> Deferred[None]:
-        """Fires when everything is out."""
+        """Return a Deferred that fires when everything is written, or writing has failed."""
         self._drained = Deferred()
         drained = self._drained
         if not self.waiting:
@@ -64,7 +65,7 @@ class Output:
         return drained
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing more is wanted, or can be had."""
+        """Fire ``ended``, with ``error`` if there is one; later calls do nothing."""
         if not self.ended.called:
             self.ended.callback(None) if error is None else self.ended.errback(error)
 
@@ -77,10 +78,10 @@ class Output:
             self._drained.callback(None)
 
     def _failed(self, failure: Failure) -> None:
-        if failure.check(BrokenPipeError):  # whoever read it has seen enough
+        if failure.check(BrokenPipeError):  # The reader of the pipe, such as head, needs no more.
             self.end()
         else:
-            self.error = FyrehoseError(f"standard output cannot be written: {failure.getErrorMessage()}")
+            self.error = FyrehoseError(f"cannot write to standard output: {failure.getErrorMessage()}")
             self.end(self.error)
         if self._drained is not None and not self._drained.called:
             self._drained.callback(None)
@@ -96,12 +97,14 @@ async def tail(
     where: Contacts,
     since: int | None = None,
 ) -> int:
-    """Write what the tailer hands out until ``count`` messages are written, nothing has come for ``idle`` seconds, the
-    reader leaves, or Ctrl-C; 0.
+    """Write messages to standard output until one of these: ``count`` messages are written, none has arrived for
+    ``idle`` seconds, the reader of the output closes it, or Ctrl-C.
 
-    :param since: the number behind which the tailer begins; 0: with the oldest record that is kept
-    :raises FyrehoseError: the server is not there or turns us away, some of what was asked for did not come, or
-        standard output cannot be written
+    :param timeout: the longest time to connect, in seconds
+    :param since: the number before the first record; 0 begins with the oldest record that is kept
+    :return: the exit status, 0
+    :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard output
+        cannot be written
     """
     left = count
     waiting: IDelayedCall | None = None
@@ -122,20 +125,20 @@ async def tail(
             output.end()
 
     def lost(first: int, last: int) -> None:
-        click.echo(f"fyrehose: {first} to {last} are not kept any more", err=True)
+        click.echo(f"fyrehose: records {first} to {last} are no longer kept", err=True)
         if len(missing) < MOST_NAMED and not (since == 0 and first == 1):
             missing.append(f"{first} to {last}")
 
     def quiet() -> None:
         nonlocal short
-        short = f"the connection to {where} is lost: {where.hint}" if where.broken else tailer.shortfall(False)
+        short = f"connection to {where} lost: {where.hint}" if where.broken else tailer.shortfall(False)
         output.end()
 
     tailer = make_tailer(take, lost)
     output = Output(worker(reactor).call, tailer)
     try:
         await connected(reactor, tailer, timeout, where)
-        where.watch(lambda: output.end(where.turned_away))
+        where.watch(lambda: output.end(where.refused))
         if idle is not None and not output.ended.called:
             waiting = reactor.callLater(idle, quiet)
         await output.ended
@@ -144,9 +147,9 @@ async def tail(
             raise output.error
         short = tailer.shortfall(True) if short is None else short
         if missing and not short:
-            short = f"{', '.join(missing)} were asked for and are not kept any more"
+            short = f"{', '.join(missing)} are no longer kept"
         if short:
-            raise FyrehoseError(f"not everything came: {short}")
+            raise FyrehoseError(f"records are missing: {short}")
     finally:
         if waiting is not None and waiting.active():
             waiting.cancel()

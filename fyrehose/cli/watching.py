@@ -1,4 +1,4 @@
-"""``fyrehose stats`` and ``top``: a running server, as tables."""
+"""``fyrehose stats`` and ``top``: show the status of a running server as tables."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Group, RenderableType
-from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from fyrehose.cli.asking import DEFAULT_URL, Asker
-from fyrehose.cli.journal import escaped
+from fyrehose.cli.journal import WIDE, escaped
 from fyrehose.cli.listing import terminal
+from fyrehose.cli.values import shown_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Columns that are text, besides the first.
-_TEXTS = ("stream", "cause", "listens at", "encryption", "who may come in", "")
-#: A rate is known when a second has gone by between two looks, in seconds.
+_TEXTS = ("stream", "cause", "endpoint", "encryption", "access", "state")
+#: The server knows a rate one second after the first request for it; how long to wait, in seconds.
 SECOND = 1.1
 
 
 def of_a_server(command: F) -> F:
-    """Add the options of commands that ask a server's admin listener."""
+    """Add the options of commands that query a server's admin listener."""
     options = (
-        click.option("--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="The admin listener."),
-        click.option("--token-file", type=click.Path(path_type=Path), help="The token that it wants, if it does."),
-        click.option("--ca", type=click.Path(path_type=Path), help="PEM file: who issued its certificate (https)."),
+        click.option("--url", default=DEFAULT_URL, show_default=True, metavar="URL", help="Admin listener."),
+        click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
+        click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority."),
         click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True),
     )
     for option in reversed(options):
@@ -43,9 +43,9 @@ def of_a_server(command: F) -> F:
 @click.command()
 @of_a_server
 def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
-    """Say how a running server is: its journal, its protocols and listeners, what was refused.
+    """Show the status of a running server.
 
-    json: everything that it says, as one object.
+    Shows the journal, protocols, listeners, refused requests and subscribers. json: the whole status as one object.
 
     \b
         fyrehose stats
@@ -61,12 +61,15 @@ def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None
 
 @click.command()
 @of_a_server
-@click.option("--interval", type=click.FloatRange(0.5, 3600), default=1.0, show_default=True, help="Seconds between.")
-@click.option("--count", type=click.IntRange(1), help="End after so many looks.")
+@click.option(
+    "--interval", type=click.FloatRange(0.5, 3600), default=1.0, show_default=True, help="Seconds between updates."
+)
+@click.option("--count", type=click.IntRange(1), help="Stop after this many updates.")
 def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval: float, count: int | None) -> None:
-    """Watch a running server: rates, the busiest streams, who is furthest behind.
+    """Watch a running server until Ctrl-C.
 
-    It goes on until Ctrl-C.  json: everything that the server says, an object a line for each look.
+    Shows rates, the busiest streams, and the subscribers that are furthest behind. json: the whole status, one object a
+    line for each update.
 
     \b
         fyrehose top
@@ -92,7 +95,7 @@ def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval:
 
 
 def with_rates(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any]:
-    """The status; if rates are not known yet, a second later."""
+    """Return the server's status; wait for a second and repeat the request if it has no rates yet."""
     status = asker.status(match, limit)
     if any(stream["rate"] is None for stream in status["streams"]["listed"]):
         time.sleep(SECOND)
@@ -115,22 +118,22 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
     state = journal["state"]
     head = Text.assemble(
         f"fyrehose {status['version']}, up {_time(status['uptime'])}, ",
-        ("the journal is " + state, "green" if state == "writable" else "bold red"),
+        ("journal " + state, "green" if state == "writable" else "bold red"),
         f", durability {journal.get('durability', 'unknown')}",
     )
-    commits = f"commits: half within {_time(journal['commit_p50'])}, 99% within {_time(journal['commit_p99'])}"
-    disk = f"journal {_size(journal.get('size'))}, disk left {_size(journal.get('free'))}"
+    commits = f"commits: p50 {_time(journal['commit_p50'])}, p99 {_time(journal['commit_p99'])}"
+    disk = f"journal {_size(journal.get('size'))}, free disk {_size(journal.get('free'))}"
     lines: list[RenderableType] = [
         head,
         Text(f"{commits}; {disk}; memory {_size(memory['resident'])}; reactor lag {_time(status['reactor']['lag'])}"),
-        Text(f"{status['streams']['total']} streams; {found['total']} subscribers, at most {found['lag']} behind"),
+        Text(f"streams: {status['streams']['total']}; subscribers: {found['total']}, at most {found['lag']} behind"),
         Text(),
-        _protocols(status["protocols"]),
+        _protocols(status["protocols"], terminal().width >= WIDE),
     ]
     if everything and status.get("listeners"):
         lines += [Text(), _listeners(status["listeners"])]
     if everything and status["refusals"]:
-        table = _table("refused", "cause", "times")
+        table = _table("refused by", "cause", "count")
         for each in status["refusals"]:
             table.add_row(each["protocol"], each["cause"], _count(each["count"]))
         lines += [Text(), table]
@@ -139,21 +142,27 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
     return lines
 
 
-def _protocols(protocols: list[dict[str, Any]]) -> Table:
-    table = _table("protocol", "peers", "in /s", "in", "size /s", "out /s", "out", "readers", "refused")
+def _protocols(protocols: list[dict[str, Any]], wide: bool) -> Table:
+    columns: list[tuple[str, str, Callable[[float | None], str]]] = [
+        ("client\nconnections", "connections", _count),
+        ("published\n/s", "published_rate", _count),
+        ("published", "published_messages", _count),
+        ("published\nsize/s", "published_bytes_rate", _size),
+        ("delivered\n/s", "delivered_rate", _count),
+        ("delivered", "delivered_messages", _count),
+        ("subscribers", "subscribers", _count),
+        ("refused", "refused", _count),
+    ]
+    if not wide:  # The two columns that an 80-column terminal has no room for are in the JSON format.
+        columns = [column for column in columns if column[1] not in ("published_bytes_rate", "refused")]
+    table = _table("protocol", *(heading for heading, _, _ in columns))
     for each in protocols:
-        numbers = [each[key] for key in ("connections", "published_rate", "published_messages")]
-        table.add_row(
-            each["name"],
-            *map(_count, numbers),
-            _size(each["published_bytes_rate"]),
-            *map(_count, [each[key] for key in ("delivered_rate", "delivered_messages", "subscribers", "refused")]),
-        )
+        table.add_row(each["name"], *(shown(each[key]) for _, key, shown in columns))
     return table
 
 
 def _listeners(listeners: list[dict[str, Any]]) -> Table:
-    table = _table("listener", "listens at", "encryption", "who may come in", "peers")
+    table = _table("listener", "endpoint", "encryption", "access", "client\nconnections")
     for each in listeners:
         texts = (each["name"], each["endpoint"], each["encryption"] or "none", each["access"])
         table.add_row(*(Text(escaped(text)) for text in texts), _count(each["connections"]))
@@ -161,8 +170,8 @@ def _listeners(listeners: list[dict[str, Any]]) -> Table:
 
 
 def streams_table(listed: list[dict[str, Any]]) -> Table:
-    """Return a table of streams, as the server lists them."""
-    table = _table("stream", "first", "last", "/s", "readers")
+    """Return a table of streams in the order in which the server lists them."""
+    table = _table("stream", "first", "last", "published\n/s", "subscribers")
     for each in listed:
         numbers = [str(each["first"]), str(each["last"]), _count(each["rate"]), _count(each["subscribers"])]
         table.add_row(Text(escaped(each["name"])), *numbers)
@@ -170,21 +179,21 @@ def streams_table(listed: list[dict[str, Any]]) -> Table:
 
 
 def _subscribers(listed: list[dict[str, Any]]) -> Table:
-    table = _table("subscriber", "stream", "at", "behind", "")
+    table = _table("subscriber", "stream", "position", "behind", "state")
     for each in listed:
         table.add_row(
             Text(escaped(f"{each['protocol']} {each['peer']}")),
             Text(escaped(each["stream"])),
             str(each["position"]),
             _count(each["lag"]),
-            "waits for its peer" if each["paused"] else "",
+            "slow: waiting for its peer" if each["paused"] else "",
         )
     return table
 
 
 def _table(*names: str) -> Table:
-    """Text on the left, numbers on the right."""
-    table = Table(box=None, pad_edge=False)
+    """Return a table whose text columns are aligned to the left, and number columns to the right."""
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     for number, name in enumerate(names):
         text = not number or name in _TEXTS
         table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text or not number)
@@ -198,7 +207,7 @@ def _count(number: float | None) -> str:
 
 
 def _size(number: float | None) -> str:
-    return "-" if number is None else decimal(int(number))
+    return "-" if number is None else shown_size(number)
 
 
 def _time(seconds: float | None) -> str:

@@ -44,20 +44,20 @@ def refusal(code: int, body: bytes) -> urllib.error.HTTPError:
     return urllib.error.HTTPError("http://x", code, "no", Message(), io.BytesIO(body))
 
 
-def test_the_status(answer: Any) -> None:
+def test_status_is_requested_and_parsed(answer: Any) -> None:
     asked = answer(b'{"journal": {"state": "writable"}}')
     assert Asker.of("http://x:1/", None).status("a/b", 7) == {"journal": {"state": "writable"}}
     assert asked[0].full_url == "http://x:1/api/status?match=a%2Fb&limit=7"
     assert not asked[0].has_header("Authorization")
 
 
-def test_a_page_of_streams(answer: Any) -> None:
+def test_streams_are_requested_by_page(answer: Any) -> None:
     asked = answer(b'{"listed": []}')
     assert Asker.of("http://x:1/", None).streams("a", 3, 9) == {"listed": []}
     assert asked[0].full_url == "http://x:1/api/streams?match=a&page=3&limit=9"
 
 
-def test_a_token(answer: Any, tmp_path: Path) -> None:
+def test_token_is_sent_and_kept_out_of_the_representation(answer: Any, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\nmore")
     asked = answer(b'{"journal": {}}')
@@ -78,52 +78,55 @@ def test_a_token(answer: Any, tmp_path: Path) -> None:
     [
         (
             urllib.error.URLError(ConnectionRefusedError(111, "Connection refused")),
-            "cannot be reached: Connection refused",
+            "cannot connect to http://x:1: Connection refused",
         ),
-        (urllib.error.URLError("unknown url type"), "cannot be reached: unknown url type"),
-        (TimeoutError("timed out"), "cannot be reached: timed out"),
-        (urllib.error.URLError(ssl.SSLCertVerificationError(1, "self-signed")), "is not believed"),
-        (refusal(401, b"{}"), "wants a token: give it with --token-file"),
-        (refusal(421, json.dumps({"error": "not by that name"}).encode()), "refuses: not by that name"),
-        (refusal(404, b"<html>"), "no admin listener"),
+        (urllib.error.URLError("unknown url type"), "cannot connect to http://x:1: unknown url type"),
+        (TimeoutError("timed out"), "cannot connect to http://x:1: timed out"),
+        (
+            urllib.error.URLError(ssl.SSLCertVerificationError(1, "self-signed")),
+            "certificate verification failed for http://x:1: .*; pass --ca FILE",
+        ),
+        (refusal(401, b"{}"), "requires a token; pass --token-file FILE"),
+        (refusal(421, json.dumps({"error": "not by that name"}).encode()), "refused the request: not by that name"),
+        (refusal(404, b"<html>"), "not a Fyrehose admin listener"),
         (
             refusal(404, json.dumps({"error": "POST to me"}).encode()),
-            r"no admin listener of Fyrehose.* \(it says 404\)",
+            r"not a Fyrehose admin listener; .* \(it answered with HTTP status 404\)",
         ),
-        (b"<html>", "no admin listener"),
-        (b"[]", "no admin listener"),
-        (b"\xff", "no admin listener"),
-        (b"[" * 100_000, "no admin listener"),
-        (BadStatusLine("\x08\x00"), "no admin listener"),
-        (IncompleteRead(b"{"), "no admin listener"),
+        (b"<html>", "not a Fyrehose admin listener"),
+        (b"[]", "not a Fyrehose admin listener"),
+        (b"\xff", "not a Fyrehose admin listener"),
+        (b"[" * 100_000, "not a Fyrehose admin listener"),
+        (BadStatusLine("\x08\x00"), "not a Fyrehose admin listener"),
+        (IncompleteRead(b"{"), "not a Fyrehose admin listener"),
     ],
 )
-def test_trouble_is_said_so_that_one_can_act(answer: Any, said: Any, words: str) -> None:
+def test_error_says_what_failed_and_what_to_do(answer: Any, said: Any, words: str) -> None:
     answer(said)
     with pytest.raises(FyrehoseError, match=words):
         Asker.of("http://x:1").status()
 
 
-def test_a_token_that_no_request_can_carry(tmp_path: Path) -> None:
+def test_token_with_control_characters_is_refused(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a\0b", encoding="utf-8")
-    with pytest.raises(ConfigError, match="letters that no request can carry"):
+    with pytest.raises(ConfigError, match="control characters"):
         Asker.of("http://x:1", token)
 
 
-def test_a_refusal_that_breaks_off(answer: Any) -> None:
+def test_truncated_error_response_is_reported(answer: Any) -> None:
     class Cut(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             raise IncompleteRead(b"")
 
     answer(urllib.error.HTTPError("http://x", 500, "no", Message(), Cut()))
-    with pytest.raises(FyrehoseError, match="no admin listener"):
+    with pytest.raises(FyrehoseError, match="not a Fyrehose admin listener"):
         Asker("http://x:1").status()
 
 
-def test_a_wrong_token_is_told_from_none(answer: Any) -> None:
+def test_wrong_token_and_missing_token_have_different_errors(answer: Any) -> None:
     answer(refusal(401, b"{}"))
-    with pytest.raises(FyrehoseError, match="the one in --token-file is another"):
+    with pytest.raises(FyrehoseError, match="does not accept the token in --token-file"):
         Asker("http://x:1", "wrong").status()
 
 
@@ -142,12 +145,12 @@ def test_a_wrong_token_is_told_from_none(answer: Any) -> None:
         ),
     ],
 )
-def test_a_url_that_is_none(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--url"):
         Asker.of(url)
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         Asker.of("http://x:1", tmp_path / "none")
     with pytest.raises(ConfigError, match="cannot be used"):

@@ -69,7 +69,7 @@ def test_there_and_back(data: Path, tmp_path: Path) -> None:
     assert run("dump", restored).output == run("dump", data).output
 
 
-def test_what_is_wrong_is_one_line_and_a_status(data: Path, tmp_path: Path) -> None:
+def test_error_is_one_line_and_an_exit_status(data: Path, tmp_path: Path) -> None:
     backup, home = tmp_path / "backup", tmp_path / "home"
     home.mkdir()
     home.joinpath("letter").write_text("dear")
@@ -80,7 +80,7 @@ def test_what_is_wrong_is_one_line_and_a_status(data: Path, tmp_path: Path) -> N
             (("backup", data, data), 1, "cannot be a copy of itself"),
             (("backup", data, home), 1, "has files and is no backup"),
             (("backup", data, backup, "--hold", "a/b"), 1, "invalid name of a retention hold"),
-            (("backup", data, backup, "--every", "0"), 1, "--every should be more than 0"),
+            (("backup", data, backup, "--every", "0"), 1, "invalid --every: expected more than 0"),
             (("backup", "s3://bucket", backup), 1, "expected a directory, or http://HOST:PORT"),
             (("backup", data, backup, "--token-file", "none"), 0, ""),
             (("backup", backup, data), 5, "is in use by another process"),
@@ -110,7 +110,7 @@ def test_backup_registers_a_retention_hold(data: Path, tmp_path: Path) -> None:
     assert "nightly position=" in run("holds", data).output
 
 
-def test_a_mirror_says_what_it_deleted(data: Path, tmp_path: Path) -> None:
+def test_mirror_reports_deleted_segments(data: Path, tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     run("backup", data, backup)
     scan.segments(data)[0].path.unlink()
@@ -136,6 +136,6 @@ def test_from_another_machine_with_a_token(data: Path, tmp_path: Path, serve: Ca
     assert (result.exit_code, result.output.partition(" in ")[0]) == (0, "30 records")
 
 
-def test_twisted_is_not_needed() -> None:
-    code = "import sys; from fyrehose.journal import backup; print('twisted' in sys.modules)"
+def test_backup_does_not_import_twisted() -> None:
+    code = "import sys; from fyrehose.journal.offline import backup; print('twisted' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

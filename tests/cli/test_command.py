@@ -73,13 +73,13 @@ def test_version() -> None:
         ("::1", ("::1", None)),
     ],
 )
-def test_places(text: str, place: tuple[str, int | None]) -> None:
+def test_server_address_is_parsed(text: str, place: tuple[str, int | None]) -> None:
     assert Place().convert(text, None, None) == place
 
 
 @pytest.mark.parametrize("text", ["host:", "host:many", "host:0", "host:65536", "[::1]:x"])
-def test_what_is_no_place(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="should be HOST:PORT"):
+def test_invalid_server_address_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="expected HOST:PORT"):
         Place().convert(text, None, None)
 
 
@@ -87,12 +87,12 @@ def test_what_is_no_place(text: str) -> None:
     ("text", "after"),
     [("latest", None), ("start", 0), ("1", 0), ("17", 16), ("0", 0), ("281474976710655", 281474976710654)],
 )
-def test_since(text: str, after: int | None) -> None:
+def test_since_is_the_number_before_the_first_record(text: str, after: int | None) -> None:
     assert Since().convert(text, None, None) == after
 
 
-def test_since_what() -> None:
-    with pytest.raises(click.BadParameter, match="should be latest, start, or a number"):
+def test_unknown_word_of_since_is_refused() -> None:
+    with pytest.raises(click.BadParameter, match="expected latest, start, or a record number"):
         Since().convert("yesterday", None, None)
 
 
@@ -105,7 +105,7 @@ def test_since_what() -> None:
         (("plugins", "fig"), "fyrehose: unknown protocol 'fig'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_error_is_one_line(words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "run", lambda command: command(None).send(None))
     result = run(*words)
     assert result.exit_code == 1
@@ -116,21 +116,21 @@ def test_what_is_wrong_is_said_in_one_line(words: tuple[str, ...], said: str, mo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("publish", "--file", "x", "message"), "either MESSAGES or --file"),
+        (("publish", "--file", "x", "message"), "pass either MESSAGES or --file"),
         (("publish", "--window", "0", "x"), "--window"),
         (("tail", "--count", "0"), "--count"),
         (("tail", "--format", "xml"), "--format"),
         (("tial",), "No such command 'tial'"),
     ],
 )
-def test_misuse_has_a_status_of_its_own(words: tuple[str, ...], said: str) -> None:
+def test_misuse_ends_with_status_2(words: tuple[str, ...], said: str) -> None:
     result = run(*words)
     assert result.exit_code == 2
     assert said in result.output
 
 
 @pytest.mark.parametrize(("error", "status"), [(FyrehoseError("no"), 1), (JournalCorrupt("byte 7"), 3)])
-def test_our_errors_are_one_line_and_their_status(
+def test_fyrehose_error_is_one_line_and_its_exit_status(
     error: FyrehoseError, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(command: Any) -> int:
@@ -142,23 +142,23 @@ def test_our_errors_are_one_line_and_their_status(
 
 
 @pytest.mark.parametrize("status", [0, 1, 130])
-def test_the_status_is_what_came_of_it(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_status_is_that_of_the_command(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "run", lambda command: status)
     assert run("publish", "--protocol", "backbone", "x").exit_code == status
     assert run("tail", "--protocol", "backbone").exit_code == status
 
 
 @pytest.mark.parametrize("text", ["281474976710656", "9" * 5_000, "-1", "\u0663", "1.0", "", "now"])
-def test_what_is_no_number_to_begin_with(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="or a number to begin with, up to 2814749767"):
+def test_invalid_number_of_since_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="or a record number up to 2814749767"):
         Since().convert(text, None, None)
 
 
-FULL = ("journal stats data", "journal dump data", "journal verify data", "plugins", "completion bash", "--help")
+FULL = ("journal stats data", "journal dump data", "journal verify data", "protocols", "completion bash", "--help")
 
 
 @pytest.mark.parametrize("words", FULL)
-def test_what_cannot_be_written_is_one_line_and_a_status(words: str, tmp_path: Path) -> None:
+def test_full_disk_on_output_is_one_line_and_status_1(words: str, tmp_path: Path) -> None:
     filled(tmp_path / "data")
     with Path("/dev/full").open("wb") as full:
         command = [FYREHOSE, *words.split()]
@@ -166,7 +166,7 @@ def test_what_cannot_be_written_is_one_line_and_a_status(words: str, tmp_path: P
     assert (ended.returncode, ended.stderr) == (1, b"fyrehose: No space left on device\n")
 
 
-def test_a_closed_output_is_no_place_for_a_socket(tmp_path: Path) -> None:
+def test_closed_standard_descriptors_are_opened_as_dev_null(tmp_path: Path) -> None:
     filled(tmp_path / "data")
     words = [FYREHOSE, "journal", "dump", "data"]
     ended = subprocess.run(
@@ -176,7 +176,7 @@ def test_a_closed_output_is_no_place_for_a_socket(tmp_path: Path) -> None:
     assert ended.stderr == "['/dev/null', '/dev/null']\n"
 
 
-def test_letters_that_a_terminal_does_not_have(tmp_path: Path) -> None:
+def test_characters_outside_of_the_terminals_encoding_are_escaped(tmp_path: Path) -> None:
     filled(tmp_path / "data", "w\u00f6rld")
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ended = subprocess.run(

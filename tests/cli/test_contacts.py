@@ -24,7 +24,7 @@ class Server:
         self.reactor = MemoryReactorClock()
         self.contacts = Contacts("figg at h:1", "read 's'", **options)
         self.told: list[str] = []
-        self.contacts.watch(lambda: self.told.append(str(self.contacts.turned_away)))
+        self.contacts.watch(lambda: self.told.append(str(self.contacts.refused)))
         self.lost: list[Failure] = []
         self.failed: list[Failure] = []
         self.factory = ClientFactory.forProtocol(Protocol)
@@ -46,7 +46,7 @@ class Server:
         protocol.connectionLost(Failure(reason))
 
 
-def test_a_client_notices_nothing_of_it() -> None:
+def test_watching_passes_all_events_to_the_client() -> None:
     server = Server()
     assert IReactorTCP.providedBy(server.watching)
     assert server.watching.seconds() == server.reactor.seconds()
@@ -57,80 +57,80 @@ def test_a_client_notices_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize("reason", [ConnectionDone(), ConnectionLost()])
-def test_who_is_closed_again_and_again_is_turned_away(reason: Exception) -> None:
+def test_three_connections_closed_at_once_are_a_refusal(reason: Exception) -> None:
     server = Server()
     server.closes(reason=reason)
-    assert server.contacts.hint == "it closed 1 connection at once; its log says why"
+    assert server.contacts.hint == "the server closed 1 connection at once; see its log"
     server.closes(reason=reason)
-    assert (server.told, server.contacts.turned_away) == ([], None)
+    assert (server.told, server.contacts.refused) == ([], None)
     server.closes(reason=reason)
     server.closes(reason=reason)
     (said,) = server.told
     assert said == (
-        "figg at h:1 closes each connection at once, and its log says why. Does its policy let 10.0.0.1 read 's'? "
-        "Has it room for another connection? Does it want TLS (--tls)?"
+        "figg at h:1 closes each connection at once; see its log: does its access policy allow 10.0.0.1 to read 's', "
+        "is its max-connections reached, or does it require TLS (--tls)?"
     )
     late: list[str] = []
     server.contacts.watch(lambda: late.append("told"))
     assert late == ["told"]
 
 
-def test_with_tls_that_may_be_what_it_does_not_speak() -> None:
+def test_refusal_over_tls_asks_whether_the_server_speaks_tls() -> None:
     server = Server(encrypted=True)
     for _ in range(3):
         server.closes()
-    assert server.told[0].endswith("Has it room for another connection? Does it speak TLS?")
+    assert server.told[0].endswith("is its max-connections reached, or does it speak TLS?")
 
 
-def test_once_it_has_worked_clients_go_on_and_that_is_said_once(log_lines: list[str]) -> None:
+def test_client_keeps_retrying_once_a_connection_has_lasted(log_lines: list[str]) -> None:
     server = Server()
     server.closes(SHORT)
     for _ in range(5):
         server.closes(SHORT - 0.1)
-    assert (server.told, server.contacts.turned_away) == ([], None)
-    assert log_lines == ["figg at h:1 closes each connection at once; its log says why, and we go on trying"]
+    assert (server.told, server.contacts.refused) == ([], None)
+    assert log_lines == ["figg at h:1 closes each connection at once; see its log; retrying"]
     server.closes(SHORT)
     server.closes()
-    assert server.contacts.hint.startswith("it closed 1 connection at once")
+    assert server.contacts.hint.startswith("the server closed 1 connection at once")
 
 
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
         (SSL.Error([("SSL routines", "", "certificate verify failed"), ("", "", "x")]), "certificate verify failed; x"),
-        (SSL.Error([]), "OpenSSL does not say why"),
-        (SSL.Error(), "OpenSSL does not say why"),
+        (SSL.Error([]), "OpenSSL gives no reason"),
+        (SSL.Error(), "OpenSSL gives no reason"),
         (ValueError("something"), "something"),
         (type("VerificationError", (Exception,), {})(), "its certificate is for another name"),
     ],
 )
-def test_tls_that_fails_is_said_at_once(reason: Exception, said: str) -> None:
+def test_failed_tls_handshake_is_reported_at_once(reason: Exception, said: str) -> None:
     server = Server(encrypted=True)
     server.closes(reason=reason)
-    assert server.told == [f"figg at h:1 cannot be spoken to by TLS: {said}"]
+    assert server.told == [f"TLS handshake with figg at h:1 failed: {said}; see --tls"]
 
 
-def test_why_the_last_connection_could_not_be_made() -> None:
+def test_hint_has_the_reason_of_the_last_failed_attempt() -> None:
     server = Server()
-    assert server.contacts.hint == "is it there and reachable, and does its policy let us in?"
+    assert server.contacts.hint == "is the server running and reachable, and does its access policy allow this client?"
     for error, said in ((ConnectError(111), "Connection refused"), (ValueError("x"), "x")):
         server.dial().clientConnectionFailed(None, Failure(error))
-        ended = f"the last try ended with: {said}; is the server running, and listening there?"
+        ended = f"the last attempt failed: {said}; is the server running, and listening there?"
         assert server.contacts.hint == ended
     server.closes(SHORT)
-    assert server.contacts.hint.startswith("is it there")
+    assert server.contacts.hint.startswith("is the server running and reachable")
 
 
-def test_a_server_that_is_connected_and_says_nothing() -> None:
+def test_hint_says_that_a_silent_connection_is_open() -> None:
     server = Server()
     server.dial().buildProtocol(None).makeConnection(StringTransport())
-    assert server.contacts.hint.startswith("we are connected")
+    assert server.contacts.hint.startswith("the connection is open")
 
 
-def test_a_name_that_nobody_has() -> None:
+def test_hint_says_that_the_host_name_has_no_address() -> None:
     server = Server()
     server.reactor.nameResolver = "a resolver"
     assert server.watching.nameResolver == "a resolver"
-    assert server.contacts.hint == "no address was found for that name"
+    assert server.contacts.hint == "the host name has no address"
     server.closes(SHORT)
-    assert server.contacts.hint.startswith("is it there")
+    assert server.contacts.hint.startswith("is the server running and reachable")

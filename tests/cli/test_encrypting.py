@@ -21,7 +21,7 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def test_what_connects_is_wrapped_and_all_else_is_the_reactors(authority: Authority) -> None:
+def test_only_tcp_connections_of_the_reactor_are_wrapped(authority: Authority) -> None:
     reactor = MemoryReactorClock()
     encrypted = Encrypted(reactor, "localhost", (authority.certificate,))
     assert IReactorTCP.providedBy(encrypted)
@@ -35,7 +35,7 @@ def test_what_connects_is_wrapped_and_all_else_is_the_reactors(authority: Author
     assert around.wrappedFactory is inside
 
 
-def test_our_certificate_and_its_key_in_one_file_or_two(authority: Authority, tmp_path: Path) -> None:
+def test_client_certificate_and_key_may_share_a_file(authority: Authority, tmp_path: Path) -> None:
     own = authority.issue("me")
     both = tmp_path / "both.pem"
     both.write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
@@ -43,7 +43,7 @@ def test_our_certificate_and_its_key_in_one_file_or_two(authority: Authority, tm
         Encrypted(MemoryReactorClock(), "127.0.0.1", (authority.certificate, *words))
 
 
-def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None:
+def test_invalid_pem_files_are_refused(authority: Authority, tmp_path: Path) -> None:
     empty = tmp_path / "empty.pem"
     empty.write_bytes(b"")
     own = authority.issue("me")
@@ -53,14 +53,14 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
         (authority.certificate, own.certificate),
         (authority.certificate, str(empty)),
     ):
-        with pytest.raises(ConfigError, match="should be PEM files: the authority's certificate, ours, and its key"):
+        with pytest.raises(ConfigError, match="expected PEM files: the authority's certificate, and optionally"):
             Encrypted(MemoryReactorClock(), "localhost", words)
-    with pytest.raises(ConfigError, match=r"--tls nowhere\.pem: nowhere\.pem cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"--tls nowhere\.pem: cannot read nowhere\.pem: No such file"):
         Encrypted(MemoryReactorClock(), "localhost", ("nowhere.pem",))
 
 
 def test_protocols_without_tcp_have_no_tls(authority: Authority) -> None:
-    with pytest.raises(ConfigError, match="backbone does not speak TLS"):
+    with pytest.raises(ConfigError, match="protocol backbone has no TLS"):
         server("backbone", ("localhost", None), authority.certificate).publisher(MemoryReactorClock(), None, 1)
     made = server("figg", ("localhost", None), authority.certificate).publisher(MemoryReactorClock(), "s", 1)
     assert made is not None

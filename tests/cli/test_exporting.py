@@ -95,14 +95,14 @@ ALL = sorted(
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_all_of_it(data: Path, tmp_path: Path, name: str) -> None:
+def test_all_records_are_exported(data: Path, tmp_path: Path, name: str) -> None:
     result = export(data, tmp_path / name)
     size = (tmp_path / name).stat().st_size
     assert (result.exit_code, result.stdout) == (0, f"81 records, {size} bytes in {tmp_path / name}\n")
     assert numbers(tmp_path / name) == ALL
 
 
-def test_columns_are_as_spark_has_them(data: Path, tmp_path: Path) -> None:
+def test_columns_are_those_of_the_spark_source(data: Path, tmp_path: Path) -> None:
     export(data, tmp_path / "a.parquet", "--stream", "log.web")
     found = table(tmp_path / "a.parquet").to_pylist()[4]
     assert (found["payload"], found["source"], found["producer"]) == (b"\xff", "figg", "10.0.0.1:9")
@@ -126,7 +126,7 @@ def test_columns_are_as_spark_has_them(data: Path, tmp_path: Path) -> None:
     ],
     ids=["pattern", "patterns", "none", "numbers", "number", "times"],
 )
-def test_what_is_asked_for(
+def test_only_selected_records_are_exported(
     data: Path, tmp_path: Path, name: str, words: list[str], expected: list[tuple[str, int]]
 ) -> None:
     result = export(data, tmp_path / name, *words)
@@ -138,12 +138,16 @@ def test_what_is_asked_for(
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("all.csv", [], r"all.csv should end with one of .parquet, .arrow, .feather, .ndjson, .jsonl, or say --format"),
+        (
+            "all.csv",
+            [],
+            r"all.csv: expected a name ending with .parquet, .arrow, .feather, .ndjson, .jsonl, or --format",
+        ),
         ("all.ndjson", ["--from", "yesterday"], "--from is 'yesterday', and should be a number"),
         ("all.ndjson", ["--to", "{"], "--to is '{', and should be a number"),
     ],
 )
-def test_words_that_are_wrong(data: Path, tmp_path: Path, name: str, words: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused(data: Path, tmp_path: Path, name: str, words: list[str], said: str) -> None:
     result = export(data, tmp_path / name, *words)
     assert result.exit_code == 1
     assert said in result.stderr
@@ -151,12 +155,12 @@ def test_words_that_are_wrong(data: Path, tmp_path: Path, name: str, words: list
     assert not (tmp_path / name).exists()
 
 
-def test_the_format_may_be_said(data: Path, tmp_path: Path) -> None:
+def test_format_option_overrides_the_suffix(data: Path, tmp_path: Path) -> None:
     assert export(data, tmp_path / "all.txt", "--format", "ndjson").exit_code == 0
     assert len(lines(tmp_path / "all.txt")) == 81
 
 
-def test_without_pyarrow_it_is_said_what_goes_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_pyarrow_the_error_suggests_ndjson(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
     result = export(tmp_path, tmp_path / "all.parquet")
     assert result.exit_code == 1
@@ -172,7 +176,7 @@ def damage(data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_journal_that_is_damaged_leaves_what_was_there(data: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_journal_leaves_an_existing_file_unchanged(data: Path, tmp_path: Path, name: str) -> None:
     damage(data)
     (tmp_path / name).write_bytes(b"before")
     result = export(data, tmp_path / name)
@@ -182,7 +186,7 @@ def test_a_journal_that_is_damaged_leaves_what_was_there(data: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_gap_is_an_error_unless_it_is_to_be_skipped(data: Path, tmp_path: Path, name: str) -> None:
+def test_gap_is_an_error_without_skip_gaps(data: Path, tmp_path: Path, name: str) -> None:
     damage(data)
     journal = FileJournal(
         Clock(), data, JournalSettings(min_free=0, segment_size=4096, quarantine=True), worker=InlineWorker()
@@ -199,13 +203,13 @@ def test_a_gap_is_an_error_unless_it_is_to_be_skipped(data: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_no_journal_and_no_place_for_a_file(data: Path, tmp_path: Path, name: str) -> None:
+def test_missing_journal_or_directory_is_reported(data: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     result = export(tmp_path / "empty", tmp_path / name)
     assert (result.exit_code, (tmp_path / name).exists()) == (1, False)
     result = export(data, tmp_path / "nowhere" / name)
     assert result.exit_code == 1
-    assert "cannot be written: No such file or directory" in result.stderr
+    assert f"cannot write {tmp_path}/nowhere/{name}: No such file or directory" in result.stderr
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -237,7 +241,7 @@ def test_a_pipe_stays_a_pipe(data: Path, tmp_path: Path, link: bool) -> None:
     assert pipe.is_fifo()
 
 
-def test_what_a_link_leads_to_is_written_and_not_the_link(data: Path, tmp_path: Path) -> None:
+def test_export_through_a_symbolic_link_keeps_the_link(data: Path, tmp_path: Path) -> None:
     (tmp_path / "link.ndjson").symlink_to(tmp_path / "file.ndjson")
     assert export(data, tmp_path / "link.ndjson").exit_code == 0
     assert (tmp_path / "link.ndjson").is_symlink()
@@ -245,12 +249,12 @@ def test_what_a_link_leads_to_is_written_and_not_the_link(data: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("words", [("latest", None), ("earliest", None), (None, "latest"), (None, "earliest")])
-def test_words_of_the_data_source_are_no_numbers_here(words: tuple[str | None, str | None]) -> None:
-    with pytest.raises(ConfigError, match="should be a number or a time"):
+def test_earliest_and_latest_are_refused_as_bounds(words: tuple[str | None, str | None]) -> None:
+    with pytest.raises(ConfigError, match="expected a number or a time"):
         exporting.selected((), *words)
 
 
-def test_a_command_that_is_ended_leaves_nothing_behind(data: Path, tmp_path: Path) -> None:
+def test_terminated_export_leaves_no_temporary_file(data: Path, tmp_path: Path) -> None:
     def end(done: int, total: int) -> None:
         assert list(tmp_path.glob(".*.tmp")), "it is under way"
         os.kill(os.getpid(), signal.SIGTERM)
@@ -265,7 +269,7 @@ def test_a_command_that_is_ended_leaves_nothing_behind(data: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["a.ndjson", "a.parquet"])
-def test_a_segment_that_may_not_be_read_is_named(
+def test_error_names_the_unreadable_segment(
     data: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Files.open
@@ -278,11 +282,11 @@ def test_a_segment_that_may_not_be_read_is_named(
     monkeypatch.setattr(Files, "open", refuse)
     result = export(data, tmp_path / name)
     assert result.exit_code == 1
-    assert ".segment cannot be read: Permission denied" in result.stderr
+    assert ".segment: Permission denied" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
-def test_what_is_in_standard_output_already_stays(data: Path, tmp_path: Path, name: str) -> None:
+def test_export_to_standard_output_keeps_earlier_output(data: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / "all.ndjson"
     with path.open("wb") as out:
         for part in (b"before\n", b"after\n"):
@@ -296,7 +300,7 @@ def test_what_is_in_standard_output_already_stays(data: Path, tmp_path: Path, na
     assert [each.name for each in tmp_path.iterdir() if each.name.endswith((".tmp", "-"))] == []
 
 
-def test_a_file_that_is_replaced_stays_as_private_as_it_was(data: Path, tmp_path: Path) -> None:
+def test_replaced_file_keeps_its_permissions(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.ndjson"
     path.touch(0o600)
     assert export(data, path).exit_code == 0

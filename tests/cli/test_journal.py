@@ -74,7 +74,7 @@ def test_help_fits_a_screen(words: tuple[str, ...]) -> None:
 
 
 class TestVerify:
-    def test_all_is_well(self, data: Path) -> None:
+    def test_intact_journal_is_ok(self, data: Path) -> None:
         before = {path.name: path.read_bytes() for path in data.iterdir()}
         result = run("journal", "verify", data)
         assert result.exit_code == 0
@@ -91,14 +91,14 @@ class TestVerify:
         assert "DAMAGED" in result.stdout
         assert len(result.stderr.splitlines()) == 1
 
-    def test_gaps_and_notes_are_told(self, data: Path) -> None:
+    def test_gaps_and_notes_are_listed(self, data: Path) -> None:
         next(iter(data.glob("*.index"))).unlink()
         result = run("journal", "verify", data)
         assert result.exit_code == 0
         assert "will be rebuilt" in result.stdout
 
     @pytest.mark.parametrize("command", ["verify", "dump", "stats"])
-    def test_what_is_no_journal(self, tmp_path: Path, command: str) -> None:
+    def test_directory_without_journal_is_refused(self, tmp_path: Path, command: str) -> None:
         result = run("journal", command, tmp_path)
         assert result.exit_code == 1
         assert "is no journal" in result.stderr
@@ -124,7 +124,7 @@ class TestDump:
         assert payloads == PAYLOADS * 20
         assert [o["seq"] for o in objects] == list(range(1, 121))
 
-    def test_a_part_of_a_stream(self, data: Path) -> None:
+    def test_part_of_a_stream_is_shown(self, data: Path) -> None:
         result = run("journal", "dump", data, "--stream", "log", "--from", "7", "--limit", "3", "--format", "json")
         assert [json.loads(line)["seq"] for line in result.stdout.splitlines()] == [7, 8, 9]
         assert run("journal", "dump", data, "--from", "7").exit_code == 2
@@ -141,7 +141,7 @@ class TestDump:
         assert limited.stdout.splitlines() == result.stdout.splitlines()[:2]
         assert run("journal", "dump", data, "--what", "batches", "--stream", "log").exit_code == 2
 
-    def test_damage_ends_it(self, data: Path) -> None:
+    def test_damage_ends_the_dump_with_an_error(self, data: Path) -> None:
         damage(data)
         result = run("journal", "dump", data)
         assert result.exit_code == 3
@@ -156,14 +156,14 @@ class TestStats:
         assert said.splitlines()[0].split() == ["stream", "records", "first", "last", "missing", "size"]
         assert "\u2026" not in said
 
-    def test_text(self, data: Path) -> None:
+    def test_text_lists_streams_and_totals(self, data: Path) -> None:
         result = run("journal", "stats", data)
         assert result.exit_code == 0
         assert "\x1b" not in result.stdout
         assert "121 records, 2 streams" in result.stdout
-        assert "closed in order" in result.stdout
+        assert "closed cleanly" in result.stdout
 
-    def test_json(self, data: Path) -> None:
+    def test_json_has_the_counts_of_each_stream(self, data: Path) -> None:
         stats = json.loads(run("journal", "stats", data, "--format", "json").stdout)
         log = stats["streams"]["log"]
         assert (log["records"], log["first"], log["last"], log["missing"]) == (120, 1, 120, 0)
@@ -171,14 +171,14 @@ class TestStats:
         assert stats["segments"] == len(scan.segments(data))
         assert stats["closed"] is True
 
-    def test_damage(self, data: Path) -> None:
+    def test_damage_is_status_3_after_the_counts(self, data: Path) -> None:
         damage(data)
         result = run("journal", "stats", data)
         assert result.exit_code == 3
         assert "records" in result.stdout
 
 
-def test_words_for_people() -> None:
+def test_times_and_names_are_formatted_for_a_terminal() -> None:
     assert escaped("a b\N{SNOWMAN}\x00\x7f\x9b") == "a b\N{SNOWMAN}\\x00\\x7f\\x9b"
     assert moment(0) == "-"
     assert moment(1) == "1970-01-01T00:00:00.000001+00:00"

@@ -12,12 +12,12 @@ from fyrehose.cli.listing import _shown
 
 
 def listed(*names: str) -> str:
-    result = CliRunner().invoke(main, ["plugins", *names], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(main, ["protocols", *names], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     return result.output
 
 
-def test_every_plugin_is_a_line() -> None:
+def test_every_protocol_is_listed() -> None:
     output = listed()
     for name in plugins.names():
         assert plugins.load(name).default_endpoint in output
@@ -25,7 +25,7 @@ def test_every_plugin_is_a_line() -> None:
 
 
 @pytest.mark.parametrize("name", plugins.names())
-def test_every_option_is_a_line(name: str) -> None:
+def test_every_option_is_listed(name: str) -> None:
     output = listed(name)
     for field in attrs.fields(plugins.load(name).settings):
         assert f"{name}.{field.name.replace('_', '-')}" in output
@@ -46,5 +46,5 @@ def test_every_option_is_a_line(name: str) -> None:
         ("x", "x"),
     ],
 )
-def test_values_as_people_would_write_them(value: object, shown: str) -> None:
+def test_default_values_are_shown_readably(value: object, shown: str) -> None:
     assert _shown(value) == shown

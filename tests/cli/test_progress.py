@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
@@ -24,7 +24,7 @@ def test_a_terminal_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "copying data" in shown.getvalue()
 
 
-def test_a_file_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
     with progress_bar("copying data") as progress:

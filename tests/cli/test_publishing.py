@@ -105,7 +105,7 @@ def connected(publisher: Publisher) -> Publisher:
     return publisher
 
 
-def test_it_ends_well_when_all_is_acknowledged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_publish_succeeds_when_every_message_is_acknowledged(capsys: pytest.CaptureFixture[str]) -> None:
     publisher = connected(Publisher())
     run = Run(publisher, Messages(b"a", b"bc", b"d"))
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_it_ends_well_when_all_is_acknowledged(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "fyrehose: 3 messages (4 bytes) published and acknowledged in 3.0 s, 1/s\n"
 
 
-def test_no_more_is_read_than_the_window_takes() -> None:
+def test_input_is_read_only_as_the_window_allows() -> None:
     publisher = connected(Publisher(window=3))
     source = Messages(*[b"x"] * 100)
     run = Run(publisher, source)
@@ -130,7 +130,7 @@ def test_no_more_is_read_than_the_window_takes() -> None:
     assert run.outcome == [0]
 
 
-def test_one_that_is_refused_is_a_failure_and_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_message_is_a_failure_but_others_are_published(capsys: pytest.CaptureFixture[str]) -> None:
     publisher = connected(Publisher())
     run = Run(publisher, Messages(b"a", b"unfit", b"b", b"c"))
     publisher.acknowledge(PayloadTooLarge("a is too large"))
@@ -138,47 +138,48 @@ def test_one_that_is_refused_is_a_failure_and_does_not_stop_the_others(capsys: p
     publisher.acknowledge()
     assert run.outcome == [1]
     said = capsys.readouterr().err
-    assert said == "fyrehose: 4 messages (8 bytes) published, 2 acknowledged, 2 not: unfit is too large\n"
+    assert said == "fyrehose: 4 messages (8 bytes) published, 2 acknowledged, 2 not acknowledged: unfit is too large\n"
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_unreachable_server_is_an_error() -> None:
     publisher = Publisher()
     run = Run(publisher, Messages(b"a"))
     publisher.connecting.errback(ConnectionRefusedError("Connection refused"))
-    assert [str(error) for error in run.outcome] == ["figg at h:1 cannot be reached: Connection refused"]
+    assert [str(error) for error in run.outcome] == ["cannot connect to figg at h:1: Connection refused"]
     assert publisher.closed
 
 
-def test_a_server_that_does_not_answer() -> None:
+def test_silent_server_is_an_error_after_the_timeout() -> None:
     publisher = Publisher()
     run = Run(publisher, Messages(b"a"), timeout=5)
     run.clock.advance(5)
     assert [str(error) for error in run.outcome] == [
-        "figg at h:1 did not answer in 5 s; is it there and reachable, and does its policy let us in?"
+        "figg at h:1 did not answer within 5 s; is the server running and reachable, "
+        "and does its access policy allow this client?"
     ]
 
 
-def test_a_server_that_turns_us_away_before_it_is_spoken_to() -> None:
+def test_refused_connections_are_an_error() -> None:
     run = Run(Publisher(), Messages(b"a"))
     for _ in range(3):
         run.contacts.made()
         run.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
-    assert [str(error) for error in run.outcome] == [str(run.contacts.turned_away)]
-    assert "its policy let 10.0.0.1 publish?" in str(run.outcome[0])
+    assert [str(error) for error in run.outcome] == [str(run.contacts.refused)]
+    assert "its access policy allow 10.0.0.1 to publish," in str(run.outcome[0])
     assert not run.clock.getDelayedCalls()
 
 
-def test_a_server_that_turns_away_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
+def test_connections_refused_after_publishing_are_reported_with_counts(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(connected(Publisher()), Messages(b"a", b"b"))
     for _ in range(3):
         run.contacts.made()
         run.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
     assert run.outcome == [1]
-    assert "0 acknowledged, 2 not: figg at h:1 closes each connection at once" in capsys.readouterr().err
+    assert "0 acknowledged, 2 not acknowledged: figg at h:1 closes each connection at once" in capsys.readouterr().err
     assert not run.clock.getDelayedCalls()
 
 
-def test_a_server_that_stops_acknowledging(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_acknowledgements_are_an_error_after_the_timeout(capsys: pytest.CaptureFixture[str]) -> None:
     publisher = connected(Publisher())
     run = Run(publisher, Messages(b"a", b"b", b"c", b"d"))
     publisher.acknowledge()
@@ -190,7 +191,7 @@ def test_a_server_that_stops_acknowledging(capsys: pytest.CaptureFixture[str]) -
     assert not run.clock.getDelayedCalls()
 
 
-def test_waiting_for_input_is_not_waiting_for_the_server() -> None:
+def test_timeout_does_not_count_waiting_for_input() -> None:
     more: Deferred[None] = Deferred()
 
     class Slow:
@@ -211,18 +212,18 @@ def test_waiting_for_input_is_not_waiting_for_the_server() -> None:
     assert run.outcome == [0]
 
 
-def test_an_interrupt_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_prints_the_counts(capsys: pytest.CaptureFixture[str]) -> None:
     publisher = connected(Publisher())
     run = Run(publisher, Messages(b"a", b"b"))
     publisher.acknowledge()
     run.deferred.cancel()
     assert len(run.outcome) == 1
     said = capsys.readouterr().err
-    assert said == "fyrehose: interrupted; 2 messages (2 bytes) published, 1 acknowledged, 1 not\n"
+    assert said == "fyrehose: interrupted; 2 messages (2 bytes) published, 1 acknowledged, 1 not acknowledged\n"
     assert publisher.closed
 
 
-def test_input_that_cannot_be_read_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_input_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken:
         total = None
 
@@ -233,15 +234,15 @@ def test_input_that_cannot_be_read_is_a_failure(capsys: pytest.CaptureFixture[st
     publisher = connected(Publisher())
     run = Run(publisher, Broken())
     assert run.outcome == [1]
-    assert capsys.readouterr().err.endswith("0 acknowledged, 1 not: x cannot be read\n")
+    assert capsys.readouterr().err.endswith("0 acknowledged, 1 not acknowledged: x cannot be read\n")
 
 
-def test_nothing_to_publish_is_a_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_input_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert Run(connected(Publisher()), Messages()).outcome == [0]
     assert capsys.readouterr().err == "fyrehose: 0 messages (0 bytes) published and acknowledged in 0.0 s\n"
 
 
-def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)

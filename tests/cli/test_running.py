@@ -50,23 +50,23 @@ def ran(command: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_its_status_is_what_the_command_returned(status: int) -> None:
+def test_status_is_that_of_the_command(status: int) -> None:
     code = f"async def command(reactor):\n await deferLater(reactor, 0.01, print, 'x')\n return {status}"
     assert ran(code) == (status, "x\n", "")
 
 
-def test_our_errors_come_out_as_they_are() -> None:
+def test_fyrehose_error_is_raised_unchanged() -> None:
     assert ran("async def command(reactor): raise FyrehoseError('no server')") == (1, "", "said: no server\n")
 
 
-def test_bugs_come_out_with_their_traceback() -> None:
+def test_other_exceptions_keep_their_traceback() -> None:
     status, _, errors = ran("async def command(reactor): return 1 / 0")
     assert status == 1
     assert errors.rstrip().endswith("ZeroDivisionError: division by zero")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_in_order(number: signal.Signals) -> None:
+def test_signal_cancels_the_command(number: signal.Signals) -> None:
     with subprocess.Popen(program(SLOW), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
@@ -87,23 +87,26 @@ def outcome_of(client: Client, clock: Clock) -> list[Any]:
     return outcome
 
 
-def test_connecting() -> None:
+def test_connect_returns_or_raises_the_clients_error() -> None:
     assert outcome_of(Client(succeed("whatever")), Clock()) == [None]
     assert outcome_of(Client(fail(FyrehoseError("not allowed"))), Clock()) == ["not allowed"]
     refused = fail(ConnectionRefusedError("Connection refused"))
-    assert outcome_of(Client(refused), Clock()) == ["figg at h:1 cannot be reached: Connection refused"]
+    assert outcome_of(Client(refused), Clock()) == ["cannot connect to figg at h:1: Connection refused"]
 
 
-def test_connecting_takes_only_so_long() -> None:
+def test_connect_times_out() -> None:
     clock = Clock()
     outcome = outcome_of(Client(Deferred()), clock)
     clock.advance(4.9)
     assert not outcome
     clock.advance(0.1)
-    assert outcome == ["figg at h:1 did not answer in 5 s; is it there and reachable, and does its policy let us in?"]
+    assert outcome == [
+        "figg at h:1 did not answer within 5 s; is the server running and reachable, "
+        "and does its access policy allow this client?"
+    ]
 
 
-def test_warnings_of_clients_are_said_and_chatter_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_warnings_of_clients_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     log = Logger(namespace="x", observer=running._warn)
     log.info("connected")
     log.warn("{what} was lost", what="the connection")

@@ -22,7 +22,7 @@ def start(reactor: Any, directory: Path, place: str) -> tuple[Deferred[Any], lis
 @pytest.mark.parametrize(
     ("place", "host", "port"), [("127.0.0.1:8120", "127.0.0.1", 8120), (":9", "127.0.0.1", 9), ("[::1]:7", "::1", 7)]
 )
-def test_it_listens_until_it_is_ended(
+def test_server_listens_until_it_is_cancelled(
     tmp_path: Path, place: str, host: str, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reactor = MemoryReactorClock()
@@ -30,16 +30,16 @@ def test_it_listens_until_it_is_ended(
     assert [(server[0], server[3]) for server in reactor.tcpServers] == [(port, host)]
     said = capsys.readouterr()
     assert said.out.startswith(f"serving {tmp_path} at http://")
-    assert said.err == f"fyrehose: there is nothing in {tmp_path} yet; is it the server's --data-dir?\n"
+    assert said.err == f"fyrehose: {tmp_path} has no segments yet; is it the server's --data-dir?\n"
     task.cancel()
     assert ended == [0]
 
 
 @pytest.mark.parametrize("place", ["0.0.0.0:8120", "10.0.0.5:8120", "[::]:8120", "everywhere:8120"])
-def test_beyond_this_machine_it_needs_a_token(tmp_path: Path, place: str) -> None:
+def test_public_address_requires_a_token(tmp_path: Path, place: str) -> None:
     reactor = MemoryReactorClock()
     _, ended = start(reactor, tmp_path, place)
-    with pytest.raises(ConfigError, match="who would read everything: it needs --token-file"):
+    with pytest.raises(ConfigError, match="without a token; pass --token-file FILE"):
         ended[0].raiseException()
     assert not reactor.tcpServers
     token = tmp_path / "token"
@@ -50,7 +50,7 @@ def test_beyond_this_machine_it_needs_a_token(tmp_path: Path, place: str) -> Non
     task.cancel()
 
 
-def test_on_this_machine_it_is_asked_for_by_the_names_of_this_machine(tmp_path: Path) -> None:
+def test_loopback_accepts_local_host_names_only(tmp_path: Path) -> None:
     reactor = MemoryReactorClock()
     task, _ = start(reactor, tmp_path, "[::1]:8120")
     site = reactor.tcpServers[0][1]
@@ -59,13 +59,13 @@ def test_on_this_machine_it_is_asked_for_by_the_names_of_this_machine(tmp_path: 
 
 
 @pytest.mark.parametrize("place", ["here", "127.0.0.1", "127.0.0.1:99999", "h:x"])
-def test_places_that_are_none(tmp_path: Path, place: str) -> None:
+def test_invalid_address_is_refused(tmp_path: Path, place: str) -> None:
     _, ended = start(MemoryReactorClock(), tmp_path, place)
     with pytest.raises(FyrehoseError, match="HOST:PORT"):
         ended[0].raiseException()
 
 
-def test_no_journal_and_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_journal_or_port_in_use_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reactor = MemoryReactorClock()
     _, ended = start(reactor, tmp_path / "not", "127.0.0.1:1")
     with pytest.raises(FyrehoseError, match="is no journal"):
@@ -76,5 +76,5 @@ def test_no_journal_and_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(reactor, "listenTCP", refuse)
     _, ended = start(reactor, tmp_path, "127.0.0.1:1")
-    with pytest.raises(FyrehoseError, match="cannot be listened on: it is taken"):
+    with pytest.raises(FyrehoseError, match=r"cannot listen on .*: it is taken"):
         ended[0].raiseException()

@@ -57,7 +57,7 @@ def test_arguments_are_bytes_as_the_shell_passed_them() -> None:
     ],
     ids=["nothing", "one", "one-ended", "binary", "empty-line", "long-line"],
 )
-def test_lines(content: bytes, lines: list[bytes], tmp_path: Path) -> None:
+def test_each_line_is_a_message(content: bytes, lines: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     assert everything(lines_of([str(path)])) == (len(content), lines)
@@ -65,7 +65,7 @@ def test_lines(content: bytes, lines: list[bytes], tmp_path: Path) -> None:
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b""))), st.integers(1, 30))
-def test_how_a_file_is_read_does_not_change_its_lines(lines: list[bytes], chunk: int) -> None:
+def test_lines_do_not_depend_on_the_size_of_reads(lines: list[bytes], chunk: int) -> None:
     """Cut anywhere, the lines are the same; what follows the last line feed is a line if there is any."""
     data = b"".join(line + b"\n" for line in lines)
     read, write = os.pipe()
@@ -78,13 +78,13 @@ def test_how_a_file_is_read_does_not_change_its_lines(lines: list[bytes], chunk:
         assert everything(lines_of(["pipe"]))[1] == lines
 
 
-def test_files_one_after_the_other_and_a_file_without_a_last_line_feed(tmp_path: Path) -> None:
+def test_last_line_without_line_feed_is_a_message_of_its_own(tmp_path: Path) -> None:
     for name, content in (("a", b"1\n2"), ("b", b"3\n")):
         tmp_path.joinpath(name).write_bytes(content)
     assert everything(lines_of([str(tmp_path / "a"), str(tmp_path / "b")])) == (5, [b"1", b"2", b"3"])
 
 
-def test_whole_files(tmp_path: Path) -> None:
+def test_each_whole_file_is_a_message(tmp_path: Path) -> None:
     contents = [b"", b"one\ntwo\n", bytes(range(256)) * 1000]
     paths = []
     for n, content in enumerate(contents):
@@ -95,50 +95,50 @@ def test_whole_files(tmp_path: Path) -> None:
     assert source.total == sum(map(len, contents))
 
 
-def test_no_more_is_read_than_one_message_may_hold(tmp_path: Path) -> None:
+def test_message_above_the_limit_is_refused(tmp_path: Path) -> None:
     large = tmp_path / "large"
     with large.open("wb") as file:
         file.truncate(MAX_PAYLOAD + 1)
-    with pytest.raises(Unreadable, match="the most of a message"):
+    with pytest.raises(Unreadable, match="the limit of a message"):
         everything(whole_files([str(large)]))
-    with pytest.raises(Unreadable, match="the most of a message"):
+    with pytest.raises(Unreadable, match="the limit of a message"):
         everything(lines_of([str(large)]))
     os.truncate(large, MAX_PAYLOAD)
     assert len(everything(whole_files([str(large)]))[1][0]) == MAX_PAYLOAD
 
 
 @pytest.mark.parametrize("make", [lines_of, whole_files])
-def test_what_cannot_be_read_is_named(make: Any, tmp_path: Path) -> None:
+def test_unreadable_file_is_named(make: Any, tmp_path: Path) -> None:
     good, missing = tmp_path / "good", tmp_path / "missing"
     for path in (good, missing):
         path.write_text("a\n")
     source = make([str(missing)])
     missing.unlink()
-    with pytest.raises(Unreadable, match="missing cannot be read: No such file or directory"):
+    with pytest.raises(Unreadable, match=r"cannot read .*missing: No such file or directory"):
         everything(source)
     # Before anything of the others is published.
-    with pytest.raises(Unreadable, match="missing cannot be read: No such file or directory"):
+    with pytest.raises(Unreadable, match=r"cannot read .*missing: No such file or directory"):
         make([str(good), str(missing)])
     with pytest.raises(Unreadable, match="Is a directory"):
         make([str(good), str(tmp_path)])
 
 
-def test_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "secret"
     path.touch()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(Unreadable, match="secret cannot be read: Permission denied"):
+    with pytest.raises(Unreadable, match=r"cannot read .*secret: Permission denied"):
         lines_of([str(path)])
 
 
-def test_standard_input_is_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     source = lines_of(["-"])
     monkeypatch.setattr(os, "read", lambda fd, size: os.close(-1))
-    with pytest.raises(Unreadable, match="standard input cannot be read: Bad file descriptor"):
+    with pytest.raises(Unreadable, match=r"cannot read standard input: Bad file descriptor"):
         everything(source)
 
 
-def test_of_a_pipe_nobody_knows_how_much_will_come(tmp_path: Path) -> None:
+def test_total_of_a_pipe_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     assert lines_of([str(path)]).total is None

@@ -1,4 +1,4 @@
-"""``fyrehose streams``: what is listed by default, and what is retired."""
+"""``fyrehose streams``: what is listed by default, and what retired."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_streams_are_retired_one_after_the_other(server: Server, tmp_path: Path)
     token.write_text("secret\n")
     result = run("retire", "--url", "http://there:1/", "--token-file", str(token), "a/b ä", "c\x1b")
     assert result.exit_code == 0
-    assert result.output == "stream a/b ä is retired\nstream c\\x1b is retired\n"
+    assert result.output == "stream a/b ä retired\nstream c\\x1b retired\n"
     assert [(request.method, request.full_url) for request in server.asked] == [
         ("DELETE", "http://there:1/streams/a%2Fb%20%C3%A4"),
         ("DELETE", "http://there:1/streams/c%1B"),
@@ -64,46 +64,52 @@ def test_streams_are_retired_one_after_the_other(server: Server, tmp_path: Path)
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (404, refusal("there is no stream 'b'"), "the server at http://127.0.0.1:8117 refuses: there is no stream 'b'"),
-        (403, refusal("10.0.0.1 may not"), "the server at http://127.0.0.1:8117 refuses: 10.0.0.1 may not"),
-        (401, refusal("x"), "the server at http://127.0.0.1:8117 wants a token: give it with --token-file FILE"),
-        (404, b"<html>", "what answers at http://127.0.0.1:8117 is no http listener of Fyrehose's (it says 404)"),
+        (
+            404,
+            refusal("there is no stream 'b'"),
+            "the server at http://127.0.0.1:8117 refused the request: there is no stream 'b'",
+        ),
+        (403, refusal("10.0.0.1 may not"), "the server at http://127.0.0.1:8117 refused the request: 10.0.0.1 may not"),
+        (401, refusal("x"), "the server at http://127.0.0.1:8117 requires a token; pass --token-file FILE"),
+        (
+            404,
+            b"<html>",
+            "http://127.0.0.1:8117 is not a Fyrehose http listener; check --url (it answered with HTTP status 404)",
+        ),
     ],
 )
-def test_a_refusal_is_one_line_and_what_follows_is_not_asked_for(
-    server: Server, status: int, body: bytes, said: str
-) -> None:
+def test_retire_stops_at_the_first_refusal(server: Server, status: int, body: bytes, said: str) -> None:
     server.refusals["b"] = (status, body)
     result = run("retire", "a", "b", "c")
     assert result.exit_code == 1
-    assert result.stdout == "stream a is retired\n"
+    assert result.stdout == "stream a retired\n"
     assert result.stderr == f"fyrehose: {said}\n"
     assert len(server.asked) == 2
 
 
-def test_a_server_that_cannot_be_reached_and_one_of_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_and_invalid_url_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def urlopen(*args: Any, **more: Any) -> Any:
         raise urllib.error.URLError(ConnectionRefusedError(111, "Connection refused"))
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
     result = run("retire", "a")
     assert result.exit_code == 1
-    assert "is the server running, with --listen http=tcp:8117:interface=127.0.0.1" in result.stderr
-    assert "extra admin" not in result.stderr
+    assert "or with --listen http=tcp:8117:interface=127.0.0.1" in result.stderr
+    assert "fyrehose[admin]" not in result.stderr
     wrong = run("retire", "--url", "x", "a")
     assert (wrong.exit_code, wrong.stderr) == (
         1,
-        "fyrehose: --url is 'x', and should be such as http://127.0.0.1:8117\n",
+        "fyrehose: invalid --url 'x': expected a URL with a host and a port, such as http://127.0.0.1:8117\n",
     )
 
 
-def test_nothing_is_retired_without_a_name(server: Server) -> None:
+def test_retire_requires_a_name(server: Server) -> None:
     assert run("retire").exit_code == 2
     assert server.asked == []
 
 
 @pytest.mark.parametrize("words", [[], ["part"], ["--format", "json"], ["--format", "json", "part"], ["list", "part"]])
-def test_streams_are_listed_when_no_command_is_named(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+def test_list_is_the_default_command(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     asked = []
 
     def status(asker: Asker, match: str, limit: int) -> dict[str, Any]:
@@ -115,7 +121,7 @@ def test_streams_are_listed_when_no_command_is_named(monkeypatch: pytest.MonkeyP
     assert asked == ["part" if "part" in words else ""]
 
 
-def test_a_part_of_a_name_that_is_a_command_is_looked_for_with_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_finds_names_that_contain_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     listed: dict[str, Any] = {"streams": {"total": 0, "matching": 0, "listed": []}}
     monkeypatch.setattr(Asker, "status", lambda asker, match, limit: asked.append(match) or listed)

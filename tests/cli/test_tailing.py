@@ -111,7 +111,7 @@ def test_each_run_is_written_at_once_and_in_order(follower: Follower) -> None:
     assert not follower.outcome
 
 
-def test_a_slow_reader_makes_it_pause_and_go_on(follower: Follower) -> None:
+def test_slow_output_pauses_and_resumes_the_tailer(follower: Follower) -> None:
     size = HIGH // 8
     for _ in range(8):
         assert follower.tailer.told == []
@@ -123,7 +123,7 @@ def test_a_slow_reader_makes_it_pause_and_go_on(follower: Follower) -> None:
     assert follower.tailer.told == ["pause", "resume"]
 
 
-def test_it_ends_after_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_stops_after_count_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, count=3)
     follower.connect()
     follower.records(b"a", b"b")
@@ -138,7 +138,7 @@ def test_it_ends_after_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert follower.tailer.told[-1] == "close"
 
 
-def test_it_ends_when_nothing_has_come_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_stops_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, idle=2)
     follower.clock.advance(3)
     follower.connect()
@@ -161,7 +161,7 @@ def test_ending_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not follower.clock.getDelayedCalls()
 
 
-def test_records_may_come_before_it_knows_that_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_before_connect_returns_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, count=1)
     follower.records(b"a")
     follower.write()
@@ -169,7 +169,7 @@ def test_records_may_come_before_it_knows_that_it_is_connected(monkeypatch: pyte
     assert follower.outcome == [0]
 
 
-def test_a_reader_that_has_seen_enough_ends_it_quietly(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closed_pipe_ends_the_tail_without_error(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
     follower.records(b"a")
     follower.records(b"b")
     follower.write(BrokenPipeError(errno.EPIPE, "Broken pipe"))
@@ -178,14 +178,14 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(follower: Follower, capsy
     assert capsys.readouterr().err == ""
 
 
-def test_output_that_cannot_be_written_is_said(follower: Follower) -> None:
+def test_unwritable_output_is_an_error(follower: Follower) -> None:
     follower.records(b"a")
     follower.write(OSError(errno.ENOSPC, "No space left on device"))
     assert [type(error) for error in follower.outcome] == [FyrehoseError]
     assert "No space left on device" in str(follower.outcome[0])
 
 
-def test_the_last_piece_that_cannot_be_written_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_last_output_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, count=1)
     follower.connect()
     follower.records(b"a")
@@ -193,30 +193,31 @@ def test_the_last_piece_that_cannot_be_written_is_said_too(monkeypatch: pytest.M
     assert "Bad file descriptor" in str(follower.outcome[0])
 
 
-def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch)
     follower.clock.advance(5)
     assert [str(error) for error in follower.outcome] == [
-        "figg at h:1 did not answer in 5 s; is it there and reachable, and does its policy let us in?"
+        "figg at h:1 did not answer within 5 s; is the server running and reachable, "
+        "and does its access policy allow this client?"
     ]
     assert follower.tailer.told == ["close"]
 
 
-def test_a_server_that_turns_us_away(follower: Follower) -> None:
+def test_refused_connections_are_an_error(follower: Follower) -> None:
     for _ in range(3):
         follower.contacts.made()
         follower.contacts.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
-    assert [str(error) for error in follower.outcome] == [str(follower.contacts.turned_away)]
+    assert [str(error) for error in follower.outcome] == [str(follower.contacts.refused)]
     assert follower.tailer.told == ["close"]
 
 
-def test_what_is_lost_is_said(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_records_are_reported(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
     follower.tailer.lost(3, 7)
-    assert capsys.readouterr().err == "fyrehose: 3 to 7 are not kept any more\n"
+    assert capsys.readouterr().err == "fyrehose: records 3 to 7 are no longer kept\n"
 
 
 @pytest.mark.parametrize("since", [None, 0, 2])
-def test_it_ends_with_an_error_that_names_what_did_not_come(monkeypatch: pytest.MonkeyPatch, since: int | None) -> None:
+def test_error_at_the_end_names_missing_records(monkeypatch: pytest.MonkeyPatch, since: int | None) -> None:
     follower = Follower(monkeypatch, count=1, since=since)
     follower.connect()
     follower.tailer.lost(3, 7)
@@ -224,12 +225,10 @@ def test_it_ends_with_an_error_that_names_what_did_not_come(monkeypatch: pytest.
     follower.records(b"a")
     follower.write()
     assert follower.written == [b"a\n"], "what came is written all the same"
-    assert [str(error) for error in follower.outcome] == [
-        "not everything came: 3 to 7, 9 to 9 were asked for and are not kept any more"
-    ]
+    assert [str(error) for error in follower.outcome] == ["records are missing: 3 to 7, 9 to 9 are no longer kept"]
 
 
-def test_a_tail_from_the_start_begins_with_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_from_start_begins_with_the_oldest_kept_record(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, count=1, since=0)
     follower.connect()
     follower.tailer.lost(1, 499)
@@ -238,7 +237,7 @@ def test_a_tail_from_the_start_begins_with_what_is_kept(monkeypatch: pytest.Monk
     assert follower.outcome == [0]
 
 
-def test_lost_ranges_without_end_make_no_error_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_lists_a_limited_number_of_lost_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, idle=1)
     follower.connect()
     for seq in range(2, 2_000, 2):
@@ -249,10 +248,10 @@ def test_lost_ranges_without_end_make_no_error_without_end(monkeypatch: pytest.M
     assert len(str(error)) < 200
 
 
-def test_what_the_protocol_knows_to_be_missing_is_an_error_unless_the_count_is_reached(
+def test_shortfall_of_the_protocol_is_an_error_unless_count_is_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for count, outcome in ((None, "not everything came: 3 to 7 did not come"), (1, "0")):
+    for count, outcome in ((None, "records are missing: 3 to 7 did not come"), (1, "0")):
         follower = Follower(monkeypatch, count=count, idle=1)
         follower.tailer.missing = "3 to 7 did not come"
         follower.connect()
@@ -262,7 +261,7 @@ def test_what_the_protocol_knows_to_be_missing_is_an_error_unless_the_count_is_r
         assert [str(each) for each in follower.outcome] == [outcome]
 
 
-def test_silence_of_a_connection_that_is_lost_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_on_a_lost_connection_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, idle=3)
     follower.contacts.made()
     follower.connect()
@@ -270,4 +269,4 @@ def test_silence_of_a_connection_that_is_lost_is_no_end(monkeypatch: pytest.Monk
     follower.clock.advance(3)
     [error] = follower.outcome
     assert isinstance(error, FyrehoseError)
-    assert "the connection to figg at h:1 is lost" in str(error)
+    assert "connection to figg at h:1 lost" in str(error)

@@ -87,13 +87,13 @@ def run(*words: str) -> str:
     return result.output
 
 
-def test_streams(asked: list[Any]) -> None:
+def test_streams_are_listed_as_a_table(asked: list[Any]) -> None:
     said = run("streams", "ord", "--limit", "7", "--url", "http://elsewhere:1")
     assert asked == [("http://elsewhere:1", "ord", 7)]
-    head, line, more = said.splitlines()
-    assert head.split() == ["stream", "first", "last", "/s", "readers"]
+    _, head, line, more = said.splitlines()
+    assert head.split() == ["stream", "first", "last", "/s", "subscribers"]
     assert line.split() == ["orders\\x1b[2J", "1", "123456", "7.2", "2"]
-    assert more == "1 of 3; see --limit, or say a part of the name"
+    assert more == "1 of 3 streams; raise --limit, or pass a part of the name"
     assert asked[0][0] == "http://elsewhere:1"
 
 
@@ -118,19 +118,19 @@ def test_more_streams_than_one_answer_holds_are_fetched_page_by_page(
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_streams_whose_names_are_hidden(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_hidden_stream_names_are_an_error(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     hidden = {**status(), "streams": {"total": 3, "matching": 3, "listed": [], "hidden": True}}
     monkeypatch.setattr(Asker, "status", lambda *_: hidden)
     result = CliRunner().invoke(main, ["streams", "--format", form])
     assert result.exit_code == 1
-    assert "does not let us see the names of its 3 streams: give it admin.token-file" in result.output
+    assert "hides the names of its 3 streams from this client; set admin.token-file on the server" in result.output
 
 
 def test_streams_as_json(asked: list[Any]) -> None:
     assert json.loads(run("streams", "--format", "json")) == status()["streams"]["listed"][0]
 
 
-def test_a_rate_that_is_not_known_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_is_repeated_until_rates_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = status()
     unknown["streams"]["listed"][0] = {**unknown["streams"]["listed"][0], "rate": None}
     answers = [status(), unknown]
@@ -141,33 +141,33 @@ def test_a_rate_that_is_not_known_yet_is_waited_for(monkeypatch: pytest.MonkeyPa
     assert slept == [watching.SECOND]
 
 
-def test_stats(asked: list[Any]) -> None:
+def test_stats_shows_the_whole_status(asked: list[Any]) -> None:
     said = " ".join(run("stats").split())
     for part in (
-        "fyrehose 1.2.3, up 1 d 1 h, the journal is writable, durability batch",
-        "half within 0.25 ms, 99% within 2.5 s",
-        "journal 1.1 GB, disk left 1.1 TB; memory 50.0 MB; reactor lag 2 ms",
-        "9 streams; 1 subscribers, at most 1234 behind",
-        "lumberjack 3 1,500 10 2.0 MB - 0 0 5",
+        "fyrehose 1.2.3, up 1 d 1 h, journal writable, durability batch",
+        "commits: p50 0.25 ms, p99 2.5 s",
+        "journal 1.0 GiB, free disk 1.0 TiB; memory 47.7 MiB; reactor lag 2 ms",
+        "streams: 9; subscribers: 1, at most 1234 behind",
+        "lumberjack 3 1,500 10 1.9 MiB - 0 0 5",
         "figg/a tcp:8119 none this machine 4",
         "lumberjack too-large 5",
-        "figg 10.0.0.1:5 orders 4 1,234 waits for its peer",
+        "figg 10.0.0.1:5 orders 4 1,234 slow: waiting for its peer",
     ):
         assert part in said
     assert json.loads(run("stats", "--format", "json")) == status()
 
 
-def test_a_journal_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_journal_without_durability_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = {"state": "failed", "commit_p50": None, "commit_p99": None}
     monkeypatch.setattr(Asker, "status", lambda asker, match, limit: status(journal=journal))
-    assert "the journal is failed, durability unknown" in run("stats")
+    assert "journal failed, durability unknown" in run("stats")
 
 
-def test_top_looks_as_often_as_it_is_asked_to(asked: list[Any]) -> None:
+def test_top_stops_after_count_updates(asked: list[Any]) -> None:
     said = run("top", "--count", "3")
     assert len(asked) == 3
     assert "orders\\x1b[2J" in said
-    assert "waits for its peer" in said
+    assert "slow: waiting for its peer" in said
     lines = run("top", "--count", "2", "--format", "json").splitlines()
     assert [json.loads(line) for line in lines] == [status(), status()]
 
@@ -183,7 +183,7 @@ def test_top_ends_by_ctrl_c(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["streams", "stats", "top"])
-def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_unreachable_server_is_one_line(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     def silent(asker: Asker, match: str = "", limit: int = 200) -> dict[str, Any]:
         raise FyrehoseError("it cannot be reached")
 

@@ -272,10 +272,10 @@ def test_a_message_that_the_stream_does_not_take_is_a_failure(server: Server, tm
     words = [*server.words("publish", "figg", "backbone"), "--timeout", "3s", "--whole", str(large)]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 1
-    assert "1 message (70.0 kB) published, 0 acknowledged, 1 not" in ended.stderr
+    assert "1 message (68.4 KiB) published, 0 acknowledged, 1 not acknowledged" in ended.stderr
 
 
 def test_a_file_that_cannot_be_read(server: Server) -> None:
     words = [*server.words("publish", "figg", "s"), "--file", "/nowhere"]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-    assert (ended.returncode, ended.stderr) == (1, "fyrehose: /nowhere cannot be read: No such file or directory\n")
+    assert (ended.returncode, ended.stderr) == (1, "fyrehose: cannot read /nowhere: No such file or directory\n")
