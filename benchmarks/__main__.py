@@ -11,27 +11,25 @@ import click
 
 from fyrehose.errors import FyrehoseError, MissingExtra
 
-#: A file that is written.
 _OUTPUT = click.Path(path_type=Path, dir_okay=False)
-#: A file that is there.
 _INPUT = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 @click.command("benchmarks")
 @click.argument("patterns", nargs=-1)
-@click.option("--list", "only_list", is_flag=True, help="Name the cases, and run none.")
-@click.option("--quick", is_flag=True, help="Whether it works: few messages, one round.")
-@click.option("--alone", is_flag=True, help="Without the servers of others.")
-@click.option("--metrics", is_flag=True, help="Beside it one with metrics, scraped each second.")
-@click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="How often each is run.")
-@click.option("--scale", type=click.FloatRange(0.0001, 1000), default=1.0, help="Times the messages.  [default: 1]")
+@click.option("--list", "only_list", is_flag=True, help="List the cases and exit.")
+@click.option("--quick", is_flag=True, help="Smoke test: few messages, one round.")
+@click.option("--alone", is_flag=True, help="Measure Fyrehose only.")
+@click.option("--metrics", is_flag=True, help="Also measure with metrics, scraped each second.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="Rounds of each case.")
+@click.option("--scale", type=click.FloatRange(0.0001, 1000), default=1.0, help="Factor of the messages.  [default: 1]")
 @click.option("--durability", default="batch", show_default=True, metavar="MODE", help="batch, interval:MS or never.")
-@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where servers write: a real disk.")
-@click.option("--json", "output", type=_OUTPUT, help="Write every sample there.")
-@click.option("--plot", "picture", type=_OUTPUT, help="Draw a picture there (.svg or .png).")
-@click.option("--show", "earlier", type=_INPUT, multiple=True, help="Measure nothing: show that JSON.")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Directory for the servers, on a real disk.")
+@click.option("--json", "output", type=_OUTPUT, help="Write every sample to this file.")
+@click.option("--plot", "picture", type=_OUTPUT, help="Plot the results to this file (.svg or .png).")
+@click.option("--show", "earlier", type=_INPUT, multiple=True, help="Show an earlier JSON instead of measuring.")
 @click.option("--markdown", is_flag=True, help="Show the tables as Markdown.")
-@click.option("--install-peers", is_flag=True, help="First get the others, from apt and PyPI.")
+@click.option("--install-peers", is_flag=True, help="First install the other servers, from apt and PyPI.")
 def main(
     patterns: tuple[str, ...],
     only_list: bool,
@@ -48,7 +46,7 @@ def main(
     markdown: bool,
     install_peers: bool,
 ) -> None:
-    """Measure the server on the cases whose names match PATTERNS, or on all.
+    """Measure the server with the cases whose names match PATTERNS, or with all cases.
 
     \b
         python -m benchmarks --list

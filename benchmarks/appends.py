@@ -1,4 +1,4 @@
-"""The journal by itself: batches appended one behind the other, of which the next wait while one is written."""
+"""Load on the journal alone: append batches one after the other, so that the next ones wait while one is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD = 128
 
 @implementer(IJournalObserver)
 class Appends:
-    """A load without a server: what waits together becomes one commit."""
+    """Load without a server; appends that wait together become one commit."""
 
     def __init__(self, plan: Plan) -> None:
         self._count, self._window = sum(plan.publishers), plan.window
@@ -35,10 +35,10 @@ class Appends:
         self._trouble = ""
 
     def connect(self) -> None:
-        """The journal is opened when the clock begins: that takes a reactor that runs."""
+        """Do nothing: the journal is opened by :meth:`run`, because that needs a running reactor."""
 
     def run(self, start: float) -> Outcome:
-        """Append, and wait until all is durable."""
+        """Append all batches, and wait until they are durable."""
         from twisted.internet import reactor
 
         self._reactor: Any = reactor
@@ -53,14 +53,14 @@ class Appends:
         )
 
     def close(self) -> None:
-        """Leave nothing."""
+        """Delete the journal."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def durable(self, ends: Mapping[str, int]) -> None:
-        """Nobody hears it."""
+        """Ignore the durable ends, because there are no subscribers."""
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        """What was under way fails, and says why."""
+        """Ignore the state, because pending appends fail with the reason."""
 
     def _open(self) -> None:
         self._journal = FileJournal(self._reactor, self._directory, JournalSettings())

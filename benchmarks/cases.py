@@ -1,4 +1,4 @@
-"""What is measured, a line each, and what it should come to.
+"""Cases to measure, one line each, and the goals for them.
 
 KIND/WORK[/DETAIL]...   figg/live/1: Figg, one subscriber that hears what is published
 """
@@ -14,7 +14,7 @@ import attrs
 
 
 class Work(Enum):
-    """Which kind of measurement a case is: :mod:`benchmarks.works` has them."""
+    """Kind of measurement of a case."""
 
     LOAD = "load"  #: messages in, messages out
     START = "start"  #: until the first message is accepted, with a journal that is there
@@ -23,7 +23,7 @@ class Work(Enum):
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """One piece of work for one protocol."""
+    """One measurement of one protocol."""
 
     name: str
     protocol: str
@@ -52,7 +52,7 @@ class Case:
     extra: dict[str, Any] = attrs.field(factory=dict)
 
     def scaled(self, factor: float) -> Case:
-        """The same with fewer messages, and a few at the least."""
+        """Return the case with its messages multiplied by *factor*, but with a few at least."""
         least = 10 if self.window == 1 else 20 * self.publishers
         return attrs.evolve(self, messages=max(least, int(self.messages * factor)))
 
@@ -70,7 +70,7 @@ EVENT, PAGE, LARGE = 490, 1_024, 16_384
 
 
 def _cases(protocol: str, kind: str = "", **usual: Any) -> Callable[..., Case]:
-    """Makes cases of one protocol that are alike in ``usual`` unless they say otherwise."""
+    """Return a function that builds cases of one protocol with the defaults ``usual``."""
 
     def case(name: str, messages: int, **more: Any) -> Case:
         return Case(name=f"{kind or protocol}/{name}", protocol=protocol, messages=messages, **{**usual, **more})
@@ -167,6 +167,6 @@ CASES: tuple[Case, ...] = (*_figg(), *_lumberjack(), *_relink(), *_backbone(), *
 
 
 def selected(patterns: Iterable[str]) -> list[Case]:
-    """The cases whose names match one of ``patterns`` (as file names do); the first word of a name means all of its."""
+    """Return the cases whose names match one of the shell ``patterns``; the first word of a name selects all of it."""
     wanted = [pattern if "/" in pattern else f"{pattern}/*" for pattern in patterns]
     return [case for case in CASES if any(fnmatch(case.name, pattern) for pattern in wanted)]

@@ -1,4 +1,4 @@
-"""What ``python -m benchmarks`` does: runs cases one after the other, and shows the tables."""
+"""Work of ``python -m benchmarks``: run cases one after the other, and show the tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NoSuchCase(FyrehoseError):
 
 @attrs.frozen(kw_only=True)
 class Wanted:
-    """How to measure."""
+    """Options of a run."""
 
     rounds: int = 5
     scale: float = 1.0
@@ -45,13 +45,13 @@ class Wanted:
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """Who is measured at each case, whoever else is there."""
+        """Return the variants of Fyrehose that every case measures."""
         return ("fyrehose", servers.FYREHOSE_METRICS.name) if self.metrics else ("fyrehose",)
 
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """All that a run has to say."""
+    """Results of a run, the machine, and the reasons why contestants were not measured."""
 
     machine: dict[str, str]
     measured: list[Measured]
@@ -70,7 +70,7 @@ class Report:
 
 
 def joined(reports: Sequence[Report]) -> Report:
-    """Several runs as one; where they have measured the same, the last counts."""
+    """Merge several runs; of repeated measurements, the last one is kept."""
     found = {(one.case, one.contestant): one for report in reports for one in report.measured}
     machines = {
         name: " | ".join(dict.fromkeys(report.machine[name] for report in reports if name in report.machine))
@@ -82,7 +82,7 @@ def joined(reports: Sequence[Report]) -> Report:
 
 
 def choose(patterns: Sequence[str]) -> list[Case]:
-    """The cases that ``patterns`` name; all of them if there are none.
+    """Return the cases that match ``patterns``; all cases without patterns.
 
     :raises NoSuchCase: a pattern names nothing
     """
@@ -93,7 +93,7 @@ def choose(patterns: Sequence[str]) -> list[Case]:
 
 
 def show_list(cases: Sequence[Case]) -> None:
-    """A line for each case."""
+    """Print one line for each case."""
     heads = ("case", "bytes", "messages", "publishers", "subscribers", "window", "target", "against")
     found = Table(*heads, box=None, pad_edge=False)
     for case in cases:
@@ -104,7 +104,7 @@ def show_list(cases: Sequence[Case]) -> None:
 
 
 def measure(cases: Sequence[Case], directory: Path, wanted: Wanted) -> Report:
-    """Run ``cases``."""
+    """Run ``cases`` with their contestants, and return the results."""
     console = terminal()
     there, missing = available(cases, wanted)
     about = machine(directory, wanted, there)
@@ -135,7 +135,7 @@ def measure(cases: Sequence[Case], directory: Path, wanted: Wanted) -> Report:
 
 
 def show(report: Report, for_page: bool = False) -> None:
-    """The tables, and what could not be measured; ``for_page``: the tables alone, in Markdown."""
+    """Print the tables and the contestants that were not measured; with ``for_page``, only the tables, in Markdown."""
     console = terminal()
     made = tables(Results(report.measured), DURABLE)
     if for_page:
@@ -152,12 +152,12 @@ def show(report: Report, for_page: bool = False) -> None:
 
 
 def draw(report: Report, path: Path) -> None:
-    """The picture, with the machine at its foot."""
+    """Plot the report into the file at ``path``, with the machine as a footnote."""
     plot.draw(Results(report.measured), path, "; ".join(f"{name}: {value}" for name, value in report.machine.items()))
 
 
 def available(cases: Sequence[Case], wanted: Wanted) -> tuple[dict[str, Contestant], list[str]]:
-    """The contestants of ``cases`` that can be started, and why others cannot."""
+    """Return the contestants of ``cases`` that can be started, and the reasons why others cannot."""
     names = dict.fromkeys(wanted.ours) | dict.fromkeys(name for case in cases for name in case.against)
     there: dict[str, Contestant] = {}
     missing: list[str] = []
@@ -174,7 +174,7 @@ def available(cases: Sequence[Case], wanted: Wanted) -> tuple[dict[str, Contesta
 
 
 def machine(directory: Path, wanted: Wanted, there: dict[str, Contestant]) -> dict[str, str]:
-    """Where and with what this is measured."""
+    """Describe the machine and the software that are measured."""
     versions = {name: contestant.version() for name, contestant in there.items()}
     return {
         "machine": f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}, disk: {_disk(directory)}",
@@ -197,6 +197,6 @@ def _processor() -> str:
 
 
 def _disk(directory: Path) -> str:
-    """The file system: on one that is memory, a sync is nothing."""
+    """Return the type of the file system; on tmpfs a sync costs nothing."""
     words = ["stat", "--file-system", "--format=%T", str(directory)]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "unknown"

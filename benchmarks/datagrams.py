@@ -1,4 +1,4 @@
-"""The load of the backbone: trains of datagrams, as many a call as the kernel joins.
+"""Load on the backbone: trains of datagrams, sent with as few system calls as the kernel allows.
 
 A push is done when its DELIVER has come to the socket that pushed.  What does not come for a while is counted as lost,
 because the protocol allows that, and because the load has to go on.
@@ -19,7 +19,7 @@ from benchmarks.wires.base import Wrong, payload
 
 _SOL_UDP, _UDP_SEGMENT, _UDP_GRO = 17, 103, 104
 _SO_RCVBUFFORCE = 33
-#: As much as the kernel gives: a load maker that loses datagrams measures nothing.
+#: Receive buffer, as large as the kernel allows, because a load maker must not lose datagrams.
 _BUFFER = 64 << 20
 _MOST_BYTES, _MOST_SEGMENTS, _MTU = 65_000, 60, 1_472
 #: Seconds: keepalives; quiet that means that something was lost; quiet that means the end; a start that takes too long.
@@ -29,7 +29,7 @@ RANGE = 10_000
 
 
 class Peer:
-    """One client's socket."""
+    """Socket of one client."""
 
     def __init__(self, plan: Plan, subscribe: bool) -> None:
         self.row = backbone.HEADER + plan.size
@@ -50,7 +50,7 @@ class Peer:
         self.keepalive = backbone.keepalive(self.port, subscribe)
 
     def read(self) -> None:
-        """Everything that is there."""
+        """Read and count all datagrams that have arrived."""
         while True:
             try:
                 size, ancillary, _, _ = self.sock.recvmsg_into([self._buffer], 32)
@@ -92,7 +92,7 @@ class Datagrams:
         self._latencies = Latencies(self._total, plan.rate) if measured else None
 
     def connect(self) -> None:
-        """Subscribe, and wait for the server's answer.
+        """Subscribe, and wait for the server's reply.
 
         :raises Wrong: there is none
         """
@@ -114,7 +114,7 @@ class Datagrams:
             peer.sock.send(peer.keepalive)
 
     def run(self, start: float) -> Outcome:
-        """Push and count, or count, or ask and count, until all is there or nothing more comes."""
+        """Push, request or only count messages, until all have arrived or no more arrive."""
         # Subscribers stay alive for 5 s only, and the word to begin may take its time.
         self._keep_alive()
         while (early := start - time.monotonic()) > 0:
@@ -133,7 +133,7 @@ class Datagrams:
         )
 
     def _push(self, start: float) -> float:
-        """Push what there is to push, and count until everybody has as many as there were."""
+        """Push all messages, and count until every subscriber has them."""
         first, sent, heard, said = self.peers[0], 0, start, start
         expected = self._total or self.plan.expected
         if self._latencies is not None:
@@ -156,7 +156,7 @@ class Datagrams:
         return heard
 
     def _fill(self, peer: Peer, sent: int) -> int:
-        """Push as much as the window, and the rate if there is one, allow; how much that comes to by now."""
+        """Push as much as the window and the rate allow; return the number pushed so far."""
         while sent < self._total:
             count = min(self._together, self._total - sent, self.plan.window - (sent - peer.received - self.lost))
             if self.plan.rate and self._latencies is not None:
@@ -180,7 +180,7 @@ class Datagrams:
         return True
 
     def _ask(self, start: float) -> float:
-        """Ask for everything, a range at a time; what of a range did not come is lost."""
+        """Request all messages, one range at a time; messages of a range that do not arrive are lost."""
         peer, last = self.peers[0], int(self.plan.extra["last"])
         heard, upto = start, last - self.plan.expected
         while upto < last:
@@ -195,7 +195,7 @@ class Datagrams:
         return heard
 
     def _read(self) -> bool:
-        """Whether anything came within a few milliseconds; with a rate, sooner."""
+        """Wait a few milliseconds, less with a rate; return True if a datagram arrived."""
         before = sum(peer.received for peer in self.peers)
         select.select([self._poll], [], [], 0.0002 if self.plan.rate else 0.02)
         if self._poll.poll(0):
@@ -204,7 +204,7 @@ class Datagrams:
         return sum(peer.received for peer in self.peers) > before
 
     def close(self) -> None:
-        """Let go."""
+        """Close the sockets."""
         for peer in self.peers:
             peer.sock.close()
         self._poll.close()

@@ -1,4 +1,4 @@
-"""The least that a durable message can take: write and fdatasync of its bytes, over and over, in one file."""
+"""Lower bound of a durable message: write and fdatasync its bytes, again and again, in one file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from benchmarks.latencies import Latencies
 from benchmarks.plans import Outcome, Plan
 
-#: What a record needs in a log besides its payload, about: a header of the batch and one of the run.
+#: Approximate overhead of a record in the journal, in bytes: a batch header and a run header.
 AROUND = 200
 
 
 class Disk:
-    """A load without a server."""
+    """Load without a server."""
 
     def __init__(self, plan: Plan) -> None:
         self._count = sum(plan.publishers)
@@ -23,14 +23,14 @@ class Disk:
         self._fd = -1
 
     def connect(self) -> None:
-        """Make the file, with all of its blocks: a sync that has to write those down too takes longer."""
+        """Create the file with all of its blocks, because a sync that also allocates blocks takes longer."""
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.write(self._fd, bytes(len(self._record) * self._count))
         os.fsync(self._fd)
         os.lseek(self._fd, 0, os.SEEK_SET)
 
     def run(self, start: float) -> Outcome:
-        """Write and sync as often as there are messages."""
+        """Write and sync once for each message."""
         took = Latencies(self._count, 0.0)
         before = time.process_time()
         for number in range(1, self._count + 1):
@@ -48,7 +48,7 @@ class Disk:
         )
 
     def close(self) -> None:
-        """Let go."""
+        """Delete the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._path.unlink()

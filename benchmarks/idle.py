@@ -1,4 +1,4 @@
-"""How much memory connections take on which nothing happens."""
+"""Measure the memory of idle connections."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from benchmarks.wires.figg import Subscriber
 
 #: Descriptors that a process needs besides connections.
 SPARE = 200
-#: Seconds without work after which a server has nothing left to do.
+#: Seconds without CPU use after which a server counts as idle.
 SETTLED = 0.5
 
 
 def measure(
     case: Case, contestant: Contestant, directory: Path, rounds: int, durability: str, told: Callable[[str], None]
 ) -> list[Sample]:
-    """Connect, attach to a topic, and look at the server's memory; a fresh server for each round.
+    """Connect, attach to a topic, and measure the server's memory, with a new server for each round.
 
     :raises CannotStart: the system allows a process fewer descriptors than it takes
     """
@@ -54,7 +54,7 @@ def measure(
 
 
 def settle(pid: int) -> None:
-    """Wait until ``pid`` spends hardly any CPU."""
+    """Wait until the process ``pid`` uses almost no CPU."""
     while True:
         before = usage.cpu(pid)
         time.sleep(SETTLED)

@@ -1,4 +1,4 @@
-"""Messages in, messages out: one contestant's server, round after round.
+"""Measure publishing and delivery with one contestant's server, round after round.
 
 [fill it] -> for each round: load makers get ready -> CPU -> they run -> CPU -> a Sample
 """
@@ -23,13 +23,13 @@ ONE_STREAM = {"backbone", "eventbus"}
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """``total`` in ``parts`` numbers that are as equal as can be."""
+    """Split ``total`` into ``parts`` numbers that differ by one at most."""
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
 @attrs.define
 class Bout:
-    """One contestant at one case; its server runs until the case is over."""
+    """One contestant in one case; its server runs until the case ends."""
 
     case: Case
     contestant: Contestant
@@ -43,13 +43,13 @@ class Bout:
         return self.contestant.wire or self.case.protocol
 
     def prepare(self) -> None:
-        """Publish what subscribers are to catch up with."""
+        """Publish the messages that late subscribers will read."""
         if self.case.late:
             own = int(self.wire in ONE_STREAM)
             self._run([self._plan("past", publishers=[self.case.messages], subscribers=own)])
 
     def measure(self) -> Sample:
-        """One round."""
+        """Run one round, and return its figures."""
         self.rounds += 1
         return self._run(self._past() if self.case.late else self._live(f"live-{self.rounds}"))
 
@@ -57,7 +57,7 @@ class Bout:
         return [self._plan("past", subscribers=1) for _ in range(self.case.subscribers)]
 
     def _live(self, stream: str) -> list[Plan]:
-        """Subscribers have a process of their own, unless they are to see what the publisher sees."""
+        """Plan publishers and subscribers; subscribers get a process of their own unless they are also publishers."""
         case = self.case
         together = self.wire in ONE_STREAM or (case.rate and not case.reads)
         own = min(case.subscribers, 1) if together else 0
@@ -99,7 +99,7 @@ class Bout:
 
 
 def figures(case: Case, outcomes: Sequence[Outcome], spent: usage.Cpu | None = None) -> dict[str, float]:
-    """What one round came to; without the server's CPU where there is none."""
+    """Return the figures of one round, without the server's CPU if there is no server."""
     each = 1e6 / case.messages
     seconds = max(outcome.ended for outcome in outcomes) - min(outcome.began for outcome in outcomes)
     maker = max(outcome.cpu for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""What plain Python does with the same datagrams and events, as limits: ``python -m benchmarks.loops udp|zmq``.
+"""Upper bounds: plain Python loops for the same datagrams and events, ``python -m benchmarks.loops udp|zmq``.
 
 Neither stores anything, checks anything or bounds anything.  They are what somebody writes on one page: the backbone by
 recvfrom and sendto, the event bus by pyzmq's recv_multipart and send_multipart.
@@ -13,7 +13,7 @@ from benchmarks.wires import backbone
 
 
 def udp() -> None:
-    """The backbone's rules 1 to 3, for clients that stay."""
+    """Serve rules 1 to 3 of the backbone, for clients that never leave."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 20)
     sock.bind(("127.0.0.1", 0))
@@ -34,7 +34,7 @@ def udp() -> None:
 
 
 def zmq() -> None:
-    """The event bus's COLLECTOR and PUBLISHER."""
+    """Serve the COLLECTOR and PUBLISHER of the event bus."""
     import zmq
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

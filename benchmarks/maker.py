@@ -1,4 +1,4 @@
-"""A load maker: ``python -m benchmarks.maker`` reads its plan, waits for the word, and says what it did.
+"""Load maker: ``python -m benchmarks.maker`` reads its plan, waits for the start time, and prints its outcome.
 
 It sends bytes that were made before in large writes, and counts what comes back in large reads, all in one thread: so
 its own CPU, which it reports, stays below that of what it measures.
@@ -31,19 +31,19 @@ class Load(Protocol):
 
 
 def make(plan: Plan) -> Load:
-    """The load that ``plan`` describes."""
+    """Build the load that ``plan`` describes."""
     kinds: dict[str, Callable[[Plan], Load]] = {"disk": Disk, "journal": Appends, "backbone": Datagrams}
     return kinds.get(plan.wire, Streams)(plan)
 
 
 def own_cpu() -> float:
-    """CPU seconds of this process."""
+    """Return the CPU seconds of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
-    """See the module."""
+    """Run one load maker on standard input and output."""
     load = make(Plan.loads(sys.stdin.readline()))
     try:
         load.connect()

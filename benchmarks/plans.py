@@ -1,4 +1,4 @@
-"""What the runner tells a load maker to do, and what the load maker says of it: both are lines of JSON.
+"""Plan that the runner sends to a load maker, and outcome that it reports; both are lines of JSON.
 
 runner                        load maker
 Plan                    ->    connects, makes its bytes
@@ -18,7 +18,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """The part of one load maker."""
+    """Work of one load maker."""
 
     wire: str
     host: str = "127.0.0.1"
@@ -54,7 +54,7 @@ class Plan:
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What one load maker did, by the monotonic clock of the machine."""
+    """Result of one load maker; times are of the machine's monotonic clock."""
 
     began: float
     ended: float

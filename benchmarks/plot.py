@@ -1,4 +1,4 @@
-"""The results as a picture: what a message costs each server, and how long it takes."""
+"""Plot the results: the CPU cost of a message for each server, and its latency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.results import Results
 from fyrehose.errors import MissingExtra
 
-#: Which cases are shown, and what they are called there.
+#: Cases that are shown, and their labels.
 WORK = {
     "figg/publish": "publish",
     "figg/live/1": "publish,\n1 subscriber",
@@ -25,7 +25,7 @@ PROTOCOLS = {
     "backbone/live/1": "backbone",
     "eventbus/live/1": "event bus",
 }
-#: Ours in one colour, lighter where less is promised; others in greys and browns.
+#: Colours: one for Fyrehose, lighter for weaker durability; greys and browns for other servers.
 COLOURS = {
     "fyrehose": "#0b6e4f",
     "fyrehose-later": "#6bbf59",
@@ -41,7 +41,7 @@ COLOURS = {
 
 
 def draw(results: Results, path: Path, told: str) -> None:
-    """Write the picture to ``path``; its ending says which kind (svg, png).
+    """Write the plot to ``path``, whose suffix selects the format (svg, png).
 
     :param told: the machine, for the foot of it
     :raises MissingExtra: there is no matplotlib
@@ -69,7 +69,7 @@ def draw(results: Results, path: Path, told: str) -> None:
 
 
 def _there(results: Results, cases: Sequence[str], figure: str) -> list[str]:
-    """Contestants that have ``figure`` at one of ``cases``, in the order of the colours."""
+    """Return the contestants with a ``figure`` in one of ``cases``, in the order of the colours."""
     return [name for name in COLOURS if any(results.median(case, figure, name) is not None for case in cases)]
 
 
@@ -98,7 +98,7 @@ def _costs(axes: Any, results: Results) -> None:
 
 
 def _short(value: float) -> str:
-    """Two digits, or all that there are before the point."""
+    """Format a number with two significant digits, or without decimals if it is larger."""
     return f"{value:.2g}" if value < 100 else f"{value:.0f}"
 
 

@@ -1,4 +1,4 @@
-"""What came out: figures of each round, their medians and spread, how servers compare, and all of it as JSON."""
+"""Results: figures of each round, their medians and spread, comparisons of servers, and their JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-#: Every figure that there is, and its unit.  CPU is of the server, all threads; load makers' own is told apart.
+#: Unit of every figure.  CPU is that of all threads of the server; load makers have a figure of their own.
 UNITS = {
     "rate": "messages/s",
     "micros": "us of CPU a message",
@@ -34,18 +34,18 @@ Sample = Mapping[str, float]
 
 
 def latency(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Percentiles as figures."""
+    """Return the percentiles ``values`` as figures called ``name.PERCENTILE``."""
     return {f"{name}.{percentile:g}": value for percentile, value in zip(PERCENTILES, values, strict=True)}
 
 
 def unit(figure: str) -> str:
-    """What ``figure`` is counted in."""
+    """Return the unit of ``figure``."""
     return UNITS[figure.partition(".")[0]]
 
 
 @attrs.frozen
 class Spread:
-    """The middle of some numbers, and how far they go."""
+    """Median and range of some numbers."""
 
     median: float
     least: float
@@ -59,7 +59,7 @@ class Spread:
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """All rounds of one contestant at one case."""
+    """All rounds of one contestant in one case."""
 
     case: str
     contestant: str
@@ -67,11 +67,11 @@ class Measured:
 
     @property
     def figures(self) -> list[str]:
-        """Those that every round has."""
+        """Return the figures that every round has."""
         return [name for name in self.samples[0] if all(name in sample for sample in self.samples)]
 
     def spread(self, figure: str) -> Spread:
-        """Median and spread of one figure."""
+        """Return the median and range of one figure."""
         return Spread.of(sample[figure] for sample in self.samples)
 
     def median(self, figure: str) -> float:
@@ -79,7 +79,7 @@ class Measured:
 
 
 class Results:
-    """Everything that was measured, to be asked by case and contestant."""
+    """All measurements, indexed by case and contestant."""
 
     def __init__(self, measured: Iterable[Measured]) -> None:
         self.all = list(measured)
@@ -89,18 +89,18 @@ class Results:
         return self._by_name.get((case, contestant))
 
     def median(self, case: str, figure: str, contestant: str = "fyrehose") -> float | None:
-        """None if that was not measured."""
+        """Return the median of a figure, or None if it was not measured."""
         one = self.get(case, contestant)
         return one.median(figure) if one is not None and figure in one.figures else None
 
     def times(self, one: Measured, ours: str, figure: str = "micros") -> float | None:
-        """How many times our figure at the same case that of ``one`` is; None if there is no such figure of both."""
+        """Return the figure of ``one`` divided by that of ``ours`` in the same case; None if one of them is missing."""
         mine = self.median(one.case, figure, ours)
         return one.median(figure) / mine if mine and figure in one.figures else None
 
 
 def as_json(measured: Iterable[Measured]) -> list[dict[str, Any]]:
-    """For files: every sample, and the medians and spreads that come of them."""
+    """Return every sample, with medians and ranges, for a JSON file."""
     return [
         {
             "case": one.case,
@@ -113,5 +113,5 @@ def as_json(measured: Iterable[Measured]) -> list[dict[str, Any]]:
 
 
 def from_json(found: Iterable[Mapping[str, Any]]) -> list[Measured]:
-    """What :func:`as_json` made."""
+    """Parse the result of :func:`as_json`."""
     return [Measured(case=one["case"], contestant=one["contestant"], samples=one["samples"]) for one in found]

@@ -1,4 +1,4 @@
-"""Measures a case: each contestant's server in its turn, round after round."""
+"""Measure a case: each contestant's server in turn, round after round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(
     durability: str,
     told: Told = lambda what: None,
 ) -> list[Measured]:
-    """All rounds of ``case``.
+    """Run all rounds of ``case``.
 
     :param directory: where servers keep their files; it is emptied afterwards
     :raises CannotStart: a server does not start

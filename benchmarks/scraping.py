@@ -1,4 +1,4 @@
-"""What Prometheus does, while a server is measured: asks for the metrics at once, and then each second.
+"""Scrape a server's metrics each second while it is measured, as Prometheus does.
 
 It is a thread of the runner, which only waits meanwhile; what it costs the server is the server's CPU and is counted.
 """
@@ -14,12 +14,12 @@ from benchmarks.makers import LoadFailed
 
 #: Seconds from one scrape to the next, and for an answer.
 EVERY, PATIENCE = 1.0, 30.0
-#: A line that every answer of ours has.
+#: Line that every response of Fyrehose has.
 KNOWN = b"\nfyrehose_build_info{"
 
 
 class Scraper:
-    """Scrapes ``port`` of this machine from entering to leaving; a port of 0 is nobody's, and left alone.
+    """Context that scrapes ``port`` of this machine; with port 0, it does nothing.
 
     :ivar scrapes: how many answers there were
     :raises LoadFailed: (leaving) one of them was none
@@ -57,7 +57,10 @@ class Scraper:
             connection.close()
 
     def _scrape(self, connection: HTTPConnection) -> None:
-        """:raises HTTPException: the answer is not what it should be"""
+        """Request the metrics once.
+
+        :raises HTTPException: the response has another status, or is not that of Fyrehose
+        """
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
         body = answer.read()

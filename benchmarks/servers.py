@@ -1,4 +1,4 @@
-"""What is measured: servers, started in an empty directory, each a process of its own."""
+"""Servers to measure, each started as a process in an empty directory."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ import attrs
 from fyrehose import __version__, kernels
 from fyrehose.errors import FyrehoseError
 
-#: Seconds in which a server has to begin, or to end.
+#: Timeout of starting or stopping a server, in seconds.
 PATIENCE = 60.0
 
 
 class CannotStart(FyrehoseError):
-    """A server that was to be measured is not there, or does not start."""
+    """A server to measure is not installed, or does not start."""
 
 
 @attrs.define
 class Running:
-    """A server that serves."""
+    """A running server."""
 
     process: subprocess.Popen[bytes]
     #: where to publish, where to hear what comes, and where to ask for what was there
@@ -52,7 +52,7 @@ class Running:
         return self.process.pid
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it, however long that takes."""
+        """Stop the server, and wait until it has ended."""
         self.process.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(PATIENCE)
@@ -65,7 +65,7 @@ Start = Callable[[Path, str, str], Running]
 
 
 class Durable(Enum):
-    """What an acknowledgement means: only servers that promise the same are compared."""
+    """Meaning of an acknowledgement; only servers with the same guarantee are compared."""
 
     SYNCED = "synced"  #: it is on the disk
     LATER = "later"  #: it will be
@@ -74,7 +74,7 @@ class Durable(Enum):
 
 @attrs.frozen(kw_only=True)
 class Contestant:
-    """A server as it is measured: with one set of options."""
+    """A server with one set of options."""
 
     name: str
     #: what load makers speak to it; empty: the protocol of the case
@@ -91,7 +91,7 @@ class Contestant:
 
 
 def spawn(directory: Path, words: Sequence[str], *, environment: dict[str, str] | None = None) -> Spawned:
-    """Run ``words`` in ``directory``, with what it says in the file ``log``.
+    """Run the command ``words`` in ``directory``, with its output in the file ``log``.
 
     :raises CannotStart: there is no such program
     """
@@ -113,13 +113,13 @@ def spawn(directory: Path, words: Sequence[str], *, environment: dict[str, str] 
 
 @attrs.define
 class Spawned:
-    """A process that may serve soon."""
+    """A server process that is starting."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     def wait_for(self, done: Callable[[str], bool]) -> str:
-        """What it has said when ``done`` says that this will do.
+        """Return the output of the process once ``done(output)`` is true.
 
         :raises CannotStart: it ended before, or takes too long
         """
@@ -137,7 +137,7 @@ class Spawned:
 
 
 def twistd() -> str:
-    """The program that serves.
+    """Return the path of ``twistd``.
 
     :raises CannotStart: it is not there
     """
@@ -148,7 +148,7 @@ def twistd() -> str:
     return found
 
 
-#: What the server is told for each protocol: limits that are there for strangers, and would be what is measured here.
+#: Options of each protocol, which lift the limits for untrusted clients so that these are not measured.
 OPTIONS = {
     "figg": ("figg.max-per-host=20000", "figg.max-connections=20000"),
     "lumberjack": ("lumberjack.max-per-host=20000",),
@@ -166,7 +166,7 @@ _ENDPOINTS = {"backbone": "udp:0:interface=127.0.0.1"}
 
 
 def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) -> list[str]:
-    """The command line of the server that ``protocol`` is measured with."""
+    """Return the command line of the server for ``protocol``."""
     endpoint = _ENDPOINTS.get(protocol, _LOOPBACK)
     words = [twistd(), "--pidfile=", "-n", "fyrehose", "--data-dir", str(directory / "data")]
     words += ["--durability", durability, "--listen", f"{protocol}={endpoint}", *more]
@@ -176,13 +176,13 @@ def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) 
 
 
 def start_nothing(directory: Path, protocol: str, durability: str) -> Running:
-    """There is no server, and load makers write into ``directory``."""
+    """Start no server, for load makers that write into ``directory``."""
     spawned = spawn(directory, ["sleep", "86400"])
     return Running(spawned.process, 0, 0, 0, extra={"directory": str(directory)}, serves=False)
 
 
 def start_fyrehose(directory: Path, protocol: str, durability: str, metrics: bool = False) -> Running:
-    """``twistd -n fyrehose`` with one listener, and with that of the metrics where they are wanted."""
+    """Start ``twistd -n fyrehose`` with one listener, and with the admin listener if ``metrics`` are scraped."""
     if protocol == "journal":
         return start_nothing(directory, protocol, durability)
     more = ("--listen", f"admin={_LOOPBACK}") if metrics else ()
@@ -199,12 +199,12 @@ def start_fyrehose(directory: Path, protocol: str, durability: str, metrics: boo
 
 
 def fyrehose_version() -> str:
-    """Ours, and which kernels it has."""
+    """Return the version of Fyrehose, and the kind of its kernels."""
     return f"{__version__}, {'native' if kernels.NATIVE else 'pure'} kernels"
 
 
 def metrics_version() -> str:
-    """The same, where metrics can be had.
+    """Return the version of Fyrehose if metrics are available.
 
     :raises CannotStart: prometheus-client is not installed
     """

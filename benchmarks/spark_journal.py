@@ -1,4 +1,4 @@
-"""Journals for benchmarks: as a server writes them, but without syncs, and as fast as a disk takes them."""
+"""Write journals for benchmarks in the server's format, but without syncs, as fast as the disk allows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINES = 1 << 18
 
 
 class NoSync(Files):
-    """Fast, and good for nothing else."""
+    """Files that are never synced, for speed."""
 
     def sync(self, fd: int) -> None:
         pass
@@ -32,7 +32,7 @@ class NoSync(Files):
 
 
 def write(directory: Path, rows: int, per_batch: int, payload: int, segment: int = 64 << 20) -> None:
-    """A journal of batches of ``per_batch`` records of hexadecimal digits, in four streams of ten producers each."""
+    """Write a journal with batches of ``per_batch`` records of hexadecimal digits, in four streams of ten producers."""
     directory.mkdir(parents=True)
     writer = Writer(directory, Recovered(), segment, True, NoSync())
     writer.open(START)

@@ -1,4 +1,4 @@
-"""What a process and everything below it uses: CPU seconds, and memory at the most.
+"""Measure the CPU seconds and the peak memory of a process and its descendants.
 
 Memory is the sum of the proportional set sizes (PSS): what processes share, as Spark's forked Python workers do, is
 counted once.  It is looked at a few times a second, so a shorter peak may be missed.
@@ -15,13 +15,13 @@ from subprocess import Popen
 
 import attrs
 
-#: How often memory is looked at, in seconds.
+#: Interval at which memory is sampled, in seconds.
 INTERVAL = 0.25
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def tree(pid: int) -> dict[int, float]:
-    """The process ``pid`` and all below it, with the CPU seconds of each and of its children that have ended."""
+    """Return the process ``pid`` and its descendants, with the CPU seconds of each and of its ended children."""
     found: dict[int, tuple[int, float]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -40,12 +40,12 @@ def tree(pid: int) -> dict[int, float]:
 
 
 def cpu_seconds(pid: int | None = None) -> float:
-    """What ``pid`` (this process, if None) and everything below it has used."""
+    """Return the CPU seconds of ``pid`` (by default this process) and its descendants."""
     return sum(tree(pid or os.getpid()).values())
 
 
 def memory(pids: Sequence[int]) -> int:
-    """What these processes have, in bytes; what they share counts once."""
+    """Return the memory of these processes in bytes; shared memory counts once."""
     return sum(_pss(pid) for pid in pids)
 
 
@@ -59,7 +59,7 @@ def _pss(pid: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class Used:
-    """What a command has used.
+    """Resources that a command has used.
 
     :ivar wall, cpu: seconds
     :ivar peak: bytes at the most, all processes together; ``parts``: what each kind of them had at that moment
@@ -78,7 +78,7 @@ class Used:
 
 
 def run(words: Sequence[str], environ: Mapping[str, str] | None = None) -> Used:
-    """Run a command to its end, and watch what it uses."""
+    """Run a command to its end, and measure its resources."""
     began = time.monotonic()
     with Popen(words, stdout=-1, text=True, env=environ) as process:
         done = threading.Event()

@@ -1,4 +1,4 @@
-"""How long a server takes from its start to the first message that it has accepted, with a journal that is there."""
+"""Measure the time from the start of a server with a large journal to its first acknowledged message."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmarks.servers import Running, start_fyrehose
 from benchmarks.wires.base import Job, read_exactly
 from benchmarks.wires.figg import Publisher
 
-#: Messages that are published between a start and a kill, so that there is something to recover.
+#: Messages that are published between a start and a kill, so that the next start has to recover.
 BETWEEN = 1_000
 ENDS = {"clean": signal.SIGTERM, "killed": signal.SIGKILL}
 
 
 def measure(case: Case, directory: Path, rounds: int, durability: str, told: Callable[[str], None]) -> list[Sample]:
-    """Fill a journal, and start with it again and again.
+    """Fill a journal, and start a server with it again and again.
 
     :raises CannotStart: a server does not start
     :raises LoadFailed: it could not be filled
@@ -48,7 +48,7 @@ def measure(case: Case, directory: Path, rounds: int, durability: str, told: Cal
 
 
 def fill(running: Running, case: Case, messages: int) -> None:
-    """Publish."""
+    """Publish ``messages`` to the server."""
     if messages:
         plan = Plan(
             wire=case.protocol, port=running.port, read_port=running.port, stream="filled", size=case.size,

@@ -1,4 +1,4 @@
-"""The load of protocols that are streams of bytes: many connections in one loop around epoll."""
+"""Load on protocols over TCP: many connections in one loop around epoll."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.plans import Outcome, Plan
 from benchmarks.wires import figg, lumberjack, nats, relink, resp, zmtp
 from benchmarks.wires.base import Job, Wire, Wrong
 
-#: wire -> its publisher, its subscriber, and who reads what is there already
+#: wire -> its publisher, its subscriber, and its late subscriber, which reads earlier messages
 WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
     "figg": (figg.Publisher, figg.Subscriber, figg.Subscriber),
     "lumberjack": (lumberjack.Publisher, None, None),
@@ -21,17 +21,17 @@ WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
     "nats": (nats.Publisher, nats.Subscriber, nats.Subscriber),
     "eventbus": (zmtp.Publisher, zmtp.Subscriber, zmtp.Snapshot),
 }
-#: A publisher hears nothing itself: what it published is known by what the first subscriber gets.
+#: Wires without acknowledgements; messages count as published when the first subscriber has them.
 BY_DELIVERY = {"eventbus"}
 #: What one read takes at the most, and what a block has at the most, in bytes.
 READ = 1 << 20
 WRITE = 1 << 18
-#: Seconds without anything that mean that something is wrong.
+#: Seconds without traffic after which the load fails.
 PATIENCE = 30.0
 
 
 class Flight:
-    """What is under way: sent by one connection, or by several, and not seen by whoever says what has arrived.
+    """Messages in flight: sent by one or several connections, and not yet seen by the witness.
 
     :ivar timed: what times the arrivals, where that is not the connection that sends
     """
@@ -46,12 +46,12 @@ class Flight:
 
     @property
     def landed(self) -> bool:
-        """Everything has arrived."""
+        """Return True if every message has arrived."""
         return self.witness.done >= self.total
 
 
 class Connection:
-    """One socket and what is said on it.
+    """One socket, with the protocol's state.
 
     :param total: messages to be sent
     :param flight: where they are, if others send as well
@@ -78,7 +78,7 @@ class Connection:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def open(self, late: bool) -> None:
-        """Say everything that comes before the messages."""
+        """Send everything that precedes the messages."""
         self.wire.hello(self.sock)
         if not late:
             self.sock.sendall(self.wire.begin())
@@ -91,7 +91,7 @@ class Connection:
 
     @property
     def next_due(self) -> float | None:
-        """When it has something to send that it must not send yet."""
+        """Return when the next message is due; None if none is waiting for its time."""
         if self.paced and self.publishes and self.latencies is not None and self.sent < self.total:
             return self.latencies.when(self.sent)
         return None

@@ -58,6 +58,17 @@ def size(text: str) -> int:
     return found
 
 
+def shown_size(size: float) -> str:
+    """Return *size*, in bytes, as people read it: ``512 bytes``, ``334.1 KiB``, ``64.0 MiB``, in powers of 1024."""
+    if size < 1024:
+        return f"{int(size)} byte{'' if int(size) == 1 else 's'}"
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        size /= 1024
+        if size < 1024 or unit == "PiB":
+            break
+    return f"{size:,.1f} {unit}"
+
+
 def duration(text: str) -> float:
     """Convert a duration to seconds: ``30``, ``30s``, ``250ms``, ``5m``, ``12h``, ``7d``."""
     match = _DURATION.fullmatch(text.strip())

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.errors import ConfigError
-from fyrehose.options import boolean, build, count, duration, name, networks, option, size
+from fyrehose.options import boolean, build, count, duration, name, networks, option, shown_size, size
 
 
 @attrs.frozen(kw_only=True)
@@ -147,3 +147,19 @@ def test_a_class_without_options_refuses_any_option() -> None:
 
     with pytest.raises(ConfigError, match="unknown option 'x' of protocol; available options: none"):
         build(Bare, "protocol", {"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (334_100, "326.3 KiB"),
+        (64 << 20, "64.0 MiB"),
+        (5 << 60, "5,120.0 PiB"),
+    ],
+)
+def test_sizes_are_shown_in_powers_of_1024(size: int, shown: str) -> None:
+    assert shown_size(size) == shown

@@ -12,8 +12,8 @@ import click
 
 from fyrehose.cli.backup import backup, restore
 from fyrehose.cli.progress import progress_bar
-from fyrehose.cli.values import shown_size
 from fyrehose.errors import JournalCorrupt
+from fyrehose.options import shown_size
 from fyrehose.records import LAST_SEQ
 
 #: Length to which `dump` cuts a payload in a line of text, in bytes.

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from fyrehose.cli.values import shown_size
+from fyrehose.options import shown_size
 
 
 class SpeedColumn(ProgressColumn):

@@ -19,8 +19,8 @@ from fyrehose.cli.contacts import Contacts
 from fyrehose.cli.progress import SpeedColumn
 from fyrehose.cli.running import connected, worker
 from fyrehose.cli.sources import Source
-from fyrehose.cli.values import shown_size
 from fyrehose.errors import FyrehoseError
+from fyrehose.options import shown_size
 
 #: Timeout of closing the publisher, in seconds.
 CLOSE_TIMEOUT = 5.0

@@ -1,4 +1,4 @@
-"""Values as people write and read them: durations in options, sizes in output."""
+"""Option types that several commands share."""
 
 from __future__ import annotations
 
@@ -19,14 +19,3 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
             return duration(str(value))
         except ValueError as expected:
             self.fail(f"{value!r}: expected {expected}", param, ctx)
-
-
-def shown_size(size: float) -> str:
-    """Return *size*, in bytes, as people read it: ``512 bytes``, ``334.1 KiB``, ``64.0 MiB``, in powers of 1024."""
-    if size < 1024:
-        return f"{int(size)} byte{'' if int(size) == 1 else 's'}"
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        size /= 1024
-        if size < 1024 or unit == "PiB":
-            break
-    return f"{size:,.1f} {unit}"

@@ -17,7 +17,7 @@ from rich.text import Text
 from fyrehose.cli.asking import DEFAULT_URL, Asker
 from fyrehose.cli.journal import WIDE, escaped
 from fyrehose.cli.listing import terminal
-from fyrehose.cli.values import shown_size
+from fyrehose.options import shown_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 

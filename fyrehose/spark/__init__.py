@@ -1,10 +1,10 @@
-"""Streams as tables: Apache Spark reads what is durable in a journal.
+"""Streams as tables: read the durable records of a journal with Apache Spark.
 
     from fyrehose.spark import session, table
     spark = session()
     spark.read.format("fyrehose").load("data").groupBy("stream").count().show()
 
-Nothing here imports Twisted or a protocol, and PySpark is imported when a session is asked for.
+This package imports neither Twisted nor a protocol, and imports PySpark only when a session is requested.
 """
 
 from fyrehose.spark.sessions import register, session

@@ -1,9 +1,9 @@
-"""From the runs of a journal to Arrow record batches, without an object for each record.
+"""Convert the runs of a journal to Arrow record batches, without an object for each record.
 
-    in: pieces of columns, as they lie in segments      out: pyarrow.RecordBatch, as Spark takes them
+    in: runs, whose columns are slices of segments      out: pyarrow.RecordBatch
 
-A run adds a few numbers and slices; what a record batch needs of each record is computed at once for thousands of
-them.  The payloads of a single large run are passed on where they are; those of many small ones are joined.
+Adding a run stores a few numbers and slices; the values of each record are computed for thousands of records at once.
+The payload of a single large run is passed without a copy; those of several runs are joined.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fyrehose.records import Buffer
 
 _TIME = pa.timestamp("us", tz="UTC")
 
-#: Every column that there is, with its type, in the order in which a table has them.
+#: The type of every column, in the order of a table's columns.
 COLUMNS: dict[str, pa.DataType] = {
     "stream": pa.string(),
     "seq": pa.int64(),
@@ -35,17 +35,17 @@ COLUMNS: dict[str, pa.DataType] = {
     "event_time": _TIME,
     "payload": pa.binary(),
 }
-#: Those that are never null.
+#: Columns that are never null.
 REQUIRED = ("stream", "seq", "time", "source", "payload")
 
-#: When a record batch is full, in records and in bytes of payload.
+#: Size at which a record batch is full, in records and in bytes of payload.
 ROWS = 1 << 16
 BYTES = 8 << 20
 
 
 @attrs.frozen(slots=True)
 class Kind:
-    """What runs have in common: their constants, and which columns they have (journal/format.py, Has)."""
+    """Constants that many runs share, and the columns that they have (journal/format.py, Has)."""
 
     has: int
 
@@ -57,37 +57,38 @@ class Kind:
 
 
 def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
-    """The schema of a table that has these columns.
+    """Return the Arrow schema of a table with these columns.
 
-    :raises ConfigError: there is no such column
+    :raises ConfigError: a column does not exist
     """
     for name in columns:
         if name not in COLUMNS:
-            raise ConfigError(f"records have no column {name!r}; they have {', '.join(COLUMNS)}")
+            raise ConfigError(f"unknown column {name!r}: expected one of {', '.join(COLUMNS)}")
     return pa.schema([pa.field(name, COLUMNS[name], nullable=name not in REQUIRED) for name in columns])
 
 
-#: A run: the index of its kind, how many records, their first number, time, producer's first number, lengths, payloads.
+#: A run: index of its kind, number of records, first seq, time, first producer_seq, lengths, payloads.
 Piece = tuple[int, int, int, int, int, Buffer, Buffer]
 
 
 @attrs.define(eq=False)
 class Pieces:
-    """Runs that become one record batch.  The loop that fills it appends to the lists itself: it is the hot one.
+    """Runs that become one record batch.  The reader's hot loop appends to the lists directly.
 
-    :ivar kinds: what the numbers in ``ids`` stand for
+    :ivar kinds: the kinds to which the runs' indexes refer
+    :ivar size: size of the payloads, in bytes
+    :ivar producer_seqs: a column for each run that has it; so are ``event_ids`` and ``event_times``
     """
 
     columns: tuple[str, ...]
     kinds: list[Kind]
     rows: int = 0
-    size: int = 0  #: of the payloads, in bytes
+    size: int = 0
     runs: list[Piece] = attrs.field(factory=list)
-    #: one for each run that has it
     producer_seqs: list[Buffer] = attrs.field(factory=list)
     event_ids: list[Buffer] = attrs.field(factory=list)
     event_times: list[Buffer] = attrs.field(factory=list)
-    # The same by columns, each an array of a number for each run.
+    # Arrays with one number for each run.
     _ids: Any = attrs.field(default=None, init=False)
     _counts: Any = attrs.field(default=None, init=False)
     _firsts: Any = attrs.field(default=None, init=False)
@@ -95,7 +96,7 @@ class Pieces:
     _producer_firsts: Any = attrs.field(default=None, init=False)
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        """All of it."""
+        """Return the runs as one record batch of this schema."""
         ids, counts, firsts, times, producer_firsts, _, _ = zip(*self.runs, strict=True)
         self._ids, self._counts = np.array(ids, np.int32), np.array(counts, np.int64)
         self._firsts, self._times = np.array(firsts, np.int64), np.array(times, np.int64)
@@ -129,7 +130,7 @@ class Pieces:
         there = self._has(Has.CONTIGUOUS | Has.PRODUCER_SEQS)
         if there is None:
             return pa.nulls(self.rows, pa.int64())
-        # Numbers of 64 bits without a sign: the upper half shows as negative, and is as good a key.
+        # Spark has no unsigned integers: the upper half of the 64-bit numbers becomes negative, which is as good a key.
         values = self._rising(self._producer_firsts.view(np.int64))
         if self.producer_seqs:
             values[self._has(Has.PRODUCER_SEQS)] = np.frombuffer(_joined(self.producer_seqs), np.int64)
@@ -163,16 +164,16 @@ class Pieces:
         return found.dictionary_decode()
 
     def _of_kinds(self, values: Any) -> Any:
-        """What is known of each kind, for each record."""
+        """Repeat the value of each kind for each record."""
         return np.repeat(values[self._ids], self._counts)
 
     def _has(self, parts: int) -> Any:
-        """Which records have one of ``parts``; None if none has."""
+        """Return a mask of the records that have one of ``parts``; None if none has."""
         has = np.array([bool(kind.has & parts) for kind in self.kinds])
         return self._of_kinds(has) if has[self._ids].any() else None
 
     def _rising(self, firsts: Any) -> Any:
-        """For each run its first number and those after it."""
+        """Return a number for each record: those of a run rise by one from its first."""
         starts = np.cumsum(self._counts) - self._counts
         with np.errstate(over="ignore"):
             return np.repeat(firsts - starts, self._counts) + np.arange(self.rows, dtype=np.int64)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.filesize import decimal
 
 from fyrehose import __version__
 from fyrehose.journal.offline.places import TOKEN_FILE
-from fyrehose.options import duration, size
+from fyrehose.options import duration, shown_size, size
 from fyrehose.spark import showing
 
 if TYPE_CHECKING:
@@ -24,15 +23,15 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: The status where a job has found that something is missing, doubled or different.
+#: Exit status of a job that found missing, duplicate or different records.
 FOUND = 3
 
 
 class Group(click.Group):
-    """Turns our errors into one line and a status, those too that come out of a task."""
+    """Command group that reports a Fyrehose error, also one of a Spark task, as one line and an exit status."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        # What PySpark logs of an error is a line as long as a book, and says what is said here.
+        # PySpark logs the same error again, as one very long line.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
         try:
             return super().invoke(ctx)
@@ -47,7 +46,7 @@ class Group(click.Group):
 
 
 class Text(click.ParamType[Any]):
-    """What one of the functions of fyrehose.options reads."""
+    """Option type that is parsed by a function of :mod:`fyrehose.options`."""
 
     def __init__(self, name: str, convert: Callable[[str], Any]) -> None:
         self.name = name
@@ -56,12 +55,12 @@ class Text(click.ParamType[Any]):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
             return self.read(str(value))
-        except ValueError as wanted:
-            self.fail(f"{value!r} should be {wanted}", param, ctx)
+        except ValueError as expected:
+            self.fail(f"{value!r}: expected {expected}", param, ctx)
 
 
 def _name_token(ctx: click.Context, param: click.Parameter, file: str | None) -> None:
-    """Put the file where every job finds it, whichever way it comes to the journal."""
+    """Put the token file's name into the environment, where Spark's workers find it, too."""
     if file is not None:
         os.environ[TOKEN_FILE] = file
 
@@ -73,11 +72,11 @@ def _spark(command: F) -> F:
             metavar="FILE",
             callback=_name_token,
             expose_value=False,
-            help=f"With the journal's token; or {TOKEN_FILE}.",
+            help=f"File with the journal's token; or {TOKEN_FILE}.",
         ),
-        click.option("--memory", default="2g", show_default=True, help="Of Spark's driver."),
+        click.option("--memory", default="2g", show_default=True, help="Memory of Spark's driver."),
         click.option(
-            "--master", metavar="URL", help="Where Spark runs.  [default: this machine, or as spark-submit says]"
+            "--master", metavar="URL", help="Spark's master.  [default: this machine, or that of spark-submit]"
         ),
     ):
         command = option(command)
@@ -86,11 +85,11 @@ def _spark(command: F) -> F:
 
 def _records(command: F) -> F:
     for option in (
-        click.option("--skip-gaps", is_flag=True, help="Numbers that the journal declares as lost are no error."),
-        click.option("--where", metavar="SQL", help="Only records for which this holds, such as \"topic = 'web'\"."),
+        click.option("--skip-gaps", is_flag=True, help="Ignore numbers that are missing from the journal."),
+        click.option("--where", metavar="SQL", help="Only records that match, such as \"topic = 'web'\"."),
         click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated."),
-        click.option("--journal", metavar="DIR|URL", help="What is behind the lake, or all there is without one."),
-        click.option("--lake", metavar="DIR", help="What was archived."),
+        click.option("--journal", metavar="DIR|URL", help="Journal; beside a lake, its newer records."),
+        click.option("--lake", metavar="DIR", help="Lake with archived records."),
     ):
         command = option(command)
     return _spark(command)
@@ -117,7 +116,7 @@ def _table(
     from fyrehose.spark.tables import table as of
 
     if lake is None and journal is None:
-        raise click.UsageError("of what?  --lake DIR, --journal DIR, or both")
+        raise click.UsageError("no records given; pass --lake DIR, --journal DIR, or both")
     found = of(spark, lake, journal, streams=streams or None, gaps="skip" if skip_gaps else "error")
     return found if where is None else found.where(where)
 
@@ -125,7 +124,7 @@ def _table(
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
-    """Streams as tables: archive a journal, and ask questions of all that is durable.
+    """Archive a journal, and query its durable records with Spark.
 
     \b
         fyrehose-spark table --journal data
@@ -133,12 +132,14 @@ def main() -> None:
 
 
 @main.command(short_help="Archive a journal as Parquet files, exactly once.")
-@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option("--every", type=Text("duration", duration), default="60s", show_default=True, help="A round so often.")
-@click.option("--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Its size.")
+@click.option("--follow", is_flag=True, help="Keep archiving new records until Ctrl-C.")
+@click.option("--every", type=Text("duration", duration), default="60s", show_default=True, help="Interval of rounds.")
+@click.option(
+    "--round", "round_bytes", type=Text("size", size), default="1G", show_default=True, help="Size of a round."
+)
 @click.option("--hold", metavar="NAME", help="Register a retention hold of this name for the archive.")
-@click.option("--by-date", is_flag=True, help="No directory for each stream: there are thousands of small ones.")
-@click.option("--variant", is_flag=True, help="A column json (VARIANT) of payloads that say that they are JSON.")
+@click.option("--by-date", is_flag=True, help="Partition by date only, for thousands of small streams.")
+@click.option("--variant", is_flag=True, help="Add a column json (VARIANT) of payloads whose type is JSON.")
 @_spark
 @click.argument("journal")
 @click.argument("lake")
@@ -154,22 +155,22 @@ def archive(
     master: str | None,
     memory: str,
 ) -> None:
-    """Archive what is durable in JOURNAL (a directory or http://HOST:PORT) into LAKE, exactly once.
+    """Archive the durable records of JOURNAL (a directory or http://HOST:PORT) into LAKE, exactly once.
 
-    Ctrl-C ends it after the round that is under way, a second one at once.  It may be killed at any moment, and goes on
-    where it was.
+    Ctrl-C stops after the current round; a second Ctrl-C stops at once.  The command may be killed at any time; the
+    next one resumes where it stopped.
 
     \b
         fyrehose-spark archive data lake --follow --hold lake
     """
     from fyrehose.spark.jobs.archive import archive as run
 
-    asked: list[int] = []
+    signals: list[int] = []
 
     def stop(number: int, frame: object) -> None:
-        if asked:
-            os._exit(128 + number)  # asked twice; the round that is under way will not count, and is made again
-        asked.append(number)
+        if signals:
+            os._exit(128 + number)  # The current round is not committed; the next archive repeats it.
+        signals.append(number)
 
     began = time.monotonic()
     spark = _open(master, memory, "archive")
@@ -187,19 +188,19 @@ def archive(
             by_stream=not by_date,
             variant=variant,
             progress=lambda done, view: draw(done.position, view.mark),
-            stop=lambda: bool(asked),
+            stop=lambda: bool(signals),
         )
     seconds = time.monotonic() - began
-    rows = [(done.rounds, done.rows, decimal(done.size), done.position, done.gaps, done.removed, seconds)]
+    rows = [(done.rounds, done.rows, shown_size(done.size), done.position, done.gaps, done.removed, seconds)]
     columns = ("rounds", "records", "Parquet", "position", "lost", "removed", "seconds")
     showing.table(f"archived {journal} into {lake}", columns, rows)
 
 
 @main.command(short_help="Count the records of each stream.")
-@click.option("--sql", metavar="QUERY", help="Ask this instead; the table is called records.")
+@click.option("--sql", metavar="QUERY", help="Run this query instead, on the table records.")
 @_records
 def table(sql: str | None, master: str | None, memory: str, **which: Any) -> None:
-    """Count the records of each stream: in the lake, and behind it in the journal.
+    """Count the records of each stream in a lake and its journal.
 
     \b
         fyrehose-spark table --lake lake --journal data
@@ -224,17 +225,17 @@ def table(sql: str | None, master: str | None, memory: str, **which: Any) -> Non
     with showing.tasks_of(spark, "counting"):
         rows = [tuple(row) for row in answer.collect()]
     if sql is None:
-        rows = [(*row[:4], decimal(row[4]), *row[5:]) for row in rows]
+        rows = [(*row[:4], shown_size(row[4]), *row[5:]) for row in rows]
     title = "records" if sql is None else sql
     showing.table(title if rows else "no records", answer.columns, rows)
 
 
 @main.command(short_help="Find records that were sent twice.")
-@click.option("--within", default="10 minutes", show_default=True, help="How long after the first a double may come.")
-@click.option("--output", metavar="DIR", help="Write the doubles there as Parquet, in place of what is there.")
+@click.option("--within", default="10 minutes", show_default=True, help="Longest time between duplicates.")
+@click.option("--output", metavar="DIR", help="Write the duplicates to DIR as Parquet, replacing its contents.")
 @_records
 def dedup(within: str, output: str | None, master: str | None, memory: str, **which: Any) -> None:
-    """Find records that are there twice because they were sent again.
+    """Find records that a producer sent twice.
 
     \b
         fyrehose-spark dedup --lake lake --within "1 hour"
@@ -243,19 +244,19 @@ def dedup(within: str, output: str | None, master: str | None, memory: str, **wh
 
     spark = _open(master, memory, "dedup")
     found = doubles(_table(spark, **which), within)
-    with showing.tasks_of(spark, "looking for doubles"):
+    with showing.tasks_of(spark, "looking for duplicates"):
         if output is not None:
             found.write.mode("overwrite").parquet(output)
             found = spark.read.parquet(output)
         rows = found.groupBy("stream", "source").count().sort("stream", "source").collect()
-    showing.table("doubles" if rows else "no doubles", ("stream", "source", "doubles"), rows)
+    showing.table("duplicates" if rows else "no duplicates", ("stream", "source", "duplicates"), rows)
 
 
-@main.command(short_help="Find numbers that are missing, or there twice.")
-@click.option("--producers", is_flag=True, help="Look at the producers' own numbers, not at those of streams.")
+@main.command(short_help="Find missing and duplicate numbers.")
+@click.option("--producers", is_flag=True, help="Check the producers' numbers instead of the streams'.")
 @_records
 def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None:
-    """Find numbers that are missing, or there twice; status 3 if there are any that the journal does not declare.
+    """Find missing and duplicate numbers; the status is 3 if the journal does not declare all of them lost.
 
     \b
         fyrehose-spark gaps --lake lake --journal data
@@ -265,26 +266,26 @@ def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None
     from fyrehose.spark.lake import Lake
 
     spark = _open(master, memory, "gaps")
-    # Those that are declared are what this is about: reading goes on over them, and they are in the table below.
+    # Read over the gaps, because this command lists them.
     records = _table(spark, **(which | {"skip_gaps": True}))
     declared = [gap for commit in (Lake.at(which["lake"]).commits() if which["lake"] else []) for gap in commit.gaps]
     with showing.tasks_of(spark, "looking for gaps"):
         if which["journal"]:
             lost = spark.read.format("fyrehose").option("table", "gaps").load(which["journal"])
-            told = lost.where("kind = 'declared'").select("stream", "first_seq", "last_seq").collect()
-            declared += [(row[0], row[1], row[2]) for row in told]
+            rows = lost.where("kind = 'declared'").select("stream", "first_seq", "last_seq").collect()
+            declared += [(row[0], row[1], row[2]) for row in rows]
         found = find(records, keys=PRODUCER, number="producer_seq") if producers else find(records, declared)
     title = "no gaps" if not found else f"{len(found)} gaps"
-    rows = [(" ".join(map(str, gap.key)), gap.kind, gap.first, gap.last, gap.count) for gap in found]
-    showing.table(title, ("producer" if producers else "stream", "kind", "first", "last", "numbers"), rows)
+    shown = [(" ".join(map(str, gap.key)), gap.kind, gap.first, gap.last, gap.count) for gap in found]
+    showing.table(title, ("producer" if producers else "stream", "kind", "first", "last", "numbers"), shown)
     if any(gap.kind != "declared" for gap in found):
         sys.exit(FOUND)
 
 
 @main.command(short_help="Count records, bytes and lag by window of time.")
-@click.option("--window", default="1 minute", show_default=True, help="How long a window of time is.")
-@click.option("--plot", metavar="FILE.png", type=click.Path(path_type=Path), help="Draw it, too.")
-@click.option("--output", metavar="DIR", help="Write it there as Parquet, in place of what is there.")
+@click.option("--window", default="1 minute", show_default=True, help="Length of a window.")
+@click.option("--plot", metavar="FILE.png", type=click.Path(path_type=Path), help="Also plot the rates.")
+@click.option("--output", metavar="DIR", help="Write the counts to DIR as Parquet, replacing its contents.")
 @_records
 def rates(window: str, plot: Path | None, output: str | None, master: str | None, memory: str, **which: Any) -> None:
     """Count records, bytes and lag by window of time, stream, source and topic.
@@ -307,12 +308,12 @@ def rates(window: str, plot: Path | None, output: str | None, master: str | None
     showing.table(f"by {window}" if rows else "no records", counted.columns, rows)
 
 
-@main.command(short_help="Parse JSON payloads, and keep what is no JSON.")
-@click.option("--output", required=True, metavar="DIR", help="Where to, in place of what is there.")
+@main.command(short_help="Parse JSON payloads into columns.")
+@click.option("--output", required=True, metavar="DIR", help="Directory to write, replacing its contents.")
 @click.option("--schema", metavar="DDL", help='Columns instead of VARIANT, such as "level string, ms double".')
 @_records
 def parse(output: str, schema: str | None, master: str | None, memory: str, **which: Any) -> None:
-    """Parse JSON payloads; what is no JSON is kept beside it.
+    """Parse JSON payloads into columns; payloads that are not JSON are written beside them.
 
     \b
         fyrehose-spark parse --lake lake --output parsed
@@ -326,12 +327,12 @@ def parse(output: str, schema: str | None, master: str | None, memory: str, **wh
 
 
 @main.command(short_help="Publish records again, in their order.")
-@click.option("--to", required=True, metavar="HOST:PORT", help="The Figg listener of a server.")
-@click.option("--into", metavar="NAME", help="Which stream; each into its own if this is left out.")
-@click.option("--rate", type=click.FloatRange(min=0), default=0.0, help="Records a second at the most.")
+@click.option("--to", required=True, metavar="HOST:PORT", help="Figg listener of the server.")
+@click.option("--into", metavar="NAME", help="Stream to publish to; default: the stream of each record.")
+@click.option("--rate", type=click.FloatRange(min=0), default=0.0, help="Most records a second.")
 @_records
 def replay(to: str, into: str | None, rate: float, master: str | None, memory: str, **which: Any) -> None:
-    """Publish records again, in their order, into a stream of a running server.
+    """Publish records again, in their order, to a running server.
 
     \b
         fyrehose-spark replay --lake lake --to 127.0.0.1:8119 --into again
@@ -344,12 +345,12 @@ def replay(to: str, into: str | None, rate: float, master: str | None, memory: s
     showing.table(f"published to {to}", ("records",), [(count,)])
 
 
-@main.command(short_help="Compare what a lake and its journal both have.")
+@main.command(short_help="Compare a lake with its journal.")
 @_spark
 @click.argument("journal")
 @click.argument("lake")
 def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
-    """Compare every column of what LAKE and JOURNAL both have; status 3 if it is not the same.
+    """Compare every column of the records in both LAKE and JOURNAL; the status is 3 if any differ.
 
     \b
         fyrehose-spark verify data lake

@@ -1,9 +1,9 @@
-"""What is not in a journal: a row for every range of numbers that is declared lost, damaged or missing.
+"""Find the numbers that a journal does not have: one row for each range that is declared lost, damaged or missing.
 
-    in: a place      out: Lost: stream, first and last number, file, position, why
+    in: a journal's place      out: Lost: stream, first and last number, file, position, reason
 
-Reads every batch from the beginning of a segment and goes on behind damage, so it also tells which numbers an error
-is about.
+Every batch is read from the beginning of its segment, and reading continues after damage.  Errors use this to name the
+numbers that are lost.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fyrehose.journal.streams import Streams, streams_at_start
 
 @attrs.frozen(slots=True, kw_only=True)
 class Lost:
-    """Numbers that are not there.
+    """A range of numbers that the journal does not have.
 
-    :ivar stream: None where nothing tells what was lost; then there are no numbers, either
-    :ivar kind: ``declared`` (the journal says so itself), ``damaged``, ``missing`` (a file is not there)
+    :ivar stream: None if the stream is unknown; then the numbers are None, too
+    :ivar kind: ``declared`` (by the journal itself), ``damaged``, or ``missing`` (with a file)
     """
 
     stream: str | None
@@ -41,16 +41,20 @@ class Lost:
 
 @attrs.define(eq=False)
 class _Walk:
-    """The batches of a segment in order, and what is missing between them."""
+    """State of reading a segment's batches in order.
+
+    :ivar last: last number so far, by stream
+    :ivar floor: last number so far of streams that are not in ``last``
+    :ivar pending: damage so far, as (position, reason)
+    :ivar located: positions of damage for which lost numbers were found
+    """
 
     place: Place
     extent: Extent
     last: dict[str, int] = attrs.field(factory=dict)
     floor: int = 0
-    #: damage so far: where, and what
     pending: list[tuple[int, str]] = attrs.field(factory=list)
-    #: those of which numbers showed that were lost
-    told: set[int] = attrs.field(factory=set)
+    located: set[int] = attrs.field(factory=set)
 
     def lost(self, stream: str, first: int, last: int, position: int, reason: str, kind: str) -> Lost:
         return Lost(
@@ -64,15 +68,16 @@ class _Walk:
         )
 
     def reaches(self, stream: str, seq: int, position: int) -> Iterator[Lost]:
-        """``stream`` had come to ``seq`` at ``position``."""
+        """Record that ``stream`` had reached ``seq`` at ``position``; yield the numbers before it that are lost."""
         end = self.last.get(stream, self.floor)
         if seq > end:
-            at, reason = self.pending[-1] if self.pending else (position, "the numbers are not there")
-            self.told.add(at)
+            at, reason = self.pending[-1] if self.pending else (position, "the numbers are missing")
+            self.located.add(at)
             yield self.lost(stream, end + 1, seq, at, reason, "damaged" if self.pending else "missing")
         self.last[stream] = max(end, seq)
 
-    def saw(self, header: fmt.BatchHeader, body: memoryview) -> Iterator[Lost]:
+    def add(self, header: fmt.BatchHeader, body: memoryview) -> Iterator[Lost]:
+        """Process the next batch; yield the numbers that are lost before it, or declared lost by it."""
         if header.kind is fmt.Kind.RECORDS:
             for run in fmt.runs(body, header.time):
                 yield from self.reaches(run.stream, run.first_seq - 1, header.position)
@@ -103,9 +108,9 @@ class _Walk:
 
 
 def survey(place: Place, extent: Extent, following: Extent | None) -> Iterator[Lost]:
-    """What is not in one segment.
+    """Yield the numbers that one segment does not have.
 
-    :param following: the segment after it, which says how far the streams had come at its end
+    :param following: the next segment, whose beginning has the last number of each stream
     """
     walk = _Walk(place, extent)
     position = extent.base + fmt.SEGMENT_HEADER.size
@@ -122,7 +127,7 @@ def survey(place: Place, extent: Extent, following: Extent | None) -> Iterator[L
         while position < extent.end:
             try:
                 header, body = reader.batch(position)
-                found = list(walk.saw(header, body))
+                found = list(walk.add(header, body))
             except fmt.Damage as damage:
                 walk.pending.append((position, str(damage)))
                 position = next_whole(reader, position, extent.end)
@@ -140,8 +145,8 @@ def _at_end(walk: _Walk, following: Extent | None, position: int, kind: str) -> 
         for lost in walk.reaches(stream, last, position):
             yield attrs.evolve(lost, kind=kind) if walk.pending else lost
     for at, reason in walk.pending:
-        # Where no segment follows, more may be lost than what showed.
-        if at not in walk.told or not ends:
+        # Without a following segment, more may be lost than the numbers found so far.
+        if at not in walk.located or not ends:
             yield Lost(
                 stream=None,
                 first_seq=None,
@@ -154,7 +159,10 @@ def _at_end(walk: _Walk, following: Extent | None, position: int, kind: str) -> 
 
 
 def ends_before(place: Place, extent: Extent, position: int, streams: Iterable[str]) -> dict[str, int]:
-    """The last numbers of ``streams`` at the end of a segment; at its beginning, if it ends before ``position``."""
+    """Return the last numbers of ``streams`` at the end of a segment, or at its beginning if it ends early.
+
+    :param position: where the segment should end
+    """
     index: PackedIndex | SegmentIndex | None = None
     if extent.end == position:
         packed = place.index(extent.base)
@@ -172,7 +180,7 @@ def ends_before(place: Place, extent: Extent, position: int, streams: Iterable[s
 
 
 def _begun(place: Place, entries: list[fmt.Entry]) -> Streams:
-    """Return all streams as a segment says at its beginning.
+    """Return the state of all streams at the beginning of a segment.
 
     :raises JournalCorrupt: the snapshot that it refers to is missing or damaged
     """
@@ -187,7 +195,7 @@ def _snapshot(place: Place, position: int) -> Snapshot:
 
 
 def _scanned(place: Place, extent: Extent) -> SegmentIndex | None:
-    """The index of a segment that has none; None if that is not there, or damaged."""
+    """Build the index of a segment that has none; return None if the segment is missing or damaged."""
     try:
         reader = place.open(extent.base, extent.end)
     except Missing:
@@ -201,7 +209,7 @@ def _scanned(place: Place, extent: Extent) -> SegmentIndex | None:
 
 
 def starting_ends(place: Place, extent: Extent) -> dict[str, int]:
-    """The last number of each stream when the segment began; nothing if that cannot be read."""
+    """Return the last number of each stream when the segment began; empty if that cannot be read."""
     try:
         reader = place.open(extent.base, extent.end)
     except Missing:
@@ -219,7 +227,7 @@ def starting_ends(place: Place, extent: Extent) -> dict[str, int]:
 
 
 def describe(place: Place, base: int, position: int, limit: int, damage: fmt.Damage) -> JournalCorrupt:
-    """The error for damage at ``position`` of a segment, with the file, the streams and their numbers."""
+    """Return the error for damage at ``position`` of a segment, naming the file, the streams and their numbers."""
     view = place.view()
     extents = [extent for extent in view.segments if extent.base == base]
     following = next((extent for extent in view.segments if extent.base > base), None)

@@ -1,15 +1,15 @@
-"""The lake: what was archived of a journal, as Parquet files, and the log that says which of them count.
+"""The lake: the archived records of a journal as Parquet files, and the log that lists the committed files.
 
     LAKE/_fyrehose/LOCK                 held by the one archive that writes
     LAKE/_fyrehose/000000000001.json    commits, each once: the range of positions, what is in it, and where
     LAKE/data/round=START-END-RANDOM/stream_key=KEY/date=YYYY-MM-DD/*.parquet
 
-A round is written to a directory that nobody knows of, then synced, then committed: a file of the log appears, or it
-does not.  So every record is in the lake once or not at all, whatever was killed when; what was not committed is
-removed by the next archive.  Where to go on is the end of the last commit: there is no second checkpoint to disagree.
+A round is written to a new directory, synced, and committed by one file that appears in the log.  So every record is
+in the lake exactly once or not at all, whenever the archive is killed; the next archive removes rounds without a
+commit.  It resumes at the end of the last commit; there is no second checkpoint that could disagree.
 
-A stream's name is never a file name: KEY is the name where it is a plain word, and a digest of it where it is not.  The
-name itself is a column of the files.
+KEY is the stream's name if that is a plain word, and otherwise a digest of it, because names may have any characters.
+The name itself is a column of the files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import attrs
 
 from fyrehose.errors import JournalError, JournalLocked
 
-#: The version of what the log says.
+#: Version of the log's format.
 VERSION = 1
 _LOG = "_fyrehose"
 _DATA = "data"
@@ -35,10 +35,10 @@ _DATA = "data"
 
 @attrs.frozen(slots=True, kw_only=True)
 class File:
-    """A Parquet file of one stream, or of several where a round was not divided by them.
+    """A Parquet file of one stream, or of several if the round was not partitioned by stream.
 
-    :ivar path: below the round's directory
-    :ivar first, last: the least and the greatest number in it
+    :ivar path: relative to the round's directory
+    :ivar first, last: the lowest and the highest number in it
     """
 
     path: str
@@ -51,10 +51,11 @@ class File:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Commit:
-    """A round that counts: everything of the journal from position ``start`` to ``end``.
+    """A committed round: all records of the journal from position ``start`` to ``end``.
 
-    :ivar chain: the checksum of the last batch of it, from which the journal goes on
-    :ivar gaps: (stream, first, last) that the journal declares as lost
+    :ivar chain: the checksum of its last batch, from which the journal continues
+    :ivar gaps: (stream, first, last) that the journal declares lost
+    :ivar time: when it was committed, in us since 1970 UTC
     """
 
     start: int
@@ -64,21 +65,24 @@ class Commit:
     rows: int
     files: tuple[File, ...] = ()
     gaps: tuple[tuple[str, int, int], ...] = ()
-    time: int = 0  #: when it was made, us since 1970 UTC
+    time: int = 0
 
     def packed(self) -> bytes:
-        """What its file holds."""
+        """Return the contents of its file in the log."""
         return json.dumps({"version": VERSION, **attrs.asdict(self)}, ensure_ascii=False).encode() + b"\n"
 
     @classmethod
     def unpacked(cls, data: bytes) -> Commit:
-        """:raises ValueError: it is none"""
-        said: dict[str, Any] = json.loads(data)
-        if said.pop("version", None) != VERSION:
+        """Parse the contents of a file in the log.
+
+        :raises ValueError: it is not a commit, or one of another version
+        """
+        fields: dict[str, Any] = json.loads(data)
+        if fields.pop("version", None) != VERSION:
             raise ValueError("it was written by another version of Fyrehose")
-        said["files"] = tuple(File(**file) for file in said["files"])
-        said["gaps"] = tuple((stream, first, last) for stream, first, last in said["gaps"])
-        return cls(**said)
+        fields["files"] = tuple(File(**file) for file in fields["files"])
+        fields["gaps"] = tuple((stream, first, last) for stream, first, last in fields["gaps"])
+        return cls(**fields)
 
 
 @attrs.define(eq=False)
@@ -90,9 +94,9 @@ class Lake:
 
     @classmethod
     def at(cls, location: str | Path) -> Lake:
-        """The lake that people write as a path.
+        """Return the lake at a path or ``file://`` URL, which need not exist yet.
 
-        :raises JournalError: it is no path
+        :raises JournalError: it is another kind of URL
         """
         text = str(location).removeprefix("file://")
         if "://" in text:
@@ -101,9 +105,9 @@ class Lake:
 
     @classmethod
     def existing(cls, location: str | Path) -> Lake:
-        """The same, where there is one: what reads takes a wrong path for no empty lake.
+        """Return the lake at a path, so that a mistyped path is not read as an empty lake.
 
-        :raises JournalError: there is none
+        :raises JournalError: there is no lake
         """
         lake = cls.at(location)
         if not lake._log.is_dir():
@@ -115,11 +119,11 @@ class Lake:
 
     @property
     def data(self) -> Path:
-        """What the rounds are in."""
+        """Return the directory of the rounds."""
         return self.path / _DATA
 
     def commits(self) -> list[Commit]:
-        """Every round that counts, in the order of their positions; none where there is no lake yet.
+        """Return the committed rounds in the order of their positions; empty if the lake does not exist yet.
 
         :raises JournalError: the log is damaged
         """
@@ -135,9 +139,9 @@ class Lake:
         return found
 
     def lock(self) -> None:
-        """Be the one that writes.
+        """Take the lock that allows writing.
 
-        :raises JournalLocked: another process is
+        :raises JournalLocked: another process holds it
         """
         self._log.mkdir(parents=True, exist_ok=True)
         self.data.mkdir(exist_ok=True)
@@ -150,29 +154,29 @@ class Lake:
         self._lock = fd
 
     def unlock(self) -> None:
-        """Let others write."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def clean(self) -> list[str]:
-        """Remove rounds that do not count; their names.  Only for who has the lock."""
+        """Remove rounds that were not committed, and return their names; requires the lock."""
         counted = {commit.directory for commit in self.commits()}
         removed = [path for path in self.data.glob("round=*") if path.name not in counted]
         for path in removed:
-            shutil.rmtree(path, ignore_errors=True)  # what is left is tried again next time, and is never read
+            shutil.rmtree(path, ignore_errors=True)  # The next call retries; uncommitted files are never read.
         for path in self._log.glob("*.new"):
             path.unlink()
         return [path.name for path in removed]
 
     def begin(self, start: int, end: int) -> Path:
-        """A directory for a round, which nobody else has."""
+        """Return a unique directory for a round, which is not created yet."""
         return self.data / f"round={start:016x}-{end:016x}-{uuid.uuid4().hex[:12]}"
 
     def commit(self, commit: Commit) -> None:
-        """Make a round count, durably and once.
+        """Commit a round durably.
 
-        :raises JournalLocked: another process has committed meanwhile
+        :raises JournalLocked: another process has committed in the meantime
         """
         if commit.directory:
             _sync_tree(self.data / commit.directory)
@@ -184,7 +188,7 @@ class Lake:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(temporary, path)  # fails where it is there, which a rename does not
+            os.link(temporary, path)  # Unlike a rename, a link fails if the file exists.
         except FileExistsError as error:
             raise JournalLocked(f"{path} is there already: another archive writes to the lake {self.path}") from error
         finally:
@@ -200,7 +204,7 @@ class Lake:
 
 
 def round_files(directory: Path) -> Iterator[File]:
-    """The Parquet files of a round that Spark has written, by their own footers."""
+    """Describe the Parquet files that Spark wrote for a round, from their footers."""
     from pyarrow import parquet
 
     for path in sorted(directory.rglob("*.parquet")):
@@ -219,7 +223,7 @@ def round_files(directory: Path) -> Iterator[File]:
 
 
 def _extremes(footer: Any, column: int) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a column; None where a footer does not tell."""
+    """Return the lowest and the highest value of a column; None if the footer has no statistics."""
     found = [footer.row_group(i).column(column).statistics for i in range(footer.num_row_groups)]
     if not found or any(one is None or not one.has_min_max for one in found):
         return None

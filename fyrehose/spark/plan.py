@@ -1,12 +1,12 @@
-"""What to read: parts of segments, pinned when they are planned, without reading records.
+"""Plan the parts of segments to read for a selection, without reading records.
 
-    in: a place, a selection, positions      out: parts, each (segment, range of batches)
+    in: a journal's place, a selection, positions      out: parts, each (segment, range of batches)
 
-Between the planning and the reading the server goes on writing, rolling and deleting.  A part therefore carries what
-was known when it was planned: the checksum at its end, and the last numbers of the streams before and in it.  A reader
-that finds anything else says so; nothing can be missing in silence.
+The server may write, roll over and delete segments between planning and reading.  A part therefore carries the checksum
+at its end, and the last numbers of the streams before and in it.  A reader that finds anything else raises an error, so
+that no record is skipped silently.
 
-Where a sealed segment has an index, a selection of few streams reads only the batches that hold them.  Without one, and
+If a sealed segment has an index, a selection of few streams reads only the batches that contain them.  Otherwise, and
 in the segment that is being written, batches are found by their headers.
 """
 
@@ -26,23 +26,24 @@ from fyrehose.journal.scan import SegmentReader
 from fyrehose.spark.gaps import ends_before, starting_ends
 from fyrehose.spark.selection import Selection
 
-#: How much a part should be, in bytes: what a task reads.
+#: Target size of a part, which one task reads, in bytes.
 PIECE = 32 << 20
-#: Of so many streams the numbers are followed from one segment to the next, and batches without them are left out.
+#: Most selected streams for which batches of other streams are skipped by the index.
 FOLLOWED = 64
-#: Less than this must be left of a segment, for it to be worth leaving the rest out.
+#: Batches are skipped only if less than this fraction of a segment remains.
 _WORTH_IT = 0.5
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Part:
-    """Batches of one segment.
+    """A range of batches in one segment.
 
-    :ivar first: the position of the first
-    :ivar stop: batches that begin below this position belong to it
-    :ivar limit: nothing from here on is read
-    :ivar chain: the checksum of the last, where it is known
-    :ivar known: the last number of streams before it; ``until``: and in it
+    :ivar first: the position of the first batch
+    :ivar stop: batches that begin before this position belong to the part
+    :ivar limit: bytes from this position on are not read
+    :ivar chain: the checksum of the last batch, if it is known
+    :ivar known: the last number of each stream before the part
+    :ivar until: the last number of each stream in the part
     """
 
     base: int
@@ -60,9 +61,9 @@ class Part:
 
 @attrs.define(eq=False)
 class Planner:
-    """Plans what is read of one journal.
+    """Plans the parts of one journal.
 
-    :ivar skip_gaps: numbers that are not in the journal are no error
+    :ivar skip_gaps: do not raise :class:`JournalGap` for missing numbers
     """
 
     place: Place
@@ -73,7 +74,7 @@ class Planner:
     _last: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def parts(self, start: int | None = None, stop: int | None = None) -> list[Part]:
-        """What there is between two positions, which are those of batches; all there is without them.
+        """Return the parts between two positions of batches; by default, of the whole journal.
 
         :raises JournalCorrupt: a segment is missing, cut off or damaged
         :raises JournalGap: numbers are missing between segments
@@ -98,7 +99,7 @@ class Planner:
         return found
 
     def _check_beginning(self, view: View, begin: int) -> None:
-        """A batch begins there; what is damaged is told by who reads it."""
+        """Check that a batch begins at the position; damage is left to the reader."""
         for extent in view.segments:
             first = extent.base + fmt.SEGMENT_HEADER.size
             if not first < begin < extent.end:
@@ -112,7 +113,7 @@ class Planner:
             except fmt.Damage:
                 if _between(reader, first, begin):
                     raise JournalCorrupt(
-                        f"no batch begins at position {begin} of {self.place}: that is of another journal, or made up"
+                        f"no batch begins at position {begin} of {self.place}; the position is of another journal"
                     ) from None
             finally:
                 reader.close()
@@ -131,12 +132,12 @@ class Planner:
         known, self._last = self._last, {}
         if index is not None:
             return self._cut(extent, first, stop, _index_boundaries(index, extent), known)
-        # Only what begins with the segment is known to go on from the one before.
+        # The numbers known from the segment before hold only at the beginning of this one.
         known = known if first == extent.base + fmt.SEGMENT_HEADER.size else {}
         return self._cut(extent, first, stop, _walk_boundaries(self.place, extent, first, stop), known)
 
     def _has_time(self, extent: Extent, sealed: bool) -> bool:
-        """Whether any record of the segment can be of the time that is asked for."""
+        """Return False if no record of the segment can be in the selected time."""
         since, until = self.selection.start.time, self.selection.end.time
         if until is not None and _created(self.place, extent.base) > until:
             return False
@@ -144,7 +145,7 @@ class Planner:
         return since is None or not sealed or not 0 < _created(self.place, extent.end) < since
 
     def _wanted(self, index: PackedIndex) -> list[str] | None:
-        """The streams of a segment of which something is asked for; None if they are too many to follow."""
+        """Return the selected streams of a segment; None if they are more than :data:`FOLLOWED`."""
         selected = self.selection.streams
         named = sorted(selected) if selected is not None else None
         if named is None and all(not set("*?[") & set(pattern) for pattern in self.selection.patterns):
@@ -158,14 +159,14 @@ class Planner:
         return streams
 
     def _followed(self, extent: Extent, index: PackedIndex, streams: list[str]) -> list[Part]:
-        """Only the batches that hold ``streams``, with their numbers before and at the end."""
+        """Return parts with only the batches that contain ``streams``, and the streams' numbers before and in them."""
         ranges: list[tuple[int, int]] = []
         known: dict[str, int] = {}
         pairs_of: dict[str, list[tuple[int, int]]] = {}
         for stream in streams:
             before, last = index.last_before(stream), index.last(stream)
             if before is None:
-                continue  # it did not change since the snapshot that the segment refers to
+                continue  # The stream did not change since the snapshot to which the segment refers.
             self._check_joins(extent, stream, before)
             first_wanted, last_wanted = self.selection.seqs(stream)
             self._last[stream] = max(before, last)
@@ -198,7 +199,7 @@ class Planner:
         ]
 
     def _check_joins(self, extent: Extent, stream: str, before: int) -> None:
-        """A stream goes on in a segment where it ended in the one before."""
+        """Check that a stream continues in a segment where it ended in the one before."""
         last = self._last.get(stream)
         if last is not None and last != before and not self.skip_gaps:
             first_wanted, last_wanted = self.selection.seqs(stream)
@@ -213,7 +214,7 @@ class Planner:
         boundaries: Iterator[tuple[int, int | None]],
         known: dict[str, int],
     ) -> list[Part]:
-        """All batches of a range, in parts of about the size that is wanted."""
+        """Split all batches of a range into parts of about the target size."""
         cuts: list[tuple[int, int | None]] = [(first, None)]
         for position, chain in boundaries if stop - first > self.piece else ():
             if position - cuts[-1][0] >= self.piece and stop - position >= self.piece // 2:
@@ -230,7 +231,7 @@ class Planner:
 
 
 def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHeader]:
-    """The headers of the batches between two positions.
+    """Yield the headers of the batches between two positions.
 
     :raises Damage: one is damaged
     """
@@ -242,7 +243,7 @@ def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHead
 
 
 def _between(reader: SegmentReader, first: int, position: int) -> bool:
-    """Whether ``position`` lies within a batch, and not where one begins."""
+    """Return True if ``position`` is inside a batch rather than at the beginning of one."""
     try:
         return any(header.position < position < header.end for header in walk(reader, first, position))
     except fmt.Damage:
@@ -250,7 +251,7 @@ def _between(reader: SegmentReader, first: int, position: int) -> bool:
 
 
 def admitted(place: Place, start: int, stop: int, max_rows: int, max_bytes: int) -> int:
-    """The position up to which no more than so many records and bytes are behind ``start``; at least one batch.
+    """Return the position up to which at most so many records and bytes follow ``start``; at least one batch.
 
     :raises JournalCorrupt: a header on the way is damaged, or a segment was deleted
     """
@@ -273,10 +274,10 @@ def admitted(place: Place, start: int, stop: int, max_rows: int, max_bytes: int)
 
 
 def headers(place: Place, extent: Extent, first: int, stop: int) -> Iterator[fmt.BatchHeader]:
-    """The headers of a segment's batches between two positions.
+    """Yield the headers of a segment's batches between two positions.
 
-    :raises JournalCorrupt: one is damaged
-    :raises Missing: the segment is not there any more
+    :raises JournalCorrupt: a header is damaged
+    :raises Missing: the segment was deleted
     """
     reader = place.open(extent.base, stop)
     position = first
@@ -294,7 +295,7 @@ def headers(place: Place, extent: Extent, first: int, stop: int) -> Iterator[fmt
 
 
 def check(place: Place, view: View, begin: int, end: int) -> None:
-    """Everything between two positions is there.
+    """Check that the journal has every segment between two positions.
 
     :raises JournalCorrupt: a segment is missing or cut off, or was deleted
     """
@@ -313,8 +314,8 @@ def check(place: Place, view: View, begin: int, end: int) -> None:
 
 
 def missing(place: Place, view: View, position: int, reason: str) -> JournalCorrupt:
-    """The error for what was to be read from ``position`` on and is not there, with the numbers as far as they show."""
-    # The next segment that is there says how far each stream had come when it began.
+    """Return the error for missing data from ``position`` on, naming the lost numbers as far as they are known."""
+    # The beginning of the next segment has the last number of each stream.
     after = [extent for extent in place.view().segments if extent.base > position]
     before = [extent for extent in view.segments if extent.base < position]
     lost = "nobody knows which numbers"
@@ -331,7 +332,7 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
 
 
 def gap(stream: str, first: int, last: int, where: str) -> JournalGap:
-    """The error for numbers that are not in the journal."""
+    """Return the error for numbers that the journal does not have."""
     return JournalGap(
         f"{stream!r} {first}-{last} are not in the journal ({where}) and never will be; "
         ".option('gaps', 'skip') reads what is there, .option('table', 'gaps') lists what is not"
@@ -339,7 +340,7 @@ def gap(stream: str, first: int, last: int, where: str) -> JournalGap:
 
 
 def _created(place: Place, base: int) -> int:
-    """When the segment at ``base`` was begun, us since 1970 UTC; 0 if nobody knows."""
+    """Return when the segment at ``base`` was created, in us since 1970 UTC; 0 if its header is damaged."""
     reader = place.open(base, base + fmt.SEGMENT_HEADER.size)
     try:
         return reader.header().created
@@ -375,7 +376,7 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _before(pairs: Sequence[tuple[int, int]], position: int, otherwise: int) -> int:
-    """The last number of a stream before ``position``, by the pairs from there on."""
+    """Return the last number of a stream before ``position``, or ``otherwise`` if no pair follows."""
     for first_seq, at in pairs:
         if at >= position:
             return first_seq - 1

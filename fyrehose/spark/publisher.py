@@ -1,7 +1,7 @@
-"""A publisher that waits: records of a table into streams of a running server, over Figg (docs/protocols/figg.md).
+"""Blocking publisher: send records to streams of a running server by Figg (docs/protocols/figg.md).
 
-Executors have no reactor and need none: a socket, a window of what was not acknowledged, and an end to patience.  This
-is the small part of Figg that publishing needs, so that nothing of the server is imported here.
+A Spark executor has no reactor, so this uses a blocking socket, a window of unacknowledged messages, and a timeout.
+It implements only the part of Figg that publishing needs, so that nothing of the server is imported.
 
     in: (stream, payload)      out: PUBLISH frames; returns when the server has acknowledged, which means on its disk
 
@@ -28,26 +28,27 @@ _HEADER = Struct(">HHI")
 _NUMBER = Struct(">Q")
 _SIZE = Struct(">I")
 _VERSION, _PUBLISH, _ACK, _PING, _PONG = 1, 5, 6, 8, 9
-#: No frame that we are sent is larger than an ACK or a PING with much to spare, in bytes.
+#: Largest frame that is accepted from the server, in bytes; ACK and PING are much smaller.
 _LARGEST = 1024
 
-#: What is under way at once, in messages and in bytes.
+#: Most unacknowledged messages, and their size in bytes.
 WINDOW = 10_000
 WINDOW_BYTES = 8 << 20
-#: How long the server may be silent while it owes an ACK, in seconds, and how often we connect again.
+#: Timeout of an acknowledgement, in seconds, and how many failed connections in a row are an error.
 PATIENCE = 30.0
 TRIES = 5
-#: What is sent at once, in bytes.
+#: Size of one send, in bytes.
 _SEND = 64 << 10
 
 
 @attrs.define(eq=False)
 class Publisher:
-    """Publishes to one server; everything at least once, in order.
+    """Publishes to one server, at least once and in order.
 
-    :ivar first: the number of the first message; a caller that may have to start again begins with the same one, so
-        that what comes twice can be told (jobs/dedup.py)
-    :ivar rate: messages a second at the most; 0: as fast as they are taken
+    :ivar first: the number of the first message; a caller that starts again must use the same one, so that duplicates
+        can be found (jobs/dedup.py)
+    :ivar rate: most messages a second; 0 for no limit
+    :ivar patience: timeout of an acknowledgement, in seconds
     """
 
     host: str
@@ -70,15 +71,17 @@ class Publisher:
         self._next = self.first
 
     def publish(self, stream: str, payload: Buffer) -> None:
-        """Send one message, waiting where too much is under way.
+        """Publish one message; blocks while the window is full.
 
-        :raises PublishError: the server is not there, does not answer, or refuses
+        :raises InvalidName: the stream's name is empty or too long
+        :raises PayloadTooLarge: the payload exceeds the limit of a message
+        :raises PublishError: the server cannot be reached, does not answer, or refuses
         """
         topic = stream.encode()
         if not 1 <= len(topic) <= MAX_NAME:
-            raise InvalidName(f"a stream is named by 1 to {MAX_NAME} bytes, not {stream[:80]!r}")
+            raise InvalidName(f"invalid stream {stream[:80]!r}: a name has 1 to {MAX_NAME} bytes")
         if len(payload) > MAX_PAYLOAD:
-            raise PayloadTooLarge(f"a payload of {len(payload)} bytes is larger than {MAX_PAYLOAD}")
+            raise PayloadTooLarge(f"payload of {len(payload)} bytes exceeds the limit of {MAX_PAYLOAD} bytes")
         size = len(topic) + len(payload) + 2 * _SIZE.size + _NUMBER.size
         frame = b"".join(
             (
@@ -102,15 +105,15 @@ class Publisher:
             self._exchange(wait=True)
 
     def flush(self) -> None:
-        """Return when everything is acknowledged.
+        """Block until every message is acknowledged.
 
-        :raises PublishError: it will not be; says how much is
+        :raises PublishError: the server stopped acknowledging; the message has the counts
         """
         while self._pending:
             self._exchange(wait=True)
 
     def close(self) -> None:
-        """Let go of the connection; what is not acknowledged may or may not be published."""
+        """Close the connection; messages without acknowledgement may or may not be published."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -122,7 +125,7 @@ class Publisher:
                 time.sleep(early)
 
     def _exchange(self, wait: bool) -> None:
-        """Send what was not sent, and take what was answered; ``wait`` for an answer if there is none."""
+        """Send the unsent frames and process received ones; with ``wait``, block until one acknowledges a message."""
         try:
             if self._socket is None:
                 self._connect()
@@ -159,9 +162,9 @@ class Publisher:
         self.close()
         self._failures += 1
         if self._failures >= TRIES:
-            reason = "it is silent" if isinstance(error, TimeoutError) else str(error)
+            reason = f"no answer within {self.patience:g} s" if isinstance(error, TimeoutError) else str(error)
             raise PublishError(
-                f"{self.host}:{self.port} does not take what is published: {reason}; {self.acknowledged} messages are "
+                f"publishing to {self.host}:{self.port} failed: {reason}; {self.acknowledged} messages are "
                 f"acknowledged and {len(self._pending)} are not"
             ) from error
         time.sleep(min(5.0, 0.1 * 2**self._failures))
@@ -190,11 +193,11 @@ class Publisher:
 
 
 def parse_place(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` of a server's Figg listener.
+    """Parse ``HOST:PORT`` of a server's Figg listener.
 
-    :raises ConfigError: it is none
+    :raises ConfigError: the text is not ``HOST:PORT``
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{text!r} should be HOST:PORT of a server's Figg listener, such as 127.0.0.1:8119")
+        raise ConfigError(f"invalid address {text!r}: expected HOST:PORT of a Figg listener, such as 127.0.0.1:8119")
     return host.strip("[]"), int(port)

@@ -1,10 +1,10 @@
-"""Reading a part of a journal: checked batches, as Arrow record batches of a good size.
+"""Read a part of a journal, check its batches, and yield them as Arrow record batches of a suitable size.
 
     in: a part, a selection, columns      out: pyarrow.RecordBatch
 
-Bytes are fetched a few megabytes at a time, so that it costs the same over HTTP, and are walked by numbers alone: a
-batch of ten records costs some microseconds.  Every checksum is checked, the chain from batch to batch is followed, and
-so are the numbers of every stream that is selected.
+Bytes are fetched a few MiB at a time, so that reading over HTTP costs about the same, and are parsed without an object
+for each record: a batch of ten records takes some microseconds.  Every checksum, the chain from batch to batch, and the
+numbers of every selected stream are checked.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from fyrehose.spark.selection import Selection
 
 _BATCH = fmt.BATCH_HEADER.size
 _RUN = fmt.RUN_HEADER.size
-#: Where what is the same in runs of one kind begins in their header: which parts there are, and the lengths of names.
+#: Offset in a run's header from which runs of one kind are equal: their columns, and the lengths of their names.
 _KIND = 28
-#: After how many new objects Python looks for cycles among them; usual are 700.
+#: New objects after which Python looks for reference cycles; its default is 700.
 _COLLECT = 100_000
 _OPTIONAL = fmt.Has.PRODUCER_SEQS | fmt.Has.EVENT_IDS | fmt.Has.EVENT_TIMES
 
-#: A batch: position, kind, mended, length of the body, chain, time, checksum; bytes, and where in them the body is.
+#: A batch: position, kind, mended, length of the body, chain, time, checksum, bytes, begin and end of the body in them.
 _Batch = tuple[int, int, int, int, int, int, int, memoryview, int, int]
 
 
 @attrs.define(eq=False, slots=True)
 class _Stream:
-    """How far a stream has been read."""
+    """Progress of reading one stream."""
 
     name: str
     first_wanted: int
     last_wanted: int
-    last: int | None  #: the last number so far, if it is known
+    last: int | None  #: the last number so far; None if it is unknown
 
 
 @attrs.define(eq=False, slots=True)
 class _Known:
-    """A kind of runs, which begin with the same bytes; ``stream`` is None if they are not wanted."""
+    """A kind of runs, whose headers have the same bytes; ``stream`` is None if it is not selected."""
 
     id: int
-    data: int  #: where the columns begin in it
-    optional: int  #: which columns it has that not every run has
+    data: int  #: offset of the columns in a run
+    optional: int  #: the optional columns that its runs have
     stream: _Stream | None
 
 
 @attrs.define(eq=False)
 class PartReader:
-    """Reads one part.
+    """Reader of one part.
 
-    :ivar schema: of its record batches; columns may be nullable that never are null
-    :ivar skip_gaps: numbers that are not in the journal are no error
+    :ivar schema: schema of the record batches; it may declare columns nullable that are never null
+    :ivar skip_gaps: do not raise :class:`JournalGap` for missing numbers
     """
 
     place: Place
@@ -73,7 +73,7 @@ class PartReader:
     schema: pa.Schema
     skip_gaps: bool = False
     _streams: dict[str, _Stream] = attrs.field(factory=dict, init=False)
-    #: how far streams had come that were not heard of, if that is known
+    #: last number of streams that are not in _streams; None if it is unknown
     _floor: int | None = attrs.field(default=None, init=False)
     _known: dict[bytes, _Known] = attrs.field(factory=dict, init=False)
     _kinds: list[Kind] = attrs.field(factory=list, init=False)
@@ -83,10 +83,10 @@ class PartReader:
         self._pieces = self._empty()
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """All records of the part that are selected.
+        """Yield the selected records of the part.
 
-        :raises JournalCorrupt: bytes that were durable are damaged, or were deleted since they were planned
-        :raises JournalGap: numbers are not in the journal
+        :raises JournalCorrupt: durable bytes are damaged, or were deleted after the part was planned
+        :raises JournalGap: numbers are missing from the journal
         """
         for stream, last in self.part.known:
             self._streams[stream] = self._follow(stream, last)
@@ -115,7 +115,7 @@ class PartReader:
             ):
                 body = view[begin:end]
                 if len(body) != length or crc32c(body, continued) != checksum:
-                    fmt.BatchHeader.unpack(view[begin - _BATCH : begin], here).check(body)  # says which of the two
+                    fmt.BatchHeader.unpack(view[begin - _BATCH : begin], here).check(body)  # Raise the specific error.
                 if chain is not None and continued != chain:
                     raise fmt.Damage("the batch does not continue from the one before")
                 chain = None if mended else checksum
@@ -130,7 +130,7 @@ class PartReader:
                     yield self._pieces.batch(self.schema)
                     self._pieces = self._empty()
             if self.part.chain is not None and chain is not None and chain != self.part.chain:
-                raise fmt.Damage("what follows does not continue from it: it is not what was planned")
+                raise fmt.Damage("the checksum of the last batch differs from the one that was planned")
         except fmt.Damage as damage:
             raise describe(self.place, self.part.base, position, self.part.limit, damage) from damage
 
@@ -138,7 +138,7 @@ class PartReader:
         return Pieces(tuple(self.schema.names), self._kinds)
 
     def _records(self, body: memoryview, time: int) -> None:
-        """Runs, if they are of the time that is asked for."""
+        """Add the runs of a batch if its time is selected; otherwise forget the numbers of the streams."""
         if self.selection.accepts(time):
             self._runs(body, time)
             return
@@ -150,7 +150,7 @@ class PartReader:
         if fmt.begins(header, self.part.base):
             for entry in fmt.entries(body, header.parts):
                 if not entry.stream and entry.state is fmt.State.LIVE:
-                    # Of streams that only a snapshot names, any number may be the first.
+                    # A stream that only the snapshot names may have any last number.
                     self._floor = None if entry.first else entry.last
                 elif entry.state in (fmt.State.LIVE, fmt.State.RETIRED) and self.selection.wants(entry.stream):
                     self._begins(entry.stream, entry.last)
@@ -159,7 +159,7 @@ class PartReader:
                 self._declared(entry)
 
     def _runs(self, view: memoryview, time: int) -> None:
-        """The hot loop: what it does for a run, it does a hundred thousand times a second."""
+        """Add the selected runs of a batch; this hot loop handles a hundred thousand runs a second."""
         pieces, known, unpack = self._pieces, self._known, fmt.RUN_HEADER.unpack_from
         at, stop = 0, len(view)
         while at < stop:
@@ -167,7 +167,7 @@ class PartReader:
             key = bytes(view[at + _KIND : at + _RUN + a + b + c + d + e])
             kind = known.get(key)
             if kind is None:
-                kind = known[key] = self._meet(view, at)
+                kind = known[key] = self._new_kind(view, at)
             end = at + length
             if end <= at or end > stop:
                 raise fmt.Damage("the lengths of a run contradict each other")
@@ -192,7 +192,7 @@ class PartReader:
             at = end
 
     def _optional(self, view: memoryview, at: int, count: int, has: int) -> int:
-        """The columns that not every run has; where the lengths begin."""
+        """Add the optional columns of a run; return the offset of its lengths."""
         pieces = self._pieces
         for bit, width, parts in (
             (fmt.Has.PRODUCER_SEQS, 8, pieces.producer_seqs),
@@ -205,7 +205,7 @@ class PartReader:
         return at
 
     def _trimmed(self, view: memoryview, stream: _Stream, kind: _Known, time: int) -> None:
-        """A run of which not all is wanted: the slow way."""
+        """Add the selected records of a run of which only a part is selected."""
         run = fmt.runs(view, time)[0]
         run = run.slice(
             max(0, min(stream.first_wanted - run.first_seq, len(run))),
@@ -225,8 +225,8 @@ class PartReader:
         pieces.rows += len(run)
         pieces.size += len(run.payload)
 
-    def _meet(self, view: memoryview, at: int) -> _Known:
-        """A kind of runs that was not seen before."""
+    def _new_kind(self, view: memoryview, at: int) -> _Known:
+        """Parse the header of a run whose kind was not seen before."""
         length = int.from_bytes(view[at : at + 4], "little")
         run = fmt.runs(view[at : at + length], 0)[0]
         has, *sizes = fmt.RUN_HEADER.unpack_from(view, at)[5:]
@@ -245,7 +245,7 @@ class PartReader:
         return _Stream(stream, first_wanted, last_wanted, last)
 
     def _begins(self, name: str, last: int) -> None:
-        """The segment says how far a stream had come."""
+        """Process the last number of a stream, as stated at the beginning of the segment."""
         stream = self._streams.get(name)
         if stream is None:
             self._streams[name] = self._follow(name, last)
@@ -255,7 +255,7 @@ class PartReader:
             stream.last = last
 
     def _declared(self, entry: fmt.Entry) -> None:
-        """Numbers that the journal says it does not have."""
+        """Process a range of numbers that the journal declares lost."""
         if not entry.stream and self._floor is not None:
             self._floor = max(self._floor, entry.last)
         if not entry.stream or not self.selection.wants(entry.stream):
@@ -282,14 +282,17 @@ class PartReader:
             if stream.last is not None and stream.last < last:
                 self._jumped(stream, last + 1)
 
-    def _deleted(self, what: str) -> JournalCorrupt:
+    def _deleted(self, file: str) -> JournalCorrupt:
         view = self.place.view()
-        return missing(self.place, view, self.part.first, f"{what} was deleted after its reading was planned")
+        return missing(self.place, view, self.part.first, f"{file} was deleted after its reading was planned")
 
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Pieces of runs are many objects and no cycles: looking for some cost a fifth of reading small batches."""
+    """Let Python look for reference cycles less often.
+
+    Runs are many objects without cycles, and looking for cycles took a fifth of the time of reading small batches.
+    """
     before = gc.get_threshold()
     gc.set_threshold(_COLLECT, *before[1:])
     try:
@@ -299,9 +302,9 @@ def _seldom_collected() -> Iterator[None]:
 
 
 def _batches(reader: SegmentReader, position: int, stop: int, limit: int) -> Iterator[_Batch]:
-    """Each batch that begins below ``stop``.
+    """Yield each batch that begins before ``stop``.
 
-    :raises Damage: a header is damaged; what is wrong with a body, the caller finds out
+    :raises Damage: a header is damaged; the caller checks the bodies
     """
     unpack, size = fmt.BATCH_HEADER.unpack_from, CHUNK
     view, at = reader.read(position, min(size, limit - position)), 0
@@ -313,7 +316,7 @@ def _batches(reader: SegmentReader, position: int, stop: int, limit: int) -> Ite
         magic, version, kind, mended, length, _, _, chain, own, _, time, _, checksum, crc = unpack(view, at)
         good = crc == crc32c(view[at : at + _BATCH - 4]) and magic == fmt.BATCH_MAGIC and version <= fmt.BATCH_VERSION
         if not good or own != position or length > fmt.MAX_BODY:
-            fmt.BatchHeader.unpack(view[at : at + _BATCH], position)  # says what is wrong with it
+            fmt.BatchHeader.unpack(view[at : at + _BATCH], position)  # Raise the specific error.
             raise fmt.Damage("the header of the batch makes no sense")
         if at + _BATCH + length > len(view) and len(view) - at < limit - position:
             view, at = reader.read(position, min(max(size, _BATCH + length), limit - position)), 0

@@ -1,8 +1,8 @@
-"""Which records are asked for: streams by pattern, numbers, times; from the options of the data source.
+"""Selection of records by streams, numbers and times, parsed from the options of the data source.
 
-streams    a pattern as the shell has them (``log.*``), or a JSON list of them
+streams    a shell pattern (``log.*``), or a JSON list of patterns
 start      ``earliest``, ``latest``, a number, {"stream": number, "*": number}, or a time
-end        the same; numbers include themselves, times exclude themselves
+end        the same; a number is included, a time is excluded
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fyrehose.errors import ConfigError
 from fyrehose.records import LAST_SEQ
 
 EVERY = "*"
-#: More digits no number has that anybody means.
+#: Most digits of a number; longer texts are not parsed as numbers.
 _DIGITS = 20
 
 
 @attrs.frozen(slots=True)
 class Bounds:
-    """From where to where: for each stream a number, for all of them a time; both ends belong to it.
+    """One inclusive bound of a selection: a number for each stream, or a time for all streams.
 
-    :ivar seqs: by stream; ``*`` is for those that are not named
+    :ivar seqs: numbers by stream; ``*`` is for streams that are not named
     :ivar time: us since 1970 UTC
     """
 
@@ -38,10 +38,10 @@ class Bounds:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Selection:
-    """Which records are asked for; the empty one is for all of them.
+    """The selected records; by default all.
 
-    :ivar patterns: a stream has to match one of them
-    :ivar streams: and be one of these, if there are any
+    :ivar patterns: a stream must match one of them
+    :ivar streams: if set, a stream must also be one of these
     """
 
     patterns: tuple[str, ...] = (EVERY,)
@@ -51,38 +51,38 @@ class Selection:
 
     @property
     def everything(self) -> bool:
-        """Whether it is for all streams."""
+        """Return True if all streams are selected."""
         return self.streams is None and EVERY in self.patterns
 
     def wants(self, stream: str) -> bool:
-        """Whether records of ``stream`` are among them."""
+        """Return True if ``stream`` is selected."""
         if self.streams is not None and stream not in self.streams:
             return False
         return EVERY in self.patterns or any(_pattern(pattern).match(stream) for pattern in self.patterns)
 
     def seqs(self, stream: str) -> tuple[int, int]:
-        """The first and the last number of ``stream`` that are asked for."""
+        """Return the first and the last selected number of ``stream``."""
         start, end = self.start.seqs, self.end.seqs
         return start.get(stream, start.get(EVERY, 1)), end.get(stream, end.get(EVERY, LAST_SEQ))
 
     def accepts(self, time: int) -> bool:
-        """Whether records that were accepted at ``time`` are among them."""
+        """Return True if records that were accepted at ``time`` are selected."""
         since, until = self.start.time, self.end.time
         return (since is None or time >= since) and (until is None or time <= until)
 
     @property
     def timed(self) -> bool:
-        """Whether it depends on the time."""
+        """Return True if the selection depends on the time."""
         return self.start.time is not None or self.end.time is not None
 
 
 def selection(streams: str | None, start: str | None, end: str | None) -> Selection:
-    """From the options of the same names.
+    """Parse the options of the same names.
 
-    :raises ConfigError: one of them cannot be understood
+    :raises ConfigError: an option is invalid
     """
     if end == "earliest":
-        raise ConfigError("end is 'earliest', and nothing is before that; leave it out for all that there is")
+        raise ConfigError("invalid option end 'earliest': no record is before that; leave it out for all records")
     after = bounds(end, "end")
     if after.time is not None:
         after = attrs.evolve(after, time=after.time - 1)
@@ -90,9 +90,9 @@ def selection(streams: str | None, start: str | None, end: str | None) -> Select
 
 
 def patterns(text: str | None) -> tuple[str, ...]:
-    """From the option ``streams``.
+    """Parse the option ``streams``.
 
-    :raises ConfigError: it is a list, but not of patterns
+    :raises ConfigError: the option is a list, but not of patterns
     """
     if not text:
         return (EVERY,)
@@ -101,20 +101,20 @@ def patterns(text: str | None) -> tuple[str, ...]:
     try:
         found = json.loads(text)
     except ValueError:
-        return (text,)  # a pattern may begin with a set of characters
+        return (text,)  # A pattern may begin with "[", too.
     if not found or not all(isinstance(pattern, str) for pattern in found):
-        raise ConfigError(f'streams is {text!r}, and should be a pattern or a list of them, such as ["log.*", "audit"]')
+        raise ConfigError(f'invalid option streams {text!r}: expected a pattern, or a list such as ["log.*", "audit"]')
     return tuple(found)
 
 
 def bounds(text: str | None, option: str) -> Bounds:
-    """From the option ``start`` or ``end``.
+    """Parse the option ``start`` or ``end``, or one of the same syntax.
 
-    :raises ConfigError: it is neither a number nor a time
+    :raises ConfigError: the option is neither a number nor a time
     """
-    wanted = f'{option} is {text!r}, and should be a number, {{"stream": number}}, or a time such as 2026-01-31T12:00'
+    wanted = f'invalid {option} {text!r}: expected a number, {{"stream": number}}, or a time such as 2026-01-31T12:00'
     if text is None or text in ("earliest", "latest"):
-        return Bounds()  # "latest" is a position, which the planner knows
+        return Bounds()  # The planner turns "latest" into a position.
     if text.isdecimal() and len(text) <= _DIGITS:
         return Bounds({EVERY: int(text)})
     if text.startswith("{"):
@@ -132,7 +132,7 @@ def bounds(text: str | None, option: str) -> Bounds:
 
 
 def microseconds(when: datetime) -> int:
-    """Since 1970 UTC; a time without a zone is UTC."""
+    """Return a time in microseconds since 1970 UTC; a time without a zone is UTC."""
     since = (when if when.tzinfo else when.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
     return since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds
 

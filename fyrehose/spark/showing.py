@@ -1,4 +1,4 @@
-"""What people see of a job: a bar while it runs, a table when it is done, one line when it cannot be done."""
+"""Output of a job: a progress bar while it runs, a table at its end, or one line for an error."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from fyrehose.errors import FyrehoseError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: How often a bar is drawn again, in seconds.
+#: Interval at which a bar is updated, in seconds.
 REFRESH = 0.25
-#: How many rows of a table are shown.
+#: Most rows of a table that are shown.
 ROWS = 50
-#: How wide a table may be that goes to a file or another program.
+#: Width of a table that is written to a file or a pipe, in columns.
 WIDE = 240
 
-#: What Spark raises where somebody has written SQL that it does not understand.
+#: Exceptions that Spark raises for invalid SQL.
 _MISTAKES = ("AnalysisException", "ParseException")
 _OURS = re.compile(r"^(?:[\w.]*: )?fyrehose\.errors\.(\w+): (.+)$", re.MULTILINE)
 
 
 def own_error(error: Exception) -> FyrehoseError | None:
-    """The error of ours that a task or a planner ended with, which Spark has wrapped in pages of its own."""
+    """Return the Fyrehose error of a task or planner that Spark has wrapped in its own; None if there is none."""
     found = _OURS.findall(str(error))
     if not found:
         return None
@@ -51,10 +51,10 @@ def own_error(error: Exception) -> FyrehoseError | None:
 
 
 def in_a_line(error: Exception) -> FyrehoseError | None:
-    """What people are told of an error; None if it is none that they can do anything about."""
+    """Return an error as one line for the user; None if it is a bug, whose traceback should be shown."""
     if isinstance(error, FyrehoseError):
         return error
-    if isinstance(error, OSError) and error.filename is not None:  # such as a lake that may not be written
+    if isinstance(error, OSError) and error.filename is not None:  # Such as a lake without write permission.
         return FyrehoseError(f"{error.filename}: {error.strerror}")
     ours = own_error(error)
     if ours is None and type(error).__name__ in _MISTAKES:
@@ -63,9 +63,9 @@ def in_a_line(error: Exception) -> FyrehoseError | None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], console: Console | None = None) -> None:
-    """A table on standard output; numbers to the right, and nothing in it that a terminal would obey.
+    """Print a table with its title, or the title alone if there are no rows.
 
-    Where there are no rows the title says it all.
+    Columns of numbers are aligned to the right.  Characters that a terminal would interpret are escaped.
     """
     listed = list(rows)
     made = Table(box=None, pad_edge=False)
@@ -100,7 +100,7 @@ def _cell(value: Any) -> str:
 
 @contextmanager
 def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[float, float], object]]:
-    """A bar on standard error, where that is a terminal; is told what is done and what there is."""
+    """Show a bar on standard error if that is a terminal; yields a function of the amount done and the total."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None
@@ -113,35 +113,35 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[float, float]
 
 @contextmanager
 def tasks_of(spark: SparkSession, what: str) -> Iterator[None]:
-    """A bar of the tasks of whatever Spark does meanwhile."""
+    """Show a bar of the tasks that Spark runs during the context."""
     with bar(what, MofNCompleteColumn(), TextColumn("tasks")) as draw, _watching(spark, draw):
         yield
 
 
 @contextmanager
 def rounds_of(spark: SparkSession, what: str, size: int) -> Iterator[Callable[[int, int], object]]:
-    """A bar of bytes, of which Spark takes up to ``size`` at a time; is told how many are done and how many there are.
+    """Show a bar of bytes that Spark processes in rounds of up to ``size``; yields a function of bytes done and total.
 
-    While Spark is at it, its tasks say how far it is.
+    During a round, the bar advances by the fraction of its tasks that are complete.
     """
-    told = (0, 0)
+    progress = (0, 0)
 
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        told = (done, total)
+    def update(done: int, total: int) -> None:
+        nonlocal progress
+        progress = (done, total)
         draw(done, total)
 
-    def guess(tasks: float, of: float) -> None:
-        done, total = told
+    def estimate(tasks: float, of: float) -> None:
+        done, total = progress
         draw(done + min(size, total - done) * tasks / of, total)
 
-    with bar(what, DownloadColumn()) as draw, _watching(spark, guess):
-        yield tell
+    with bar(what, DownloadColumn(binary_units=True)) as draw, _watching(spark, estimate):
+        yield update
 
 
 @contextmanager
 def _watching(spark: SparkSession, draw: Callable[[float, float], object]) -> Iterator[None]:
-    """Draws how many tasks of the stages that are under way are done, and how many there are."""
+    """Call ``draw`` regularly with the completed tasks of Spark's active stages, and their total."""
     ended = threading.Event()
 
     def watch() -> None:

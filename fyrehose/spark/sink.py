@@ -1,12 +1,12 @@
 """The sink ``fyrehose``: ``df.write.format("fyrehose")`` and ``df.writeStream.format("fyrehose")``.
 
     to        HOST:PORT of a server's Figg listener
-    stream    where to; or a column ``stream`` says so for each row
-    rate      rows a second at the most, of each task
+    stream    stream to publish to; by default, the column ``stream`` of each row
+    rate      most rows a second, for each task
 
-The rows' column ``payload`` (binary or string) is what is published.  A task ends when the server has acknowledged all
-of its rows, so a job or a micro-batch that is committed is durable.  At least once: a task that is run again publishes
-again, with the same numbers, so that ``dedup`` finds it.
+The column ``payload`` (binary or string) is published.  A task ends when the server has acknowledged all of its rows,
+so a committed job or micro-batch is durable.  Delivery is at least once: a task that runs again publishes again, with
+the same numbers, so that ``dedup`` finds the duplicates.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from fyrehose.errors import ConfigError, PublishError
 from fyrehose.spark.publisher import Publisher, parse_place
 
-#: The number of a message: 20 bits for the job or micro-batch, 16 for the partition, 27 for the row.
+#: Layout of a message's number: 20 bits for the job or micro-batch, 16 for the partition, 27 for the row.
 _PARTITION, _ROW = 16, 27
 
 
 @attrs.frozen
 class Target:
-    """Where rows go: the options of the sink, understood."""
+    """Parsed options of the sink."""
 
     host: str
     port: int
@@ -40,28 +40,29 @@ class Target:
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> Target:
-        """
-        :raises ConfigError: an option is wrong, or a column is missing
+        """Parse the options, and check the columns of the rows.
+
+        :raises ConfigError: an option is invalid, or a column is missing
         """
         host, port = parse_place(options.get("to", ""))
         types = {field.name: field.dataType for field in schema.fields}
         if not isinstance(types.get("payload"), BinaryType | StringType):
-            raise ConfigError("what is published is the column payload, binary or string; select it, or name one so")
+            raise ConfigError("no column payload of type binary or string; select one under this name")
         stream = options.get("stream")
         if stream is None and not isinstance(types.get("stream"), StringType):
-            raise ConfigError(".option('stream', NAME) says where to, or a column stream does")
+            raise ConfigError("no stream to publish to: pass .option('stream', NAME), or select a column stream")
         try:
             rate = float(options.get("rate", "0"))
         except ValueError:
             rate = -1.0
         if not 0 <= rate < inf:
-            raise ConfigError(f"rate is {options['rate']!r}, and should be rows a second; 0: as fast as they are taken")
+            raise ConfigError(f"invalid option rate {options['rate']!r}: expected rows a second, or 0 for no limit")
         return cls(host, port, stream, rate)
 
 
 @attrs.frozen
 class Published(WriterCommitMessage):
-    """What a task published, all of it durable."""
+    """Number of rows that a task published; all are durable."""
 
     rows: int
 
@@ -71,7 +72,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.run = uuid.uuid4().int  # of the job: a task that is run again has the same
+        self.run = uuid.uuid4().int  # Identifies the job; a task that runs again has the same one.
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return published(self.target, self.run, iterator)
@@ -85,17 +86,18 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
-        assert context is not None, "a task writes"
-        # A micro-batch that is run again after a crash has the same rows, and gets the same numbers.
+        assert context is not None, "Spark calls this in a task"
+        # A micro-batch that runs again after a crash has the same rows, and gets the same numbers.
         names = "sql.streaming.queryId", "streaming.sql.batchId"
-        which = " ".join(context.getLocalProperty(name) or "" for name in names)
-        return published(self.target, zlib.crc32(which.encode()), iterator)
+        batch = " ".join(context.getLocalProperty(name) or "" for name in names)
+        return published(self.target, zlib.crc32(batch.encode()), iterator)
 
 
 def published(target: Target, run: int, batches: Iterator[pa.RecordBatch]) -> Published:
-    """Publish a task's rows; returns when all are acknowledged.
+    """Publish the rows of a task, and return when all are acknowledged.
 
-    :raises PublishError: the server is not there, or refuses
+    :param run: identifies the job or the micro-batch
+    :raises PublishError: the server cannot be reached or refuses, or a payload is null
     """
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
@@ -119,5 +121,5 @@ def published(target: Target, run: int, batches: Iterator[pa.RecordBatch]) -> Pu
 
 
 def first_number(run: int, partition: int) -> int:
-    """The number of the first message of a partition; those of different jobs and partitions hardly ever meet."""
+    """Return the number of a partition's first message; numbers of different jobs and partitions rarely overlap."""
     return (run & 0xFFFFF) << (_PARTITION + _ROW) | (partition & 0xFFFF) << _ROW | 1

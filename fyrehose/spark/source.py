@@ -1,21 +1,21 @@
 """The data source ``fyrehose``: ``spark.read.format("fyrehose")`` and ``spark.readStream.format("fyrehose")``.
 
     path                 a journal's directory, or http://HOST:PORT of ``fyrehose journal serve``
-    tokenFile            the file with that server's token; else FYREHOSE_TOKEN_FILE of the environment names it
-    streams, start, end  which records (spark/selection.py)
-    startPosition, endPosition    the same by positions of the journal
-    gaps                 ``error``, or ``skip``: numbers that the journal declares as lost are no error
-    table                ``records``, or ``gaps``: what is not in the journal (spark/gaps.py)
-    partitionBytes       what a task reads, in bytes
-    maxRowsPerBatch, maxBytesPerBatch    what a micro-batch takes, if there is more
+    tokenFile            the file with that server's token; default: the environment's FYREHOSE_TOKEN_FILE
+    streams, start, end  select records (spark/selection.py)
+    startPosition, endPosition    select records by positions of the journal
+    gaps                 ``error``, or ``skip`` to ignore numbers that are missing from the journal
+    table                ``records``, or ``gaps`` for the numbers that are missing (spark/gaps.py)
+    partitionBytes       size of the part that a task reads, in bytes
+    maxRowsPerBatch, maxBytesPerBatch    limits of a micro-batch
 
 The offset of a stream of micro-batches is a position of the journal: one number for all streams.
 
-Spark prunes no columns for a source in Python: ``.schema("stream string, seq bigint")`` does, and what is not in it is
-not read.  Nor are filters pushed down, because Spark 4.3 remembers what was planned for a filter and gives it to the
-next query of the same DataFrame that has none: fewer rows, in silence (docs/spark.md).  The options choose instead.
+Spark does not prune columns for a source in Python: pass ``.schema("stream string, seq bigint")`` to read only these.
+Filters are not pushed down, because Spark 4.3 reuses the plan of a filtered query for the next query of the same
+DataFrame without a filter, which would silently return fewer rows (docs/spark.md).  Use the options instead.
 
-A DataFrame is planned once, when it is first used, and has the same records from then on.
+A DataFrame is planned once, when it is first used, and keeps the same records from then on.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ _NO_LIMIT = 1 << 62
 
 @attrs.frozen
 class Options:
-    """The options of the source, understood."""
+    """Parsed options of the source."""
 
     place: Place
     selection: Selection
-    latest: bool  #: begin with what comes from now on
+    latest: bool  #: begin with records that are appended from now on
     start_position: int | None
     end_position: int | None
     skip_gaps: bool
@@ -83,12 +83,13 @@ class Options:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Options:
-        """
-        :raises ConfigError: one of them is wrong, or ``path`` is missing
+        """Parse the options.
+
+        :raises ConfigError: an option is invalid, or ``path`` is missing
         """
         path = options.get("path")
         if not path:
-            raise ConfigError('which journal? .load("/path/of/journal"), or .load("http://HOST:PORT")')
+            raise ConfigError('no journal given: use .load("/path/of/journal"), or .load("http://HOST:PORT")')
         return cls(
             place=place(path, options.get("tokenFile")),
             selection=selection(options.get("streams"), options.get("start"), options.get("end")),
@@ -104,7 +105,7 @@ class Options:
 
 
 class FyrehoseDataSource(DataSource):
-    """What Spark asks for when it meets the format ``fyrehose``."""
+    """The data source that Spark loads for the format ``fyrehose``."""
 
     @classmethod
     def name(cls) -> str:
@@ -120,7 +121,7 @@ class FyrehoseDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = Options.of(self.options)
         if options.table == "gaps":
-            raise ConfigError("the table of gaps is read at once, not as a stream: spark.read")
+            raise ConfigError("the table of gaps cannot be read as a stream; use spark.read")
         return StreamReader(options, checked(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -133,7 +134,7 @@ class FyrehoseDataSource(DataSource):
 
 
 class PartPartition(InputPartition):
-    """A part, as Spark hands it to a task."""
+    """A part of the journal, as an input partition of one task."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(None)
@@ -141,7 +142,7 @@ class PartPartition(InputPartition):
 
 
 class ExtentPartition(InputPartition):
-    """A segment of which the gaps are wanted, and the one after it."""
+    """A segment to search for gaps, and the segment after it, as an input partition of one task."""
 
     def __init__(self, extent: Extent, following: Extent | None) -> None:
         super().__init__(None)
@@ -150,7 +151,7 @@ class ExtentPartition(InputPartition):
 
 
 class RecordReader(DataSourceReader):
-    """Records, all that there are when the query is planned."""
+    """Reader of the records that the journal has when the query is planned."""
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self.options = options
@@ -164,13 +165,13 @@ class RecordReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, PartPartition):
-            return iter(())  # Spark makes one up where there is none
+            return iter(())  # Spark adds an empty partition if there is none.
         options = self.options
         return PartReader(options.place, partition.part, options.selection, self.schema, options.skip_gaps).read()
 
 
 class GapReader(DataSourceReader):
-    """What is not in the journal."""
+    """Reader of the table of gaps."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -186,12 +187,12 @@ class GapReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Records in micro-batches."""
+    """Reader of records in micro-batches."""
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self.options = options
         self.schema = schema
-        #: where a run with availableNow ends
+        #: position at which a query with the trigger availableNow ends
         self.target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
@@ -214,9 +215,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.end_position is not None:
             stop = min(stop, self.options.end_position)
         if position >= stop:
-            check(self.options.place, view, position, position)  # a checkpoint may be of another journal
+            check(self.options.place, view, position, position)  # The checkpoint may be of another journal.
             return start
-        # A limit of rows may come together with one of bytes, and Spark passes only one of them.
+        # Both limits may be set, and Spark passes only one of them.
         all_available = isinstance(limit, ReadAllAvailable)
         rows = None if all_available else self.options.max_rows
         size = None if all_available else self.options.max_bytes
@@ -247,7 +248,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def with_holes(view: View) -> Iterator[tuple[Extent, Extent | None]]:
-    """The segments of a view, each with the one after it; one that is missing between two of them is one, too."""
+    """Yield each segment of a view with the one after it; a missing segment is yielded, too."""
     whole: list[Extent] = []
     for extent in view.segments:
         if whole and extent.base > whole[-1].end:
@@ -257,22 +258,22 @@ def with_holes(view: View) -> Iterator[tuple[Extent, Extent | None]]:
 
 
 def checked(schema: StructType) -> pa.Schema:
-    """The schema that is asked for, as record batches have it.
+    """Return the requested schema as an Arrow schema.
 
-    :raises ConfigError: there is no such column, it is of another type, or it may be null and must not
+    :raises ConfigError: a column does not exist, has another type, or is declared not null but may be null
     """
     wanted = cast("pa.Schema", to_arrow_schema(schema, timezone="UTC"))
     for ours, field in zip(col.arrow_schema(tuple(wanted.names)), wanted, strict=True):
         if field.type != ours.type:
             raise ConfigError(f"column {ours.name} is {ours.type}, not {field.type}")
         if ours.nullable and not field.nullable:
-            raise ConfigError(f"column {ours.name} is null in some records")
+            raise ConfigError(f"column {ours.name} is null in some records; declare it nullable")
     return wanted
 
 
 def _refuse_overwrite(overwrite: bool) -> None:
     if overwrite:
-        raise ConfigError("a stream is only ever appended to: .mode('append')")
+        raise ConfigError("a stream cannot be overwritten; use .mode('append')")
 
 
 def _number(options: Mapping[str, str], name: str, least: int = 0) -> int | None:
@@ -284,12 +285,12 @@ def _number(options: Mapping[str, str], name: str, least: int = 0) -> int | None
     except ValueError:
         found = -1
     if found < least:
-        raise ConfigError(f"option {name} is {text!r}, and should be a number, {least} at the least")
+        raise ConfigError(f"invalid option {name} {text!r}: expected a number of at least {least}")
     return found
 
 
 def _one_of(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
     chosen = options.get(name, choices[0])
     if chosen not in choices:
-        raise ConfigError(f"option {name} is {chosen!r}, and should be {' or '.join(choices)}")
+        raise ConfigError(f"invalid option {name} {chosen!r}: expected {' or '.join(choices)}")
     return chosen

@@ -1,7 +1,4 @@
-"""Tables over a lake and its journal: everything that is durable, at the speed of Parquet.
-
-table(spark, lake, journal)    the lake, and of the journal what lies behind it
-"""
+"""DataFrames of all durable records: those of a lake, and those of its journal that are not archived yet."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from fyrehose.spark.lake import Commit, Lake
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: What a table has: the columns of a record, and the day on which it was accepted.
+#: Columns of a table: those of a record, and the day on which it was accepted.
 COLUMNS = (
     "stream",
     "seq",
@@ -30,7 +27,7 @@ COLUMNS = (
     "payload",
     "date",
 )
-#: The same as Spark writes it, and what only the files of a lake have.
+#: Schema of a lake's files: the same columns, and the keys of its directories.
 _LAKE = (
     "stream string, seq bigint, time timestamp, source string, producer string, topic string, content_type string, "
     "producer_seq bigint, event_id binary, event_time timestamp, payload binary, "
@@ -46,19 +43,20 @@ def table(
     streams: Iterable[str] | None = None,
     gaps: str = "error",
 ) -> DataFrame:
-    """Every record that is durable: those of the lake, then those of the journal that the lake does not have yet.
+    """Return every durable record of a lake, and those of the journal that the lake does not have yet.
 
-    Streams whose names begin with a dot are the server's own books, and are in it only if ``streams`` names them.
+    Streams whose names begin with a dot belong to the server, and are included only if ``streams`` names them.
 
-    :param lake: None: of the journal alone; beside a journal it need not be there yet
-    :param journal: a directory or http://HOST:PORT; None: of the lake alone
-    :param streams: of these streams only, of which alone files are opened
-    :param gaps: ``error``, or ``skip`` numbers that the journal declares as lost
-    :raises JournalError: there is no lake there, or its log is damaged
+    :param lake: the lake's directory, which need not exist yet if there is a journal; None for the journal alone
+    :param journal: a directory or http://HOST:PORT; None for the lake alone
+    :param streams: include only these streams, and open only their files
+    :param gaps: ``error``, or ``skip`` to ignore numbers that are missing from the journal
+    :raises JournalError: the lake does not exist, or its log is damaged
+    :raises ValueError: neither a lake nor a journal is given, or ``streams`` is empty
     """
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
-        raise ValueError("streams names none; leave it out for all of them")
+        raise ValueError("streams is empty; leave it out for all streams")
     commits = [] if lake is None else (Lake.existing(lake) if journal is None else Lake.at(lake)).commits()
     parts = []
     if lake is not None:
@@ -67,7 +65,7 @@ def table(
         start = commits[-1].end if commits else None
         parts.append(of_journal(spark, journal, start=start, streams=wanted, gaps=gaps))
     if not parts:
-        raise ValueError("a table is of a lake, of a journal, or of both")
+        raise ValueError("neither a lake nor a journal is given")
     found = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
     return found.where("stream not like '.%'") if wanted is None else found
 
@@ -75,13 +73,13 @@ def table(
 def of_lake(
     spark: SparkSession, lake: Lake, commits: Sequence[Commit], streams: Sequence[str] | None = None
 ) -> DataFrame:
-    """What the commits have."""
+    """Return the records of a lake's commits."""
     from pyspark.sql import functions as f
 
     if streams is None:
         paths = [str(lake.data / commit.directory) for commit in commits if commit.files]
     else:
-        # A file of several streams is not named by one.
+        # A file of several streams has no stream of its own.
         paths = sorted(
             str((lake.data / commit.directory / file.path).parent)
             for commit in commits
@@ -107,7 +105,7 @@ def of_journal(
     streams: Sequence[str] | None = None,
     gaps: str = "error",
 ) -> DataFrame:
-    """What the journal has between two positions."""
+    """Return the records of a journal between two positions."""
     reader = spark.read.format("fyrehose").option("gaps", gaps)
     if start is not None:
         reader = reader.option("startPosition", start)
@@ -119,12 +117,12 @@ def of_journal(
 
 
 def day(time: str) -> Column:
-    """The day of a time in UTC, whatever the session's own zone is."""
+    """Return a column with the day in UTC of the column ``time``, independent of the session's time zone."""
     from pyspark.sql import functions as f
 
     return f.expr(f"date_from_unix_date(cast(unix_micros(`{time}`) div 86400000000 as int))")
 
 
 def escaped(stream: str) -> str:
-    """A pattern that matches this name and no other."""
+    """Return a pattern that matches this name and no other."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in stream)

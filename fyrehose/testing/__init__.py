@@ -1,4 +1,4 @@
-"""Test doubles that are part of the package, for its own tests and for those of programs that embed it."""
+"""Test doubles, for the tests of Fyrehose and of programs that embed it."""
 
 from fyrehose.testing.chunks import every_chunking, feed
 from fyrehose.testing.journal import MemoryJournal

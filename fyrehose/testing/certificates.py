@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it issues, as files of PEM."""
+"""Certificates for tests: a certificate authority that issues PEM files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 
 @attrs.frozen(kw_only=True)
 class Issued:
-    """A certificate with its key: the names of the files."""
+    """File names of a certificate and its key."""
 
     certificate: str
     key: str
@@ -30,9 +30,9 @@ class Issued:
 
 @attrs.define(eq=False)
 class Authority:
-    """Issues certificates into a directory.
+    """Certificate authority that writes the certificates it issues into a directory.
 
-    :ivar issuer: the authority that issued its own certificate; None: it did so itself
+    :ivar issuer: the authority that issued its own certificate; None if that is self-signed
     :ivar certificate: the file of its certificate
     """
 
@@ -49,10 +49,12 @@ class Authority:
         self.certificate = self._write(f"{self.name}.pem", self._own.public_bytes(Encoding.PEM))
 
     def issue(self, name: str | None, *others: str, passphrase: str = "", chain: bool = False) -> Issued:
-        """A certificate for ``name`` (None: for nobody), with ``others`` (hosts and addresses) as names beside it.
+        """Issue a certificate.
 
-        :param passphrase: encrypts the key
-        :param chain: puts the authority's own certificate behind it
+        :param name: the common name; None for none
+        :param others: hosts and addresses that are alternative names
+        :param passphrase: encrypt the key with this passphrase
+        :param chain: append the authority's own certificate
         """
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._issue(name, key, others, authority=False).public_bytes(Encoding.PEM)

@@ -1,6 +1,6 @@
-"""What a disk may hold after a power cut: every legal state, and not only the likely ones.
+"""Simulate a disk's contents after a power cut: every legal state, and not only the likely ones.
 
-    RecordingFiles -> log of what the disk was told -> images(log, upto, ...) -> {name: content}, one for each state
+    RecordingFiles -> log of the calls -> images(log, upto, ...) -> {name: content}, one for each state
 
     RecordingFiles -> what_stays(log, upto) -> the same files after a kill of the process alone: nothing is lost, and
                       nothing more is synced
@@ -28,7 +28,7 @@ SECTOR = 512
 
 @attrs.frozen
 class Named:
-    """``name`` became another name of ``inode``, and ``old``, if there is one, ceased to be."""
+    """``inode`` got another ``name``, replacing the name ``old`` if that is not empty."""
 
     name: str
     inode: int
@@ -50,7 +50,7 @@ class Wrote:
 
 @attrs.frozen
 class Resized:
-    """``grow``: no shorter than it is."""
+    """``inode`` was resized to ``size``; with ``grow``, only if it was shorter."""
 
     inode: int
     size: int
@@ -59,7 +59,7 @@ class Resized:
 
 @attrs.frozen
 class Synced:
-    """``inode`` is on the disk; None: the names are."""
+    """``inode`` was synced, or the names of the directory if it is None."""
 
     inode: int | None
 
@@ -76,10 +76,10 @@ Step = Named | Unnamed | Wrote | Resized | Synced | Noted
 
 @attrs.frozen
 class Tree:
-    """Names and what they name.
+    """Names and contents of the files in a directory.
 
     :ivar names: the inode of each name
-    :ivar contents: of each inode, also of those that have no name yet
+    :ivar contents: the content of each inode, also of inodes without a name
     """
 
     names: dict[str, int] = attrs.field(factory=dict)
@@ -125,15 +125,15 @@ class Tree:
 class Kept:
     """A directory whose files are not all synced.
 
-    :ivar synced: what a power cut cannot take
-    :ivar pending: what was done besides, in order, and is not synced
+    :ivar synced: the state that survives a power cut
+    :ivar pending: later steps in order, which are not synced
     """
 
     synced: Tree
     pending: tuple[Step, ...] = ()
 
     def files(self) -> dict[str, bytes]:
-        """Return what a process sees: everything that was done."""
+        """Return the files as a process sees them, including steps that are not synced."""
         tree = self.synced.copy()
         for step in self.pending:
             tree.apply(step)
@@ -141,11 +141,11 @@ class Kept:
 
 
 class RecordingFiles(Files):
-    """Does everything to real files in one directory, and keeps a log of it.
+    """Performs all calls on real files in one directory, and records them.
 
-    :ivar log: what was done, in order
-    :ivar before: what was synced in the directory at the beginning
-    :param kept: what the directory holds, if not all of that is synced
+    :ivar log: the recorded steps, in order
+    :ivar before: the synced state of the directory at the beginning
+    :param kept: the state of the directory, if not all of it is synced
     """
 
     def __init__(self, directory: Path, kept: Kept | None = None) -> None:
@@ -219,13 +219,13 @@ class RecordingFiles(Files):
 
 
 class WatchedFiles(Files):
-    """Writes real files and never syncs them, but knows which would have lost something if the power had failed.
+    """Writes real files and never syncs them, but records which a power cut would damage.
 
-    It costs next to nothing, so that a test can look after each of very many commits.
+    This is so cheap that a test can check after each of very many commits.
 
-    :ivar suffixes: of the names of the files that are watched, such as ``.segment``
-    :ivar unsynced: the descriptors of those that were written and not synced since
-    :ivar syncs: how many syncs there were
+    :ivar suffixes: suffixes of the names of the files that are watched, such as ``.segment``
+    :ivar unsynced: descriptors of watched files that were written and not synced since
+    :ivar syncs: the number of syncs
     """
 
     def __init__(self, *suffixes: str) -> None:
@@ -262,8 +262,11 @@ class WatchedFiles(Files):
 
 
 def images(files: RecordingFiles, upto: int, dice: Random, count: int) -> Iterator[dict[str, bytes]]:
-    """What the disk may hold if its power goes after ``upto`` steps: with all that was not synced, with nothing of it,
-    with each step of it alone, without each, and with ``count`` random choices, torn writes among them."""
+    """Yield possible contents of the disk after a power cut at ``upto`` steps.
+
+    They have all unsynced steps, none of them, each of them alone, all but each of them, and ``count`` random choices,
+    which may include torn writes.
+    """
     pending = _pending(files.log, upto)
     choices: list[Mapping[int, Step]] = [pending, {}]
     if len(pending) > 1:
@@ -276,7 +279,7 @@ def images(files: RecordingFiles, upto: int, dice: Random, count: int) -> Iterat
 
 
 def image(files: RecordingFiles, upto: int, dice: Random) -> dict[str, bytes]:
-    """One of the states that :func:`images` tells of, by chance: torn writes among them."""
+    """Return one random state of those of :func:`images`, which may include torn writes."""
     pending = _pending(files.log, upto)
     return _replay(files, upto, pending, _torn(pending, dice)).files()
 
@@ -291,7 +294,7 @@ def what_stays(files: RecordingFiles, upto: int) -> Kept:
 
 
 def _pending(log: list[Step], upto: int) -> dict[int, Step]:
-    """The steps that no sync has made certain."""
+    """Return the steps that are not synced, by their index in the log."""
     pending: dict[int, Step] = {}
     for at, step in enumerate(log[:upto]):
         if isinstance(step, Synced):
@@ -302,12 +305,12 @@ def _pending(log: list[Step], upto: int) -> dict[int, Step]:
 
 
 def _of(step: Step) -> int | None:
-    """What has to be synced for it: an inode, or the names."""
+    """Return the inode that must be synced for a step; None for the directory's names."""
     return step.inode if isinstance(step, Wrote | Resized) else None
 
 
 def _torn(pending: Mapping[int, Step], dice: Random) -> dict[int, Step]:
-    """Some of the steps, some of them in part."""
+    """Return a random choice of the steps, some of them only in part."""
     chosen: dict[int, Step] = {}
     for at, step in pending.items():
         if dice.random() < 0.5:

@@ -18,10 +18,10 @@ CALLS = ("open", "write", "sync", "allocate", "truncate", "rename", "unlink", "s
 
 @attrs.define(slots=False)
 class FaultyFiles(Files):
-    """Counts its calls, and fails the ``nth`` call of ``name`` (from 1) and ``times - 1`` after it with ``error``.
+    """Counts system calls, and fails the ``nth`` call of ``name`` (from 1) and ``times - 1`` after it with ``error``.
 
-    :ivar short: how many bytes of a failing write get through
-    :ivar room: what :meth:`free` says, in bytes; None: the truth
+    :ivar short: bytes that a failing write still writes
+    :ivar room: the value that :meth:`free` returns, in bytes; None for the real one
     """
 
     name: str = ""

@@ -80,7 +80,7 @@ class Author:
         self.journal.close()
 
     def abandon(self) -> None:
-        """End without closing in order, as a killed process does."""
+        """End without closing the journal cleanly, as a killed process does."""
         self.journal.state = JournalState.FAILED
         self.journal.close()
 
@@ -128,7 +128,7 @@ def _write(directory: Path) -> None:
 
 
 def described(directory: Path) -> list[list[Any]]:
-    """Return every record of the journal in *directory*: stream, number, time, names, own numbers and payload."""
+    """Return every record of the journal in *directory*: stream, seq, time, names, the producer's numbers, payload."""
     return [
         [
             run.stream,

@@ -1,4 +1,4 @@
-"""A journal in memory: the same contract as the one on disk, with its commits and its faults in the test's hands."""
+"""Journal in memory, with the contract of the one on disk; the test controls its commits and faults."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fyrehose.records import Run
 @implementer(IJournal)
 @attrs.define(eq=False)
 class MemoryJournal:
-    """Keeps everything in lists.
+    """Journal that keeps its records in lists.
 
-    :ivar auto: whether each append is durable at once; else :meth:`commit` makes it so
+    :ivar auto: True if each append is durable at once; otherwise :meth:`commit` makes appends durable
     :ivar now: the clock, in microseconds since 1970 UTC
-    :ivar stream_age: says how old a stream's records may be to be served, in seconds; 0: of any age
+    :ivar stream_age: returns the age up to which a stream's records are served, in seconds; 0 for no limit
     """
 
     auto: bool = True
@@ -70,7 +70,7 @@ class MemoryJournal:
         return done
 
     def commit(self) -> None:
-        """Everything appended so far is durable now."""
+        """Make everything appended so far durable."""
         assert self._observer is not None
         pending, self._pending = self._pending, []
         ends: dict[str, int] = {}
@@ -94,7 +94,7 @@ class MemoryJournal:
             done.callback(None)
 
     def enter(self, state: JournalState, reason: str) -> None:
-        """Go into ``state``; out of WRITABLE everything pending fails."""
+        """Change to ``state``; unless that is WRITABLE, all pending appends fail."""
         assert self._observer is not None
         self.state = state
         if state is not JournalState.WRITABLE:
@@ -102,12 +102,12 @@ class MemoryJournal:
         self._observer.state_changed(state, reason)
 
     def forget(self, stream: str, oldest: int) -> None:
-        """As retention does: nothing of ``stream`` below ``oldest`` is kept, in whole runs."""
+        """Drop the runs of ``stream`` that end before ``oldest``, as retention does."""
         self._runs[stream] = [run for run in self._runs[stream] if run.last_seq >= oldest]
         self._oldest[stream] = self._runs[stream][0].first_seq if self._runs[stream] else oldest
 
     def empty(self, stream: str) -> None:
-        """As retention does: nothing of ``stream`` is kept but its last number."""
+        """Drop all records of ``stream`` and keep its last number, as retention does."""
         last = self._emptied[stream] = self.ends()[stream]
         del self._runs[stream]
         self._oldest[stream] = last + 1

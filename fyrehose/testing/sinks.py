@@ -1,4 +1,4 @@
-"""A sink that remembers."""
+"""Sink that records its deliveries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fyrehose.records import Delivery, Record
 @implementer(ISink)
 @attrs.define(eq=False)
 class RecordingSink:
-    """Keeps what it was told, in order."""
+    """Records deliveries, gaps, and the reason of its end, in order."""
 
     deliveries: list[Delivery] = attrs.field(factory=list, init=False)
     gaps: list[tuple[int, int]] = attrs.field(factory=list, init=False)
@@ -29,7 +29,7 @@ class RecordingSink:
 
     @property
     def records(self) -> list[Record]:
-        """Everything that was delivered, record by record."""
+        """Return all delivered records."""
         return [record for delivery in self.deliveries for run in delivery.runs for record in run.records()]
 
     @property

@@ -1,4 +1,4 @@
-"""Waits for something to happen, without saying when."""
+"""Wait for a condition in a test."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from twisted.internet.task import deferLater
 
 
 async def until(reactor: IReactorTime, condition: Callable[[], object], patience: float = 60.0) -> None:
-    """Returns when ``condition`` holds; it is asked every few milliseconds.
+    """Wait until ``condition()`` is true, checking it every few milliseconds.
 
-    :param patience: seconds, many more than a busy machine needs
-    :raises AssertionError: it did not hold in that time
+    :param patience: timeout in seconds; choose it much longer than a busy machine needs
+    :raises AssertionError: the condition did not become true in that time
     """
     deadline = reactor.seconds() + patience
     while not condition():

@@ -143,8 +143,8 @@ def test_only_selected_records_are_exported(
             [],
             r"all.csv: expected a name ending with .parquet, .arrow, .feather, .ndjson, .jsonl, or --format",
         ),
-        ("all.ndjson", ["--from", "yesterday"], "--from is 'yesterday', and should be a number"),
-        ("all.ndjson", ["--to", "{"], "--to is '{', and should be a number"),
+        ("all.ndjson", ["--from", "yesterday"], "invalid --from 'yesterday': expected a number"),
+        ("all.ndjson", ["--to", "{"], "invalid --to '{': expected a number"),
     ],
 )
 def test_invalid_arguments_are_refused(data: Path, tmp_path: Path, name: str, words: list[str], said: str) -> None:

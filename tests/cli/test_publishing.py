@@ -154,8 +154,10 @@ def test_silent_server_is_an_error_after_the_timeout() -> None:
     run = Run(publisher, Messages(b"a"), timeout=5)
     run.clock.advance(5)
     assert [str(error) for error in run.outcome] == [
-        "figg at h:1 did not answer within 5 s; is the server running and reachable, "
-        "and does its access policy allow this client?"
+        (
+            "figg at h:1 did not answer within 5 s; is the server running and reachable, "
+            "and does its access policy allow this client?"
+        )
     ]
 
 

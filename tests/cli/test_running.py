@@ -101,8 +101,10 @@ def test_connect_times_out() -> None:
     assert not outcome
     clock.advance(0.1)
     assert outcome == [
-        "figg at h:1 did not answer within 5 s; is the server running and reachable, "
-        "and does its access policy allow this client?"
+        (
+            "figg at h:1 did not answer within 5 s; is the server running and reachable, "
+            "and does its access policy allow this client?"
+        )
     ]
 
 

@@ -21,7 +21,7 @@ def test_a_schema_is_that_of_the_columns_in_their_order() -> None:
     schema = arrow_schema(("payload", "seq"))
     assert schema.names == ["payload", "seq"]
     assert not schema.field("seq").nullable
-    with pytest.raises(ConfigError, match="no column 'offset'; they have stream, seq"):
+    with pytest.raises(ConfigError, match="unknown column 'offset': expected one of stream, seq"):
         arrow_schema(("offset",))
 
 

@@ -64,7 +64,7 @@ def test_a_table_is_published(spark: Any, server: tuple[str, Path]) -> None:
             "to", to
         ).save()
     assert "a payload is null" in str(own_error(raised.value))
-    with pytest.raises(PySparkException, match="only ever appended"):
+    with pytest.raises(PySparkException, match="cannot be overwritten"):
         frame.write.format("fyrehose").mode("overwrite").option("to", to).save()
 
 

@@ -45,7 +45,7 @@ def test_options() -> None:
     ):
         with pytest.raises(ConfigError):
             Options.of(wrong)
-    with pytest.raises(ConfigError, match="not as a stream"):
+    with pytest.raises(ConfigError, match="cannot be read as a stream"):
         FyrehoseDataSource({"path": "/j", "table": "gaps"}).streamReader(None)  # type: ignore[arg-type]
 
 

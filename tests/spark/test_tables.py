@@ -35,9 +35,9 @@ def test_a_lake_without_a_round_is_empty_and_one_that_is_not_there_an_error(spar
 
 
 def test_a_table_of_nothing(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="of a lake, of a journal, or of both"):
+    with pytest.raises(ValueError, match="neither a lake nor a journal is given"):
         table(None, None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="streams names none"):
+    with pytest.raises(ValueError, match="streams is empty"):
         table(None, None, "j", streams=[])  # type: ignore[arg-type]
 
 

@@ -1,1 +1,1 @@
-"""What is done again and again with streams that are tables; each a function here and a word of ``fyrehose-spark``."""
+"""Jobs on tables of streams; each is a function here and a command of ``fyrehose-spark``."""

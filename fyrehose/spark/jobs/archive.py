@@ -1,10 +1,10 @@
-"""``archive``: from the journal into the lake, exactly once.
+"""``archive``: copy the records of a journal into a lake, exactly once.
 
-    journal -> a range of positions -> a round of Parquet files -> counted -> synced -> committed -> said to retention
+    journal -> range of positions -> round of Parquet files -> counted -> synced -> committed -> retention hold updated
 
-It is a loop of batches and not a streaming query, because the lake's own log says where to go on: one checkpoint
-instead of two that have to agree, and nothing to lose when the driver, the planner or a worker is killed.  Before a
-round is committed it is counted against the journal's own headers.
+This is a loop of batch queries rather than a streaming query, because the lake's log is the only checkpoint: nothing
+has to agree with it, and nothing is lost when the driver, the planner or a worker is killed.  Before a round is
+committed, its records are counted against the headers of the journal.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from fyrehose.spark.plan import admitted, check, missing, walk
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: What a round takes, in bytes of the journal: enough for files of a good size, and not too much to do again.
+#: Size of a round, in bytes of the journal: large enough for Parquet files, and small enough to be repeated.
 ROUND = 1 << 30
 #: How often a retention hold is updated, in seconds, while there is nothing to copy.
 HEARTBEAT = 60.0
 
-#: A name of a stream that can be the name of a directory; others are there as a digest.
+#: Names of streams that are used as names of directories; others are replaced by a digest.
 _PLAIN = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 
 
 @attrs.frozen(kw_only=True)
 class Account:
-    """What a range of the journal has, by its headers.
+    """Counts of a range of the journal, from its batch headers.
 
-    :ivar chain: the checksum of its last batch; None where a batch takes the place of a damaged range
-    :ivar continued: what its first batch continues from; None as above
+    :ivar chain: the checksum of its last batch; None if that replaces a damaged range
+    :ivar continued: the checksum from which its first batch continues; None if that replaces a damaged range
     """
 
     rows: int
@@ -53,9 +53,9 @@ class Account:
 
 @attrs.define
 class Archived:
-    """What was done so far.
+    """Progress of an archive.
 
-    :ivar position: the lake has everything of the journal below it
+    :ivar position: the lake has every record of the journal before it
     """
 
     position: int
@@ -80,15 +80,15 @@ def archive(
     progress: Callable[[Archived, View], object] = lambda done, view: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Archived:
-    """Archive what is durable; with ``follow`` go on with what comes, until ``stop()``.
+    """Archive the durable records of a journal; with ``follow``, continue with new records until ``stop()``.
 
-    :param every: with ``follow``, begin a round so often in seconds, and sooner when it is full
+    :param every: interval of rounds with ``follow``, in seconds; a full round begins earlier
     :param hold: name of the archive's retention hold (``fyrehose journal holds``); None: it registers none
-    :param round_bytes: what a round takes, in bytes of the journal
-    :param by_stream: a directory for each stream; False where there are thousands of small ones
-    :param variant: a column ``json`` besides, of payloads whose content type is application/json
-    :param progress: is told before the first round and after each
-    :raises JournalCorrupt: something is damaged or was deleted before it was archived; the lake has all before it
+    :param round_bytes: size of a round, in bytes of the journal
+    :param by_stream: write a directory for each stream; use False for thousands of small streams
+    :param variant: add a column ``json`` of the payloads whose content type is application/json
+    :param progress: called before the first round and after each
+    :raises JournalCorrupt: data is damaged, or was deleted before it was archived; the lake has all records before it
     :raises JournalLocked: another archive writes to the lake
     """
     source, target = place(journal), Lake.at(lake)
@@ -117,7 +117,7 @@ class _Run:
     _reported: float = attrs.field(default=float("-inf"), init=False)
 
     def resume(self, view: View) -> int:
-        """Where to go on."""
+        """Return the position at which to resume."""
         commits = self.lake.commits()
         self._chain = commits[-1].chain if commits else None
         return commits[-1].end if commits else view.start
@@ -146,7 +146,7 @@ class _Run:
         return self.done
 
     def round(self, view: View) -> None:
-        """One round: all of it, or nothing."""
+        """Archive one round, completely or not at all."""
         start = self.done.position
         end = admitted(self.source, start, view.mark, 1 << 62, self.round_bytes)
         account = account_of(self.source, view, start, end)
@@ -218,7 +218,7 @@ class _Run:
 
 
 def account_of(source: Place, view: View, start: int, end: int) -> Account:
-    """Count what is between two positions, by the headers of its batches alone.
+    """Count the records between two positions from the batch headers alone.
 
     :raises JournalCorrupt: a header is damaged, or a segment is missing
     """

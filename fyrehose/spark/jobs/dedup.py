@@ -1,14 +1,12 @@
-"""``dedup``: records that are in a stream twice, because whoever sent them heard no answer and sent them again.
+"""``dedup``: find duplicate records, which a producer sent again because it received no acknowledgement.
 
-At least once means that this happens; nothing is lost by it, and here it is found.  Two records are the same message if
-their stream, their source, the host of their producer, the producer's own number and event id, and their payload are
-the same, and the second was accepted within ``within`` of the first.  The host counts and not the port, because who
-sends again has reconnected; the payload counts, because some protocols number from 1 again.  What comes by the same
-connection (the same port) is no double, unless an id says so: a log may have equal lines, and lumberjack numbers each
-window from 1.
+Two records are duplicates if their stream, source, producer's host, producer_seq, event_id and payload are equal, and
+the second was accepted within ``within`` of the first.  The producer's port is ignored, because a producer that sends
+again has reconnected; the payload is compared, because some protocols start again from 1.  Records of one connection
+(the same port) are not duplicates unless they have the same event_id: a log may have equal lines, and lumberjack
+numbers each window from 1.
 
-What has neither a number nor an id of its producer cannot be told from a message that happens to say the same: it is
-never called a double.
+A record without producer_seq and event_id is never a duplicate, because two messages may have the same payload.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-#: How long after the first a double is looked for: no client tries again for longer.
+#: Longest time between duplicates; no client retries for longer.
 WITHIN = "10 minutes"
 
 
 def doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
-    """The doubles among ``records``: stream, seq, and the number of the first that says the same (``first_seq``)."""
+    """Return the duplicates among ``records``: their stream and seq, and the seq of the original as ``first_seq``."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -40,7 +38,7 @@ def doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
         f.length("payload").alias("size"),
         f.xxhash64("payload").alias("digest"),
     )
-    # Each is compared with the one before it: of a chain of resends every one but the first is a double.
+    # Each record is compared with the one before it, so that all but the first of a chain of resends are duplicates.
     late = f.col("time") > f.lag("time").over(same) + f.expr(f"interval {within}")
     port_known = f.col("who") != f.col("producer")
     repeated = f.col("event_id").isNull() & port_known & (f.lag("producer").over(same) == f.col("producer"))
@@ -50,20 +48,20 @@ def doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
 
 
 def without_doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
-    """``records`` but for the doubles among them: for tables."""
+    """Return ``records`` without duplicates, for a batch DataFrame."""
     return records.join(doubles(records, within).select("stream", "seq"), ["stream", "seq"], "left_anti")
 
 
 def without_doubles_live(records: DataFrame, within: str = WITHIN) -> DataFrame:
-    """The same for streams: what was seen is remembered for ``within``.
+    """Return ``records`` without duplicates, for a streaming DataFrame; Spark keeps the keys for ``within``.
 
-    It does not tell connections of one host apart, so it also leaves out what a host says twice under one number: for
-    lumberjack, whose windows are numbered from 1, only where no two events are alike (Beats have the time in them).
+    This does not distinguish the connections of one host, and so also drops equal events with equal numbers.  Use it
+    for lumberjack, whose windows are numbered from 1, only if no two events are equal (those of Beats have a time).
     """
     from pyspark.sql import functions as f
 
     with_keys = records.withColumns({"_who": who(), "_digest": f.xxhash64("payload")}).withWatermark("time", within)
-    # Without a number or an id of the producer a record is only the same as itself.
+    # A record without producer_seq and event_id is equal only to itself.
     with_keys = with_keys.withColumn(
         "_itself", f.when(f.expr("producer_seq is null and event_id is null"), f.col("seq"))
     )
@@ -72,7 +70,7 @@ def without_doubles_live(records: DataFrame, within: str = WITHIN) -> DataFrame:
 
 
 def who() -> Column:
-    """The producer without its port."""
+    """Return a column with the producer's host, without the port."""
     from pyspark.sql import functions as f
 
     return f.regexp_replace(f.col("producer"), r":\d{1,5}$", "")

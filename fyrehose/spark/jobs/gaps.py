@@ -1,10 +1,10 @@
-"""``gaps``: numbers that are not in a table, though those around them are.
+"""``gaps``: find missing and duplicate numbers in a table.
 
-    per stream      every number from the first to the last has to be there, once
-    per producer    the same for the producers' own numbers, for protocols whose producers count on
+    per stream      every number from the first to the last must occur exactly once
+    per producer    the same for producer_seq, for protocols whose producers number their messages
 
-Numbers are counted in blocks of 32,768 with a bitmap each, so a hundred million records become three thousand rows;
-only blocks that are not full are looked at one by one.
+Numbers are counted in blocks of 32,768 with a bitmap each, so that a hundred million records become three thousand
+rows; only incomplete blocks are inspected number by number.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import attrs
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: What identifies a producer that numbers what it sends.
+#: Columns that identify a producer that numbers its messages.
 PRODUCER = ("stream", "source", "producer")
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Gap:
-    """Numbers that are missing, or there more than once.
+    """A range of numbers that are missing or duplicate.
 
-    :ivar key: the stream, or what else was counted by
-    :ivar kind: ``missing``, ``declared`` (the journal says itself that it has lost them), ``double``
+    :ivar key: values of the columns by which numbers were counted, such as the stream
+    :ivar kind: ``missing``, ``declared`` (lost, by the journal's own statement), or ``double``
     """
 
     key: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Gap:
 
 @attrs.frozen(slots=True)
 class _Block:
-    """The numbers of one key in one block."""
+    """Counts of the numbers of one key in one block."""
 
     key: tuple[Any, ...]
     bucket: int
@@ -62,9 +62,9 @@ def gaps(
     keys: Sequence[str] = ("stream",),
     number: str = "seq",
 ) -> list[Gap]:
-    """The numbers between the first and the last of each key that are missing, or there more than once.
+    """Return the missing and duplicate numbers between the first and the last of each key.
 
-    :param declared: (stream, first, last) that the journal declares as lost: what they cover is no surprise
+    :param declared: ranges (stream, first, last) that the journal declares lost; they get the kind ``declared``
     """
     blocks = _blocks(records, keys, number)
     inside = _inside(records, keys, number, [block for block in blocks if not block.full])
@@ -73,7 +73,7 @@ def gaps(
 
 
 def between(blocks: Sequence[_Block]) -> Iterator[Gap]:
-    """What is missing between blocks, which are sorted."""
+    """Yield the numbers that are missing between blocks, which must be sorted."""
     for i in range(1, len(blocks)):
         before, block = blocks[i - 1], blocks[i]
         if before.key == block.key and block.first > before.last + 1:
@@ -81,7 +81,7 @@ def between(blocks: Sequence[_Block]) -> Iterator[Gap]:
 
 
 def holes(key: tuple[Any, ...], numbers: Sequence[int]) -> Iterator[Gap]:
-    """What is missing among numbers, which are sorted, and what is there more than once."""
+    """Yield the missing and the duplicate ones of ``numbers``, which must be sorted."""
     for i in range(1, len(numbers)):
         before, number = numbers[i - 1], numbers[i]
         if number == before and (i == 1 or numbers[i - 2] != number):
@@ -91,7 +91,7 @@ def holes(key: tuple[Any, ...], numbers: Sequence[int]) -> Iterator[Gap]:
 
 
 def explained(found: Iterable[Gap], declared: Sequence[tuple[str, int, int]]) -> Iterator[Gap]:
-    """The same gaps, those parts marked that the journal declares as lost."""
+    """Yield the gaps again, split so that ranges that the journal declares lost have the kind ``declared``."""
     for gap in found:
         at = gap.first
         if gap.kind == "missing":
@@ -127,7 +127,7 @@ def _blocks(records: DataFrame, keys: Sequence[str], number: str) -> list[_Block
 
 
 def _inside(records: DataFrame, keys: Sequence[str], number: str, blocks: Sequence[_Block]) -> Iterator[Gap]:
-    """What is missing within blocks; one after the other, so that no more than one is in memory."""
+    """Yield the gaps within blocks, reading one block at a time to save memory."""
     from pyspark.sql import functions as f
 
     for block in blocks:

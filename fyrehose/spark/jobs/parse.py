@@ -1,4 +1,4 @@
-"""``parse``: JSON payloads as VARIANT, or as columns of a schema that is given; what is no JSON is kept aside."""
+"""``parse``: parse JSON payloads as VARIANT, or by a schema; payloads that are not JSON are written separately."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GOOD, _BAD = "parsed", "unparsed"
 
 
 def parsed(records: DataFrame, schema: str | None = None) -> DataFrame:
-    """``records`` with ``value`` besides: the payload as VARIANT, or as a struct of ``schema`` (a DDL string).
+    """Add a column ``value`` with the payload as VARIANT, or as a struct of ``schema`` (a DDL string).
 
     ``value`` is null where the payload is not JSON in UTF-8, or does not fit the schema.
     """
@@ -29,7 +29,7 @@ def parsed(records: DataFrame, schema: str | None = None) -> DataFrame:
 
 
 def parse(records: DataFrame, output: str | Path, schema: str | None = None) -> tuple[int, int]:
-    """Write what can be parsed to OUTPUT/parsed and the rest, as it is, to OUTPUT/unparsed; how many of each.
+    """Write parsed records to OUTPUT/parsed, and the others unchanged to OUTPUT/unparsed; return both counts.
 
     Running it again replaces both.
     """

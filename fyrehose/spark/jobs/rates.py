@@ -1,4 +1,4 @@
-"""``rates``: how much came in and how late, by window of time, stream, source and topic."""
+"""``rates``: count records, bytes and lag by window of time, stream, source and topic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOWS = 10_000
 
 
 def rates(records: DataFrame, window: str = "1 minute", by: Sequence[str] = ("stream", "source", "topic")) -> DataFrame:
-    """For each window and group: records, bytes, and the lag behind the producers' own clocks in seconds.
+    """Return for each window and group the records, the bytes, and the lag behind the producers' clocks in seconds.
 
     The lag is null where producers send no time.
     """
@@ -37,7 +37,7 @@ def rates(records: DataFrame, window: str = "1 minute", by: Sequence[str] = ("st
 
 
 def plot(rows: Sequence[Any], seconds: float, path: Path) -> None:
-    """Draw records a second of each stream over time, those with most records each as a line, into ``path``.
+    """Plot the records a second of the busiest streams over time, one line each, into the file at ``path``.
 
     :param rows: of :func:`rates`, with ``start``, ``stream`` and ``records``
     :param seconds: how long a window is
@@ -72,7 +72,7 @@ def plot(rows: Sequence[Any], seconds: float, path: Path) -> None:
 
 
 def windows(starts: Collection[datetime], seconds: float) -> list[datetime]:
-    """Windows of time in their order, with those in which nothing came, unless they are too many to be seen."""
+    """Return the windows in order, including empty ones unless they are too many to plot."""
     if not starts:
         return []
     first, step = min(starts), timedelta(seconds=seconds)
@@ -83,7 +83,7 @@ def windows(starts: Collection[datetime], seconds: float) -> list[datetime]:
 
 
 def _rate(rows: Iterable[Any], starts: Sequence[datetime], seconds: float) -> list[float]:
-    """Records a second in each window."""
+    """Return the records a second of each window."""
     found = dict.fromkeys(starts, 0.0)
     for row in rows:
         found[row["start"]] += row["records"] / seconds

@@ -1,4 +1,4 @@
-"""``replay``: a slice of a table back into a stream of a running server, in order and as fast as is wanted."""
+"""``replay``: publish records of a table again to a running server, in order and at a limited rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def replay(records: DataFrame, to: str, stream: str | None = None, rate: float = 0.0) -> int:
-    """Publish ``records`` to the Figg listener at ``to``; how many, all of them durable.
+    """Publish ``records`` to the Figg listener at ``to``; return how many, all of which are durable.
 
     They keep their order within each stream.  They are new records there: with numbers, times and a producer of their
     own.  Whoever runs it twice has them twice: only what the same run repeats can be told by its numbers.

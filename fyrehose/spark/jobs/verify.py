@@ -1,4 +1,4 @@
-"""``verify``: the lake has what the journal has, column by column.
+"""``verify``: compare a lake with its journal, column by column.
 
 Both sides are counted in blocks of numbers, with a checksum over every column of every record; blocks that differ are
 told with their stream and their numbers.  Only what both have can be compared: numbers that retention has deleted are
@@ -25,7 +25,7 @@ BLOCK = 1 << 16
 
 @attrs.frozen(slots=True, kw_only=True)
 class Difference:
-    """A block that is not the same: how many records each side has of it."""
+    """A block of numbers that differs, with the number of its records on each side."""
 
     stream: str
     first: int
@@ -36,7 +36,7 @@ class Difference:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Verified:
-    """What was compared.
+    """Result of a comparison.
 
     :ivar checked: records that both have, in the same way
     :ivar unchecked: records that only the lake has, because the journal does not keep them any more
@@ -48,7 +48,7 @@ class Verified:
 
 
 def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
-    """Compare the lake with the journal, as far as both go.
+    """Compare the records that both the lake and the journal have.
 
     :raises JournalCorrupt: the journal is damaged
     """
