@@ -10,7 +10,7 @@ import pytest
 from benchmarks.calls import TRIPS, Count, Tracer
 
 
-def test_only_functions_of_the_package_are_counted_and_only_while_it_is_on() -> None:
+def test_tracer_counts_only_fyrehose_functions_during_a_round() -> None:
     tracer = Tracer()
     with tracer.round():
         tracer.entered += [("a", "f"), ("a", "g"), ("b", "f"), ("a", "f")]

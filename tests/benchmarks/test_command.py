@@ -24,11 +24,11 @@ from benchmarks.results import Measured
 from benchmarks.servers import CannotStart
 
 
-def test_nothing_chosen_is_everything() -> None:
+def test_all_cases_run_without_patterns() -> None:
     assert choose([]) == list(CASES)
 
 
-def test_a_name_that_is_none_is_said() -> None:
+def test_unknown_case_is_an_error() -> None:
     with pytest.raises(NoSuchCase, match="'figgy'"):
         choose(["figg", "figgy"])
 
@@ -42,7 +42,7 @@ def test_everybody_that_a_case_names_is_known() -> None:
     assert {name for case in CASES for name in case.against} <= set(command.EVERYBODY)
 
 
-def test_who_is_missing_is_said_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_contestant_is_reported_and_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FIGG_SERVER", raising=False)
     there, missing = available(choose(["figg/live/1"]), Wanted())
     assert {"fyrehose", "fyrehose-later"} <= set(there)
@@ -53,7 +53,7 @@ def test_who_is_missing_is_said_and_not_measured(monkeypatch: pytest.MonkeyPatch
     assert (list(there), missing) == (["fyrehose", "fyrehose-metrics"], [])
 
 
-def test_the_machine_its_disk_and_its_load_are_told(tmp_path: Path) -> None:
+def test_report_describes_machine_disk_and_load(tmp_path: Path) -> None:
     found = machine(tmp_path, Wanted(rounds=3), {"fyrehose": command.EVERYBODY["fyrehose"]})
     assert "cores" in found["machine"]
     assert "disk: unknown" not in found["machine"]
@@ -61,7 +61,7 @@ def test_the_machine_its_disk_and_its_load_are_told(tmp_path: Path) -> None:
     assert float(found["load average before"]) >= 0
 
 
-def test_what_was_measured_is_kept_whatever_comes_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_results_are_kept_when_a_later_case_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers: list[list[Measured] | BaseException] = [
         CannotStart("it is gone"),
         [Measured(case="figg/live/4", contestant="fyrehose", samples=[{"micros": 1.0}])],

@@ -60,7 +60,7 @@ def test_pushes_come_back_and_are_counted() -> None:
     assert (outcome.acknowledged, outcome.received, outcome.lost, backbone.pushed) == (30, 30, 0, 30)
 
 
-def test_what_is_lost_is_counted_and_the_rest_goes_on() -> None:
+def test_lost_datagrams_are_counted_and_the_load_continues() -> None:
     backbone = Backbone(lost=frozenset({3, 17}))
     load = Datagrams(plan(backbone, publishers=[20], subscribers=1, expected=20, window=1))
     load.connect()

@@ -11,7 +11,7 @@ from benchmarks.idle import measure, settle
 from benchmarks.servers import FYREHOSE, CannotStart
 
 
-def test_who_may_not_open_so_many_is_told(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_descriptor_limit_that_is_too_low_is_reported(tmp_path) -> None:  # type: ignore[no-untyped-def]
     case = Case(name="x/idle", protocol="figg", work=Work.IDLE, messages=1 << 40)
     with pytest.raises(CannotStart, match="descriptors"):
         measure(case, FYREHOSE, tmp_path, 1, "batch", print)

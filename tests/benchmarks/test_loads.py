@@ -55,7 +55,7 @@ def test_subscribers_have_a_process_of_their_own() -> None:
     assert publishers.extra == {"directory": "d", "last": 0}
 
 
-def test_who_hears_nothing_of_its_own_hears_what_all_hear() -> None:
+def test_publisher_without_own_messages_has_separate_subscribers() -> None:
     subscribers, publishers = bout(protocol="eventbus", subscribers=4)._live("s")
     assert (subscribers.subscribers, publishers.subscribers) == (3, 1)
 

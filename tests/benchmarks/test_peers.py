@@ -36,7 +36,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("beats-server", "BEATS_SERVER is not set"),
     ],
 )
-def test_what_is_not_there_is_named(nowhere: Path, name: str, says: str) -> None:
+def test_missing_program_is_named(nowhere: Path, name: str, says: str) -> None:
     with pytest.raises(CannotStart, match=says):
         peers.PEERS[name].version()
 
@@ -60,13 +60,13 @@ def test_a_program_that_fails_is_named(nowhere: Path) -> None:
         peers.PEERS["redis-always"].version()
 
 
-def test_without_root_it_says_how(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_without_root_prints_the_command(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(CannotStart, match="sudo apt-get install redis-server"):
         peers.install()
 
 
-def test_what_is_there_is_not_installed(nowhere: Path) -> None:
+def test_installed_programs_are_not_installed_again(nowhere: Path) -> None:
     program(nowhere, "redis-server", "v=7.0.15")
     program(nowhere, "nats-server", "v2.12.8")
     peers.install()

@@ -19,7 +19,7 @@ def test_everybody_has_a_colour() -> None:
 
 
 @pytest.mark.slow
-def test_a_picture_shows_who_was_measured(tmp_path: Path) -> None:
+def test_plot_shows_the_measured_contestants(tmp_path: Path) -> None:
     measured = [
         Measured(case=case, contestant=name, samples=[{"micros": 2.0, **LATENCY}])
         for case in [*list(WORK)[1:], "figg/latency/5k"]

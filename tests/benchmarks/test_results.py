@@ -33,7 +33,7 @@ def test_results_are_asked_by_case_and_contestant() -> None:
     assert results.median("figg/live/1", "micros") is None
 
 
-def test_others_are_told_in_times_of_ours() -> None:
+def test_other_servers_are_compared_with_fyrehose() -> None:
     results = Results(MEASURED)
     assert results.times(MEASURED[1], "fyrehose") == 4.0
     assert results.times(MEASURED[1], "fyrehose-later") is None

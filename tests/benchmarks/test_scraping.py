@@ -52,7 +52,7 @@ def serving() -> Iterator[Answering]:
         thread.join()
 
 
-def test_it_asks_again_and_again_until_it_is_over(serving: Answering) -> None:
+def test_metrics_are_scraped_until_the_context_ends(serving: Answering) -> None:
     with Scraper(serving.server_port, every=0.01) as scraper:
         assert serving.third.wait(30)
     assert scraper.scrapes == len(serving.asked) >= 3
@@ -68,7 +68,7 @@ def test_an_answer_that_has_no_metrics_is_trouble(serving: Answering) -> None:
         scraper.__exit__(None)
 
 
-def test_nobody_there_is_trouble_but_hides_no_other() -> None:
+def test_failed_scrape_does_not_hide_an_earlier_error() -> None:
     scraper = Scraper(free_port())
     scraper.__enter__()
     scraper._thread.join(30)

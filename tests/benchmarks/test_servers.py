@@ -14,7 +14,7 @@ from fyrehose.server.config import parse_listen, parse_option, resolve
 
 
 @pytest.mark.parametrize("protocol", sorted({case.protocol for case in CASES} - {"journal"}))
-def test_the_server_understands_what_it_is_told(protocol: str, tmp_path: Path) -> None:
+def test_server_accepts_the_options_of_every_protocol(protocol: str, tmp_path: Path) -> None:
     words = fyrehose_words(tmp_path, protocol, "batch")
     said = [(name, value) for name, value in pairwise(words) if name.startswith("--")]
     options: dict[str, dict[str, str]] = {}
@@ -26,7 +26,7 @@ def test_the_server_understands_what_it_is_told(protocol: str, tmp_path: Path) -
     assert [listener.name for listener in config.listeners] == [protocol]
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_program_is_named(tmp_path: Path) -> None:
     with pytest.raises(CannotStart, match="no-such-program cannot be run"):
         spawn(tmp_path, ["no-such-program"])
 
@@ -37,5 +37,5 @@ def test_a_server_that_ends_is_shown_with_its_last_words(tmp_path: Path) -> None
         spawned.wait_for(lambda said: "serving" in said)
 
 
-def test_what_is_measured_has_a_version() -> None:
+def test_every_contestant_has_a_version() -> None:
     assert fyrehose_version().endswith(" kernels")

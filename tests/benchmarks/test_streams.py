@@ -88,7 +88,7 @@ def test_a_server_that_closes_is_trouble() -> None:
         load.close()
 
 
-def test_who_has_no_subscribers_says_so() -> None:
+def test_wire_without_subscribers_is_an_error() -> None:
     plan = Plan(wire="lumberjack", port=1, read_port=1, stream="s", size=10, subscribers=1)
     with pytest.raises(Wrong, match="no subscribers"):
         Streams(plan).connect()

@@ -36,7 +36,7 @@ def test_numbers_are_short(number: float, text: str) -> None:
     assert short(number) == text
 
 
-def test_a_spread_is_shown_with_both_ends_if_it_has_any() -> None:
+def test_range_is_shown_if_it_is_not_empty() -> None:
     assert spread(Spread(1.0, 0.5, 2_000.0)) == "1 (0.5-2k)"
     assert spread(Spread(1.0, 1.0, 1.0)) == "1"
 
@@ -53,7 +53,7 @@ def test_a_line_for_each_server_and_the_case_once() -> None:
     assert found[3].split()[:5] == ["redis-always", "250k", "5.5", "2.75+2.75", "5.5x"]
 
 
-def test_what_metrics_cost_is_told_by_the_hundredth_and_judged() -> None:
+def test_cost_of_metrics_is_shown_in_percent_and_judged() -> None:
     found = lines(load("fyrehose", 1.0), load("fyrehose-metrics", 1.042))
     assert found[3].split()[:5] == ["fyrehose-metrics", "250k", "1.04", "0.52+0.52", "1.04x"]
     judged = [line for line in found if "CPU with metrics against without" in line]
@@ -72,7 +72,7 @@ def test_latencies_have_a_table_of_their_own() -> None:
     assert line.split() == ["figg/live/1", "fyrehose", "1.000", "12.500"]
 
 
-def test_what_has_other_figures_is_told_with_them() -> None:
+def test_each_kind_of_case_shows_its_own_figure() -> None:
     start = Measured(case="start/empty", contestant="fyrehose", samples=[{"seconds": 0.5}, {"seconds": 0.7}])
     idle = Measured(case="figg/idle", contestant="fyrehose", samples=[{"each": 2048.0}])
     found = lines(start, idle)

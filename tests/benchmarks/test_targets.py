@@ -23,7 +23,7 @@ def found(name: str, *measured: Measured) -> tuple[float | None, bool | None]:
     return value, None if value is None else target.met(value)
 
 
-def test_nothing_is_judged_that_was_not_measured() -> None:
+def test_targets_without_measurement_are_not_judged() -> None:
     assert [target for target in TARGETS if target.value(Results([])) is not None] == []
 
 
@@ -65,7 +65,7 @@ def test_limits_have_their_units() -> None:
     assert found("figg, 20,000 messages/s, p99", one("figg/latency/20k", acknowledged_99=0.06)) == (60.0, False)
 
 
-def test_nobody_is_lost_by_flow_control() -> None:
+def test_lost_messages_miss_the_flow_control_target() -> None:
     name = "flow control, messages that a slow subscriber lost"
     assert found(name, one("figg/flow-control", sent=10.0, received=10.0)) == (0.0, True)
     assert found(name, one("figg/flow-control", sent=10.0, received=9.0)) == (1.0, False)

@@ -8,7 +8,7 @@ import time
 from benchmarks import usage
 
 
-def test_cpu_of_a_process_is_what_it_says_itself() -> None:
+def test_cpu_seconds_match_those_of_the_process_itself() -> None:
     before, own = usage.cpu(os.getpid()), time.process_time()
     while time.process_time() - own < 0.05:
         pass

@@ -72,34 +72,34 @@ def settle(clock: Clock) -> None:
         clock.advance(0)
 
 
-def test_it_says_what_it_is(broker: Broker) -> None:
+def test_broker_provides_its_interface(broker: Broker) -> None:
     assert verifyObject(IBroker, broker)
     assert verifyObject(IJournalObserver, broker)
     assert isinstance(broker.counters, Counters)
     assert isinstance(broker.budget, Budget)
 
 
-def test_its_parts_say_what_they_are(broker: Broker) -> None:
+def test_parts_of_the_broker_provide_their_interfaces(broker: Broker) -> None:
     sink = RecordingSink()
     assert verifyObject(ISink, sink)
     assert verifyObject(ISubscription, broker.subscribe("s", 0, sink))
 
 
-def test_each_run_is_told_its_first_number(broker: Broker) -> None:
+def test_publish_returns_the_first_number_of_each_run(broker: Broker) -> None:
     assert outcome(broker.publish([drafts(b"a", b"b"), drafts(b"c", stream="t"), drafts(b"d")])) == (1, 1, 3)
     assert outcome(broker.publish([drafts(b"e")])) == (4,)
     assert broker.bounds("s") == (1, 4)
     assert broker.bounds("none") == (1, 0)
 
 
-def test_what_was_published_can_be_read(broker: Broker) -> None:
+def test_published_records_can_be_read(broker: Broker) -> None:
     broker.publish([drafts(b"a", b"b", topic="x"), drafts(b"c")])
     records = [record for run in broker.read("s", 2, 1000) for record in run.records()]
     assert [(record.seq, record.topic, record.payload) for record in records] == [(2, "x", b"b"), (3, None, b"c")]
     assert broker.read("s", 4, 1000) == ()
 
 
-def test_all_of_it_or_none(broker: Broker) -> None:
+def test_publish_is_atomic(broker: Broker) -> None:
     broker.restrict("small", 1)
     refused = outcome(broker.publish([drafts(b"fits"), drafts(b"too large", stream="small")]))
     assert isinstance(refused, PayloadTooLarge)
@@ -116,7 +116,7 @@ def test_all_of_it_or_none(broker: Broker) -> None:
     ],
     ids=["empty-name", "long-name", "17-MiB"],
 )
-def test_what_it_refuses(broker: Broker, run: Run, error: type[PublishError]) -> None:
+def test_invalid_publishes_are_refused(broker: Broker, run: Run, error: type[PublishError]) -> None:
     assert type(outcome(broker.publish([run]))) is error
 
 
@@ -149,7 +149,7 @@ def test_subscribing_makes_no_stream(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("after", "seqs"), [(None, [4]), (0, [1, 2, 3, 4]), (2, [3, 4]), (99, [4])])
-def test_subscribers_get_what_follows(broker: Broker, clock: Clock, after: int | None, seqs: list[int]) -> None:
+def test_subscribers_receive_later_records(broker: Broker, clock: Clock, after: int | None, seqs: list[int]) -> None:
     broker.publish([drafts(b"1", b"2"), drafts(b"3")])
     sink = RecordingSink()
     subscription = broker.subscribe("s", after, sink)
@@ -171,7 +171,7 @@ def test_a_subscriber_may_come_before_its_stream(broker: Broker, clock: Clock) -
     assert sink.payloads == [b"x"]
 
 
-def test_after_stopping_the_sink_hears_nothing(broker: Broker, clock: Clock) -> None:
+def test_stopped_subscription_delivers_nothing(broker: Broker, clock: Clock) -> None:
     sink = RecordingSink()
     subscription = broker.subscribe("s", 0, sink)
     subscription.resumeProducing()
@@ -190,7 +190,7 @@ def test_a_restriction_may_come_before_or_after_the_stream(broker: Broker) -> No
         assert isinstance(outcome(broker.publish([drafts(b"333", stream=stream)])), tuple)
 
 
-def test_after_closing_it_takes_nothing(broker: Broker, clock: Clock) -> None:
+def test_closed_broker_refuses_publishes(broker: Broker, clock: Clock) -> None:
     sink = RecordingSink()
     broker.subscribe("s", 0, sink).resumeProducing()
     settle(clock)

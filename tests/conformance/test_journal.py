@@ -258,22 +258,22 @@ def refusals(*appends: Deferred[None]) -> list[type[Exception]]:
     return failures
 
 
-def test_it_says_what_it_is(make: Callable[[], Subject]) -> None:
+def test_journal_provides_its_interface(make: Callable[[], Subject]) -> None:
     journal = make().journal
     assert verifyObject(IJournal, journal)
     assert journal.state is JournalState.CLOSED
     assert journal.floor == 0
 
 
-def test_one_that_is_not_open_takes_nothing(make: Callable[[], Subject]) -> None:
+def test_append_before_open_is_refused(make: Callable[[], Subject]) -> None:
     assert refusals(make().append(drafts(b"x"), first=1)) == [Closed]
 
 
-def test_one_that_is_not_open_can_be_closed(make: Callable[[], Subject]) -> None:
+def test_journal_that_is_not_open_can_be_closed(make: Callable[[], Subject]) -> None:
     assert make().journal.close().called
 
 
-def test_nothing_leaves_before_it_is_durable(subject: Subject) -> None:
+def test_records_are_readable_only_when_durable(subject: Subject) -> None:
     appended = subject.append(drafts(b"a", b"b"), first=1)
     assert not appended.called
     assert subject.journal.ends() == {}
@@ -286,7 +286,7 @@ def test_nothing_leaves_before_it_is_durable(subject: Subject) -> None:
     assert payloads(subject.kept("s")) == [(1, b"a"), (2, b"b")]
 
 
-def test_the_observer_hears_of_it_before_the_one_who_appended(subject: Subject) -> None:
+def test_observer_is_called_before_the_appender(subject: Subject) -> None:
     told = subject.observer.told
     subject.append(drafts(b"a"), first=1).addCallback(lambda _: told.append("appended"))
     subject.commit()
@@ -317,7 +317,7 @@ def test_one_append_may_hold_several_runs_and_streams(subject: Subject) -> None:
     assert [record.producer for record in subject.kept("a")] == [None, "p"]
 
 
-def test_whoever_is_told_may_append(subject: Subject) -> None:
+def test_observer_and_appender_may_append_again(subject: Subject) -> None:
     again: list[Deferred[None]] = []
     subject.append(drafts(b"a"), first=1).addCallback(lambda _: again.append(subject.append(drafts(b"b"), first=2)))
     subject.commit()
@@ -360,7 +360,7 @@ def test_time_never_goes_back(subject: Subject) -> None:
     assert times[0] > 0
 
 
-def test_reading_takes_what_fits_and_at_least_one(subject: Subject) -> None:
+def test_read_returns_records_up_to_the_limit_and_at_least_one(subject: Subject) -> None:
     subject.append(drafts(b"xx", b"yyy", b"z", b""), first=1)
     subject.append(drafts(b"w" * 10), first=5)
     subject.commit()
@@ -379,12 +379,12 @@ def test_reading_takes_what_fits_and_at_least_one(subject: Subject) -> None:
     assert [record.seq for record in subject.kept("s")] == [1, 2, 3, 4, 5]
 
 
-def test_a_stream_that_nobody_made(subject: Subject) -> None:
+def test_unknown_stream_is_empty(subject: Subject) -> None:
     assert subject.journal.read("none", 1, 1000) == ()
     assert subject.journal.bounds("none") == (1, 0)
 
 
-def test_it_goes_on_where_it_ended(make: Callable[[], Subject]) -> None:
+def test_reopened_journal_continues_its_numbers(make: Callable[[], Subject]) -> None:
     subject = make()
     for first in (1, 3, 5):
         assert subject.open() == ({"s": first - 1, "t": first - 1} if first > 1 else {})
@@ -398,7 +398,7 @@ def test_it_goes_on_where_it_ended(make: Callable[[], Subject]) -> None:
     subject.close()
 
 
-def test_closing_commits_what_was_appended(subject: Subject) -> None:
+def test_close_commits_pending_appends(subject: Subject) -> None:
     appends = [subject.append(drafts(b"x"), first=n) for n in (1, 2, 3)]
     subject.close()
     assert all(append.called for append in appends)
@@ -440,7 +440,7 @@ def test_with_room_again_the_numbers_go_on_that_never_left(subject: Subject) -> 
     assert payloads(subject.kept("s")) == expected
 
 
-def test_it_can_be_closed_without_room(subject: Subject) -> None:
+def test_journal_can_be_closed_on_a_full_disk(subject: Subject) -> None:
     subject.append(drafts(b"kept"), first=1)
     subject.commit()
     subject.fill()
@@ -448,7 +448,7 @@ def test_it_can_be_closed_without_room(subject: Subject) -> None:
     assert subject.open() == {"s": 1}
 
 
-def test_one_that_failed_takes_nothing_more(subject: Subject, logged_errors: Any) -> None:
+def test_failed_journal_refuses_appends(subject: Subject, logged_errors: Any) -> None:
     subject.append(drafts(b"kept"), first=1)
     subject.commit()
     subject.observer.told.clear()

@@ -34,14 +34,14 @@ def plugin(request: pytest.FixtureRequest) -> Any:
     return plugins.load(request.param)
 
 
-def test_it_says_what_it_is(plugin: Any) -> None:
+def test_plugin_provides_its_interface(plugin: Any) -> None:
     assert verifyObject(IProtocolPlugin, plugin)
     assert plugin.name in plugins.names()
     assert plugin.description
     assert "\n" not in plugin.description
 
 
-def test_every_option_has_a_default_can_be_read_and_says_what_it_is(plugin: Any) -> None:
+def test_every_option_has_a_default_a_parser_and_a_help_text(plugin: Any) -> None:
     settings = plugin.settings()
     for field in attrs.fields(plugin.settings):
         assert callable(field.metadata["convert"]), field.name
@@ -54,7 +54,7 @@ def test_its_default_is_on_loopback(plugin: Any) -> None:
     assert "127.0.0.1" in plugin.default_endpoint
 
 
-def test_its_service_opens_nothing_before_it_starts(plugin: Any, broker: Broker) -> None:
+def test_service_opens_no_port_before_it_starts(plugin: Any, broker: Broker) -> None:
     reactor = MemoryReactorClock()
     try:
         service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
@@ -67,7 +67,7 @@ def test_its_service_opens_nothing_before_it_starts(plugin: Any, broker: Broker)
 
 
 @pytest.mark.parametrize("endpoint", ["", "nonsense:1", "tcp", "tcp:many", "8119"])
-def test_an_endpoint_that_is_none_is_said_at_once(plugin: Any, broker: Broker, endpoint: str) -> None:
+def test_invalid_endpoint_is_refused_at_once(plugin: Any, broker: Broker, endpoint: str) -> None:
     with pytest.raises(ConfigError, match=plugin.name):
         plugin.make_service(MemoryReactorClock(), broker, endpoint, plugin.settings())
 

@@ -23,7 +23,7 @@ def sequencer(request: pytest.FixtureRequest) -> ISequencer:
     return made
 
 
-def test_it_says_what_it_is(sequencer: ISequencer) -> None:
+def test_sequencer_provides_its_interface(sequencer: ISequencer) -> None:
     assert verifyObject(ISequencer, sequencer)
 
 
@@ -38,22 +38,22 @@ def test_one_call_may_name_a_stream_twice(sequencer: ISequencer) -> None:
     assert sequencer.reserve([("a", 1)]) == (7,)
 
 
-def test_nothing_wanted_is_nothing_reserved(sequencer: ISequencer) -> None:
+def test_reserving_no_numbers_changes_nothing(sequencer: ISequencer) -> None:
     assert sequencer.reserve([]) == ()
 
 
-def test_it_goes_on_from_where_it_is_told(sequencer: ISequencer) -> None:
+def test_sequencer_continues_from_given_ends(sequencer: ISequencer) -> None:
     sequencer.reserve([("a", 5), ("gone", 5)])
     sequencer.restore({"a": 2, "b": 40})
     assert sequencer.reserve([("a", 1), ("b", 1), ("gone", 1)]) == (3, 41, 1)
 
 
-def test_streams_that_nobody_names_begin_above_the_floor(sequencer: ISequencer) -> None:
+def test_unknown_streams_begin_above_the_floor(sequencer: ISequencer) -> None:
     sequencer.restore({"a": 2000}, floor=1000)
     assert sequencer.reserve([("a", 1), ("new", 2), ("new", 1)]) == (2001, 1001, 1003)
 
 
-def test_what_it_was_given_is_not_its_own(sequencer: ISequencer) -> None:
+def test_sequencer_copies_the_given_ends(sequencer: ISequencer) -> None:
     ends = {"a": 1}
     sequencer.restore(ends)
     sequencer.reserve([("a", 1)])

@@ -126,7 +126,7 @@ def test_json(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("protocol", "stream"), [("figg", "backbone"), ("backbone", None)])
-def test_following_what_comes(server: Server, protocol: str, stream: str | None) -> None:
+def test_tail_follows_new_messages(server: Server, protocol: str, stream: str | None) -> None:
     server.publish("before")
     command = [*server.words("tail", protocol, stream), "--count", "3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -141,7 +141,7 @@ def test_following_what_comes(server: Server, protocol: str, stream: str | None)
 
 
 @pytest.mark.parametrize(("protocol", "stream"), [("figg", "backbone"), ("backbone", None)])
-def test_a_reader_that_has_seen_enough(server: Server, protocol: str, stream: str | None) -> None:
+def test_tail_ends_when_its_output_is_closed(server: Server, protocol: str, stream: str | None) -> None:
     server.publish(data=b"".join(b"line %d\n" % n for n in range(5000)))
     command = [*server.words("tail", protocol, stream), "--since", "start"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -154,7 +154,7 @@ def test_a_reader_that_has_seen_enough(server: Server, protocol: str, stream: st
         assert process.wait(60) == 0
 
 
-def test_ctrl_c_ends_it_quietly(server: Server) -> None:
+def test_ctrl_c_ends_tail_without_an_error(server: Server) -> None:
     server.publish("one")
     for command in (
         [*server.words("tail", "figg", "backbone"), "--since", "start"],
@@ -169,7 +169,7 @@ def test_ctrl_c_ends_it_quietly(server: Server) -> None:
             assert process.stderr.read() == b""
 
 
-def test_a_server_that_goes_and_comes_back_is_nothing_to_a_follower(server: Server) -> None:
+def test_tail_resumes_after_the_server_restarts(server: Server) -> None:
     server.publish("one")
     command = [*server.words("tail", "figg", "backbone"), "--since", "start", "--count", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -183,7 +183,7 @@ def test_a_server_that_goes_and_comes_back_is_nothing_to_a_follower(server: Serv
 
 @pytest.mark.parametrize("protocol", ["figg", "backbone"])
 @pytest.mark.parametrize("command", ["publish", "tail"])
-def test_a_server_that_is_not_there(command: str, protocol: str) -> None:
+def test_unreachable_server_is_one_line_and_status_1(command: str, protocol: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     words = [FYREHOSE, command, "--protocol", protocol, "--timeout", "2s", "--to" if command == "publish" else "--from"]
@@ -251,7 +251,7 @@ def test_a_tail_that_could_not_get_everything_names_the_range() -> None:
     )
 
 
-def test_a_terminal_is_not_given_what_it_would_obey(server: Server) -> None:
+def test_control_characters_are_escaped_on_a_terminal(server: Server) -> None:
     server.publish(data=b"\x1b]0;owned\x07\xff\n")
     words = [*server.words("tail", "figg", "backbone"), "--since", "start", "--count", "1"]
     ours, theirs = pty.openpty()

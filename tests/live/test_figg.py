@@ -176,7 +176,7 @@ def test_every_payload_comes_back_unchanged_live_and_later(start: Any, window: i
     assert read_all(port, len(sent)) == expected
 
 
-def test_what_was_acknowledged_is_there_after_a_stop_and_after_a_kill(start: Any) -> None:
+def test_acknowledged_messages_survive_a_stop_and_a_kill(start: Any) -> None:
     sent = payloads(2000)
     expected = [data(i + 1, payload) for i, payload in enumerate(sent)]
     for end, number in ((1000, signal.SIGTERM), (2000, signal.SIGKILL)):
@@ -479,7 +479,7 @@ async def test_over_a_unix_socket(tmp_path: Path) -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_client_that_pauses_is_not_handed_more_and_misses_nothing(tmp_path: Path) -> None:
+async def test_paused_client_receives_nothing_and_later_misses_nothing(tmp_path: Path) -> None:
     got: list[tuple[int, bytes]] = []
     sent = [bytes([i % 256]) * 100_000 for i in range(200)]
     async with serving(tmp_path, "tcp:0:interface=127.0.0.1") as (_, port):

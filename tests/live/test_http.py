@@ -37,7 +37,7 @@ def lines(data: bytes) -> list[Any]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-def test_what_goes_in_comes_out_before_and_after_a_kill(start: Any) -> None:
+def test_published_messages_are_read_before_and_after_a_kill(start: Any) -> None:
     server = start(*HTTP)
     url = f"http://127.0.0.1:{server.port('http')}/streams/notes"
     assert lines(curl("-d", "hello", url)) == [{"stream": "notes", "count": 1, "first": 1, "last": 1}]

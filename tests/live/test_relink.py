@@ -141,7 +141,7 @@ class Moving:
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_reader_whose_link_is_lost_misses_and_doubles_nothing(start: Any) -> None:
+async def test_subscriber_with_a_lost_link_misses_and_repeats_nothing(start: Any) -> None:
     """The server moves to another endpoint, where nothing is known of its links.  The reader goes on behind its last
     record, and a reader that has seen no record goes on where it began."""
     server = start(*LISTEN)

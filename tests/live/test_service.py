@@ -73,7 +73,7 @@ def test_a_start_says_what_listens_where_and_a_stop_is_a_success(start: Any) -> 
     assert not server.directory.joinpath("twistd.pid").exists()
 
 
-def test_twistd_finds_it_wherever_it_is_called(tmp_path: Path) -> None:
+def test_twistd_finds_the_plugin_from_any_directory(tmp_path: Path) -> None:
     said = subprocess.run([TWISTD, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "fyrehose         A messaging server: many listeners, one durable journal." in said.stdout
 
@@ -104,7 +104,7 @@ def test_ctrl_c_is_a_stop_like_any_other(start: Any) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_what_was_acknowledged_is_there_again(start: Any, how: signal.Signals) -> None:
+def test_acknowledged_records_survive_a_restart(start: Any, how: signal.Signals) -> None:
     payloads = [b"line %d" % n for n in range(1000)]
     server = start("--listen", LINES)
     publish(server.port("lines.plugin"), *payloads)
@@ -117,7 +117,7 @@ def test_what_was_acknowledged_is_there_again(start: Any, how: signal.Signals) -
     assert kept(server.port("lines.plugin"), 1001) == [*payloads, b"and on"]
 
 
-def test_what_was_accepted_is_acknowledged_before_it_ends_however_often_it_is_asked(start: Any) -> None:
+def test_shutdown_acknowledges_accepted_messages_despite_repeated_signals(start: Any) -> None:
     server = start("--listen", LINES)
     with connect(server.port("lines.plugin")) as peer:
         peer.sendall(b"+log x\n" * 20_000)

@@ -27,13 +27,13 @@ def run(name: str, *words: str, status: int | None = 0) -> str:
 
 
 @pytest.mark.parametrize("durability", ["batch", "never"])
-def test_kills_lose_nothing(durability: str, tmp_path: Path) -> None:
+def test_kill_loses_no_acknowledged_record(durability: str, tmp_path: Path) -> None:
     words = ("--count", "4", "--seed", "11", "--durability", durability, "--directory", str(tmp_path / "made"))
     assert " 0 violations" in run("kill9.py", *words)
     assert not list(tmp_path.joinpath("made").iterdir())
 
 
-def test_it_would_be_noticed_if_they_did(tmp_path: Path) -> None:
+def test_torture_detects_lost_records(tmp_path: Path) -> None:
     words = ("--count", "6", "--seed", "12", "--busy", "500", "--sabotage", "--directory", str(tmp_path))
     assert "VIOLATION" in run("kill9.py", *words, status=1)
     shutil.rmtree(tmp_path)
@@ -73,12 +73,12 @@ def test_system_calls_of_a_whole_server_fail() -> None:
 
 
 @pytest.mark.parametrize("part", ["crowd", "flood", "slow", "deaf", "heavy", "bombs", "datagrams"])
-def test_abuse_costs_nobody_else_anything(part: str) -> None:
+def test_abusive_clients_do_not_affect_others(part: str) -> None:
     said = run("abuse.py", "--part", part, "--connections", "90", "--seconds", "1", "--patience", "60")
     assert "0 problems" in said
 
 
-def test_a_herd_is_back_after_a_restart_and_nothing_is_lost() -> None:
+def test_many_clients_reconnect_after_a_restart_without_loss() -> None:
     said = run("herd.py", "--part", "herds", "--clients", "20", "--together", "--within", "60", "--limit", "60")
     assert "\n0 violations" in said
     assert "kill -9  eventbus" in said

@@ -19,7 +19,7 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(command.main, [str(word) for word in words])
 
 
-def test_help_and_words_that_are_none() -> None:
+def test_help_and_unknown_commands() -> None:
     assert "archive" in run("--help").output
     for name in ("archive", "table", "dedup", "gaps", "rates", "parse", "replay", "verify"):
         assert run(name, "--help").exit_code == 0
@@ -63,7 +63,7 @@ def test_from_the_journal_to_answers(
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_said_in_one_line(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_errors_are_one_line(spark: Any, written: Opener, tmp_path: Path) -> None:
     journal = written()
     journal.fill(60)
     path = journal.flip(20_000)

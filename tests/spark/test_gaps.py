@@ -26,7 +26,7 @@ def fill(journal: Any, count: int) -> None:
         journal.append(Run.of("s", [bytes(500)] * 10, source="test"), Run.of("t", [b"x"], source="test"))
 
 
-def test_nothing_is_lost_where_nothing_is(written: Opener) -> None:
+def test_intact_journal_has_no_gaps(written: Opener) -> None:
     journal = written()
     fill(journal, 100)
     assert lost(journal) == []
@@ -51,7 +51,7 @@ def test_damage_in_the_middle_and_at_the_end_of_a_segment(written: Opener) -> No
     }
 
 
-def test_a_segment_that_is_not_there(written: Opener) -> None:
+def test_missing_segment_is_a_gap(written: Opener) -> None:
     journal = written()
     fill(journal, 200)
     one, two = journal.place.view().segments[1:3]
@@ -66,7 +66,7 @@ def test_a_segment_that_is_not_there(written: Opener) -> None:
     assert [x.stream for x in survey(journal.place, one, None)] == [None]
 
 
-def test_what_was_set_aside_is_declared(written: Opener) -> None:
+def test_quarantined_range_is_declared(written: Opener) -> None:
     journal = written()
     fill(journal, 20)
     journal.close()

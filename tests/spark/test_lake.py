@@ -42,7 +42,7 @@ def test_a_commit_is_what_it_was_packed_from() -> None:
         Commit.unpacked(whole.packed().replace(b'"version": 1', b'"version": 2'))
 
 
-def test_one_that_is_damaged_or_missing(tmp_path: Path) -> None:
+def test_damaged_or_missing_commit_is_an_error(tmp_path: Path) -> None:
     lake = Lake.at(tmp_path)
     lake.lock()
     for i in range(3):
@@ -58,7 +58,7 @@ def test_one_that_is_damaged_or_missing(tmp_path: Path) -> None:
     lake.unlock()
 
 
-def test_one_writes_at_a_time(tmp_path: Path) -> None:
+def test_lake_is_locked_by_its_writer(tmp_path: Path) -> None:
     one, other = Lake.at(tmp_path), Lake.at(tmp_path)
     one.lock()
     with pytest.raises(JournalLocked, match="one at a time"):
@@ -78,7 +78,7 @@ def test_one_writes_at_a_time(tmp_path: Path) -> None:
     other.unlock()
 
 
-def test_what_was_not_committed_is_removed(tmp_path: Path) -> None:
+def test_uncommitted_rounds_are_removed(tmp_path: Path) -> None:
     lake = Lake.at(tmp_path)
     lake.lock()
     good, bad = lake.begin(0, 10), lake.begin(0, 10)
@@ -106,6 +106,6 @@ def test_files_are_known_by_their_footers(tmp_path: Path) -> None:
     assert found == [("1/x.parquet", 2, "a", 7, 9), ("2/x.parquet", 2, None, 1, 2), ("3/x.parquet", 0, None, 0, 0)]
 
 
-def test_places_that_are_no_file_system() -> None:
+def test_url_of_object_storage_is_refused() -> None:
     with pytest.raises(JournalError, match="on a file system"):
         Lake.at("s3a://bucket/lake")

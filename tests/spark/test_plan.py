@@ -29,7 +29,7 @@ def test_parts_follow_on_each_other(written: Opener) -> None:
     assert parts[-1].stop == scan.read_mark(journal.directory)
 
 
-def test_nothing_is_planned_where_nothing_is(written: Opener) -> None:
+def test_empty_journal_has_no_parts(written: Opener) -> None:
     journal = written()
     mark = journal.place.view().mark
     assert Planner(journal.place).parts(mark) == []
@@ -56,7 +56,7 @@ def test_segments_of_another_time_are_not_planned(written: Opener) -> None:
     assert {part.base for part in early} == {0}
 
 
-def test_as_much_as_is_admitted(written: Opener) -> None:
+def test_admitted_respects_both_limits(written: Opener) -> None:
     journal = written()
     journal.fill(100)
     view = journal.place.view()
@@ -71,7 +71,7 @@ def test_as_much_as_is_admitted(written: Opener) -> None:
     assert admitted(journal.place, 0, view.mark, 1 << 40, 1 << 40) == view.mark
 
 
-def test_a_journal_that_is_not_the_one_that_was_read(written: Opener) -> None:
+def test_position_of_another_journal_is_an_error(written: Opener) -> None:
     journal = written()
     journal.fill(3)
     with pytest.raises(JournalCorrupt, match=r"ends at position .* another journal"):
@@ -104,7 +104,7 @@ def test_a_segment_that_goes_while_it_is_measured(written: Opener) -> None:
             admitted(place, view.start, view.mark, 1 << 40, 1 << 40)
 
 
-def test_what_retention_deleted_before_it_was_read(written: Opener) -> None:
+def test_data_deleted_by_retention_is_an_error(written: Opener) -> None:
     journal = written()
     journal.fill(300)
     gone = journal.segments[0]

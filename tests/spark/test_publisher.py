@@ -116,14 +116,14 @@ def test_pings_are_answered(peer: Any) -> None:
 @pytest.mark.parametrize(
     ("script", "reason"), [("closes", "closed the connection"), ("talks rubbish", "does not speak Figg")]
 )
-def test_patience_ends(peer: Any, script: str, reason: str) -> None:
+def test_repeated_connection_failures_are_an_error(peer: Any, script: str, reason: str) -> None:
     _, publisher = peer(*[script] * module.TRIES)
     publisher.publish("s", b"x")
     with pytest.raises(PublishError, match=f"{reason}; 0 messages are acknowledged and 1 are not"):
         publisher.flush()
 
 
-def test_a_server_that_says_nothing(peer: Any) -> None:
+def test_silent_server_is_an_error_after_the_timeout(peer: Any) -> None:
     _, publisher = peer(*["is silent"] * module.TRIES)
     publisher.patience = 0.02
     publisher.publish("s", b"x")
@@ -131,7 +131,7 @@ def test_a_server_that_says_nothing(peer: Any) -> None:
         publisher.flush()
 
 
-def test_a_rate(monkeypatch: pytest.MonkeyPatch, peer: Any) -> None:
+def test_rate_limits_publishing(monkeypatch: pytest.MonkeyPatch, peer: Any) -> None:
     now, slept = [0.0], []
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(module.time, "sleep", slept.append)
@@ -144,7 +144,7 @@ def test_a_rate(monkeypatch: pytest.MonkeyPatch, peer: Any) -> None:
     assert slept == pytest.approx([0.1, 0.2, 0.3])
 
 
-def test_what_no_server_takes() -> None:
+def test_invalid_names_and_large_payloads_are_refused() -> None:
     publisher = Publisher("127.0.0.1", 1)
     for name in ("", "x" * 256):
         with pytest.raises(InvalidName):
@@ -153,7 +153,7 @@ def test_what_no_server_takes() -> None:
         publisher.publish("s", bytes((16 << 20) + 1))
 
 
-def test_places() -> None:
+def test_server_address_is_parsed() -> None:
     assert parse_place("127.0.0.1:8119") == ("127.0.0.1", 8119)
     assert parse_place("[::1]:1") == ("::1", 1)
     for wrong in ("", "host", ":1", "h:x", "h:0", "h:99999"):

@@ -113,7 +113,7 @@ def test_any_selection_is_what_a_filter_leaves(written: Opener, seed: int) -> No
         assert journal.brief(journal.read(chosen, piece=random.choice([1 << 16, 1 << 30]))) == expected
 
 
-def test_what_is_rare_is_not_looked_for_everywhere(written: Opener) -> None:
+def test_selection_of_rare_streams_reads_few_batches(written: Opener) -> None:
     journal = written(segment_size=4 << 20)
     for i in range(600):
         journal.append(Run.of("common" if i % 200 else "rare", [bytes(20_000)], source="test"))

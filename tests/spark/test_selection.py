@@ -24,7 +24,7 @@ def test_patterns(text: str | None, expected: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "[1]"])
-def test_patterns_that_are_none(text: str) -> None:
+def test_invalid_patterns_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="invalid option streams"):
         patterns(text)
 
@@ -49,7 +49,7 @@ def test_bounds(text: str | None, expected: Bounds) -> None:
 @pytest.mark.parametrize(
     "text", ["yesterday", "-3", "{", '{"a": "x"}', "{1}", "9" * 5000, '{"a": 1e400}', '{"a": 1.5}', '{"a": ' * 9999]
 )
-def test_bounds_that_are_none(text: str) -> None:
+def test_invalid_bounds_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="invalid start"):
         bounds(text, "start")
 

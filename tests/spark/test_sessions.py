@@ -33,7 +33,7 @@ def test_a_java_that_is_named_comes_first(tmp_path: Path) -> None:
     assert module.java_home({"PATH": str(on_path / "bin")}) == on_path
 
 
-def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_java_that_is_too_old_is_skipped(tmp_path: Path) -> None:
     old, new = java(tmp_path / "old", "11.0.2"), java(tmp_path / "new", "17")
     assert module.java_home({"JAVA_HOME": str(old), "PATH": str(new / "bin")}) == new
 
@@ -66,7 +66,7 @@ def test_a_shim_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert home.is_relative_to(tmp_path)
 
 
-def test_one_line_says_that_there_is_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     old = java(tmp_path, "1.8.0")
     with pytest.raises(MissingExtra, match=r"Java 17 or newer.*has Java 8.*fyrehose\[spark\]") as error:

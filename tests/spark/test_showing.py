@@ -31,7 +31,7 @@ def test_our_own_errors_are_found_in_those_of_spark(text: str, expected: type[Ex
         assert str(found) == "a file is damaged"
 
 
-def test_what_people_are_told() -> None:
+def test_errors_are_shown_in_one_line() -> None:
     mistake = type("ParseException", (Exception,), {})("[SYNTAX] near 'x'\n== SQL ==\nx")
     assert str(showing.in_a_line(mistake)) == "[SYNTAX] near 'x'"
     assert showing.in_a_line(ours := PublishError("no")) is ours
@@ -65,7 +65,7 @@ def test_a_long_table_is_cut() -> None:
     assert "and 7 more" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_no_bar_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with showing.bar("working") as draw:
         draw(1, 2)
     assert capsys.readouterr().err == ""

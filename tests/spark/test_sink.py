@@ -40,7 +40,7 @@ def test_options() -> None:
             Target.of(options, schema(columns))
 
 
-def test_numbers_do_not_meet() -> None:
+def test_numbers_of_partitions_do_not_overlap() -> None:
     numbers = {first_number(run, partition) for run in range(40) for partition in range(40)}
     assert len(numbers) == 1600
     assert max(numbers) < 1 << 63

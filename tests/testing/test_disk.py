@@ -21,11 +21,11 @@ def states(files: RecordingFiles, upto: int | None = None, count: int = 0) -> li
     return list(images(files, len(files.log) if upto is None else upto, Random(1), count))
 
 
-def test_nothing_happened(files: RecordingFiles) -> None:
+def test_without_steps_the_only_image_is_the_directory(files: RecordingFiles) -> None:
     assert states(files) == [{"old": b"before"}] * 2
 
 
-def test_what_was_not_synced_may_be_there_or_not_in_any_order(files: RecordingFiles) -> None:
+def test_unsynced_steps_survive_in_any_combination(files: RecordingFiles) -> None:
     fd = files.open(files.directory / "old", os.O_RDWR)
     files.write(fd, b"AA", 0)
     files.write(fd, b"BB", 6)
@@ -47,7 +47,7 @@ def test_a_name_is_not_there_because_its_content_is(files: RecordingFiles) -> No
     assert states(files) == [{"old": b"before", "new": b"x"}] * 2
 
 
-def test_a_rename_may_come_without_what_it_names(files: RecordingFiles) -> None:
+def test_rename_may_survive_without_the_contents(files: RecordingFiles) -> None:
     fd = files.open(files.directory / "new", os.O_RDWR | os.O_CREAT)
     files.write(fd, b"x", 0)
     files.close(fd)
@@ -120,7 +120,7 @@ def test_a_killed_process_leaves_everything_and_a_power_cut_may_still_take_it(tm
     assert states(files) == [{"a": b"syncedlater!"}] * 2
 
 
-def test_what_was_written_and_not_synced_is_known(tmp_path: Path) -> None:
+def test_watched_files_lists_unsynced_descriptors(tmp_path: Path) -> None:
     files = WatchedFiles(".log")
     fd, other = (files.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in ("a.log", "b.txt"))
     files.write(fd, b"x", 0)

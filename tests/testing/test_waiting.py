@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from fyrehose.testing import until
 
 
-def test_it_returns_when_the_condition_holds() -> None:
+def test_until_returns_when_the_condition_is_true() -> None:
     clock, held = Clock(), [False, False]
     waiting = ensureDeferred(until(clock, held.pop))
     clock.advance(0.01)
@@ -20,7 +20,7 @@ def test_it_returns_when_the_condition_holds() -> None:
     assert waiting.result is None
 
 
-def test_it_gives_up() -> None:
+def test_until_raises_after_the_timeout() -> None:
     clock = Clock()
     waiting = ensureDeferred(until(clock, lambda: False, patience=2))
     clock.pump([1.0, 0.9])
