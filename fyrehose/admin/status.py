@@ -123,7 +123,7 @@ class Status:
         refused: Counter[str] = Counter()
         for protocol, cause in counters.refusals:
             refused[protocol] += counters.counts[protocol, cause]
-        tallies, published = self.broker.tallies(), self.broker.published
+        tallies, of_broker = self.broker.tallies(), self.broker.published
         sample = self.sampler.samples[-1] if self.sampler.samples else None
         protocols = []
         for protocol in protocols_of(self.broker):
@@ -135,7 +135,7 @@ class Status:
                     "connections": counters.gauges[protocol, "connections"],
                     "connections_peak": counters.peaks[protocol, "connections"],
                     "connections_total": counters.counts[protocol, "connections"],
-                    "acknowledged": published[protocol].publishes if protocol in published else 0,
+                    "acknowledged": of_broker[protocol].publishes if protocol in of_broker else 0,
                     "published_messages": published.get(protocol, (0, 0))[0],
                     "published_bytes": published.get(protocol, (0, 0))[1],
                     "published_rate": published_rate[0],

@@ -50,10 +50,10 @@ def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> 
 )
 def test_damaged_hold_keeps_everything(tmp_path: Path, text: str) -> None:
     holds.update(tmp_path, "lake", 500)
-    (tmp_path / "readers" / "lake").write_bytes(text.encode("latin-1"))
-    (tmp_path / "readers" / "other.new").write_text("left over")
-    os.utime(tmp_path / "readers" / "lake", ns=(1, 1_700_000_000_000_000_000))
-    assert holds.registered(tmp_path) == [readers.Hold("lake", 0, 1_700_000_000_000_000)]
+    (tmp_path / "holds" / "lake").write_bytes(text.encode("latin-1"))
+    (tmp_path / "holds" / "other.new").write_text("left over")
+    os.utime(tmp_path / "holds" / "lake", ns=(1, 1_700_000_000_000_000_000))
+    assert holds.registered(tmp_path) == [holds.Hold("lake", 0, 1_700_000_000_000_000)]
 
 
 def test_positions_out_of_range_are_refused(tmp_path: Path) -> None:

@@ -353,10 +353,10 @@ class TestSnapshotsAndReaders:
             assert len(updates) == 2, "a hold without news is updated once a minute only"
             clock[0] += 59.9
             backup.run()
-            assert len(told) == 2
+            assert len(updates) == 2
             clock[0] += 0.1
             backup.run()
-            assert told.pop() == told[-1], "it is alive, and as far as it was"
+            assert updates.pop() == updates[-1], "the time of the hold is updated, its position is the same"
             fill(source, 1)
             backup.run()
             assert updates[2:] == [look(source.directory).mark]

@@ -135,10 +135,10 @@ def test_what_a_server_says_is_what_the_directory_has(written: Any, local: type[
     for there in (server, directory):
         with pytest.raises(Missing):
             there.snapshot(0)
-    server.report("lake", 77)
-    directory.report("other", 78)
-    assert [(r.name, r.position) for r in readers.positions(written.directory)] == [("lake", 77), ("other", 78)]
-    assert server.readers() == directory.readers() == readers.positions(written.directory)
+    server.update_hold("lake", 77)
+    directory.update_hold("other", 78)
+    assert [(r.name, r.position) for r in holds.registered(written.directory)] == [("lake", 77), ("other", 78)]
+    assert server.holds() == directory.holds() == holds.registered(written.directory)
 
 
 def test_a_segment_is_asked_for_in_pieces_that_were_read_ahead(

@@ -62,7 +62,7 @@ def singles(events: list[Any]) -> list[Any]:
     return flat
 
 
-CLIENT_FRAMES = [
+CLIENT_MESSAGES = [
     Attach(topic="foo"),
     Publish(topic="foo", number=1, data=b"one"),
     Publish(topic="foo", number=2, data=b""),
@@ -72,7 +72,7 @@ CLIENT_FRAMES = [
     Detach(topic="foo"),
     Publish(topic="bar", number=1, data=b"and back"),
 ]
-SERVER_FRAMES = [
+SERVER_MESSAGES = [
     Attached(topic="foo", offset=0),
     Data(topic="foo", number=1, data=b"one"),
     Data(topic="foo", number=2, data=b"two"),
@@ -83,7 +83,7 @@ SERVER_FRAMES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "sent"), [(FiggServerSession, CLIENT_FRAMES), (FiggClientSession, SERVER_FRAMES)])
+@pytest.mark.parametrize(("make", "sent"), [(FiggServerSession, CLIENT_MESSAGES), (FiggClientSession, SERVER_MESSAGES)])
 def test_events_do_not_depend_on_chunking(make: Any, sent: list[Any]) -> None:
     wire = b"".join(frame.serialize() for frame in sent)
     for chunks in every_chunking(wire):
@@ -280,7 +280,7 @@ def test_eof_within_a_frame_breaks_the_session() -> None:
     assert session.receive_eof() == [], "it is broken already"
 
 
-@pytest.mark.parametrize(("make", "says"), [(FiggServerSession, CLIENT_SAYS), (FiggClientSession, SERVER_SAYS)])
+@pytest.mark.parametrize(("make", "says"), [(FiggServerSession, CLIENT_MESSAGES), (FiggClientSession, SERVER_MESSAGES)])
 def test_each_byte_changes_what_is_expected_and_buffered_as_the_frame_has_it(make: Any, says: list[Any]) -> None:
     session = make()
     for frame in says:

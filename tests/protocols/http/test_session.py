@@ -240,13 +240,13 @@ def test_requests_of_one_connection_have_nothing_to_do_with_each_other() -> None
         publish, published = session.receive_data(lines)
         assert isinstance(publish, Publish)
         assert (publish.stream, publish.content_type, publish.payloads) == ("a", "application/json", [b"one"])
-        assert isinstance(published, Published)
-        assert session.begun
+        assert isinstance(published, PublishEnd)
+        assert session.partly_processed
         assert (session.body_expected, session.body_buffered, session.expected, session.buffered) == (0, 0, 0, 0)
         session.respond(200, b"{}")
         assert session.next_events() == []
         assert session.receive_data(text + b"3\r\nxyz\r\n") == []
-        assert not session.begun, "nothing of this one was published"
+        assert not session.partly_processed, "nothing of this one was published"
         assert (session.expected, session.buffered) == (64 << 10, 3)
         publish, published = session.receive_data(b"0\r\n\r\n")
         assert isinstance(publish, Publish)
@@ -254,7 +254,7 @@ def test_requests_of_one_connection_have_nothing_to_do_with_each_other() -> None
         session.respond(200, b"{}")
         assert session.next_events() == []
     assert session.receive_data(request("GET /streams/c")) != []
-    assert not session.begun
+    assert not session.partly_processed
     session.respond(200, b"{}")
     session.next_events()
     session.data_to_send()
