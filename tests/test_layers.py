@@ -229,6 +229,9 @@ def test_every_test_has_a_module() -> None:
         "tests/journal/test_formats.py",
         "tests/journal/test_identity.py",
         "tests/journal/test_newer.py",
+        "tests/journal/test_descriptors.py",
+        # The sessions and columns of one protocol together.
+        "tests/protocols/lumberjack/test_progress.py",
     )
     orphans = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

@@ -100,9 +100,15 @@ def test_unknown_word_of_since_is_refused() -> None:
     ("words", "said"),
     [
         (("publish", "--protocol", "fig", "x"), "fyrehose: unknown protocol 'fig'; expected one of "),
-        (("publish", "--protocol", "backbone", "--stream", "s", "x"), "fyrehose: the backbone has one stream"),
-        (("tail", "--protocol", "backbone", "--stream", "s"), "fyrehose: the backbone has one stream"),
-        (("plugins", "fig"), "fyrehose: unknown protocol 'fig'"),
+        (
+            ("publish", "--protocol", "backbone", "--stream", "s", "x"),
+            "fyrehose: unexpected --stream 's': ",
+        ),
+        (
+            ("tail", "--protocol", "backbone", "--stream", "s"),
+            "fyrehose: unexpected --stream 's': ",
+        ),
+        (("protocols", "fig"), "fyrehose: unknown protocol 'fig'"),
     ],
 )
 def test_configuration_error_is_one_line(words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:

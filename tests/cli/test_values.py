@@ -10,5 +10,5 @@ from fyrehose.cli.values import Duration
 
 def test_durations_are_parsed() -> None:
     assert Duration().convert("250ms", None, None) == 0.25
-    with pytest.raises(click.BadParameter, match="expected a duration, such as"):
+    with pytest.raises(click.BadParameter, match="expected a duration, for example"):
         Duration().convert("soon", None, None)

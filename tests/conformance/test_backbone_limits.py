@@ -14,7 +14,9 @@ SETTINGS = Settings()
 
 def make() -> ServerSession:
     """A session with default settings, of which CLIENT is a live subscriber without a journal since one second ago."""
-    session = ServerSession(SETTINGS, lambda: (1, 1_000_000), lambda address: False, Random(7))
+    session = ServerSession(
+        SETTINGS, lambda: (1, 1_000_000), lambda address: False, Random(7), lambda host, action: True
+    )
     joining = KeepAlive(address=CLIENT, flags=Flags.NOJOURNAL, token=bytes(16)).encode()
     for now in (-1.0, 0.0):
         session.receive_datagrams(joining, len(joining), CLIENT, now)

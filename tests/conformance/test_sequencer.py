@@ -62,10 +62,10 @@ def test_sequencer_copies_the_given_ends(sequencer: ISequencer) -> None:
 
 def test_the_last_number_is_given_and_none_after_it(sequencer: ISequencer) -> None:
     sequencer.restore({"a": LAST_SEQ - 2})
-    with pytest.raises(StreamFull, match=r"'a' has 2 of its 2\^48 numbers left and cannot take 3 more"):
+    with pytest.raises(StreamFull, match=r"cannot take 3 more records: only 2 of its 2\^48 numbers are left"):
         sequencer.reserve([("a", 3)])
     assert sequencer.reserve([("a", 2)]) == (LAST_SEQ - 1,)
-    with pytest.raises(StreamFull, match=r"'a' has 0 of its 2\^48 numbers left and cannot take 1 more"):
+    with pytest.raises(StreamFull, match=r"cannot take 1 more records: only 0 of its 2\^48 numbers are left"):
         sequencer.reserve([("a", 1)])
 
 

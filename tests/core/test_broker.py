@@ -233,7 +233,7 @@ def test_streams_that_exist_when_the_server_starts_count_as_made() -> None:
     broker = Broker(clock, journal, Sequencer(), rules=rules, max_streams=1)
     broker.open()
     assert broker.retirable("s")
-    assert broker.publish(drafts(b"b"), maker=Identity(host="10.0.0.1")).result == (2,)
+    assert broker.publish(drafts(b"b"), peer=Identity(host="10.0.0.1")).result == (2,)
     assert isinstance(refused(broker.publish(drafts(b"c", stream="other"))), TooManyStreams)
 
 

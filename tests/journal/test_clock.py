@@ -198,13 +198,13 @@ def test_a_step_of_an_hour_is_believed_and_a_longer_one_when_it_has_stood_for_te
     assert clock.start(0) == 10**15
     assert passes(second, hour) == 0
     assert passes(second, -hour) == 0
-    assert (clock.news(), clock.in_doubt) == ([], False)
+    assert (clock.messages(), clock.in_doubt) == ([], False)
     assert passes(second, hour + 1) == hour + 1
     assert clock.in_doubt
     assert passes(10 * minute - 1, minute) == hour + 1 + minute
     assert passes(1) == 0
     assert not clock.in_doubt
-    assert len(clock.news()) == 2
+    assert len(clock.messages()) == 2
     assert passes(second, -hour - 1) == -hour - 1
     assert passes(9 * minute, -minute - 1) == -hour - minute - 2
     assert passes(9 * minute) == -hour - minute - 2, "it did not stand"
@@ -212,4 +212,4 @@ def test_a_step_of_an_hour_is_believed_and_a_longer_one_when_it_has_stood_for_te
     for _ in range(9):
         passes(second, 2 * hour)
         passes(second, -2 * hour)
-    assert len(clock.news()) == 4, "the latest"
+    assert len(clock.messages()) == 4, "the latest"

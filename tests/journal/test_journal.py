@@ -755,7 +755,7 @@ class TestWatching:
     ) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, min_free=least)
-        said = "how much room the disk has cannot be told, so none is assumed: Input/output error"
+        said = "cannot determine the free space of the disk, so none is assumed: Input/output error"
 
         def free(directory: Path) -> int:
             raise OSError(errno.EIO, "Input/output error")

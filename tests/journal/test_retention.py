@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from fyrehose.journal import scan
-from fyrehose.journal.holds import Reader
+from fyrehose.journal.holds import Hold
 from fyrehose.journal.retention import Deletion, Verdict, expired, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
@@ -83,8 +83,8 @@ def test_how_many_segments_expire_after_100_seconds(settings: dict[str, Any], do
     assert expired(cast("Store", Kept()), JournalSettings(**settings), 100 * SECOND, doubted) == count
 
 
-NEAR, FAR, NONE = Reader("near", 100, 900 * SECOND), Reader("far", 250, 900 * SECOND), Reader("none", 0, 900 * SECOND)
-LATE, DONE = Reader("late", 100, 900 * SECOND - 1), Reader("done", 400, 1000 * SECOND)
+NEAR, FAR, NONE = Hold("near", 100, 900 * SECOND), Hold("far", 250, 900 * SECOND), Hold("none", 0, 900 * SECOND)
+LATE, DONE = Hold("late", 100, 900 * SECOND - 1), Hold("done", 400, 1000 * SECOND)
 
 
 @pytest.mark.parametrize(
@@ -92,21 +92,21 @@ LATE, DONE = Reader("late", 100, 900 * SECOND - 1), Reader("done", 400, 1000 * S
     [
         ([], 0, Verdict(3)),
         ([DONE], 0, Verdict(3)),
-        ([LATE], 1000, Verdict(3, overtaken=(LATE,))),
+        ([LATE], 1000, Verdict(3, broken=(LATE,))),
         ([NEAR], 300, Verdict(1, 2, NEAR)),
         ([NEAR], 299, Verdict(2, 1, NEAR, (NEAR,))),
         ([NEAR], 150, Verdict(2, 1, NEAR, (NEAR,))),
-        ([NEAR], 149, Verdict(3, overtaken=(NEAR,))),
+        ([NEAR], 149, Verdict(3, broken=(NEAR,))),
         ([NONE, NEAR], 400, Verdict(0, 3, NONE)),
         ([NONE, NEAR], 399, Verdict(1, 2, NONE, (NONE,))),
         ([LATE, FAR, DONE], 1000, Verdict(2, 1, FAR, (LATE,))),
-        ([FAR, DONE], 0, Verdict(3, overtaken=(FAR,))),
+        ([FAR, DONE], 0, Verdict(3, broken=(FAR,))),
     ],
 )
-def test_readers_are_waited_for_as_long_as_they_speak_and_do_not_lag_too_far(
-    found: list[Reader], most: int, verdict: Verdict
+def test_holds_keep_segments_until_they_time_out_or_keep_too_many_bytes(
+    found: list[Hold], most: int, verdict: Verdict
 ) -> None:
-    settings = JournalSettings(keep_bytes=1, reader_wait=100.0, reader_bytes=most)
+    settings = JournalSettings(keep_bytes=1, hold_timeout=100.0, hold_bytes=most)
     assert judge(cast("Store", Kept()), settings, 1000 * SECOND, lambda: found) == verdict
 
 

@@ -36,10 +36,10 @@ def test_the_defaults_are_the_safe_ones() -> None:
     assert not settings.quarantine
     assert settings.keep_bytes == settings.keep_age == 0
     assert (settings.segment_size, settings.min_free, settings.verify) == (64 << 20, 256 << 20, 256 << 20)
-    assert (settings.reader_wait, settings.reader_bytes) == (2 * 24 * 3600, 16 << 30)
+    assert (settings.hold_timeout, settings.hold_bytes) == (2 * 24 * 3600, 16 << 30)
 
 
 def test_a_segment_has_at_least_a_kib() -> None:
     assert build(JournalSettings, "journal", {"segment-size": "1024"}).segment_size == 1024
-    with pytest.raises(ConfigError, match="segment_size has to be 1024"):
+    with pytest.raises(ConfigError, match="segment_size must be at least 1024, not 1023"):
         build(JournalSettings, "journal", {"segment-size": "1023"})

@@ -148,7 +148,7 @@ class TestManyStreams:
             bench.append(b"%d" % i * 100, stream=f"s{i % 20}")
         bench.close()
         bench.directory.joinpath("MARK").unlink()
-        referred = [streams.referred(entries) for _, entries in first_batches(bench.directory)]
+        referred = [streams.referenced_snapshot(entries) for _, entries in first_batches(bench.directory)]
         which = next(at for at in range(1, len(referred)) if referred[at] > referred[at - 1] > 0)
         for segment in scan.segments(bench.directory)[:which]:
             segment.path.unlink()

@@ -151,7 +151,9 @@ def test_a_segment_is_asked_for_in_pieces_that_were_read_ahead(
     reader.close()
 
 
-@pytest.mark.parametrize(("sent", "said"), [(None, "wants a token: name a file"), ("other", "it is not the one sent")])
+@pytest.mark.parametrize(
+    ("sent", "said"), [(None, "requires a token: name a file"), ("other", "the token that was sent is wrong")]
+)
 def test_a_token_is_sent_and_who_has_none_is_told_how(
     written: Any, local: type[Local], monkeypatch: pytest.MonkeyPatch, sent: str | None, said: str
 ) -> None:

@@ -429,4 +429,4 @@ def test_state_is_always_that_of_a_set_of_numbers(after: int | None, arrivals: l
             assert [seq for low, high in asked for seq in range(low, high + 1)] == gone
             for low in range(1, highest + 9):
                 for high in (low, low + 1, low + 4, low + 20):
-                    assert order.wants(low, high) is any(low <= seq <= high for seq in gone)
+                    assert order.was_requested(low, high) is any(low <= seq <= high for seq in gone)

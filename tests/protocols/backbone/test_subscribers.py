@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from fyrehose.protocols.backbone.frames import Address, Flags
-from fyrehose.protocols.backbone.subscribers import QUIET, Client, Rotation, Seen, Subscribers, Table
+from fyrehose.protocols.backbone.subscribers import QUIET, Client, KeepAliveResult, Rotation, Subscribers, Table
 
 
 def client(n: int) -> Address:
@@ -33,10 +33,10 @@ def test_client_is_alive_for_five_seconds_inclusive() -> None:
 def test_whatever_is_asked_first_a_client_is_gone_after_five_seconds() -> None:
     for flags in (Flags.NONE, QUIET):
         for count in (1, 2):
-            for look in ("listening", "newcomers", "journals", "find"):
+            for look in ("established", "newcomers", "journals", "find"):
                 table = Subscribers(9)
                 for _ in range(count):
-                    table.seen(client(1), flags, 0.0, credit=1)
+                    table.keep_alive(client(1), flags, 0.0, credit=1)
                 known = look == "find" or (flags is Flags.NONE and (count == 2) == (look != "newcomers"))
                 for now, there in ((5.0, known), (5.001, False)):
                     found = table.find(client(1), now) if look == "find" else getattr(table, look)(now)
@@ -46,27 +46,29 @@ def test_whatever_is_asked_first_a_client_is_gone_after_five_seconds() -> None:
 def test_places_of_clients_that_fell_silent_are_free_for_others() -> None:
     for flags in (Flags.NONE, QUIET):
         table = Subscribers(1)
-        assert table.seen(client(1), flags, 0.0, 0).admitted
-        assert table.seen(client(2), flags, 5.001, 0).admitted
+        assert table.keep_alive(client(1), flags, 0.0, 0).admitted
+        assert table.keep_alive(client(2), flags, 5.001, 0).admitted
         assert table.find(client(2), 5.001) is not None
 
 
 def test_newcomer_that_wants_no_deliveries_gets_none() -> None:
     table = Subscribers(9)
-    table.seen(client(1), Flags.NOSUBSCRIBE, 0.0, credit=1)
-    table.seen(client(2), Flags.NOJOURNAL, 0.0, credit=1)
+    table.keep_alive(client(1), Flags.NOSUBSCRIBE, 0.0, credit=1)
+    table.keep_alive(client(2), Flags.NOJOURNAL, 0.0, credit=1)
     assert [at for at, _ in table.newcomers(0.0)] == [client(2)]
-    assert table.journals(0.0) == table.listening(0.0) == []
+    assert table.journals(0.0) == table.established(0.0) == []
 
 
 def test_client_that_finds_no_place_is_sent_nothing_of_what_it_asked_for() -> None:
     table = Subscribers(1)
-    assert table.seen(client(1), Flags.NONE, 0.0, 0).admitted
-    assert table.seen(client(2), QUIET, 0.0, credit=1).admitted
+    assert table.keep_alive(client(1), Flags.NONE, 0.0, 0).admitted
+    assert table.keep_alive(client(2), QUIET, 0.0, credit=1).admitted
     found = table.find(client(2), 0.0)
     assert found is not None
-    assert found.owe(1, 2)
-    assert table.seen(client(2), Flags.NONE, 1.0, 0) == Seen(admitted=False, owed=[], displaced=None)
+    assert found.defer(1, 2)
+    assert table.keep_alive(client(2), Flags.NONE, 1.0, 0) == KeepAliveResult(
+        admitted=False, deferred=[], displaced=None
+    )
     assert table.find(client(2), 1.0) is None
 
 
@@ -155,7 +157,7 @@ def test_held_range_is_bounded_by_one_answer() -> None:
 def test_range_that_was_held_back_and_asked_for_is_sent_once() -> None:
     newcomer = Client(0.0, Flags.NONE, 0)
     newcomer.hold(3, 4)
-    assert all([newcomer.owe(3, 4), newcomer.owe(4, 5), newcomer.owe(4, 5)])
+    assert all([newcomer.defer(3, 4), newcomer.defer(4, 5), newcomer.defer(4, 5)])
     assert newcomer.confirm() == [(3, 4), (4, 5)]
     assert newcomer.confirm() == []
 

@@ -81,7 +81,7 @@ def test_turn_does_exactly_as_much_work_as_it_may(frame: bytes, work: int) -> No
         session = LumberjackServerSession(Limits(turn_events=40))
         session.receive_data(frame * count)
         assert (session.more_work, session.held) == (more, len(frame) if more else 0)
-        session.go_on(0)
+        session.process(0)
         assert (session.more_work, session.frames) == (False, count)
     session = LumberjackServerSession(Limits(turn_events=1))
     session.receive_data(frame * 3)
@@ -114,12 +114,12 @@ def test_windows_that_may_be_unacknowledged_are_counted_exactly(peer: Make) -> N
     window = WINDOW + DOCUMENT
     fed = peer(LumberjackServerSession(Limits(max_windows=3)), auto=False)
     fed.take(fed.session.receive_data(window * 2))
-    assert not fed.session.crowded
+    assert not fed.session.windows_full
     fed.take(fed.session.receive_data(window * 2))
-    assert fed.session.crowded
+    assert fed.session.windows_full
     assert fed.session.frames == 5, "the third window is open, and nothing more is taken"
     fed.commit()
-    assert not fed.session.crowded
+    assert not fed.session.windows_full
     for count, causes in ((2, []), (3, ["too-many-windows"])):
         fed = peer(LumberjackServerSession(Limits(max_windows=3)))
         assert fed.feed(Compressed.of(window * count).serialize()).causes == causes
@@ -134,7 +134,7 @@ def test_what_is_postponed_is_only_kept_until_its_turn(peer: Make) -> None:
     assert fed.session.held == len(DOCUMENT) + len(PACKED)
     fed.feed()
     while fed.session.more_work:
-        fed.take(fed.session.go_on(fed.session.needs))
+        fed.take(fed.session.process(fed.session.needs))
     assert len(fed.events) == 3
     assert fed.feed(b"2Q").causes == ["bad-type"]
     fed.session.postpone()
@@ -148,9 +148,9 @@ def test_compressed_frame_is_inflated_a_turn_at_a_time_and_only_with_the_memory_
     turns = 0
     while session.more_work:
         before = session.buffered
-        assert session.go_on(session.needs - 1) == []
+        assert session.process(session.needs - 1) == []
         assert (session.buffered, session.more_work) == (before, True), "it was not granted enough"
-        session.go_on(session.needs)
+        session.process(session.needs)
         turns += 1
         assert turns < 100
     assert 6 <= turns <= 12, "1 MB, at least 100 KB and less than a slice more in each turn"

@@ -383,7 +383,7 @@ class History:
         assert (got.next, got.done, got.consumed) == (len(diary.all), diary.done, diary.consumed)
         assert got.waiting == diary.decided - diary.consumed
         assert got.undecided == len(diary.all) - 1 - diary.decided
-        assert got.held == (diary.transactional and diary.decided == diary.done == diary.consumed)
+        assert got.resumable == (diary.transactional and diary.decided == diary.done == diary.consumed)
         assert [(run.result, run.first, run.last) for run in got.results] == diary.results(0, diary.done)
 
     def between(self, low: int, high: int) -> int:

@@ -10,7 +10,7 @@ from fyrehose.errors import JournalCorrupt, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import registry as module
 from fyrehose.protocols.relink.frames import Op
-from fyrehose.protocols.relink.link import CHANNEL
+from fyrehose.protocols.relink.link import CHANNEL_MEMORY
 from fyrehose.protocols.relink.linklog import SOURCE, Kind, pack
 
 STREAM = ".relink/x"
@@ -60,7 +60,7 @@ def test_invalid_snapshot_loses_the_links(make_server: Any) -> None:
 
 def test_when_one_link_is_damaged_all_are_lost_and_take_no_room(make_server: Any) -> None:
     """Neither among the links that may be kept, nor in the memory that they may hold."""
-    server = make_server(max_links="2", link_memory=str(2 * CHANNEL))
+    server = make_server(max_links="2", link_memory=str(2 * CHANNEL_MEMORY))
     for peer in [used(server, b"x") for _ in range(2)]:
         peer.leave()
     body = list(server.registry.entries)[1] + b"\xff"
@@ -146,7 +146,7 @@ def test_too_much_that_is_undecided_costs_an_eighth_of_the_limit_where_there_is_
 def test_too_many_channels_cost_the_largest_link_of_the_network_that_has_the_most(
     make_server: Any, restarted: bool
 ) -> None:
-    server = make_server(link_memory=str(100 * CHANNEL), retention="60")
+    server = make_server(link_memory=str(100 * CHANNEL_MEMORY), retention="60")
 
     def use(peer: Any, *channels: int) -> Any:
         for channel in channels:
@@ -172,7 +172,7 @@ def test_too_many_channels_cost_the_largest_link_of_the_network_that_has_the_mos
 
 
 def test_links_that_have_expired_take_no_memory(make_server: Any) -> None:
-    server = make_server(link_memory=str(3 * CHANNEL), retention="5")
+    server = make_server(link_memory=str(3 * CHANNEL_MEMORY), retention="5")
     for _ in range(3):
         for peer in [used(server, b"x") for _ in range(3)]:
             peer.leave()
