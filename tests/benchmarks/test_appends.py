@@ -28,5 +28,5 @@ def test_every_batch_becomes_durable(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_failure_of_the_journal_is_reported(tmp_path: Path) -> None:
     tmp_path.joinpath("s").write_bytes(b"in the way")
-    with pytest.raises(LoadFailed, match="cannot be used"), Makers([plan(tmp_path)]) as makers:
+    with pytest.raises(LoadFailed, match="cannot use the journal's directory"), Makers([plan(tmp_path)]) as makers:
         makers.run()

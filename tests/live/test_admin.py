@@ -36,7 +36,8 @@ def test_a_server_from_the_command_line(start: Any) -> None:
         fyrehose("publish", *to, "--stream", stream, *messages)
     (orders,) = map(json.loads, fyrehose("streams", "--url", url, "--format", "json", "ord").splitlines())
     assert (orders["name"], orders["last"]) == ("orders", 3)
-    assert {line.split()[0] for line in fyrehose("streams", "--url", url).splitlines()} == {"stream", "orders", "log"}
+    rows = [line.split() for line in fyrehose("streams", "--url", url).splitlines()]
+    assert {row[0] for row in rows} >= {"stream", "orders", "log"}
     assert "journal writable, durability batch" in fyrehose("stats", "--url", url)
     stats = json.loads(fyrehose("stats", "--url", url, "--format", "json"))
     assert {each["name"]: each["published_messages"] for each in stats["protocols"]}["figg"] == 4

@@ -247,7 +247,7 @@ def test_a_tail_that_could_not_get_everything_names_the_range() -> None:
             said = process.stderr.read().decode()
             assert process.wait(60) == 1
     assert said == (
-        "fyrehose: not everything came: records 1 to 4 did not arrive: no longer kept, or the answers were lost\n"
+        "fyrehose: records are missing: records 1 to 4 did not arrive: no longer kept, or the answers were lost\n"
     )
 
 

@@ -75,7 +75,7 @@ def test_a_start_says_what_listens_where_and_a_stop_is_a_success(start: Any) -> 
 
 def test_twistd_finds_the_plugin_from_any_directory(tmp_path: Path) -> None:
     said = subprocess.run([TWISTD, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "fyrehose         A messaging server: many listeners, one durable journal." in said.stdout
+    assert "fyrehose         A durable message server: many protocols, one journal." in said.stdout
 
 
 def test_without_a_word_every_plugin_is_served(start: Any, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_port_that_is_taken(start: Any) -> None:
         (["--listen", "lines.plugin=tcp:nonsense"], "invalid --listen lines=tcp:nonsense: not a Twisted endpoint"),
         (["--option", "backbone.stream="], "invalid value '' for option backbone.stream: expected a name"),
         (["--durability", "maybe"], "invalid value 'maybe' for option journal.durability"),
-        (["--data-dir", "/proc/nowhere"], "the journal's directory /proc/nowhere cannot be used"),
+        (["--data-dir", "/proc/nowhere"], "cannot use the journal's directory /proc/nowhere"),
     ],
 )
 def test_a_word_that_is_wrong(start: Any, words: list[str], said: str) -> None:

@@ -171,7 +171,7 @@ def test_a_retired_stream_is_gone_and_its_numbers_go_on_when_its_name_returns(st
     url = f"http://127.0.0.1:{server.process.port('http')}"
     retired = server.run("streams", "retire", "--url", url, "c", "none", "b")
     assert (retired.returncode, retired.stdout) == (1, b"stream c retired\n")
-    assert retired.stderr.endswith(b"refuses: there is no stream 'none'\n")
+    assert retired.stderr.endswith(b"refused the request: there is no stream 'none'\n")
     assert retired.stderr.count(b"\n") == 1
 
     for how in (signal.SIGTERM, signal.SIGKILL):

@@ -27,7 +27,7 @@ def test_help_and_unknown_commands() -> None:
     assert run("archive", "j").exit_code == 2
     said = run("archive", "--every", "soon", "j", "l")
     assert said.exit_code == 2
-    assert "'soon' should be a duration" in said.output
+    assert "'soon': expected a duration" in said.output
 
 
 @pytest.mark.slow

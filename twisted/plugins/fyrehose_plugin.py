@@ -3,5 +3,5 @@
 from twisted.application.service import ServiceMaker
 
 fyrehose = ServiceMaker(
-    "fyrehose", "fyrehose.server.tap", "A durable message server with several protocols and one journal.", "fyrehose"
+    "fyrehose", "fyrehose.server.tap", "A durable message server: many protocols, one journal.", "fyrehose"
 )
