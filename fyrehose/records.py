@@ -63,14 +63,52 @@ class Record:
     payload: bytes
 
 
+@attrs.frozen(slots=True)
+class Column:
+    """Payloads end to end, and their lengths; the base of everything that holds several messages.
+
+    :ivar lengths: the lengths of the payloads in bytes, u32 x n, little-endian
+    :ivar payload: the payloads end to end
+    """
+
+    lengths: Buffer
+    payload: Buffer
+
+    def __len__(self) -> int:
+        return len(self.lengths) // 4
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Return the lengths of the payloads, in bytes."""
+        return memoryview(self.lengths).cast("I")
+
+    def payloads(self) -> Iterator[memoryview]:
+        """Yield the payloads as views of this column's bytes."""
+        view = memoryview(self.payload)
+        begin = 0
+        for size in self.sizes:
+            yield view[begin : begin + size]
+            begin += size
+
+    def part(self, start: int, stop: int) -> Column:
+        """Return payloads *start* to *stop*, with 0 <= start <= stop <= len(self); they share this column's bytes."""
+        begin = columns.span(self.lengths, 0, start, _ALL)[1]
+        end = begin + columns.span(self.lengths, start, stop, _ALL)[1] if stop < len(self) else len(self.payload)
+        return Column(memoryview(self.lengths)[4 * start : 4 * stop], memoryview(self.payload)[begin:end])
+
+
+def column_of(payloads: Iterable[Buffer]) -> Column:
+    """Return *payloads* as a column."""
+    parts = list(payloads)
+    return Column(pack(f"<{len(parts)}I", *map(len, parts)), b"".join(parts))
+
+
 @attrs.frozen(kw_only=True, slots=True)
-class Run:
+class Run(Column):
     """Consecutive records of one stream, source, producer, topic and content type, as columns."""
 
     stream: str
     source: str
-    lengths: Buffer
-    payload: Buffer
     producer: str | None = None
     topic: str | None = None
     content_type: str | None = None
@@ -83,17 +121,12 @@ class Run:
     @classmethod
     def of(cls, stream: str, payloads: Iterable[Buffer], *, source: str, **constants: object) -> Run:
         """Return a run of *payloads*; *constants* are the other fields of the run."""
-        parts = list(payloads)
-        lengths = pack(f"<{len(parts)}I", *map(len, parts))
-        payload = b"".join(parts)
-        return cls(stream=stream, source=source, lengths=lengths, payload=payload, **constants)  # type: ignore[arg-type]
-
-    def __len__(self) -> int:
-        return len(self.lengths) // 4
+        column = column_of(payloads)
+        return cls(stream=stream, source=source, lengths=column.lengths, payload=column.payload, **constants)  # type: ignore[arg-type]
 
     @property
     def last_seq(self) -> int:
-        return self.first_seq + len(self.lengths) // 4 - 1
+        return self.first_seq + len(self) - 1
 
     @property
     def size(self) -> int:
@@ -109,11 +142,6 @@ class Run:
         names = len(self.stream) + len(self.source)
         names += len(self.producer or "") + len(self.topic or "") + len(self.content_type or "")
         return self.size + _AROUND + _CHARACTER * names
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Return the lengths of the payloads, in bytes."""
-        return memoryview(self.lengths).cast("I")
 
     def numbered(self, first_seq: int, time: int) -> Run:
         """Return a run of records with the same columns.
@@ -142,13 +170,12 @@ class Run:
         if start == 0 and stop == len(self):
             return self
         stop = max(start, stop)
-        begin = columns.span(self.lengths, 0, start, _ALL)[1]
-        end = begin + columns.span(self.lengths, start, stop, _ALL)[1] if stop < len(self) else len(self.payload)
+        part = self.part(start, stop)
         return Run(
             stream=self.stream,
             source=self.source,
-            lengths=memoryview(self.lengths)[4 * start : 4 * stop],
-            payload=memoryview(self.payload)[begin:end],
+            lengths=part.lengths,
+            payload=part.payload,
             producer=self.producer,
             topic=self.topic,
             content_type=self.content_type,
@@ -164,14 +191,6 @@ class Run:
         if len(self.payload) <= max_bytes:
             return len(self)
         return max(1, columns.span(self.lengths, 0, len(self), max(0, max_bytes))[0])
-
-    def payloads(self) -> Iterator[memoryview]:
-        """Yield the payloads as views of this run's bytes."""
-        view = memoryview(self.payload)
-        begin = 0
-        for size in self.sizes:
-            yield view[begin : begin + size]
-            begin += size
 
     def producer_seqs(self) -> Sequence[int] | None:
         """Return the producer's own number of each record, or None if it has none."""

@@ -22,7 +22,7 @@ import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.kernels import figg as kernel
-from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer, Column
 
 VERSION = 1
 
@@ -319,18 +319,13 @@ class Pong(_NumberFrame):
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class MessageRun:
-    """Messages of one topic with consecutive numbers, as columns (see :mod:`fyrehose.records`)."""
+class MessageRun(Column):
+    """Messages of one topic with consecutive numbers, as a column."""
 
     type: ClassVar[FrameType]
 
     topic: str
     first: int
-    lengths: Buffer
-    payload: Buffer
-
-    def __len__(self) -> int:
-        return len(self.lengths) // 4
 
     @property
     def last(self) -> int:
@@ -359,19 +354,14 @@ class DataRun(MessageRun):
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class ReceivedRun:
-    """Received PUBLISH frames of one topic, as columns.
+class ReceivedRun(Column):
+    """Received PUBLISH frames of one topic, as a column.
 
-    :ivar numbers: the first ``seq_num`` if they are consecutive, otherwise a column of u64
+    :ivar numbers: the first ``seq_num`` if they are consecutive, otherwise u64 x n
     """
 
     topic: str
     numbers: int | Buffer
-    lengths: Buffer
-    payload: Buffer
-
-    def __len__(self) -> int:
-        return len(self.lengths) // 4
 
 
 @attrs.frozen(kw_only=True, slots=True)

@@ -27,7 +27,7 @@ import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.kernels import lumberjack as kernel
-from fyrehose.records import MAX_PAYLOAD, Buffer
+from fyrehose.records import MAX_PAYLOAD, Buffer, Column
 
 #: The largest document that becomes one record, and the largest body of a D frame, in bytes.
 MAX_EVENT = MAX_PAYLOAD
@@ -301,18 +301,13 @@ def to_json(pairs: Pairs) -> bytes | None:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class EventRun:
-    """Consecutive events with the same topic and content type, as columns (see :mod:`fyrehose.records`)."""
+class EventRun(Column):
+    """Consecutive events with the same topic and content type, as a column."""
 
-    lengths: Buffer
-    payload: Buffer
     #: the first sequence if they are consecutive, otherwise a column of u64
     producer_seq: int | Buffer
     topic: str | None
     content_type: str
-
-    def __len__(self) -> int:
-        return len(self.lengths) // 4
 
 
 def json_frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:
