@@ -41,6 +41,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.tcp import on
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of
@@ -129,7 +130,6 @@ class AdminProtocol(WebProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Request: "on_request"}
 
     settings: Settings
 
@@ -160,6 +160,8 @@ class AdminProtocol(WebProtocol):
             self._api(request)
         else:
             self._refuse(404, "no-such-path", "unknown path; use /, /metrics, /health, /ready or /api/status")
+
+    handlers = WebProtocol.handlers | on(Request, on_request)
 
     def connectionLost(self, reason: Any = None) -> None:
         self._stop_streaming()

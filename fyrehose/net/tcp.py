@@ -5,7 +5,7 @@
 
 It handles everything that the protocols have in common: the memory budget, deadlines, slow peers, and closing.  Limits
 of connections are in connections.py, and listening is in endpoints.py.  A protocol adds a table from event types to
-methods.
+functions.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ from fyrehose.options import count, duration, option
 from fyrehose.records import Run
 
 T = TypeVar("T")
+P = TypeVar("P")
+E = TypeVar("E")
+#: A table of the functions that handle events, by the type of the event; see :func:`on`.
+Handlers = dict[type, Callable[[Any, Any], object]]
 
 #: How long a peer may take to read the remaining data of a connection that is being closed, in seconds.
 LINGER = 5.0
@@ -68,6 +72,11 @@ class Session(Protocol):
     def receive_eof(self) -> list[Any]: ...
 
     def data_to_send(self) -> list[bytes]: ...
+
+
+def on(kind: type[E], handle: Callable[[P, E], object]) -> Handlers:
+    """Return a table that calls *handle* with the protocol and each event of *kind*; tables are joined with ``|``."""
+    return {kind: handle}
 
 
 @attrs.frozen(kw_only=True)
@@ -99,9 +108,6 @@ class SessionProtocol(TwistedProtocol):
 
     protocol_name: ClassVar[str]
     log: ClassVar[Logger]
-    #: event type -> name of the method that handles it
-    handlers: ClassVar[dict[type, str]]
-
     transport: Any  #: ITCPTransport and IConsumer, which Twisted's annotation does not say
     reading: Reading  #: pauses and resumes reading, for several parties
     peer = "?"  #: the peer's host, for log lines
@@ -184,8 +190,7 @@ class SessionProtocol(TwistedProtocol):
 
     def readConnectionLost(self) -> None:
         """Finish after the peer has closed its sending side (half-close); it still gets its acknowledgements."""
-        for event in self.session.receive_eof():
-            self.handle(event)
+        self.handle(self.session.receive_eof())
         self.finish()
 
     def writeConnectionLost(self) -> None:
@@ -223,25 +228,29 @@ class SessionProtocol(TwistedProtocol):
         """Handle the events of the session, from bytes that just arrived or that it had buffered."""
         if events:
             self.account.complete()
-        for event in events:
-            self.handle(event)
+        self.handle(events)
         expected = self.session.expected
         self._frame.received(self._got, expected > 0, bool(events))
         self._got = 0
         self.account.expect(expected, self.session.buffered if expected else 0)
         self.flush_replies()
 
-    def handle(self, event: object) -> None:
-        """Handle an event of the session, unless the connection is closing."""
-        if self.phase is not Phase.OPEN:
-            return
-        if isinstance(event, Broken):
-            self.drop(event.error)
-            return
-        try:
-            getattr(self, self.handlers[type(event)])(event)
-        except Forbidden as error:
-            self.forbid(error)
+    def handle(self, events: Sequence[object]) -> None:
+        """Handle *events* in order, until the connection is closing."""
+        for event in events:
+            if self.phase is not Phase.OPEN:
+                return
+            try:
+                self.handlers[type(event)](self, event)
+            except Forbidden as error:
+                self.forbid(error)
+
+    def broken(self, event: Broken) -> None:
+        """Handle a violation of the protocol, which ends the session."""
+        self.drop(event.error)
+
+    #: the handlers of all types of events; subclasses add theirs, behind the methods
+    handlers = on(Broken, broken)
 
     def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
         """Publish *runs*; close the connection if they are refused.

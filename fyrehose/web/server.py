@@ -10,7 +10,6 @@ see the answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import attrs
 from twisted.internet.interfaces import ISSLTransport
@@ -18,7 +17,7 @@ from twisted.internet.interfaces import ISSLTransport
 from fyrehose.errors import Forbidden, RemoteProtocolError, TooManySubscriptions
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, option
 from fyrehose.web.session import Refused, Request, WebSession
@@ -48,8 +47,6 @@ BATCHES = 4
 
 class WebProtocol(SessionProtocol):
     """One connection; subclasses add a handler for each event of their session."""
-
-    handlers: ClassVar[dict[type, str]] = {Refused: "count_refusal"}
 
     session: WebSession
     settings: WebSettings
@@ -133,10 +130,11 @@ class WebProtocol(SessionProtocol):
 
     # For handlers.
 
-    def count_refusal(self, event: object) -> None:
+    def count_refusal(self, event: Refused) -> None:
         """Count and log a refusal that was answered."""
-        assert isinstance(event, Refused)
         self.broker.counters.refuse(self.log, self.protocol_name, event.cause, self.peer, event.detail)
+
+    handlers = SessionProtocol.handlers | on(Refused, count_refusal)
 
     # Internals.
 

@@ -22,7 +22,7 @@ from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemotePro
 from fyrehose.interfaces import ISink, ISubscription
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, option, size
 from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
@@ -74,12 +74,6 @@ class FiggProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {
-        Published: "published",
-        Attach: "attached",
-        Detach: "detached",
-        Ping: "pinged",
-    }
 
     session: FiggServerSession
     settings: Settings
@@ -152,6 +146,14 @@ class FiggProtocol(SessionProtocol):
         """Answer a PING."""
         self.session.send_pong(event.number)
 
+    handlers = (
+        SessionProtocol.handlers
+        | on(Published, published)
+        | on(Attach, attached)
+        | on(Detach, detached)
+        | on(Ping, pinged)
+    )
+
     # Called by the TCP shell.
 
     def finish(self) -> None:
@@ -190,11 +192,9 @@ class FiggProtocol(SessionProtocol):
 
     def _postpone(self, event: object) -> None:
         """Keep *event* until the publishes before an ATTACH are durable, so that ATTACHED's offset includes them."""
-        if self.phase is not Phase.OPEN:
-            return
         if not self._postponed:
             self.reading.pauseProducing()
-            self.handle = self._postpone  # type: ignore[method-assign] # keep later events in order
+            self.handlers = dict.fromkeys(self.handlers, FiggProtocol._postpone)  # keep later events in order
         self._postponed.append(event)
         if isinstance(event, Published):
             size = sum(len(run.payload) + len(run.lengths) for run in event.runs)
@@ -205,8 +205,7 @@ class FiggProtocol(SessionProtocol):
         """Process the postponed events, up to the next ATTACH that has to wait."""
         waiting, self._postponed = self._postponed, deque()
         self._release_postponed()
-        for event in waiting:
-            self.handle(event)
+        self.handle(waiting)
         self.flush_replies()
         if not self._postponed and self._eof_pending:
             super().readConnectionLost()
@@ -217,7 +216,7 @@ class FiggProtocol(SessionProtocol):
             self._release_postponed()
 
     def _release_postponed(self) -> None:
-        del self.handle
+        self.handlers = FiggProtocol.handlers
         size, self._postponed_size = self._postponed_size, 0
         self.account.release(size)
         self.reading.resumeProducing()

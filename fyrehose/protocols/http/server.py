@@ -22,6 +22,7 @@ from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.tcp import on
 from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.session import (
@@ -118,15 +119,6 @@ class HttpProtocol(WebProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {
-        **WebProtocol.handlers,
-        Publish: "on_publish",
-        PublishEnd: "on_publish_end",
-        BodyRefused: "on_body_refused",
-        Read: "on_read",
-        Live: "on_live",
-        Retire: "on_retire",
-    }
 
     session: HttpSession
     settings: Settings
@@ -223,6 +215,16 @@ class HttpProtocol(WebProtocol):
         """Retire a stream, and answer when that is durable."""
         self._authenticate(event.request)
         self.carry_out(partial(self.broker.retire, [event.stream]), self._retired, self._not_retired)
+
+    handlers = (
+        WebProtocol.handlers
+        | on(Publish, on_publish)
+        | on(PublishEnd, on_publish_end)
+        | on(BodyRefused, on_body_refused)
+        | on(Read, on_read)
+        | on(Live, on_live)
+        | on(Retire, on_retire)
+    )
 
     # Called by the answers.
 

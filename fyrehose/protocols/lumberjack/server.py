@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, name, option, size
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
@@ -76,7 +76,6 @@ class LumberjackProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {tuple: "published"}
 
     session: LumberjackServerSession
     settings: Settings
@@ -143,6 +142,8 @@ class LumberjackProtocol(SessionProtocol):
         runs = [self._run(event) for event in events]
         self.publish(runs, partial(self._durable, sum(map(len, runs))))
         self._update_in_flight()
+
+    handlers = SessionProtocol.handlers | on(tuple, published)
 
     def settled(self) -> None:
         self._update_in_flight()
