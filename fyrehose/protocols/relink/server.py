@@ -34,7 +34,7 @@ from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import PROTOCOL, Endpoint, Publishing, Subscribing, first_anchor
 from fyrehose.protocols.relink.handshake import Hello
@@ -61,19 +61,6 @@ class RelinkProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {
-        events.HelloReceived: "hello_received",
-        events.Linked: "linked",
-        events.Resumed: "resumed",
-        events.Received: "message_received",
-        events.Decided: "decided",
-        events.Finished: "finished",
-        events.Consumed: "consumed",
-        events.Rewound: "rewound",
-        events.Closed: "channel_closed",
-        events.PeerShutdown: "peer_shutdown",
-        events.Ended: "link_ended",
-    }
 
     session: ListenerSession
     settings: Settings
@@ -240,16 +227,15 @@ class RelinkProtocol(SessionProtocol):
 
     def handle_events(self, found: Sequence[object]) -> None:
         """Handle events that were caused by our own calls of the link."""
-        for event in found:
-            self.handle(event)
+        self.handle(found)
         self.flush_soon()
 
-    def handle(self, event: object) -> None:
-        if isinstance(event, Broken) and self.entry is not None and self.phase is Phase.OPEN:
+    def broken(self, event: Broken) -> None:
+        if self.entry is not None:
             if self.endpoint is not None:
                 self.endpoint.after_read()  # Messages before the violation take effect.
             self.registry.discard(self.entry)
-        super().handle(event)
+        super().broken(event)
 
     def resumed(self, event: events.Resumed) -> None:
         """Do nothing: the endpoint continues by itself."""
@@ -287,6 +273,21 @@ class RelinkProtocol(SessionProtocol):
         self.broker.counters.add(PROTOCOL, "links-ended")
         self.registry.discard(self.entry)
         self.finish()
+
+    handlers = (
+        on(Broken, broken)
+        | on(events.HelloReceived, hello_received)
+        | on(events.Linked, linked)
+        | on(events.Resumed, resumed)
+        | on(events.Received, message_received)
+        | on(events.Decided, decided)
+        | on(events.Finished, finished)
+        | on(events.Consumed, consumed)
+        | on(events.Rewound, rewound)
+        | on(events.Closed, channel_closed)
+        | on(events.PeerShutdown, peer_shutdown)
+        | on(events.Ended, link_ended)
+    )
 
     @property
     def _endpoint(self) -> Endpoint:
