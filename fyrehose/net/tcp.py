@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import (
     IHalfCloseableProtocol,
     IHandshakeListener,
@@ -30,6 +28,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.core.budget import Account
+from fyrehose.core.inflight import InFlight
 from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, ISubscription
@@ -42,7 +41,6 @@ from fyrehose.net.peers import identify
 from fyrehose.options import count, duration, option
 from fyrehose.records import Run
 
-T = TypeVar("T")
 P = TypeVar("P")
 E = TypeVar("E")
 #: A table of the functions that handle events, by the type of the event; see :func:`on`.
@@ -100,7 +98,7 @@ class SessionProtocol(TwistedProtocol):
     They override :meth:`settled`, :meth:`refused` and :meth:`hang_up` to add to the end of a publish or connection.
 
     :ivar phase: what the connection still does; changed only by the methods of this class
-    :ivar in_flight: number of publishes that are not settled yet
+    :ivar in_flight: calls of the broker that are not settled yet, such as publishes
     :ivar write_paused: True while the peer reads more slowly than the server writes
     :ivar account: the memory that the connection holds
     :ivar timers: timers, which end with the connection
@@ -116,6 +114,7 @@ class SessionProtocol(TwistedProtocol):
     address = "?"  #: the peer's host and port
     identity: Identity  #: the identity of the peer, as far as it has proved it
     account: Account
+    in_flight: InFlight
     _handshake: Handshake
 
     def __init__(self, factory: SessionFactory, session: Session) -> None:
@@ -130,7 +129,6 @@ class SessionProtocol(TwistedProtocol):
         self.write_paused = False
         self._written = 0  #: most bytes that the peer must read before the transport resumes
         self._unread = 0  #: bytes of it that are replies to a peer that does not read
-        self.in_flight = 0
         self._written_to = False  #: True if data was written since the last call of is_idle()
         self._silent = True
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
@@ -160,6 +158,7 @@ class SessionProtocol(TwistedProtocol):
         transport.bufferSize = self.factory.buffer_size
         self.reading = Reading(self._stop_reading, self._read_again)
         self.account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
+        self.in_flight = InFlight(self.account, self.failed, self.settled)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
@@ -252,48 +251,24 @@ class SessionProtocol(TwistedProtocol):
     #: the handlers of all types of events; subclasses add theirs, behind the methods
     handlers = on(Broken, broken)
 
-    def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
+    def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], object]) -> None:
         """Publish *runs*; close the connection if they are refused.
 
         Everything that the peer sends after a refused publish is ignored, so an acknowledgement covers all publishes
         before it.
 
-        :param acknowledge: called with the first number of each run when all of them are durable
+        :param acknowledge: called with the first number of each run when all of them are durable, even if the
+            connection is lost by then
         """
-        size = sum(run.size for run in runs)
-        self.carry_out(partial(self.broker.publish, runs), acknowledge, self.refused, size)
-
-    def carry_out(
-        self,
-        order: Callable[[], Deferred[T]],
-        answer: Callable[[T], None],
-        refused: Callable[[Failure], None],
-        size: int = 0,
-    ) -> None:
-        """Call the broker, and handle its result while the connection is open.
-
-        :param order: the call of the broker
-        :param answer: called with the result
-        :param refused: called with the failure
-        :param size: bytes that are charged to the connection until the Deferred has fired
-        """
-        self.in_flight += 1
-        self.account.hold(size)
-
-        def done(result: T) -> None:
-            if self.writable:
-                answer(result)
-
-        def settle(result: object) -> None:
-            self.in_flight -= 1
-            self.account.release(size)
-            self.settled()
-            self.hang_up_if_settled()
-
-        order().addCallback(done).addErrback(refused).addErrback(self.failed).addBoth(settle)
+        size = 0
+        for run in runs:
+            size += run.size
+        self.in_flight.track(self.broker.publish(runs), acknowledge, self.refused, size)
 
     def settled(self) -> None:
-        """Handle a settled publish, acknowledged or refused; a hook for subclasses."""
+        """Handle a settled call of the broker: close a connection that only waited for it."""
+        if self.phase is Phase.SETTLING and not self.in_flight.count:
+            self.hang_up()
 
     def refused(self, failure: Failure) -> None:
         """Count and log a refused publish, and close once earlier publishes are settled; a hook for subclasses."""
@@ -361,12 +336,8 @@ class SessionProtocol(TwistedProtocol):
         if self.phase is Phase.OPEN:
             self._enter(Phase.SETTLING)
             self._detach_all()
-            self.hang_up_if_settled()
-
-    def hang_up_if_settled(self) -> None:
-        """Close the connection if it is settling, and no publish is in flight any more."""
-        if self.phase is Phase.SETTLING and not self.in_flight:
-            self.hang_up()
+            if not self.in_flight.count:
+                self.hang_up()
 
     def hang_up(self) -> None:
         """Close a connection whose publishes are settled, after sending the remaining data; a hook for subclasses."""
@@ -397,7 +368,7 @@ class SessionProtocol(TwistedProtocol):
         It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call.
         """
         delivered, self._written_to = self._written_to and bool(self._subscriptions), False
-        return not (self.in_flight or self.session.expected or delivered)
+        return not (self.in_flight.count or self.session.expected or delivered)
 
     def make_room(self) -> None:
         """Close the connection, because the listener is full and another peer connects."""

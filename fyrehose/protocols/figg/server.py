@@ -119,7 +119,7 @@ class FiggProtocol(SessionProtocol):
 
     def attached(self, event: Attach) -> None:
         """Handle ATTACH: subscribe, or move the subscription; wait until earlier publishes are durable."""
-        if self.in_flight:
+        if self.in_flight.count:
             self._postpone(event)
             return
         old = self._attachments.pop(event.topic, None)
@@ -162,11 +162,12 @@ class FiggProtocol(SessionProtocol):
 
     def settled(self) -> None:
         # No other publish is in flight, so an ACK that waits for more of them can go out now.
-        if not self.in_flight:
+        if not self.in_flight.count:
             self.timers.stop(self.flush)
             self.flush()
             if self._postponed:
                 self._process_postponed()
+        super().settled()
 
     def refused(self, failure: Failure) -> None:
         runs, self._publishing = self._publishing, None
@@ -187,7 +188,7 @@ class FiggProtocol(SessionProtocol):
     def _durable(self, last: int, firsts: tuple[int, ...]) -> None:
         self.session.send_ack(last)
         # One commit can complete many publishes in a row; delay the ACK by one turn, so that one covers them all.
-        if self.in_flight > 1:
+        if self.writable and self.in_flight.count > 1:
             self.timers.start(0, self.flush)
 
     def _postpone(self, event: object) -> None:

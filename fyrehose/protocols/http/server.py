@@ -9,7 +9,6 @@ Retire  -> broker.retire -> 204, when the retirement is durable
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any, ClassVar
 
 import attrs
@@ -158,16 +157,21 @@ class HttpProtocol(WebProtocol):
             self.session.respond(200, b'{"count": 0}\n')
         elif self._upload is not None:
             self._upload.complete = True
-            self.settled()
+            self._answer_upload()
 
     def on_body_refused(self, event: BodyRefused) -> None:
         """Refuse the rest of a body."""
         if self._upload is not None and self._upload.refusal is None:
             self.count_refusal(event.refusal)
             self.refuse_request(event.refusal)
-            self.settled()
+            self._answer_upload()
 
     def settled(self) -> None:
+        self._answer_upload()
+        super().settled()
+
+    def _answer_upload(self) -> None:
+        """Answer a POST, if it is complete or refused, and all of its publishes are settled."""
         upload = self._upload
         if upload is None or upload.pending or not self.session.answering:
             return
@@ -214,7 +218,7 @@ class HttpProtocol(WebProtocol):
     def on_retire(self, event: Retire) -> None:
         """Retire a stream, and answer when that is durable."""
         self._authenticate(event.request)
-        self.carry_out(partial(self.broker.retire, [event.stream]), self._retired, self._not_retired)
+        self.in_flight.track(self.broker.retire([event.stream]), self._retired, self._not_retired)
 
     handlers = (
         WebProtocol.handlers

@@ -152,9 +152,10 @@ class LumberjackProtocol(SessionProtocol):
         elif self._working and not self._held_back:
             self._turns.request(self)
         self._turns.schedule()
+        super().settled()
 
     def finish(self) -> None:
-        if not self.in_flight:
+        if not self.in_flight.count:
             self.session.acknowledge_part()  # so that the writer does not resend durable events
         super().finish()
         self._stop_working()
@@ -207,7 +208,7 @@ class LumberjackProtocol(SessionProtocol):
     @property
     def _busy(self) -> bool:
         """True if the writer waits for the server, and not the server for the writer."""
-        return bool(self.in_flight) or self.session.more_work or self.account.paused
+        return self.in_flight.count > 0 or self.session.more_work or self.account.paused
 
     @property
     def _held_back(self) -> bool:
@@ -215,7 +216,7 @@ class LumberjackProtocol(SessionProtocol):
 
     def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
         self.session.durable(events)
-        if self.phase is Phase.SETTLING and self.in_flight == 1:  # the last publish in flight is durable
+        if self.phase is Phase.SETTLING and self.in_flight.count == 1:  # the last publish in flight is durable
             self.session.acknowledge_part()
         self._active_at = self.clock.seconds()
         if self.session.has_output:
