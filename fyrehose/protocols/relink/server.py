@@ -151,7 +151,7 @@ class RelinkProtocol(SessionProtocol):
                 if not (place.subscribe and isinstance(result.value, ReadOnly)):
                     self.registry.discard(entry)
                     self.refused(result)
-                    self._continue()
+                    self.settled()
             self._link_ready(entry, place, resumed=False)
 
         self.registry.write_entry(entry, written)
@@ -302,32 +302,37 @@ class RelinkProtocol(SessionProtocol):
         :param staged: channel -> number of the last staged message; None if the channel is to be forgotten
         :param refused: called if the write is refused for good; returns whether it has handled that
         """
-        entry, account = self.entry, self.account
+        entry = self.entry
         assert entry is not None
         for run in runs:
             if not self.broker.permits(Action.PUBLISH, run.stream):
                 self._forbidden(run.stream)
                 return
         size = sum(run.size for run in runs)
-        self.in_flight += 1
-        account.hold(size)
+        self.in_flight.hold(size)
 
         def settle(result: Any) -> None:
-            self.in_flight -= 1
-            account.release(size)
-            if isinstance(result, Failure):
-                error = result.value
-                if not isinstance(error, PublishError):
-                    entry.failed = True
-                    self.session.fenced()
-                    self.failed(result)
-                elif not (isinstance(error, PERMANENT_REFUSALS) and refused is not None and refused(error)):
-                    self._not_written(entry, result, error)
-            elif not entry.link.over:
-                self._settle_staged(entry, staged)
+            try:
+                self._write_settled(entry, staged, refused, result)
+            finally:
+                self.in_flight.release(None, size)
             self._continue()
 
         self.registry.write_delta(entry, list(staged), runs, settle, self.broker)
+
+    def _write_settled(
+        self, entry: Entry, staged: Mapping[int, int | None], refused: Refused | None, result: object
+    ) -> None:
+        if isinstance(result, Failure):
+            error = result.value
+            if not isinstance(error, PublishError):
+                entry.failed = True
+                self.session.fenced()
+                self.failed(result)
+            elif not (isinstance(error, PERMANENT_REFUSALS) and refused is not None and refused(error)):
+                self._not_written(entry, result, error)
+        elif not entry.link.over:
+            self._settle_staged(entry, staged)
 
     def _forbidden(self, stream: str) -> None:
         """End the link, because the access policy does not allow its peer to publish any more."""
@@ -385,7 +390,6 @@ class RelinkProtocol(SessionProtocol):
     def _continue(self) -> None:
         """Flush acknowledgements after a write has finished, and decode packets that were held back."""
         if self.phase is not Phase.OPEN:
-            self.hang_up_if_settled()
             return
         # One commit may finish several writes in a row, and one flush after the last of them is enough.  Packets that
         # were held back are decoded in a new turn of the reactor, because their write may finish at once as well, and
