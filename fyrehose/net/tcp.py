@@ -98,6 +98,7 @@ class SessionProtocol(TwistedProtocol):
     They override :meth:`settled`, :meth:`refused` and :meth:`hang_up` to add to the end of a publish or connection.
 
     :ivar phase: what the connection still does; changed only by the methods of this class
+    :ivar writable: whether data can be sent: the connection is neither closing nor held nor lost
     :ivar in_flight: calls of the broker that are not settled yet, such as publishes
     :ivar write_paused: True while the peer reads more slowly than the server writes
     :ivar account: the memory that the connection holds
@@ -124,6 +125,7 @@ class SessionProtocol(TwistedProtocol):
         self.clock = factory.clock
         self.settings: TCPSettings = factory.settings
         self.phase = Phase.OPEN
+        self.writable = True
         self.timers = Timers(self.clock)
         self._subscriptions: dict[ISubscription, None] = {}  #: in the order of attach()
         self.write_paused = False
@@ -133,12 +135,8 @@ class SessionProtocol(TwistedProtocol):
         self._silent = True
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._frame = FrameWatch(self.clock, self.settings.frame_timeout, self._late, self._give_way)
-        self._got = 0  #: bytes that were read and not handled yet
-
-    @property
-    def writable(self) -> bool:
-        """Return whether data can be sent: the connection is neither closing nor held nor lost."""
-        return self.phase is Phase.OPEN or self.phase is Phase.SETTLING
+        self._got = 0  #: bytes of the read that is being handled
+        self._expected = 0  #: the size of the incomplete frame that is charged to the account
 
     @property
     def subscriber(self) -> tuple[str, str]:
@@ -186,6 +184,7 @@ class SessionProtocol(TwistedProtocol):
             self.factory.mark_active(self)
             self._got = len(data)
             self.received(self.session.receive_data(data))
+            self._got = 0
 
     def readConnectionLost(self) -> None:
         """Finish after the peer has closed its sending side (half-close); it still gets its acknowledgements."""
@@ -225,14 +224,18 @@ class SessionProtocol(TwistedProtocol):
 
     def received(self, events: Sequence[object]) -> None:
         """Handle the events of the session, from bytes that just arrived or that it had buffered."""
-        if events:
+        before = self._expected
+        if before and events:
             self.account.complete()
         self.handle(events)
-        expected = self.session.expected
-        self._frame.received(self._got, expected > 0, bool(events))
-        self._got = 0
-        self.account.expect(expected, self.session.buffered if expected else 0)
-        self.flush_replies()
+        expected = self._expected = self.session.expected
+        if expected or before:
+            self._frame.received(self._got, expected > 0, bool(events))
+            self.account.expect(expected, self.session.buffered if expected else 0)
+        if self.write_paused:
+            self._flush_unread()
+        else:
+            self.flush()
 
     def handle(self, events: Sequence[object]) -> None:
         """Handle *events* in order, until the connection is closing."""
@@ -311,15 +314,6 @@ class SessionProtocol(TwistedProtocol):
         self._written_to = True
         self.transport.writeSequence(data)
 
-    def flush_replies(self) -> None:
-        """Flush replies; drop a peer that leaves more than MOST_UNREAD bytes unread."""
-        unread, before = self.write_paused, self._written
-        self.flush()
-        if unread:
-            self._unread += self._written - before
-            if self._unread > MOST_UNREAD:
-                self.drop(RemoteProtocolError("answers-unread", f"{self._unread} bytes"))
-
     def drop(self, error: RemoteProtocolError) -> None:
         """Count and log a violation of the protocol, and close once earlier publishes are settled."""
         detail = str(error).removeprefix(error.cause).removeprefix(": ")
@@ -387,6 +381,7 @@ class SessionProtocol(TwistedProtocol):
     def _enter(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], f"{phase} after {self.phase}"
         self.phase = phase
+        self.writable = phase is Phase.SETTLING
 
     def _detach_all(self) -> None:
         for subscription in list(self._subscriptions):
@@ -397,6 +392,14 @@ class SessionProtocol(TwistedProtocol):
         if self.phase is Phase.OPEN:
             self._delay = self.factory.holding.delay(self.network)
         self.finish()
+
+    def _flush_unread(self) -> None:
+        """Flush replies to a peer that does not read; drop it if it leaves more than MOST_UNREAD bytes unread."""
+        before = self._written
+        self.flush()
+        self._unread += self._written - before
+        if self._unread > MOST_UNREAD:
+            self.drop(RemoteProtocolError("answers-unread", f"{self._unread} bytes"))
 
     def _identify(self) -> None:
         self.identity = identify(self.transport)

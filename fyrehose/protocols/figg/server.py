@@ -9,7 +9,6 @@ ATTACH  -> waits for the PUBLISHes before it -> ATTACHED, then broker.subscribe
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from functools import partial
 from typing import Any, ClassVar
 
@@ -82,7 +81,7 @@ class FiggProtocol(SessionProtocol):
         super().__init__(factory, FiggServerSession(factory.settings.max_payload))
         self._attachments: dict[str, Attachment] = {}
         self._publishing: list[Run] | None = None  #: runs of the current publish() call
-        self._postponed: deque[object] = deque()  #: an ATTACH that waits for commits, and all later events
+        self._postponed: list[object] = []  #: an ATTACH that waits for commits, and all later events
         self._postponed_size = 0  #: bytes of them that are charged to the account
         self._eof_pending = False
 
@@ -204,10 +203,9 @@ class FiggProtocol(SessionProtocol):
 
     def _process_postponed(self) -> None:
         """Process the postponed events, up to the next ATTACH that has to wait."""
-        waiting, self._postponed = self._postponed, deque()
+        waiting, self._postponed = self._postponed, []
         self._release_postponed()
-        self.handle(waiting)
-        self.flush_replies()
+        self.received(waiting)
         if not self._postponed and self._eof_pending:
             super().readConnectionLost()
 
