@@ -103,6 +103,7 @@ class SessionProtocol(TwistedProtocol):
     :ivar write_paused: True while the peer reads more slowly than the server writes
     :ivar account: the memory that the connection holds
     :ivar timers: timers, which end with the connection
+    :ivar active_at: time of the last activity, for :meth:`watch_idle`
     """
 
     protocol_name: ClassVar[str]
@@ -133,6 +134,8 @@ class SessionProtocol(TwistedProtocol):
         self._unread = 0  #: bytes of it that are replies to a peer that does not read
         self._written_to = False  #: True if data was written since the last call of is_idle()
         self._silent = True
+        self.active_at = 0.0
+        self._idle_timeout = 0.0
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._frame = FrameWatch(self.clock, self.settings.frame_timeout, self._late, self._give_way)
         self._got = 0  #: bytes of the read that is being handled
@@ -314,6 +317,17 @@ class SessionProtocol(TwistedProtocol):
         self._written_to = True
         self.transport.writeSequence(data)
 
+    def watch_idle(self, timeout: float) -> None:
+        """Close the connection when nothing has happened on it for *timeout* seconds."""
+        self.active_at = self.clock.seconds()
+        self._idle_timeout = timeout
+        self.timers.start(timeout, self._check_idle)
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether the peer waits for the server, or another deadline applies: then it is not idle."""
+        return self.in_flight.count > 0 or self.session.expected > 0
+
     def drop(self, error: RemoteProtocolError) -> None:
         """Count and log a violation of the protocol, and close once earlier publishes are settled."""
         detail = str(error).removeprefix(error.cause).removeprefix(": ")
@@ -438,6 +452,19 @@ class SessionProtocol(TwistedProtocol):
             allowed = f"{self.settings.silent_timeout:g} s"
             detail = f"nothing was received for {allowed}; raise {self.protocol_name}.silent-timeout to allow more"
             self.broker.counters.refuse(self.log, self.protocol_name, "silent", self.peer, detail)
+            self.finish()
+
+    def _check_idle(self) -> None:
+        if self.phase is not Phase.OPEN:
+            return
+        now = self.clock.seconds()
+        if self.waiting:
+            self.active_at = now
+        left = self.active_at + self._idle_timeout - now
+        if left > 0:
+            self.timers.start(left, self._check_idle)
+        else:
+            self.broker.counters.add(self.protocol_name, "idle")
             self.finish()
 
     def _stop_reading(self) -> None:
