@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort
+from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from fyrehose import errors
@@ -266,11 +266,9 @@ class AdminProtocol(WebProtocol):
 
     def _tail(self, request: Request, stream: str) -> Callable[[], None]:
         tail = Tail(self.admin.broker, stream)
-        timer: IDelayedCall
 
         def send_new() -> None:
-            nonlocal timer
-            timer = self.clock.callLater(INTERVAL, send_new)
+            self.timers.start(INTERVAL, send_new)
             if self.write_paused:
                 return
             if not self._may_read(request, stream):  # The policy has changed.
@@ -286,8 +284,8 @@ class AdminProtocol(WebProtocol):
             if new is not None:
                 self._send_event("records", new)
 
-        timer = self.clock.callLater(0, send_new)
-        return lambda: timer.cancel() if timer.active() else None
+        self.timers.start(0, send_new)
+        return lambda: self.timers.stop(send_new)
 
 
 class AdminFactory(SessionFactory):
