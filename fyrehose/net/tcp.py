@@ -281,15 +281,8 @@ class SessionProtocol(TwistedProtocol):
         failure.trap(FyrehoseError)
         error = failure.value
         self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
-        if self.phase is not Phase.OPEN:
-            return
         # Without an acknowledgement the peer will reconnect, and should not do so at once.
-        self._delay = self.factory.holding.delay(self.network)
-        if isinstance(error, ReadOnly):
-            self._delay = FULL_GRACE
-            self.reading.pauseProducing()
-        self._enter(Phase.SETTLING)
-        self._detach_all()
+        self._finish_late(FULL_GRACE if isinstance(error, ReadOnly) else 0.0)
 
     def failed(self, failure: Failure) -> None:
         """Handle an unexpected error, a bug: whether the publish is durable is unknown, so it is not acknowledged."""
@@ -401,11 +394,17 @@ class SessionProtocol(TwistedProtocol):
         for subscription in list(self._subscriptions):
             self.detach(subscription)
 
-    def _finish_late(self) -> None:
-        """Close like :meth:`finish`, but delayed, because a refused peer may reconnect at once."""
+    def _finish_late(self, seconds: float = 0.0) -> None:
+        """Close like :meth:`finish`, but delayed, because a refused peer may reconnect at once.
+
+        :param seconds: how long the connection is held; 0: longer with each refusal of the peer's network
+        """
         if self.phase is Phase.OPEN:
             self._delay = self.factory.holding.delay(self.network)
-        self.finish()
+            if seconds:
+                self._delay = seconds
+                self.reading.pauseProducing()
+            self.finish()
 
     def _flush_unread(self) -> None:
         """Flush replies to a peer that does not read; drop it if it leaves more than MOST_UNREAD bytes unread."""
