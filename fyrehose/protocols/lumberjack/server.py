@@ -142,7 +142,20 @@ class LumberjackProtocol(SessionProtocol):
 
     def published(self, events: tuple[EventRun, ...]) -> None:
         """Publish the events; when they are durable, acknowledge the windows that they complete."""
-        runs = [self._run(event) for event in events]
+        producer = self.identity.name or self.address
+        runs = [
+            Run(
+                stream=self.settings.stream,
+                source=PROTOCOL,
+                producer=producer,
+                topic=event.topic,
+                content_type=event.content_type,
+                producer_seq=event.producer_seq,
+                lengths=event.lengths,
+                payload=event.payload,
+            )
+            for event in events
+        ]
         self.publish(runs, partial(self._durable, sum(map(len, runs))))
         self._update_in_flight()
 
@@ -195,22 +208,6 @@ class LumberjackProtocol(SessionProtocol):
             return Outcome.DONE
 
     # Helpers.
-
-    def _run(self, event: EventRun) -> Run:
-        return Run(
-            stream=self.settings.stream,
-            source=PROTOCOL,
-            producer=self._producer,
-            topic=event.topic,
-            content_type=event.content_type,
-            producer_seq=event.producer_seq,
-            lengths=event.lengths,
-            payload=event.payload,
-        )
-
-    @property
-    def _producer(self) -> str:
-        return self.identity.name or self.address
 
     @property
     def _busy(self) -> bool:
