@@ -86,7 +86,7 @@ async def test_a_figg_client_publishes_and_subscribes_with_the_own_broker(exampl
     port = await service.startService()
     client = FiggClient(reactor, TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port))
     got: Deferred[bytes] = Deferred()
-    client.subscribe("t", lambda data: got.callback(bytes(data.payload)), 0)
+    client.subscribe("t", lambda run: got.callback(bytes(run.payload)), 0)
     await client.connect()
     await client.publish("t", b"hello")
     assert await got == b"hello"
