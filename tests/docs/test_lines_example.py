@@ -20,13 +20,12 @@ from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, every_chunking, feed
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put the folder of examples on sys.path, as the author of a protocol would."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def installed(monkeypatch: pytest.MonkeyPatch, lines_path: list[Path]) -> Iterator[None]:
+    """Put the example on sys.path, as its installation would."""
+    for folder in lines_path:
+        monkeypatch.syspath_prepend(str(folder))
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "lines"]:
         del sys.modules[name]
@@ -68,8 +67,9 @@ class Peer:
         self.protocol.connectionLost()
 
 
-def test_the_plugin_is_found_by_the_name_of_its_module() -> None:
-    plugin = plugins.load("lines.plugin")
+def test_the_plugin_is_found_by_its_entry_point() -> None:
+    assert "lines" in plugins.names()
+    plugin = plugins.load("lines")
     assert verifyObject(IProtocolPlugin, plugin)
     assert plugin.name == "lines"
 
