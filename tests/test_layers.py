@@ -159,7 +159,7 @@ def test_only_programs_import_the_reactor(module: str) -> None:
 #: The way of a byte: who may import whom.  Each may import what stands before it, and itself; what is not named here,
 #: such as the command line, may import everything.
 LAYERS = (
-    ("kernels",),
+    ("kernels", "lazy"),
     ("errors", "records", "options", "identity", "interfaces", "ndjson", "observe"),
     ("journal", "core"),
     ("net",),

@@ -60,6 +60,7 @@ def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> fl
 @attrs.define(eq=False)
 class RelinkClient:
     """A connector: sends and receives messages over one link, which it resumes on each new connection.
+
     :ivar clock: the reactor, or a Clock in tests
     :ivar name: the endpoint name: ``publish:STREAM`` or ``subscribe:STREAM[@SEQ][?seq]``
     :ivar transactional: whether the connector's channel uses transactions (specification, 1 and 3.2)
