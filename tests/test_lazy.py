@@ -43,7 +43,7 @@ def test_unknown_names_are_reported_as_usual() -> None:
 
 
 def test_packages_are_imported_without_twisted_or_an_extra() -> None:
-    packages = sorted({*PACKAGES} - {"fyrehose.cli", "fyrehose.testing"})
+    packages = sorted({*PACKAGES} - {"fyrehose.cli"})
     heavy = {"twisted", "zmq", "pyspark", "pyarrow", "cryptography"}
     loaded = run(f"import sys, {', '.join(packages)}\nprint(sorted({heavy!r} & set(sys.modules)))")
     assert loaded == "[]\n"
