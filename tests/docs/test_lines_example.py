@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from zope.interface.verify import verifyObject
 
 from fyrehose import plugins
@@ -18,7 +17,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Broken
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, every_chunking, feed
+from fyrehose.testing import MemoryJournal, Transport, every_chunking, feed
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +28,6 @@ def installed(monkeypatch: pytest.MonkeyPatch, lines_path: list[Path]) -> Iterat
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "lines"]:
         del sys.modules[name]
-
-
-class Transport(StringTransport):
-    """A transport with the socket options that the shell sets."""
-
-    def setTcpNoDelay(self, enabled: bool) -> None: ...
-
-    def setTcpKeepAlive(self, enabled: bool) -> None: ...
 
 
 class Peer:

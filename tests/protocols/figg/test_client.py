@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError, ConnectionDone
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
-from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
@@ -33,13 +33,7 @@ from fyrehose.protocols.figg.frames import (
 )
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.records import Run
-
-
-class Transport(StringTransport):
-    aborted = False
-
-    def abortConnection(self) -> None:
-        self.aborted = True
+from fyrehose.testing import Transport
 
 
 @implementer(IStreamClientEndpoint)

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError, ConnectionDone
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
-from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
@@ -22,18 +22,9 @@ from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClientPlugin, IPublisher
 from fyrehose.protocols.lumberjack.client import LumberjackClient, to_document
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Ack, Window
+from fyrehose.testing import Transport
 
 Make = Callable[..., Any]
-
-
-class Transport(StringTransport):
-    aborted = False
-
-    def abortConnection(self) -> None:
-        self.aborted = True
-
-    def loseConnection(self) -> None:
-        self.aborted = True
 
 
 @implementer(IStreamClientEndpoint)
