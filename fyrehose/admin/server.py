@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.logger import Logger
 
 from fyrehose import errors
@@ -40,6 +40,7 @@ from fyrehose.identity import Action, Identity, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
+from fyrehose.net.lifecycle import Phase
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of
@@ -132,9 +133,9 @@ class AdminProtocol(WebProtocol):
 
     settings: Settings
 
-    def __init__(self, admin: Admin, session: WebSession, clock: IReactorTime, settings: Settings) -> None:
-        super().__init__(session, admin.broker, clock, settings)
-        self.admin = admin
+    def __init__(self, factory: AdminFactory) -> None:
+        super().__init__(factory, WebSession(factory.hosts))
+        self.admin = factory.admin
         self._stop_stream: Callable[[], None] | None = None
 
     def on_request(self, request: Request) -> None:
@@ -165,7 +166,7 @@ class AdminProtocol(WebProtocol):
         super().connectionLost(reason)
 
     def finish(self) -> None:
-        if not self._closing and self._stop_stream is not None:
+        if self.phase is Phase.OPEN and self._stop_stream is not None:
             self._stop_streaming()
             self.session.end()
         super().finish()
@@ -254,7 +255,7 @@ class AdminProtocol(WebProtocol):
         self._send_event("status", self.admin.status_for(match, LISTED, self._may_see_names(request)))
 
         def send_sample(sample: Sample) -> None:
-            if not self._write_paused:  # A slow client misses samples.
+            if not self.write_paused:  # A slow client misses samples.
                 status = self.admin.status_event(sample, match, self._may_see_names(request))
                 self.session.send(as_event("sample", _sample(sample)) + status)
                 self.flush()
@@ -268,7 +269,7 @@ class AdminProtocol(WebProtocol):
         def send_new() -> None:
             nonlocal timer
             timer = self.clock.callLater(INTERVAL, send_new)
-            if self._write_paused:
+            if self.write_paused:
                 return
             if not self._may_read(request, stream):  # The policy has changed.
                 self._send_event("ended", {"error": f"the access policy no longer allows this stream: {_ADVICE}"})
@@ -287,6 +288,22 @@ class AdminProtocol(WebProtocol):
         return lambda: timer.cancel() if timer.active() else None
 
 
+class AdminFactory(SessionFactory):
+    """Listens for operators, at *endpoint* (see :class:`~fyrehose.protocols.http.server.HttpFactory`)."""
+
+    protocol = AdminProtocol
+    defaults = Settings()
+    proofs = None
+    settings: Settings
+
+    def __init__(
+        self, admin: Admin, settings: Settings | None = None, reactor: Any = None, endpoint: str | None = None
+    ) -> None:
+        super().__init__(admin.broker, settings, reactor)
+        self.admin = admin
+        self.hosts = hosts_of(endpoint, self.settings.hosts)
+
+
 class AdminService(TCPService):
     """The service of an admin listener, which samples the server while it runs."""
 
@@ -294,7 +311,7 @@ class AdminService(TCPService):
         self._admin = admin
         self._token_file = settings.token_file
         self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
-        factory = make_factory(reactor, endpoint, admin, settings)
+        factory = AdminFactory(admin, settings, reactor, endpoint)
         super().__init__(reactor, PROTOCOL, endpoint, factory, None if around is None else around(factory))
 
     def startService(self) -> Deferred[IListeningPort]:
@@ -333,16 +350,6 @@ def make_admin(broker: Broker, clock: Any, now: Callable[[], float], settings: S
     """
     status = Status(broker, Sampler(clock, broker, now), now(), StreamRates(clock.seconds, broker))
     return Admin(status, token, metrics.registry(status, settings.metric_streams))
-
-
-def make_factory(clock: IReactorTime, endpoint: str, admin: Admin, settings: Settings) -> SessionFactory:
-    """Return the factory of connections for a listener at *endpoint*."""
-    hosts = hosts_of(endpoint, settings.hosts)
-
-    def make() -> AdminProtocol:
-        return AdminProtocol(admin, WebSession(hosts), clock, settings)
-
-    return SessionFactory(make, PROTOCOL, AdminProtocol.log, admin.broker, clock, settings, proofs=None)
 
 
 def _number(request: Request, name: str, default: int, largest: int) -> int | None:

@@ -12,7 +12,7 @@ from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.figg.client import FiggClient
-from fyrehose.protocols.figg.server import PROTOCOL, Settings, make_factory
+from fyrehose.protocols.figg.server import PROTOCOL, FiggFactory, Settings
 
 
 @implementer(IClientPlugin)
@@ -27,7 +27,7 @@ class FiggPlugin:
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
-        factory = make_factory(broker, reactor, settings)
+        factory = FiggFactory(broker, settings, reactor)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
     def publisher(self, reactor: Any, host: str, port: int, window: int) -> FiggClient:

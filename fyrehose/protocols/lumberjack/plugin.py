@@ -12,7 +12,7 @@ from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.lumberjack.client import LumberjackClient
-from fyrehose.protocols.lumberjack.server import PROTOCOL, Settings, make_factory
+from fyrehose.protocols.lumberjack.server import PROTOCOL, LumberjackFactory, Settings
 
 #: Unacknowledged windows of one connection: the next one travels while the server commits the one before.
 PIPELINING = 2
@@ -30,7 +30,7 @@ class LumberjackPlugin:
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> TCPService:
-        factory = make_factory(broker, reactor, settings)
+        factory = LumberjackFactory(broker, settings, reactor)
         return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
     def publisher(self, reactor: Any, host: str, port: int, window: int) -> LumberjackClient:
