@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -78,9 +78,9 @@ class RelinkProtocol(SessionProtocol):
     session: ListenerSession
     settings: Settings
 
-    def __init__(self, broker: IBroker, clock: IReactorTime, settings: Settings, registry: Registry) -> None:
-        super().__init__(ListenerSession(settings.limits), broker, clock, settings)
-        self.registry = registry
+    def __init__(self, factory: RelinkFactory) -> None:
+        super().__init__(factory, ListenerSession(factory.settings.limits))
+        self.registry = factory.registry
         self.entry: Entry | None = None
         self.endpoint: Endpoint | None = None
         self._last_received = 0.0
@@ -431,6 +431,18 @@ class RelinkProtocol(SessionProtocol):
         self.drop(error)
 
 
+class RelinkFactory(SessionFactory):
+    """Builds the protocol of each connection; *registry* has the links."""
+
+    protocol = RelinkProtocol
+    defaults = Settings()
+    settings: Settings
+
+    def __init__(self, broker: IBroker, settings: Settings, reactor: Any, registry: Registry) -> None:
+        super().__init__(broker, settings, reactor)
+        self.registry = registry
+
+
 class RelinkService(TCPService):
     """Service that recovers the links of a listener, and then opens it."""
 
@@ -478,10 +490,3 @@ class RelinkService(TCPService):
             self._retry_timer = None
         self.registry.close()
         return super().stopService()
-
-
-def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings, registry: Registry) -> SessionFactory:
-    """Return the factory that builds the protocol of each connection."""
-    return SessionFactory(
-        lambda: RelinkProtocol(broker, clock, settings, registry), PROTOCOL, RelinkProtocol.log, broker, clock, settings
-    )
