@@ -9,7 +9,7 @@ from fyrehose.lazy import lazily
 if TYPE_CHECKING:
     from fyrehose.protocols.lumberjack.client import LumberjackClient
     from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
-    from fyrehose.protocols.lumberjack.server import LumberjackProtocol, Settings
+    from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackProtocol, Settings
     from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 else:
     __getattr__, __dir__ = lazily(
@@ -17,9 +17,16 @@ else:
         {
             "client": "LumberjackClient",
             "client_session": "LumberjackWriterSession",
-            "server": "LumberjackProtocol Settings",
+            "server": "LumberjackFactory LumberjackProtocol Settings",
             "session": "LumberjackServerSession",
         },
     )
 
-__all__ = ["LumberjackClient", "LumberjackProtocol", "LumberjackServerSession", "LumberjackWriterSession", "Settings"]
+__all__ = [
+    "LumberjackClient",
+    "LumberjackFactory",
+    "LumberjackProtocol",
+    "LumberjackServerSession",
+    "LumberjackWriterSession",
+    "Settings",
+]

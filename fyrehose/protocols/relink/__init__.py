@@ -8,11 +8,11 @@ from fyrehose.lazy import lazily
 
 if TYPE_CHECKING:
     from fyrehose.protocols.relink.client import RelinkClient
-    from fyrehose.protocols.relink.server import RelinkProtocol
+    from fyrehose.protocols.relink.server import RelinkFactory, RelinkProtocol
     from fyrehose.protocols.relink.settings import Settings
 else:
     __getattr__, __dir__ = lazily(
-        __name__, {"client": "RelinkClient", "server": "RelinkProtocol", "settings": "Settings"}
+        __name__, {"client": "RelinkClient", "server": "RelinkFactory RelinkProtocol", "settings": "Settings"}
     )
 
-__all__ = ["RelinkClient", "RelinkProtocol", "Settings"]
+__all__ = ["RelinkClient", "RelinkFactory", "RelinkProtocol", "Settings"]
