@@ -17,7 +17,7 @@ from fyrehose.core.sequencer import Sequencer
 from fyrehose.errors import Broken
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, Transport, every_chunking, feed
+from fyrehose.testing import MemoryJournal, PluginConformance, Transport, every_chunking, feed
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +121,7 @@ def test_an_invalid_stream_name_closes_the_connection() -> None:
     peer.send(b"+ a payload\n")
     assert peer.transport.disconnecting
     peer.disconnect()
+
+
+class TestLinesPlugin(PluginConformance):
+    plugin_name = "lines"
