@@ -394,7 +394,7 @@ MUTANTS = (
         _SUBSCRIBERS,
         "if now - client.last <= ALIVE:",
         "if now - client.last <= ALIVE + 1:",
-        "tests/protocols/backbone/test_subscribers.py tests/protocols/backbone/test_session.py",
+        "tests/protocols/backbone/test_subscribers.py tests/protocols/backbone/test_server_session.py",
     ),
     Mutant(
         "backbone: journals are no subscribers",
@@ -405,17 +405,17 @@ MUTANTS = (
     ),
     Mutant(
         "backbone: others' addresses are believed",
-        "fyrehose/protocols/backbone/session.py",
+        "fyrehose/protocols/backbone/server_session.py",
         'if host not in (source[0], "0.0.0.0"):',
         "if False:",
-        "tests/protocols/backbone/test_session.py",
+        "tests/protocols/backbone/test_server_session.py",
     ),
     Mutant(
         "backbone: a REQUEST asks for too much",
-        "fyrehose/protocols/backbone/session.py",
+        "fyrehose/protocols/backbone/server_session.py",
         "last = min(frame.last, newest, first + MAX_SEQUENCES - 1)",
         "last = min(frame.last, newest)",
-        "tests/protocols/backbone/test_session.py",
+        "tests/protocols/backbone/test_server_session.py",
     ),
     Mutant(
         "backbone: backward ranges",

@@ -39,7 +39,7 @@ from fyrehose.protocols.backbone.pushes import Pushes
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.protocols.backbone.repair import Lost, Repair
 from fyrehose.protocols.backbone.store import Store
-from fyrehose.protocols.backbone.trains import Train, encode_delivers, encode_pushes, single
+from fyrehose.protocols.backbone.trains import Train, serialize_delivers, serialize_pushes, single
 from fyrehose.records import Buffer, Run
 
 #: Interval of KEEPALIVEs, in seconds (rule 1 of the client).
@@ -327,7 +327,7 @@ class ClientSession:
         last = min(frame.last, frame.first + MAX_SEQUENCES - 1)
         runs = tuple(self._store.read(frame.first, last))
         if runs:
-            self._to_send.extend((train, frame.address) for train in encode_delivers(runs).trains)
+            self._to_send.extend((train, frame.address) for train in serialize_delivers(runs).trains)
 
     # Timed actions.
 
@@ -336,7 +336,7 @@ class ClientSession:
         self._tokens.append(token)
         self._next_keepalive = now + KEEPALIVE
         frame = KeepAlive(address=self._address, flags=self._flags, token=token)
-        self._to_send.append((single(frame.encode()), self._server))
+        self._to_send.append((single(frame.serialize()), self._server))
 
     def _repair_now(self, events: list[Event], now: float) -> None:
         if not self._options.subscribe:
@@ -348,11 +348,11 @@ class ClientSession:
         self._requests.charge("", len(ranges) - most, now)
         for first, last in ranges:
             frame = Request(address=self._address, first=first, last=last)
-            self._to_send.append((single(frame.encode()), self._server))
+            self._to_send.append((single(frame.serialize()), self._server))
 
     def _push_now(self, now: float) -> None:
         if not self._found or self._hold > now:
             return
         payloads = self._pushes.take(self._repair.highest, now)
         if payloads:
-            self._to_send.extend((train, self._server) for train in encode_pushes(payloads))
+            self._to_send.extend((train, self._server) for train in serialize_pushes(payloads))

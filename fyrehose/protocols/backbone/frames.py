@@ -1,4 +1,4 @@
-"""Encode and decode the datagrams of the backbone: one frame each, network byte order, the type in the first byte.
+"""Parse and serialize the datagrams of the backbone: one frame each, network byte order, the type in the first byte.
 
     DELIVER        [ 0x01 | LENGTH (2) | SEQUENCE (6) | DATA (0..65498) ]      server -> client, client -> client
     PUSH           [ 0x02 | LENGTH (2) | UNUSED (6)   | DATA (0..65498) ]      client -> server
@@ -11,7 +11,7 @@ Specification: fyrehose-backbone.txt, sections 0x1 to 0x20.  LENGTH counts only 
 has at most 65498 bytes, because an IPv4 UDP datagram cannot hold the specified 65526.  In the hot path PUSH and DELIVER
 do not become frames: the kernels convert them to columns.
 
-in: decode(datagram) -> frame or RemoteProtocolError      out: frame.encode() -> datagram
+in: decode(datagram) -> frame or RemoteProtocolError      out: frame.serialize() -> datagram
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Deliver:
     seq: int = attrs.field(validator=_is_sequence)
     data: bytes = attrs.field(validator=_fits)
 
-    def encode(self) -> bytes:
+    def serialize(self) -> bytes:
         return _DATA.pack(self.type, len(self.data), *_halves(self.seq)) + self.data
 
     @classmethod
@@ -158,7 +158,7 @@ class Push:
     type: ClassVar[FrameType] = FrameType.PUSH
     data: bytes = attrs.field(validator=_fits)
 
-    def encode(self) -> bytes:
+    def serialize(self) -> bytes:
         return _DATA.pack(self.type, len(self.data), 0, 0) + self.data
 
     @classmethod
@@ -175,7 +175,7 @@ class _Range:
     first: int = attrs.field(validator=_is_sequence)
     last: int = attrs.field(validator=_is_sequence)
 
-    def encode(self) -> bytes:
+    def serialize(self) -> bytes:
         host, port = self.address
         return _RANGE.pack(self.type, _packed(host), port, *_halves(self.first), *_halves(self.last))
 
@@ -218,7 +218,7 @@ class KeepAlive:
         if len(token) != TOKEN:
             raise ValueError(f"a token has {TOKEN} bytes, not {len(token)}")
 
-    def encode(self) -> bytes:
+    def serialize(self) -> bytes:
         host, port = self.address
         return _KEEPALIVE.pack(self.type, _packed(host), port, *_halves(self.flags), self.token)
 
@@ -235,7 +235,7 @@ class KeepAliveAck:
     type: ClassVar[FrameType] = FrameType.KEEPALIVE_ACK
     token: bytes
 
-    def encode(self) -> bytes:
+    def serialize(self) -> bytes:
         return _ACK.pack(self.type, self.token)
 
     @classmethod

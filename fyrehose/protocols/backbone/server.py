@@ -26,9 +26,9 @@ from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.replays import Replays
-from fyrehose.protocols.backbone.session import Dropped, Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.server_session import Dropped, Pushed, Replay, ServerSession
 from fyrehose.protocols.backbone.settings import Settings
-from fyrehose.protocols.backbone.trains import Encoded, Train, encode_delivers
+from fyrehose.protocols.backbone.trains import Delivers, Train, serialize_delivers
 from fyrehose.records import Delivery, Run
 
 log = Logger()
@@ -183,7 +183,7 @@ class BackboneServer:
         established = self._session.established(now)
         newcomers = self._session.newcomers(now)
         if established or newcomers:
-            encoded = delivery.encoded(encode_delivers)
+            encoded = delivery.encoded(serialize_delivers)
             self._send(encoded, established, now)
             for destination, client in newcomers:
                 for train in self._session.ration(client, encoded.trains, delivery.last_seq):
@@ -271,7 +271,7 @@ class BackboneServer:
             payload=payload,
         )
 
-    def _send(self, encoded: Encoded, destinations: list[Address], now: float) -> None:
+    def _send(self, encoded: Delivers, destinations: list[Address], now: float) -> None:
         counters = self._broker.counters
         sent = 0
         for destination in destinations:
@@ -322,7 +322,7 @@ class BackboneServer:
         wanted = tuple(run.slice(0, last - run.first_seq + 1) for run in runs if run.first_seq <= last)
         if not wanted:
             return last
-        encoded = encode_delivers(wanted)
+        encoded = serialize_delivers(wanted)
         for train in encoded.trains:
             # A slice is sent completely, even beyond the rate; the next slice waits for the debt.
             self._session.charge(destination, train.size, now)

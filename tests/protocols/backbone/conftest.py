@@ -155,7 +155,7 @@ class World:
     def send(self, *frames: Frame | bytes, source: Address = ("10.0.0.2", 4000)) -> None:
         """Receive *frames* in one turn of the server."""
         for frame in frames:
-            datagram = frame if isinstance(frame, bytes) else frame.encode()
+            datagram = frame if isinstance(frame, bytes) else frame.serialize()
             self.server.datagrams_received(memoryview(datagram), max(len(datagram), 1), source)
         self.server.turn_over()
         self.clock.advance(0)

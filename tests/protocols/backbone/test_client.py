@@ -274,7 +274,7 @@ def test_a_congested_port_holds_pushes_back(make_world: Make) -> None:
 def test_datagrams_of_strangers_are_ignored_and_counted(make_world: Make) -> None:
     world, subscriber = make_world(), Subscriber()
     client = connected(world, world.client(1, **subscriber.callbacks))
-    world.network.carry(Deliver(seq=7, data=b"forged").encode(), ("10.6.6.6", 6), client.address)
+    world.network.carry(Deliver(seq=7, data=b"forged").serialize(), ("10.6.6.6", 6), client.address)
     world.network.carry(b"\x40", ("10.6.6.6", 6), client.address)
     world.run(0.1)
     assert subscriber.records == []

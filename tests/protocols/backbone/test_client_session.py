@@ -47,7 +47,7 @@ class Bench:
     def receive(self, *frames: Frame | bytes, source: Address = SERVER) -> list[Event]:
         events: list[Event] = []
         for frame in frames:
-            datagram = frame if isinstance(frame, bytes) else frame.encode()
+            datagram = frame if isinstance(frame, bytes) else frame.serialize()
             events += self.session.receive_datagrams(datagram, max(len(datagram), 1), source, self.now)
         return events
 
@@ -281,7 +281,7 @@ def test_invalid_forwards_are_ignored() -> None:
 
 def test_answer_to_a_forward_is_bounded() -> None:
     bench = joined(store=10 << 20)
-    train = b"".join(Deliver(seq=seq, data=b"").encode() for seq in range(1, 12_001))
+    train = b"".join(Deliver(seq=seq, data=b"").serialize() for seq in range(1, 12_001))
     bench.session.receive_datagrams(train, 9, SERVER, bench.now)
     bench.receive(Forward(address=PEER, first=0, last=LAST_SEQ))
     assert [frame.seq for frame, _ in bench.sent()] == list(range(1, 10_000))  # 0 to 9,999, and there is no 0
@@ -410,12 +410,12 @@ def test_server_datagrams_are_ignored_by_clients() -> None:
     keep_alive = KeepAlive(address=SELF, flags=Flags.NONE, token=bytes(16))
     assert bench.receive(keep_alive) == [Ignored(cause="not-for-clients")]
     assert bench.receive(b"\x40") == [Ignored(cause="unknown-type")]
-    assert bench.receive(Deliver(seq=1, data=b"abc").encode()[:-1]) == [Ignored(cause="wrong-size")]
+    assert bench.receive(Deliver(seq=1, data=b"abc").serialize()[:-1]) == [Ignored(cause="wrong-size")]
 
 
 def test_train_of_delivers_is_one_run() -> None:
     bench = joined()
-    train = b"".join(Deliver(seq=seq, data=b"%03d" % seq).encode() for seq in range(1, 65))
+    train = b"".join(Deliver(seq=seq, data=b"%03d" % seq).serialize() for seq in range(1, 65))
     [event] = bench.session.receive_datagrams(train, 12, SERVER, bench.now)
     assert isinstance(event, Records)
     assert (event.run.first_seq, len(event.run)) == (1, 64)

@@ -117,7 +117,7 @@ def test_service_binds_on_start_and_closes_on_stop(broker: Broker) -> None:
     assert service.connections == 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
         peer.bind(("127.0.0.1", 0))
-        peer.sendto(KeepAlive(address=peer.getsockname(), flags=Flags(0), token=bytes(TOKEN)).encode(), port.address)
+        peer.sendto(KeepAlive(address=peer.getsockname(), flags=Flags(0), token=bytes(TOKEN)).serialize(), port.address)
         assert select.select([port], [], [], 30)[0]
         port.doRead()
     assert service.connections == 1

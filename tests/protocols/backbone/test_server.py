@@ -68,7 +68,7 @@ def test_sources_of_one_turn_are_one_batch_of_runs(make_world: Make) -> None:
     world = make_world()
     for i in range(6):
         source = (CLIENT, OTHER)[i % 2]
-        datagram = Push(data=b"%d" % i).encode()
+        datagram = Push(data=b"%d" % i).serialize()
         world.server.datagrams_received(memoryview(datagram), len(datagram), source)
     world.server.turn_over()
     runs = world.broker.read("backbone", 1, 1 << 20)
@@ -217,7 +217,7 @@ def test_replay_ends_at_removed_records(make_world: Make) -> None:
     ask(world)
     for i in range(1, 7):
         world.send(Push(data=b"%d" % i))
-    request = Request(address=CLIENT, first=1, last=3).encode()
+    request = Request(address=CLIENT, first=1, last=3).serialize()
     world.server.datagrams_received(memoryview(request), len(request), CLIENT)
     world.journal.forget("backbone", 5)  # before its turn comes
     world.run(0.1)
@@ -316,7 +316,7 @@ def test_replays_stop_as_soon_as_the_port_is_congested(make_world: Make) -> None
     ask(world, CLIENT, OTHER)
     world.send(Push(data=b"1"), Push(data=b"2"))
     for client in (CLIENT, OTHER):
-        request = Request(address=client, first=1, last=2).encode()
+        request = Request(address=client, first=1, last=2).serialize()
         world.server.datagrams_received(memoryview(request), len(request), client)
     world.port.full = True
     world.run(0.1)

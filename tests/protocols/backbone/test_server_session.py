@@ -23,10 +23,10 @@ from fyrehose.protocols.backbone.frames import (
     Request,
     decode,
 )
-from fyrehose.protocols.backbone.session import Dropped, Event, Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.server_session import Dropped, Event, Pushed, Replay, ServerSession
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.subscribers import QUIET
-from fyrehose.protocols.backbone.trains import Train, encode_delivers
+from fyrehose.protocols.backbone.trains import Train, serialize_delivers
 from fyrehose.records import LAST_SEQ, Run
 
 OWN = ("10.0.0.1", 2323)
@@ -71,11 +71,11 @@ class Bench:
 
 
 def keep_alive(address: Address, flags: Flags = Flags.NONE, token: bytes = TOKEN) -> bytes:
-    return KeepAlive(address=address, flags=flags, token=token).encode()
+    return KeepAlive(address=address, flags=flags, token=token).serialize()
 
 
 def request(first: int, last: int, address: Address = CLIENT) -> bytes:
-    return Request(address=address, first=first, last=last).encode()
+    return Request(address=address, first=first, last=last).serialize()
 
 
 # PUSH: rules 3 and 5.
@@ -84,18 +84,18 @@ def request(first: int, last: int, address: Address = CLIENT) -> bytes:
 def test_push_without_keepalive_is_accepted() -> None:
     """Threat: PUSH from strangers, which rule 5 of the backbone accepts."""
     event = Pushed(source=OTHER, lengths=pack("<I", 2), payload=b"hi", large=0)
-    assert Bench().receive(Push(data=b"hi").encode(), source=OTHER) == [event]
+    assert Bench().receive(Push(data=b"hi").serialize(), source=OTHER) == [event]
 
 
 def test_empty_push_is_published() -> None:
-    assert Bench().receive(Push(data=b"").encode()) == [
+    assert Bench().receive(Push(data=b"").serialize()) == [
         Pushed(source=CLIENT, lengths=pack("<I", 0), payload=b"", large=0)
     ]
 
 
 def test_train_of_pushes_is_one_event() -> None:
     bench = Bench().asking()
-    push = Push(data=b"x" * 10).encode()
+    push = Push(data=b"x" * 10).serialize()
     train = push + push + request(1, 5) + push[:-1]
     assert len(request(1, 5)) == len(push)
     events = bench.session.receive_datagrams(train, len(push), CLIENT, bench.now)
@@ -105,14 +105,14 @@ def test_train_of_pushes_is_one_event() -> None:
 
 def test_payloads_that_travel_in_fragments_are_counted() -> None:
     bench = Bench()
-    events = bench.receive(Push(data=bytes(1_463)).encode(), Push(data=bytes(1_464)).encode())
+    events = bench.receive(Push(data=bytes(1_463)).serialize(), Push(data=bytes(1_464)).serialize())
     assert [event.large for event in events if isinstance(event, Pushed)] == [0, 1]
 
 
 def test_push_rate_of_an_address() -> None:
     """Threat: PUSH from strangers, within a rate for each address."""
     bench = Bench(push_rate=100)
-    train = Push(data=b"x").encode() * 64
+    train = Push(data=b"x").serialize() * 64
     first, second, third = (bench.session.receive_datagrams(train, 10, CLIENT, bench.now) for _ in range(3))
     assert first == [Pushed(source=CLIENT, lengths=pack("<64I", *[1] * 64), payload=b"x" * 64, large=0)]
     assert second == [
@@ -143,7 +143,7 @@ def test_every_keepalive_is_acknowledged_with_its_token() -> None:
     for i in range(3):
         token = bytes([i]) * 16
         assert bench.receive(keep_alive(CLIENT, token=token)) == []
-        assert bench.session.data_to_send() == [(CLIENT, KeepAliveAck(token=token).encode())]
+        assert bench.session.data_to_send() == [(CLIENT, KeepAliveAck(token=token).serialize())]
     assert bench.established() == [CLIENT]
 
 
@@ -193,13 +193,13 @@ def test_threat_strangers_may_neither_publish_nor_subscribe() -> None:
 
     bench = Bench(permits=permits)
     stranger = ("10.9.9.9", 4000)
-    assert bench.causes(Push(data=b"x").encode(), keep_alive(stranger), source=stranger) == ["Forbidden"] * 2
+    assert bench.causes(Push(data=b"x").serialize(), keep_alive(stranger), source=stranger) == ["Forbidden"] * 2
     assert bench.causes(request(1, 5, stranger), source=stranger) == ["Forbidden"]
-    (dropped,) = bench.session.receive_datagrams(Push(data=b"x").encode() * 3, 10, OTHER, 0.0)
+    (dropped,) = bench.session.receive_datagrams(Push(data=b"x").serialize() * 3, 10, OTHER, 0.0)
     detail = "the access policy does not permit it to publish"
     assert dropped == Dropped(source=OTHER, cause="Forbidden", detail=detail, count=3)
     assert bench.receive(keep_alive(OTHER), source=OTHER) == []
-    assert isinstance(bench.receive(Push(data=b"x").encode())[0], Pushed)
+    assert isinstance(bench.receive(Push(data=b"x").serialize())[0], Pushed)
     assert set(asked) == {
         *((host, action) for host in (stranger[0], OTHER[0]) for action in (Action.PUBLISH, Action.SUBSCRIBE)),
         (CLIENT[0], Action.PUBLISH),
@@ -295,7 +295,7 @@ def test_quiet_clients_are_acknowledged_without_a_place() -> None:
 def delivery(*sizes: int, first: int = 1) -> tuple[tuple[Train, ...], int]:
     """Return DELIVERs of the given sizes, headers included, and the last sequence."""
     run = Run.of("backbone", [bytes(size - 9) for size in sizes], source="x").numbered(first, 0)
-    return encode_delivers((run,)).trains, run.last_seq
+    return serialize_delivers((run,)).trains, run.last_seq
 
 
 def numbers(trains: list[Train]) -> list[int]:
@@ -316,7 +316,7 @@ def test_threat_one_keepalive_brings_three_times_its_size(size: int, sent: list[
 
 def test_newcomer_receives_its_own_pushes() -> None:
     bench = Bench()
-    bench.receive(keep_alive(CLIENT), *[Push(data=bytes(91)).encode()] * 2)
+    bench.receive(keep_alive(CLIENT), *[Push(data=bytes(91)).serialize()] * 2)
     [(_, client)] = bench.session.newcomers(bench.now)
     assert client.credit == 70 + 3 * 200
     assert numbers(bench.session.ration(client, *delivery(*[100] * 9))) == [1, 2, 3, 4, 5, 6]
@@ -556,7 +556,7 @@ def test_threat_datagrams_that_are_not_for_servers() -> None:
         Forward(address=CLIENT, first=1, last=2),
         KeepAliveAck(token=TOKEN),
     ):
-        assert bench.causes(frame.encode()) == ["not-for-servers"], frame
+        assert bench.causes(frame.serialize()) == ["not-for-servers"], frame
 
 
 def test_threat_every_type_and_length_is_dropped_without_answer() -> None:

@@ -230,7 +230,7 @@ class ServerSession:
 
     def _keep_alive(self, frame: KeepAlive, source: Address, now: float) -> list[Event]:
         client = self._own_address(frame.address, source)
-        ack = KeepAliveAck(token=frame.token).encode()
+        ack = KeepAliveAck(token=frame.token).serialize()
         seen = self._subscribers.keep_alive(client, frame.flags, now, AMPLIFICATION * KEEPALIVE - len(ack))
         if not seen.admitted:
             # No ACK, because the client would believe that it is subscribed.
@@ -274,7 +274,7 @@ class ServerSession:
             return [Replay(destination=requester, first=first, last=last)]
         if not self._forwards.take("all", 1, now):
             raise RemoteProtocolError("forward-rate")
-        self._to_send.append((peer, Forward(address=requester, first=first, last=last).encode()))
+        self._to_send.append((peer, Forward(address=requester, first=first, last=last).serialize()))
         return []
 
     # Checks.
