@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address
+from socket import inet_aton, inet_ntoa
 from struct import Struct
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import attrs
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.kernels.pure.backbone import HEADER, MAX_DATA
+from fyrehose.kernels.pure.backbone import HEADER as HEADER
+from fyrehose.kernels.pure.backbone import MAX_DATA as MAX_DATA
 from fyrehose.records import LAST_SEQ, Buffer
 
 #: An IPv4 address in dotted notation, and a port.
@@ -39,21 +41,6 @@ TOKEN = 16
 KEEPALIVE = 29
 #: Maximum number of records in the answer to one REQUEST or FORWARD.
 MAX_SEQUENCES = 10_000
-
-__all__ = [
-    "HEADER",
-    "KEEPALIVE",
-    "MAX_DATA",
-    "MAX_SEQUENCES",
-    "MAX_UNFRAGMENTED",
-    "TOKEN",
-    "Address",
-    "Flags",
-    "FrameType",
-    "can_receive",
-    "decode",
-    "first_seq",
-]
 
 
 class FrameType(IntEnum):
@@ -75,53 +62,18 @@ class Flags(IntFlag):
     NOJOURNAL = 0x2  #: the client receives no FORWARDs
 
 
-_DATA = Struct(
-    ">"
-    "B"  # 0x01, 0x02
-    "H"  # LENGTH
-    "H"  # SEQUENCE, its upper 16 bits; PUSH: UNUSED
-    "I"  # and its lower 32
-)
-_RANGE = Struct(
-    ">"
-    "B"  # 0x04, 0x08
-    "4s"  # ADDR
-    "H"  # PORT
-    "H"  # FROM_SEQ, its upper 16 bits
-    "I"  # and its lower 32
-    "H"  # TO_SEQ, its upper 16 bits
-    "I"  # and its lower 32
-)
-_KEEPALIVE = Struct(
-    ">"
-    "B"  # 0x10
-    "4s"  # ADDR
-    "H"  # PORT
-    "H"  # FLAGS, its upper 16 bits
-    "I"  # and its lower 32
-    "16s"  # TOKEN
-)
-_ACK = Struct(
-    ">"
-    "B"  # 0x20
-    "16s"  # TOKEN
-)
+_DATA = Struct(">BH6s")  # type, LENGTH, SEQUENCE or UNUSED; DATA follows
+_RANGE = Struct(">B4sH6s6s")  # type, ADDR, PORT, FROM_SEQ, TO_SEQ
+_KEEPALIVE = Struct(">B4sH6s16s")  # type, ADDR, PORT, FLAGS, TOKEN
+_ACK = Struct(">B16s")  # type, TOKEN
 
 
-def _sequence(high: int, low: int) -> int:
-    return high << 32 | low
+def _six(value: int) -> bytes:
+    return value.to_bytes(6, "big")
 
 
-def _halves(value: int) -> tuple[int, int]:
-    return value >> 32, value & 0xFFFFFFFF
-
-
-def _packed(host: str) -> bytes:
-    return bytes(map(int, host.split(".")))
-
-
-def _dotted(addr: bytes) -> str:
-    return "{}.{}.{}.{}".format(*addr)
+def _number(six: bytes) -> int:
+    return int.from_bytes(six, "big")
 
 
 def _fits(_: object, attribute: attrs.Attribute[bytes], data: bytes) -> None:
@@ -134,35 +86,37 @@ def _is_sequence(_: object, attribute: attrs.Attribute[int], seq: int) -> None:
         raise ValueError(f"{attribute.name} {seq} is not between 0 and 2^48-1")
 
 
+def _is_token(_: object, __: attrs.Attribute[bytes], token: bytes) -> None:
+    if len(token) != TOKEN:
+        raise ValueError(f"a token has {TOKEN} bytes, not {len(token)}")
+
+
 @attrs.frozen(kw_only=True, slots=True)
 class Deliver:
     """DELIVER MESSAGE: a published message with its sequence."""
 
-    type: ClassVar[FrameType] = FrameType.DELIVER
     seq: int = attrs.field(validator=_is_sequence)
     data: bytes = attrs.field(validator=_fits)
 
     def serialize(self) -> bytes:
-        return _DATA.pack(self.type, len(self.data), *_halves(self.seq)) + self.data
+        return _DATA.pack(FrameType.DELIVER, len(self.data), _six(self.seq)) + self.data
 
     @classmethod
-    def parse(cls, datagram: Buffer) -> Deliver:
-        _, length, high, low = _DATA.unpack_from(datagram)
-        return cls(seq=_sequence(high, low), data=bytes(datagram[HEADER : HEADER + length]))
+    def parse(cls, datagram: Buffer) -> Self:
+        return cls(seq=first_seq(datagram, 0), data=bytes(datagram[HEADER:]))
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Push:
     """PUSH MESSAGE: a message to publish; it is published when its DELIVER arrives."""
 
-    type: ClassVar[FrameType] = FrameType.PUSH
     data: bytes = attrs.field(validator=_fits)
 
     def serialize(self) -> bytes:
-        return _DATA.pack(self.type, len(self.data), 0, 0) + self.data
+        return _DATA.pack(FrameType.PUSH, len(self.data), bytes(6)) + self.data
 
     @classmethod
-    def parse(cls, datagram: Buffer) -> Push:
+    def parse(cls, datagram: Buffer) -> Self:
         return cls(data=bytes(datagram[HEADER:]))
 
 
@@ -177,71 +131,56 @@ class _Range:
 
     def serialize(self) -> bytes:
         host, port = self.address
-        return _RANGE.pack(self.type, _packed(host), port, *_halves(self.first), *_halves(self.last))
+        return _RANGE.pack(self.type, inet_aton(host), port, _six(self.first), _six(self.last))
+
+    @classmethod
+    def parse(cls, datagram: Buffer) -> Self:
+        _, addr, port, first, last = _RANGE.unpack(datagram)
+        return cls(address=(inet_ntoa(addr), port), first=_number(first), last=_number(last))
 
 
-@attrs.frozen(kw_only=True, slots=True)
 class Request(_Range):
     """REQUEST MESSAGE: a client requests missing messages from the backbone."""
 
-    type: ClassVar[FrameType] = FrameType.REQUEST
-
-    @classmethod
-    def parse(cls, datagram: Buffer) -> Request:
-        _, addr, port, *first, high, low = _RANGE.unpack_from(datagram)
-        return cls(address=(_dotted(addr), port), first=_sequence(*first), last=_sequence(high, low))
+    type = FrameType.REQUEST
 
 
-@attrs.frozen(kw_only=True, slots=True)
 class Forward(_Range):
     """FORWARD MESSAGE: the backbone asks a client to send the messages that it stores to another client."""
 
-    type: ClassVar[FrameType] = FrameType.FORWARD
-
-    @classmethod
-    def parse(cls, datagram: Buffer) -> Forward:
-        _, addr, port, *first, high, low = _RANGE.unpack_from(datagram)
-        return cls(address=(_dotted(addr), port), first=_sequence(*first), last=_sequence(high, low))
+    type = FrameType.FORWARD
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class KeepAlive:
     """KEEPALIVE: a client at ``address`` is alive; host 0.0.0.0 stands for the source address of the datagram."""
 
-    type: ClassVar[FrameType] = FrameType.KEEPALIVE
     address: Address
     flags: Flags
-    token: bytes = attrs.field()
-
-    @token.validator
-    def _is_token(self, _: attrs.Attribute[bytes], token: bytes) -> None:
-        if len(token) != TOKEN:
-            raise ValueError(f"a token has {TOKEN} bytes, not {len(token)}")
+    token: bytes = attrs.field(validator=_is_token)
 
     def serialize(self) -> bytes:
         host, port = self.address
-        return _KEEPALIVE.pack(self.type, _packed(host), port, *_halves(self.flags), self.token)
+        return _KEEPALIVE.pack(FrameType.KEEPALIVE, inet_aton(host), port, _six(self.flags), self.token)
 
     @classmethod
-    def parse(cls, datagram: Buffer) -> KeepAlive:
-        _, addr, port, _, low, token = _KEEPALIVE.unpack_from(datagram)
-        return cls(address=(_dotted(addr), port), flags=Flags(low & 0x3), token=token)
+    def parse(cls, datagram: Buffer) -> Self:
+        _, addr, port, flags, token = _KEEPALIVE.unpack(datagram)
+        return cls(address=(inet_ntoa(addr), port), flags=Flags(_number(flags) & 0x3), token=token)
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class KeepAliveAck:
     """KEEPALIVE-ACK: the server has received the KEEPALIVE with this token."""
 
-    type: ClassVar[FrameType] = FrameType.KEEPALIVE_ACK
     token: bytes
 
     def serialize(self) -> bytes:
-        return _ACK.pack(self.type, self.token)
+        return _ACK.pack(FrameType.KEEPALIVE_ACK, self.token)
 
     @classmethod
-    def parse(cls, datagram: Buffer) -> KeepAliveAck:
-        _, token = _ACK.unpack_from(datagram)
-        return cls(token=token)
+    def parse(cls, datagram: Buffer) -> Self:
+        return cls(token=bytes(datagram[1:]))
 
 
 Frame = Deliver | Push | Request | Forward | KeepAlive | KeepAliveAck
@@ -287,5 +226,4 @@ def can_receive(client: Address) -> bool:
 
 def first_seq(delivers: Buffer, at: int) -> int:
     """Return the SEQUENCE of the DELIVER that begins at byte *at*."""
-    _, _, high, low = _DATA.unpack_from(delivers, at)
-    return _sequence(high, low)
+    return _number(_DATA.unpack_from(delivers, at)[2])
