@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Push, Request
-from fyrehose.protocols.backbone.server_session import Dropped, Pushed, ServerSession
+from fyrehose.protocols.backbone.server_session import Pushed, ServerSession
+from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import Settings
 
 CLIENT = ("10.0.0.2", 4000)
@@ -57,10 +58,10 @@ def test_as_many_requests_a_second_as_the_rate_says_and_no_more() -> None:
 def test_bytes_to_one_host_stop_when_the_rate_is_used_up() -> None:
     session = make()
     burst = SETTINGS.destination_rate // 16
-    session.charge(CLIENT, burst - 1, 0.0)
-    assert session.ready(CLIENT, 0.0)
-    session.charge(CLIENT, 1, 0.0)
-    assert not session.ready(CLIENT, 0.0)
-    session.charge(CLIENT, SETTINGS.destination_rate, 0.0)
-    assert not session.ready(CLIENT, 1.0)
-    assert session.ready(CLIENT, 1.001)
+    session.sent_bytes.charge(CLIENT[0], burst - 1, 0.0)
+    assert session.sent_bytes.ready(CLIENT[0], 0.0)
+    session.sent_bytes.charge(CLIENT[0], 1, 0.0)
+    assert not session.sent_bytes.ready(CLIENT[0], 0.0)
+    session.sent_bytes.charge(CLIENT[0], SETTINGS.destination_rate, 0.0)
+    assert not session.sent_bytes.ready(CLIENT[0], 1.0)
+    assert session.sent_bytes.ready(CLIENT[0], 1.001)

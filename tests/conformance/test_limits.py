@@ -33,7 +33,9 @@ BOUNDARIES = {
     "backbone.destination_rate": (
         "tests/conformance/test_backbone_limits.py::test_bytes_to_one_host_stop_when_the_rate_is_used_up"
     ),
-    "backbone.forward_rate": "tests/protocols/backbone/test_server_session.py::test_threat_forwards_as_an_attack_on_peers",
+    "backbone.forward_rate": (
+        "tests/protocols/backbone/test_server_session.py::test_threat_forwards_as_an_attack_on_peers"
+    ),
     "backbone.push_rate": (
         "tests/conformance/test_backbone_limits.py::test_as_many_pushes_a_second_as_the_rate_says_and_no_more"
     ),

@@ -24,7 +24,8 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
     from fyrehose.kernels.pure import backbone as pure
     from fyrehose.protocols.backbone import frames
     from fyrehose.protocols.backbone.client_session import ClientSession, Confirmed, Lost, Options, Records, Unconfirmed
-    from fyrehose.protocols.backbone.server_session import Dropped, Pushed, Replay, ServerSession
+    from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
+    from fyrehose.protocols.backbone.session import Dropped
     from fyrehose.protocols.backbone.settings import Settings
 
 SERVER = ("10.0.0.1", 2323)
@@ -101,11 +102,11 @@ def serve(data: bytes, settings: Settings, edges: tuple[int, ...]) -> None:
                 assert isinstance(event, Dropped)
                 assert event.count > 0
         heard.add(source)
-        for (host, _), sent in session.data_to_send():
-            assert len(sent) <= 26
+        for sent, (host, _) in session.data_to_send():
+            assert sent.size <= 26
             assert any(host == known for known, _ in heard), "to somebody who never said a word"
-        assert len(session.established(now)) <= settings.subscribers
-        assert SERVER not in session.established(now)
+        assert len(session.subscribers.established(now)) <= settings.subscribers
+        assert SERVER not in session.subscribers.established(now)
 
 
 def limits(data: bytes) -> None:
@@ -138,8 +139,8 @@ def client(data: bytes) -> None:
     """What a client hands out rises; what it pushed is settled once."""
     dice = harness.Dice(data)
     after = dice.choice((None, None, 0, 3))
-    options = Options(after=after, subscribe=not dice.one_in(9), store=dice.choice((0, 300)), window=3, retries=1)
-    session = ClientSession(SERVER, SOURCES[1], options, Random(1), 0.0)
+    options = Options(subscribe=not dice.one_in(9), store=dice.choice((0, 300)), window=3, retries=1)
+    session = ClientSession(SERVER, SOURCES[1], options, Random(1), 0.0, after)
     now, pushed, position = 0.0, 0, -1
     settled: set[int] = set()
     tokens: list[bytes] = []

@@ -111,7 +111,7 @@ class Server:
         await broker.open()
         service = plugin.make_service(reactor, broker, endpoint, Settings(**settings))
         port = await service.startService()
-        return cls(broker, service, ("127.0.0.1", port.address[1]))
+        return cls(broker, service, ("127.0.0.1", port.getHost().port))
 
     def peer(self, host: str = "127.0.0.1") -> Peer:
         self.peers.append(Peer(self.address, host))
@@ -343,25 +343,20 @@ async def test_the_client_publishes_and_subscribes_and_a_late_one_catches_up(tmp
     journal = FileJournal(reactor, tmp_path)
     server = await Server.start(journal)
     live: list[Run] = []
-    client = BackboneClient(reactor, *server.address, on_records=live.append, options=Options(retries=3))
+    client = BackboneClient(reactor, *server.address, options=Options(retries=3))
+    client.subscribe(None, live.append)
     await client.connect()
     published = []
     for i in range(3_000):
         await client.ready()
-        published.append(client.publish(b"message %d" % i * (i % 7)))
+        published.append(client.publish(None, b"message %d" % i * (i % 7)))
     seqs = [await each for each in published]
     assert sorted(seqs) == list(range(1, 3_001))
     await client.drained()
     late: list[Run] = []
     gaps: list[tuple[int, int]] = []
-    reader = BackboneClient(
-        reactor,
-        "localhost",
-        server.address[1],
-        on_records=late.append,
-        on_gap=lambda *gap: gaps.append(gap),
-        options=Options(after=0),
-    )
+    reader = BackboneClient(reactor, "localhost", server.address[1])
+    reader.subscribe(None, late.append, 0, lambda *gap: gaps.append(gap))
     await reader.connect()
     await until(reactor, lambda: reader.position == 3_000)
     records = server.records()

@@ -6,7 +6,6 @@ in: an endpoint string ``udp:PORT[:interface=IP]`` and settings      out: a serv
 from __future__ import annotations
 
 from ipaddress import AddressValueError, IPv4Address
-from random import Random, SystemRandom
 from typing import Any
 
 import attrs
@@ -16,11 +15,16 @@ from twisted.internet.error import CannotListenError
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IBroker, IProtocolPlugin
-from fyrehose.protocols.backbone.frames import MAX_DATA, Address
-from fyrehose.protocols.backbone.server import PROTOCOL, BackboneServer
+from fyrehose.interfaces import IBroker, IClientPlugin
+from fyrehose.protocols.backbone.client import BackboneClient
+from fyrehose.protocols.backbone.client_session import Options
+from fyrehose.protocols.backbone.frames import Address
+from fyrehose.protocols.backbone.server import PROTOCOL, BackboneProtocol
 from fyrehose.protocols.backbone.settings import Settings
-from fyrehose.protocols.backbone.udp import UDPPort, is_local
+from fyrehose.protocols.backbone.udp import UDPPort
+
+#: How often the plugin's publisher repeats an unconfirmed PUSH; a message whose DELIVER was lost is published twice.
+RETRIES = 5
 
 
 def parse_endpoint(endpoint: str) -> Address:
@@ -47,15 +51,9 @@ def parse_endpoint(endpoint: str) -> Address:
 class BackboneService(Service):
     """Serve one stream at one UDP port while the service runs."""
 
-    def __init__(self, reactor: Any, broker: IBroker, address: Address, settings: Settings, random: Random) -> None:
-        self._reactor = reactor
-        self._broker = broker
-        self._address = address
-        self._settings = settings
-        self._random = random
-        self._server: BackboneServer | None = None
-        # Here, and not when the service starts, because other listeners may be open before this one.
-        broker.restrict(settings.stream, MAX_DATA)
+    def __init__(self, port: UDPPort, protocol: BackboneProtocol) -> None:
+        self._port = port
+        self._protocol = protocol
 
     def startService(self) -> Deferred[UDPPort]:
         """Bind the port and serve.
@@ -63,29 +61,16 @@ class BackboneService(Service):
         :return: fires with the port, or fails with CannotListenError
         """
         Service.startService(self)
-        settings = self._settings
-        server = BackboneServer(self._reactor, self._broker, settings, self._random, is_local)
-        port = UDPPort(
-            self._reactor,
-            server,
-            self._address,
-            protocol=PROTOCOL,
-            counters=self._broker.counters,
-            receive_buffer=settings.receive_buffer,
-            batching=settings.batching,
-        )
         try:
-            port.listen()
+            self._port.startListening()
         except CannotListenError as error:
             return fail(error)
-        server.start(port)
-        self._server = server
-        return succeed(port)
+        return succeed(self._port)
 
     @property
     def connections(self) -> int:
         """Number of live subscribers."""
-        return 0 if self._server is None else self._server.subscribers
+        return self._protocol.subscribers
 
     def stopService(self) -> Deferred[None]:
         """Stop serving.
@@ -93,11 +78,12 @@ class BackboneService(Service):
         :return: fires when accepted messages are durable and delivered, and the port is closed
         """
         Service.stopService(self)
-        server, self._server = self._server, None
-        return succeed(None) if server is None else server.stop()
+        if not self._port.connected:
+            return succeed(None)
+        return self._protocol.drain().addCallback(lambda _: self._port.stopListening())
 
 
-@implementer(IProtocolPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class BackbonePlugin:
     """The protocol plugin of the fyrehose backbone."""
@@ -105,10 +91,21 @@ class BackbonePlugin:
     name: str = PROTOCOL
     description: str = "fyrehose backbone: publish and subscribe over UDP, with repair by clients that store messages"
     default_endpoint: str = "udp:2323:interface=127.0.0.1"
+    default_port: int = 2323
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> BackboneService:
-        return BackboneService(reactor, broker, parse_endpoint(endpoint), settings, SystemRandom())
+        host, number = parse_endpoint(endpoint)
+        protocol = BackboneProtocol(broker, settings, reactor)
+        port = UDPPort(number, protocol, host, reactor, settings.receive_buffer, settings.batching)
+        return BackboneService(port, protocol)
+
+    def publisher(self, reactor: Any, host: str, port: int, window: int) -> BackboneClient:
+        options = Options(window=window, retries=RETRIES)
+        return BackboneClient(reactor, host, port, options=options, persistent=True)
+
+    def tailer(self, reactor: Any, host: str, port: int) -> BackboneClient:
+        return BackboneClient(reactor, host, port, persistent=True)
 
 
 plugin = BackbonePlugin()

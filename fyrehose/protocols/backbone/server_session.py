@@ -31,19 +31,18 @@ from fyrehose.protocols.backbone.frames import (
     MAX_UNFRAGMENTED,
     Address,
     Forward,
-    FrameType,
+    Frame,
     KeepAlive,
     KeepAliveAck,
     Request,
     can_receive,
-    decode,
     first_seq,
 )
 from fyrehose.protocols.backbone.rates import Rates
+from fyrehose.protocols.backbone.session import Dropped, Session
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.subscribers import Client, Rotation, Subscribers
-from fyrehose.protocols.backbone.trains import Train
-from fyrehose.records import Buffer
+from fyrehose.protocols.backbone.trains import Train, single
 
 #: An equal REQUEST within this time is a duplicate, in seconds.
 MERGE = 0.1
@@ -79,29 +78,18 @@ class Replay:
     last: int
 
 
-@attrs.frozen(kw_only=True, slots=True)
-class Dropped:
-    """``count`` datagrams of ``source`` were dropped.
-
-    :ivar cause: names a counter; it contains nothing that a peer has sent
-    """
-
-    source: Address
-    cause: str
-    detail: str = ""
-    count: int = 1
-
-
 Event = Pushed | Replay | Dropped
 
 
-class ServerSession:
+class ServerSession(Session[Pushed | Replay]):
     """The protocol state of a server.
 
     :param bounds: returns the oldest and the last durable sequence of the stream
     :param is_own: returns whether an address is that of the server itself
     :param random: shuffles the turns of the clients that receive FORWARDs
     :param permits: returns whether the access policy permits a host to publish to the stream, or to subscribe to it
+    :ivar subscribers: all live clients
+    :ivar sent_bytes: limits the bytes to each host
     """
 
     def __init__(
@@ -112,53 +100,18 @@ class ServerSession:
         random: Random,
         permits: Callable[[str, Action], bool],
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._bounds = bounds
         self._is_own = is_own
-        self._subscribers = Subscribers(settings.subscribers)
-        self._new_clients = self._subscribers.new_clients
+        self._permits = permits
+        self.subscribers = Subscribers(settings.subscribers)
+        self.sent_bytes = Rates(settings.destination_rate, settings.destination_rate * BURST)
         self._rotation = Rotation(random)
         self._pushes = Rates(settings.push_rate, settings.push_rate)
         self._requests = Rates(settings.request_rate, settings.request_rate)
         self._forwards = Rates(settings.forward_rate, settings.forward_rate, most=1)
-        self._bytes = Rates(settings.destination_rate, settings.destination_rate * BURST)
         self._recent_requests: OrderedDict[Request, float] = OrderedDict()
-        self._permits = permits
-        self._to_send: list[tuple[Address, bytes]] = []
-
-    def receive_datagrams(self, data: Buffer, segment: int, source: Address, now: float) -> list[Event]:
-        """Process datagrams from *source*.
-
-        :param data: datagrams of *segment* bytes each; the last may be shorter
-        """
-        view = memoryview(data)
-        stop = len(view)
-        events: list[Event] = []
-        if not stop:
-            return [Dropped(source=source, cause="empty")]
-        at = 0
-        while at < stop:
-            end, count, lengths, payload = backbone.scan_pushes(view, at, stop, segment, self._settings.total_length)
-            if count:
-                self._push(events, source, lengths, payload, segment, now)
-            else:
-                end = min(at + segment, stop)
-                self._control(events, view[at:end], source, now)
-            at = end
-        return events
-
-    def data_to_send(self) -> list[tuple[Address, bytes]]:
-        """Return the ACKs and FORWARDs to send, each once, with their destinations."""
-        to_send, self._to_send = self._to_send, []
-        return to_send
-
-    def established(self, now: float) -> list[Address]:
-        """Return the subscribers that receive every DELIVER."""
-        return self._subscribers.established(now)
-
-    def newcomers(self, now: float) -> list[tuple[Address, Client]]:
-        """Return the subscribers that receive DELIVERs as :meth:`ration` allows, until their second KEEPALIVE."""
-        return self._subscribers.newcomers(now)
 
     def ration(self, newcomer: Client, trains: tuple[Train, ...], last: int) -> list[Train]:
         """Return as much of *trains* as the credit of *newcomer* covers, and hold the rest for its second KEEPALIVE.
@@ -178,77 +131,64 @@ class ServerSession:
                 break
         return allowed
 
-    def ready(self, destination: Address, now: float) -> bool:
-        """Return whether the rate of its host permits sending to *destination* now."""
-        return self._bytes.ready(destination[0], now)
-
-    def charge(self, destination: Address, size: int, now: float) -> None:
-        """Charge *size* bytes that are sent to *destination* to the rate of its host."""
-        self._bytes.charge(destination[0], size, now)
-
     # Received datagrams.
 
-    def _push(
-        self, events: list[Event], source: Address, lengths: bytes, payload: bytes, segment: int, now: float
-    ) -> None:
-        """Process PUSHes, which need no KEEPALIVE (rule 5 of the backbone).
-
-        :param segment: upper bound of the size of their datagrams
-        """
-        count = len(lengths) // 4
+    def _messages(
+        self, events: list[Event], view: memoryview, at: int, segment: int, source: Address, now: float
+    ) -> int:
+        """Process PUSHes, which need no KEEPALIVE (rule 5 of the backbone)."""
+        total_length = self._settings.total_length
+        end, count, lengths, payload = backbone.scan_pushes(view, at, len(view), segment, total_length)
+        if not count:
+            return at
         if not self._permits(source[0], Action.PUBLISH):
             detail = "the access policy does not permit it to publish"
             events.append(Dropped(source=source, cause="Forbidden", detail=detail, count=count))
-            return
+            return end
         granted = self._pushes.take(source[0], count, now)
         if granted < count:
             events.append(Dropped(source=source, cause="push-rate", count=count - granted))
             if not granted:
-                return
+                return end
             lengths = lengths[: 4 * granted]
             payload = payload[: sum(memoryview(lengths).cast("I"))]
-        newcomer = self._new_clients.get(source) if self._new_clients else None
+        newcomer = self.subscribers.new_clients.get(source)
         if newcomer is not None and newcomer.credit is not None:
             newcomer.credit += AMPLIFICATION * (len(payload) + HEADER * granted)
         large = 0
         if segment > HEADER + MAX_UNFRAGMENTED:
             large = sum(size > MAX_UNFRAGMENTED for size in memoryview(lengths).cast("I"))
         events.append(Pushed(source=source, lengths=lengths, payload=payload, large=large))
+        return end
 
-    def _control(self, events: list[Event], datagram: memoryview, source: Address, now: float) -> None:
-        try:
-            frame = decode(datagram)
-            if isinstance(frame, KeepAlive):
-                events.extend(self._keep_alive(frame, source, now))
-            elif isinstance(frame, Request):
-                events.extend(self._request(frame, source, now))
-            else:
-                raise RemoteProtocolError("not-for-servers", FrameType(datagram[0]).name)
-        except RemoteProtocolError as error:
-            detail = str(error).removeprefix(error.cause).removeprefix(": ")
-            events.append(Dropped(source=source, cause=error.cause, detail=detail))
+    def _control(self, events: list[Event], frame: Frame, source: Address, now: float) -> None:
+        if isinstance(frame, KeepAlive):
+            self._keep_alive(events, frame, source, now)
+        elif isinstance(frame, Request):
+            self._request(events, frame, source, now)
+        else:
+            raise RemoteProtocolError("not-for-servers", type(frame).__name__)
 
-    def _keep_alive(self, frame: KeepAlive, source: Address, now: float) -> list[Event]:
+    def _keep_alive(self, events: list[Event], frame: KeepAlive, source: Address, now: float) -> None:
         client = self._own_address(frame.address, source)
         ack = KeepAliveAck(token=frame.token).serialize()
-        seen = self._subscribers.keep_alive(client, frame.flags, now, AMPLIFICATION * KEEPALIVE - len(ack))
+        seen = self.subscribers.keep_alive(client, frame.flags, now, AMPLIFICATION * KEEPALIVE - len(ack))
         if not seen.admitted:
             # No ACK, because the client would believe that it is subscribed.
             why = self._places_taken("its own address holds as many as any other")
             raise RemoteProtocolError("too-many-subscribers", why)
-        self._to_send.append((client, ack))
-        events: list[Event] = [Replay(destination=client, first=first, last=last) for first, last in seen.deferred]
+        self._to_send.append((single(ack), client))
+        events.extend(Replay(destination=client, first=first, last=last) for first, last in seen.deferred)
         if seen.displaced is not None:
             why = self._places_taken(f"its address holds the most: {source[0]} gets the place")
             events.append(Dropped(source=seen.displaced, cause="subscriber-displaced", detail=why))
-        return events
 
     def _places_taken(self, why: str) -> str:
         return f"all {self._settings.subscribers} places are taken, and {why}; raise backbone.subscribers"
 
-    def _request(self, frame: Request, source: Address, now: float) -> list[Event]:
+    def _request(self, events: list[Event], frame: Request, source: Address, now: float) -> None:
         requester = self._own_address(frame.address, source)
-        client = self._subscribers.find(requester, now)
+        client = self.subscribers.find(requester, now)
         if client is None:
             raise RemoteProtocolError(
                 "request-without-keepalive", f"no KEEPALIVE for port {requester[1]} has arrived for 5 s"
@@ -266,16 +206,16 @@ class ServerSession:
         if client.credit is not None:
             if not client.defer(first, last):
                 raise RemoteProtocolError("request-before-keepalive", "its second KEEPALIVE has not arrived")
-            return []
+            return
         peer = None
         if not client.repeats(first, last, now):
-            peer = self._rotation.next([None, *self._subscribers.journals(now)], requester)
+            peer = self._rotation.next([None, *self.subscribers.journals(now)], requester)
         if peer is None:
-            return [Replay(destination=requester, first=first, last=last)]
-        if not self._forwards.take("all", 1, now):
+            events.append(Replay(destination=requester, first=first, last=last))
+        elif self._forwards.take("all", 1, now):
+            self._to_send.append((single(Forward(address=requester, first=first, last=last).serialize()), peer))
+        else:
             raise RemoteProtocolError("forward-rate")
-        self._to_send.append((peer, Forward(address=requester, first=first, last=last).serialize()))
-        return []
 
     # Checks.
 

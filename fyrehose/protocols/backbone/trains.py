@@ -38,6 +38,11 @@ class Train:
         """Number of datagrams."""
         return -(-len(self.data) // self.segment)
 
+    def datagrams(self) -> Iterator[Buffer]:
+        """Yield the datagrams, one by one."""
+        view = memoryview(self.data)
+        return (view[at : at + self.segment] for at in range(0, len(view), self.segment))
+
     def first(self, count: int) -> Train:
         """Return a train of the first *count* datagrams."""
         return self if count >= self.count else Train(memoryview(self.data)[: count * self.segment], self.segment)

@@ -112,25 +112,26 @@ def test_service_binds_on_start_and_closes_on_stop(broker: Broker) -> None:
     started: list[Any] = []
     service.startService().addCallback(started.append)
     port = started[0]
+    at = (port.getHost().host, port.getHost().port)
     assert reactor.readers == {port}
     assert port.getHost().host == "127.0.0.1"
     assert service.connections == 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
         peer.bind(("127.0.0.1", 0))
-        peer.sendto(KeepAlive(address=peer.getsockname(), flags=Flags(0), token=bytes(TOKEN)).serialize(), port.address)
+        peer.sendto(KeepAlive(address=peer.getsockname(), flags=Flags(0), token=bytes(TOKEN)).serialize(), at)
         assert select.select([port], [], [], 30)[0]
         port.doRead()
     assert service.connections == 1
     reactor.advance(6)
     assert service.connections == 0, "the subscriber has expired"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError) as taken:
-        other.bind(port.address)
+        other.bind(at)
     assert taken.value.errno == errno.EADDRINUSE
     assert service.stopService().called
     assert reactor.readers == set()
     assert reactor.getDelayedCalls() == []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind(port.address)
+        other.bind(at)
 
 
 def test_port_in_use_fails_the_start(broker: Broker) -> None:
