@@ -151,9 +151,13 @@ def test_only_the_registry_imports_protocols(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_programs_import_the_reactor(module: str) -> None:
-    """Only the server and the command line import the reactor."""
-    if "twisted.internet.reactor" in imports_of(module):
-        assert module == "fyrehose.server.tap" or module.startswith("fyrehose.cli")
+    """Only the server and the command line import the reactor, and a protocol that was given none when it is made."""
+    if "twisted.internet.reactor" in imports_of(module) and module != "fyrehose.server.tap":
+        lines = MODULES[module].read_text(encoding="utf-8").splitlines()
+        made = fnmatch(module, "fyrehose.protocols.*.server") and not any(
+            line.startswith("from twisted.internet import reactor") for line in lines
+        )
+        assert made or module.startswith("fyrehose.cli")
 
 
 #: The way of a byte: who may import whom.  Each may import what stands before it, and itself; what is not named here,
