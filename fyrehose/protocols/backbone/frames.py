@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address
-from socket import inet_aton, inet_ntoa
 from struct import Struct
 from typing import ClassVar, Self
 
@@ -76,6 +75,14 @@ def _number(six: bytes) -> int:
     return int.from_bytes(six, "big")
 
 
+def _packed(host: str) -> bytes:
+    return bytes(map(int, host.split(".")))
+
+
+def _dotted(addr: bytes) -> str:
+    return "{}.{}.{}.{}".format(*addr)
+
+
 def _fits(_: object, attribute: attrs.Attribute[bytes], data: bytes) -> None:
     if len(data) > MAX_DATA:
         raise ValueError(f"{len(data)} bytes of {attribute.name} do not fit into a datagram; the maximum is {MAX_DATA}")
@@ -131,12 +138,12 @@ class _Range:
 
     def serialize(self) -> bytes:
         host, port = self.address
-        return _RANGE.pack(self.type, inet_aton(host), port, _six(self.first), _six(self.last))
+        return _RANGE.pack(self.type, _packed(host), port, _six(self.first), _six(self.last))
 
     @classmethod
     def parse(cls, datagram: Buffer) -> Self:
         _, addr, port, first, last = _RANGE.unpack(datagram)
-        return cls(address=(inet_ntoa(addr), port), first=_number(first), last=_number(last))
+        return cls(address=(_dotted(addr), port), first=_number(first), last=_number(last))
 
 
 class Request(_Range):
@@ -161,12 +168,12 @@ class KeepAlive:
 
     def serialize(self) -> bytes:
         host, port = self.address
-        return _KEEPALIVE.pack(FrameType.KEEPALIVE, inet_aton(host), port, _six(self.flags), self.token)
+        return _KEEPALIVE.pack(FrameType.KEEPALIVE, _packed(host), port, _six(self.flags), self.token)
 
     @classmethod
     def parse(cls, datagram: Buffer) -> Self:
         _, addr, port, flags, token = _KEEPALIVE.unpack(datagram)
-        return cls(address=(inet_ntoa(addr), port), flags=Flags(_number(flags) & 0x3), token=token)
+        return cls(address=(_dotted(addr), port), flags=Flags(_number(flags) & 0x3), token=token)
 
 
 @attrs.frozen(kw_only=True, slots=True)

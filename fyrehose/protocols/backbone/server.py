@@ -28,7 +28,7 @@ from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.replays import Replays
 from fyrehose.protocols.backbone.server_session import Pushed, Replay, ServerSession
 from fyrehose.protocols.backbone.session import Dropped
-from fyrehose.protocols.backbone.settings import DEFAULTS, Settings
+from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.trains import Delivers, serialize_delivers
 from fyrehose.protocols.backbone.udp import is_local
 from fyrehose.records import Delivery, Run
@@ -68,14 +68,14 @@ class BackboneProtocol(TrainProtocol):
     name = PROTOCOL
 
     def __init__(
-        self, broker: IBroker, settings: Settings = DEFAULTS, reactor: Any = None, random: Random | None = None
+        self, broker: IBroker, settings: Settings | None = None, reactor: Any = None, random: Random | None = None
     ) -> None:
         if reactor is None:
             from twisted.internet import reactor
         self.reactor = reactor
         self.counters = broker.counters
         self._broker = broker
-        self._settings = settings
+        self._settings = settings = settings or Settings()
         # Here, and not when the port is bound, because other listeners may be open before this one.
         broker.restrict(settings.stream, MAX_DATA)
         self._session = ServerSession(

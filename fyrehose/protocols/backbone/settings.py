@@ -20,6 +20,3 @@ class Settings:
     receive_buffer: int = option(4 << 20, size, "size of the socket's receive buffer, in bytes")
     batching: bool = option(True, boolean, "send and receive many datagrams per system call if the kernel supports it")
     total_length: bool = option(False, boolean, "accept PUSH datagrams whose LENGTH includes the header, too")
-
-
-DEFAULTS = Settings()
