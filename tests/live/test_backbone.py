@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -381,3 +383,49 @@ async def test_stopping_keeps_and_delivers_what_was_read(tmp_path: Path) -> None
     assert peer.delivers() == [(i + 1, b"%d" % i) for i in range(50)]
     assert len(server.records()) == 50
     await server.stop()
+
+
+#: A program that serves the backbone with Twisted's own UDP port.
+PROGRAM = """
+from twisted.internet import {0}reactor
+{0}reactor.install()
+from twisted.internet import reactor
+from fyrehose.core.broker import Broker
+from fyrehose.core.sequencer import Sequencer
+from fyrehose.protocols.backbone.server import BackboneProtocol
+from fyrehose.testing import MemoryJournal
+
+broker = Broker(reactor, MemoryJournal(), Sequencer())
+broker.open()
+port = reactor.listenUDP(0, BackboneProtocol(broker), interface="127.0.0.1")
+print(type(reactor).__name__, port.getHost().port, flush=True)
+reactor.run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("epoll", "EPollReactor"), ("select", "SelectReactor"), ("asyncio", "AsyncioSelectorReactor")]
+)
+@pytest_twisted.ensureDeferred
+async def test_the_protocol_serves_any_udp_port_on_any_reactor(name: str, kind: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM.format(name)], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        running, port = program.stdout.readline().split()
+        assert running == kind
+        writer = BackboneClient(reactor, "127.0.0.1", int(port), options=Options(retries=3, window=50))
+        late: list[bytes] = []
+        reader = BackboneClient(reactor, "127.0.0.1", int(port))
+        reader.subscribe(None, lambda run: late.extend(map(bytes, run.payloads())), 0)
+        await writer.connect()
+        payloads = [*(b"%d" % i for i in range(500)), bytes(60_000)]
+        for payload in payloads:
+            await writer.ready()
+            writer.publish(None, payload)
+        await writer.drained()
+        await reader.connect()
+        await until(reactor, lambda: len(late) >= len(payloads))
+        assert set(late) == set(payloads)
+        await writer.close()
+        await reader.close()
+        program.terminate()
+        assert program.wait(30) == 0
