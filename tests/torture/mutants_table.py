@@ -399,8 +399,8 @@ MUTANTS = (
     Mutant(
         "backbone: journals are no subscribers",
         _SUBSCRIBERS,
-        "        return [at for at, client in clients if not client.flags & _NOSUBSCRIBE]\n",
-        "        return [at for at, client in clients if not client.flags & _NOJOURNAL]\n",
+        "return [at for at, client in clients if not client.flags & _NOSUBSCRIBE and client.credit is None]",
+        "return [at for at, client in clients if not client.flags & _NOJOURNAL]",
         "tests/protocols/backbone/test_subscribers.py",
     ),
     Mutant(

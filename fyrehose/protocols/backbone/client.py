@@ -101,8 +101,6 @@ class BackboneClient(TrainProtocol):
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
     _waiting: list[tuple[Callable[[], bool], Deferred[None]]] = attrs.field(factory=list, init=False)
-    _alive: bool = attrs.field(default=False, init=False)
-    _congested: bool = attrs.field(default=False, init=False)
     _paused: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
@@ -226,7 +224,7 @@ class BackboneClient(TrainProtocol):
             named = ", ".join(f"{first} to {last}" for first, last in ranges[:MOST_NAMED])
             more = f" and {len(ranges) - MOST_NAMED} more ranges" if len(ranges) > MOST_NAMED else ""
             reasons.append(f"records {named}{more} did not arrive: no longer kept, or the answers were lost")
-        if self._session is not None and not complete and not self._alive:
+        if self._session is not None and not complete and not self._session.found:
             missing = "all records" if self.position is None else f"the records after {self.position}"
             reasons.append(f"the server has not answered for 5 s: {missing} may be missing")
         return "; ".join(reasons)
@@ -265,11 +263,7 @@ class BackboneClient(TrainProtocol):
             now = self.reactor.seconds()
             self._arm(max(session.next_due(now) - now, 0.0))
 
-    def congested(self) -> None:
-        self._congested = True
-
     def relieved(self) -> None:
-        self._congested = False
         self.turn_over()
 
     # The port and the session.
@@ -298,7 +292,6 @@ class BackboneClient(TrainProtocol):
         now = self.reactor.seconds()
         address = (own.host, own.port)
         self._session = ClientSession(self._server, address, self.options, self.random, now, self._after)
-        self._congested = False
         self._tick()
 
     def _stop(self) -> None:
@@ -318,7 +311,7 @@ class BackboneClient(TrainProtocol):
         self.close()
 
     def _tick(self) -> None:
-        if self._congested:
+        if self.waiting:
             self._arm(CONGESTED)
             return
         self._handle(self._running().tick(self.reactor.seconds()))
@@ -358,7 +351,6 @@ class BackboneClient(TrainProtocol):
             self._given_up = [*self._given_up[-MOST_NAMED:], (event.first, event.last)]
             self._gap(event.first, event.last)
         elif isinstance(event, Found):
-            self._alive = True
             if self._connected is not None and not self._connected.called:
                 self._connected.callback(None)
             self.on_alive(True)
@@ -368,7 +360,6 @@ class BackboneClient(TrainProtocol):
             self.counters.add(self.name, event.cause)
 
     def _backbone_lost(self) -> None:
-        self._alive = False
         self.on_alive(False)
         if self._connected is not None and not self._connected.called and not self.persistent:
             where = f"{self.host}:{self.port}"

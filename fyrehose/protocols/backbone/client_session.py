@@ -126,6 +126,7 @@ class ClientSession(Session[Records | Lost | Confirmed | Unconfirmed | Found | B
     :param random: generates tokens
     :param after: start after this sequence (0: from the oldest record); None: with the first DELIVER that arrives.  A
         client with a sequence cannot publish, because an old record with the same bytes would confirm the push
+    :ivar found: the backbone acknowledges KEEPALIVEs
     :ivar repair: the order of the received records, and what is missing
     :ivar pushes: the pushes that are not confirmed
     """
@@ -150,7 +151,7 @@ class ClientSession(Session[Records | Lost | Confirmed | Unconfirmed | Found | B
         self._tokens: deque[bytes] = deque(maxlen=TOKENS)
         self._next_keepalive = now
         self._last_ack = now
-        self._found = False
+        self.found = False
         self._lost = False
         self._hold = self._hold_limit = now
 
@@ -162,10 +163,10 @@ class ClientSession(Session[Records | Lost | Confirmed | Unconfirmed | Found | B
         if now >= self._next_keepalive:
             self._keep_alive(now)
         if not self._lost and now - self._last_ack >= LOST:
-            self._found, self._lost = False, True
+            self.found, self._lost = False, True
             events.append(BackboneLost())
         events.extend(Unconfirmed(handle=push.handle) for push in self.pushes.expired(now))
-        if self._found:
+        if self.found:
             self._repair_now(events, now)
             self._push_now(now)
         return events
@@ -175,13 +176,13 @@ class ClientSession(Session[Records | Lost | Confirmed | Unconfirmed | Found | B
         times = [self._next_keepalive]
         if not self._lost:
             times.append(self._last_ack + LOST)
-        repair = self.repair.next_due() if self._found and self._options.subscribe else None
+        repair = self.repair.next_due() if self.found and self._options.subscribe else None
         if repair is not None:
             # A request that is overdue waits for the rate of requests.
             times.append(repair if repair > now else now + SOON)
         if self._hold > now:
             times.append(self._hold)
-        pushes = self.pushes.next_due(now, self._found and self._hold <= now)
+        pushes = self.pushes.next_due(now, self.found and self._hold <= now)
         if pushes is not None:
             times.append(pushes)
         return min(times)
@@ -253,10 +254,10 @@ class ClientSession(Session[Records | Lost | Confirmed | Unconfirmed | Found | B
             raise RemoteProtocolError("unknown-token")
         self._tokens.remove(ack.token)
         self._last_ack = now
-        if not self._found:
+        if not self.found:
             if self._lost:
                 self._hold, self._hold_limit = now + HOLD, now + MOST_HOLD
-            self._found, self._lost = True, False
+            self.found, self._lost = True, False
             self._keep_alive(now)
             events.append(Found())
             self.repair.restart(now)
@@ -294,7 +295,7 @@ class ClientSession(Session[Records | Lost | Confirmed | Unconfirmed | Found | B
             self._to_send.append((single(frame.serialize()), self._server))
 
     def _push_now(self, now: float) -> None:
-        if not self._found or self._hold > now:
+        if not self.found or self._hold > now:
             return
         payloads = self.pushes.take(self.repair.highest, now)
         if payloads:

@@ -5,6 +5,7 @@ in: an endpoint string ``udp:PORT[:interface=IP]`` and settings      out: a serv
 
 from __future__ import annotations
 
+import re
 from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 
@@ -32,20 +33,15 @@ def parse_endpoint(endpoint: str) -> Address:
 
     :raises ConfigError: the endpoint is invalid
     """
-    message = f"invalid --listen '{PROTOCOL}={endpoint}': expected udp:PORT or udp:PORT:interface=IP (IPv4 only)"
-    kind, _, rest = endpoint.partition(":")
-    number, found, option = rest.partition(":")
-    if kind != "udp" or not (number.isascii() and number.isdecimal()) or int(number) > 65_535:
-        raise ConfigError(message)
-    if not found:
-        return "0.0.0.0", int(number)
-    key, _, host = option.partition("=")
-    if key != "interface":
-        raise ConfigError(message)
+    found = re.fullmatch(r"udp:([0-9]{1,5})(?::interface=([0-9.]+))?", endpoint)
     try:
-        return str(IPv4Address(host)), int(number)
+        if found is not None and int(found[1]) <= 65_535:
+            return str(IPv4Address(found[2] or "0.0.0.0")), int(found[1])
     except AddressValueError:
-        raise ConfigError(message) from None
+        pass
+    raise ConfigError(
+        f"invalid --listen '{PROTOCOL}={endpoint}': expected udp:PORT or udp:PORT:interface=IP (IPv4 only)"
+    )
 
 
 class BackboneService(Service):

@@ -11,6 +11,7 @@ client).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from random import Random, SystemRandom
 from typing import Any
 
@@ -85,13 +86,13 @@ class BackboneProtocol(TrainProtocol):
             random or SystemRandom(),
             self._permits,
         )
-        self._brokers: dict[str, IBroker] = {}
+        #: the brokers of the latest hosts
+        self._identified = lru_cache(HOSTS)(lambda host: broker.identified(Identity(host=host)))
         self._journal_behind = False
         self._pushed: dict[Address, list[Pushed]] = {}
         self._in_flight = 0
         self._published = 0
         self._subscription: ISubscription | None = None
-        self._congested = False
         self._replays = Replays()
         self._replaying: IDelayedCall | None = None
         self._draining: Deferred[None] | None = None
@@ -164,12 +165,10 @@ class BackboneProtocol(TrainProtocol):
             self._publish()
 
     def congested(self) -> None:
-        self._congested = True
         if self._subscription is not None:
             self._subscription.pauseProducing()
 
     def relieved(self) -> None:
-        self._congested = False
         if self._subscription is not None:
             self._subscription.resumeProducing()
         self._schedule_replay(0)
@@ -214,12 +213,7 @@ class BackboneProtocol(TrainProtocol):
         self._check_drained()
 
     def _permits(self, host: str, action: Action) -> bool:
-        broker = self._brokers.get(host)
-        if broker is None:
-            if len(self._brokers) >= HOSTS:
-                self._brokers.clear()
-            broker = self._brokers[host] = self._broker.identified(Identity(host=host))
-        permitted: bool = broker.permits(action, self._settings.stream)
+        permitted: bool = self._identified(host).permits(action, self._settings.stream)
         return permitted
 
     def _is_own(self, address: Address) -> bool:
@@ -295,7 +289,7 @@ class BackboneProtocol(TrainProtocol):
     # Answers from the server's own journal, which takes turns with the clients that receive FORWARDs.
 
     def _schedule_replay(self, delay: float) -> None:
-        if self._replays and self._replaying is None and not self._congested:
+        if self._replays and self._replaying is None and not self.waiting:
             self._replaying = self.reactor.callLater(delay, self._replay_turn)
 
     def _replay_turn(self) -> None:
@@ -303,7 +297,7 @@ class BackboneProtocol(TrainProtocol):
         now = self.reactor.seconds()
         sent = False
         for _ in range(min(SLICES, len(self._replays))):
-            if self._congested or not self._replays:
+            if self.waiting or not self._replays:
                 break
             destination, first, last = self._replays.next()
             if self._session.sent_bytes.ready(destination[0], now):

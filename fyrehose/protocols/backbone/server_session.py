@@ -152,7 +152,7 @@ class ServerSession(Session[Pushed | Replay]):
                 return end
             lengths = lengths[: 4 * granted]
             payload = payload[: sum(memoryview(lengths).cast("I"))]
-        newcomer = self.subscribers.new_clients.get(source)
+        newcomer = self.subscribers.newcomer(source)
         if newcomer is not None and newcomer.credit is not None:
             newcomer.credit += AMPLIFICATION * (len(payload) + HEADER * granted)
         large = 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 from fyrehose.core.budget import Budget
+from fyrehose.core.guard import Guarded
 from fyrehose.core.policy import parse
 from fyrehose.errors import JournalCorrupt
-from fyrehose.identity import Action
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.backbone import server
 from fyrehose.protocols.backbone.frames import (
@@ -21,7 +22,6 @@ from fyrehose.protocols.backbone.frames import (
     Push,
     Request,
 )
-from fyrehose.protocols.backbone.server import HOSTS
 from fyrehose.records import LAST_SEQ, Run
 from fyrehose.testing import MemoryJournal
 
@@ -446,8 +446,14 @@ def test_threat_policy_change_applies_at_once(make_world: Make) -> None:
     assert world.broker.bounds("backbone") == (1, 2)
 
 
-def test_permission_cache_is_bounded(make_world: Make) -> None:
+def test_permission_cache_is_bounded(make_world: Make, monkeypatch: Any) -> None:
+    monkeypatch.setattr(server, "HOSTS", 5)
     world = make_world()
-    for n in range(HOSTS + 10):
-        world.server._permits(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", Action.PUBLISH)
-    assert len(world.server._brokers) <= HOSTS
+    for n in range(50):
+        world.send(Push(data=b"x"), source=(f"10.1.1.{n}", 1))
+    gc.collect()
+    kept = {
+        each.identity.host for each in gc.get_objects() if isinstance(each, Guarded) and each.broker is world.broker
+    }
+    assert len({host for host in kept if host.startswith("10.1.1.")}) <= 5
+    assert len(world.payloads()) == 50
