@@ -59,9 +59,9 @@ def test_bytes_to_one_host_stop_when_the_rate_is_used_up() -> None:
     session = make()
     burst = SETTINGS.destination_rate // 16
     session.sent_bytes.charge(CLIENT[0], burst - 1, 0.0)
-    assert session.sent_bytes.ready(CLIENT[0], 0.0)
+    assert session.sent_bytes.spend(CLIENT[0], 0, 0.0)
     session.sent_bytes.charge(CLIENT[0], 1, 0.0)
-    assert not session.sent_bytes.ready(CLIENT[0], 0.0)
+    assert not session.sent_bytes.spend(CLIENT[0], 0, 0.0)
     session.sent_bytes.charge(CLIENT[0], SETTINGS.destination_rate, 0.0)
-    assert not session.sent_bytes.ready(CLIENT[0], 1.0)
-    assert session.sent_bytes.ready(CLIENT[0], 1.001)
+    assert not session.sent_bytes.spend(CLIENT[0], 0, 1.0)
+    assert session.sent_bytes.spend(CLIENT[0], 0, 1.001)

@@ -44,6 +44,7 @@ class Port:
     owner: Any
     address: Address
     reading: bool = True
+    maxPacketSize: int = 8_192
     stuck: bool = False
     queue: list[tuple[bytes, Address]] = attrs.field(factory=list)
 

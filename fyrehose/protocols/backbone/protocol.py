@@ -8,6 +8,7 @@ any other IUDPTransport  datagramReceived(datagram), a timer for        send -> 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.error import MessageLengthError
@@ -35,7 +36,10 @@ class TrainProtocol(DatagramProtocol):
     reactor: Any
     counters: Counters
     transport: Any
-    _sends_trains = False
+    #: Send a train to an address, at the next :attr:`flush` at the latest.
+    send: Callable[[Train, Address], None]
+    #: Send waiting trains until the kernel accepts no more.
+    flush: Callable[[], None]
     _turn: IDelayedCall | None = None
 
     # For subclasses.
@@ -57,30 +61,15 @@ class TrainProtocol(DatagramProtocol):
     @property
     def waiting(self) -> int:
         """Number of trains that wait to be sent; only a :class:`~.udp.UDPPort` lets trains wait."""
-        return self.transport.waiting if self._sends_trains else 0
-
-    def send(self, train: Train, destination: Address) -> None:
-        """Send *train*, at the next :meth:`flush` at the latest."""
-        if self._sends_trains:
-            self.transport.write_train(train, destination)
-            return
-        for datagram in train.datagrams():
-            try:
-                self.transport.write(datagram, destination)
-            except (OSError, MessageLengthError) as error:
-                self.send_failed(error, destination)
-
-    def flush(self) -> None:
-        """Send waiting trains until the kernel accepts no more."""
-        if self._sends_trains:
-            self.transport.flush()
+        waiting: int = getattr(self.transport, "waiting", 0)
+        return waiting
 
     # Called by the port.
 
     def makeConnection(self, transport: Any) -> None:
-        self._sends_trains = hasattr(transport, "write_train")
-        if not self._sends_trains:
-            transport.maxPacketSize = HEADER + MAX_DATA  # Twisted's default truncates datagrams above 8,192 bytes
+        self.send = getattr(transport, "write_train", self._write_each)
+        self.flush = getattr(transport, "flush", lambda: None)
+        transport.maxPacketSize = HEADER + MAX_DATA  # Twisted's default truncates datagrams above 8,192 bytes
         super().makeConnection(transport)
 
     def stopProtocol(self) -> None:
@@ -93,6 +82,13 @@ class TrainProtocol(DatagramProtocol):
         if self._turn is None:
             self._turn = self.reactor.callLater(0, self._end_turn)
         self.datagrams_received(memoryview(datagram), max(len(datagram), 1), addr)
+
+    def _write_each(self, train: Train, destination: Address) -> None:
+        for datagram in train.datagrams():
+            try:
+                self.transport.write(datagram, destination)
+            except (OSError, MessageLengthError) as error:
+                self.send_failed(error, destination)
 
     def _end_turn(self) -> None:
         self._turn = None

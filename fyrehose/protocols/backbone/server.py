@@ -155,7 +155,7 @@ class BackboneProtocol(TrainProtocol):
 
     def turn_over(self) -> None:
         answers = self._session.data_to_send()
-        if self.waiting < MOST_WAITING:
+        if answers and self.waiting < MOST_WAITING:
             for train, destination in answers:
                 self.send(train, destination)
             self.flush()
@@ -276,8 +276,7 @@ class BackboneProtocol(TrainProtocol):
         sent = 0
         for destination in destinations:
             for train in delivers.trains:
-                if rates.ready(destination[0], now):
-                    rates.charge(destination[0], train.size, now)
+                if rates.spend(destination[0], train.size, now):
                     self.send(train, destination)
                     sent += train.count
                 else:
@@ -300,7 +299,7 @@ class BackboneProtocol(TrainProtocol):
             if self.waiting or not self._replays:
                 break
             destination, first, last = self._replays.next()
-            if self._session.sent_bytes.ready(destination[0], now):
+            if self._session.sent_bytes.spend(destination[0], 0, now):
                 self._replays.sent(destination, self._replay_slice(destination, first, last, now))
                 sent = True
         self._schedule_replay(0 if sent else REPLAY_WAIT)
@@ -325,6 +324,8 @@ class BackboneProtocol(TrainProtocol):
         return wanted[-1].last_seq
 
     def _check_drained(self) -> None:
+        if self._draining is None:
+            return
         delivered = self._subscription is None or self._subscription.position >= self._published
         if delivered and not self._in_flight and not self.waiting:
             self._end_drain()

@@ -13,7 +13,7 @@ import errno
 import socket
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from struct import Struct
 from typing import Any
 
@@ -176,11 +176,8 @@ class UDPPort(udp.Port):
 
     def _set_up(self, sock: socket.socket) -> None:
         name = self.protocol.name
-        try:
+        with suppress(OSError):  # what it has set is logged
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
-        except OSError as error:
-            message = "{name}: cannot set the receive buffer to {size} bytes: {error}"
-            log.warn(message, name=name, size=self._receive_buffer, error=str(error))
         got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it for its own needs
         if got < self._receive_buffer:
             message = "{name}: receive buffer of {got} bytes instead of {wanted}: raise net.core.rmem_max"

@@ -32,6 +32,7 @@ class SimPort:
     address: Address
     full: bool = False
     reading: bool = True
+    maxPacketSize: int = 8_192
     queue: list[tuple[Train, Address]] = attrs.field(factory=list)
     counts: list[int] = attrs.field(factory=list)  #: datagrams of each train that was sent
 

@@ -593,23 +593,23 @@ def test_threat_bytes_to_one_host() -> None:
     bench = Bench(destination_rate=1_600_000)  # 100,000 at once
     sent = 0
     for _ in range(1_000):
-        if bench.session.sent_bytes.ready(CLIENT[0], bench.now):
+        if bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now):
             bench.session.sent_bytes.charge(CLIENT[0], 60_000, bench.now)
             sent += 60_000
         bench.now += 0.001
     assert 1_600_000 <= sent <= 1_600_000 + 100_000 + 60_000
     # The rate counts the host, whatever the port.
     bench.session.sent_bytes.charge(CLIENT[0], 1_000_000, bench.now)
-    assert not bench.session.sent_bytes.ready(CLIENT[0], bench.now)
-    assert bench.session.sent_bytes.ready(OTHER[0], bench.now)
+    assert not bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
+    assert bench.session.sent_bytes.spend(OTHER[0], 0, bench.now)
 
 
 def test_a_sixteenth_of_a_second_may_go_to_one_host_at_once() -> None:
     bench = Bench(destination_rate=1_600_000)
     bench.session.sent_bytes.charge(CLIENT[0], 99_999, bench.now)
-    assert bench.session.sent_bytes.ready(CLIENT[0], bench.now)
+    assert bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
     bench.session.sent_bytes.charge(CLIENT[0], 1, bench.now)
-    assert not bench.session.sent_bytes.ready(CLIENT[0], bench.now)
+    assert not bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
 
 
 def test_limits_that_make_no_sense() -> None:
