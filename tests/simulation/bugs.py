@@ -20,7 +20,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import Writer
 from fyrehose.protocols.backbone import subscribers
 from fyrehose.protocols.backbone.repair import Repair
-from fyrehose.protocols.backbone.server import BackboneServer
+from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.eventbus.client_session import ClientSession
 from fyrehose.protocols.eventbus.confirmations import Confirmations
 from fyrehose.protocols.eventbus.snapshots import Snapshot
@@ -41,7 +41,7 @@ from fyrehose.testing.disk import RecordingFiles
 _sync, _check, _expired = RecordingFiles.sync, fmt.BatchHeader.check, retention.expired
 _publish, _subscribe = Broker.publish, Broker.subscribe_as
 _send_ack = FiggServerSession.send_ack
-_due, _replay_slice = Repair.due, BackboneServer._replay_slice
+_due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
 _start, _connected = Snapshot.start, ClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
@@ -134,7 +134,7 @@ def _asks_for_one_less(self: Repair, now: float, most: int) -> Any:
     return [(first + 1, last) for first, last in _due(self, now, most) if first < last]
 
 
-def _replays_one_less(self: BackboneServer, destination: Any, first: int, last: int, now: float) -> int:
+def _replays_one_less(self: BackboneProtocol, destination: Any, first: int, last: int, now: float) -> int:
     _replay_slice(self, destination, first, last - 1, now)
     return last
 
@@ -235,7 +235,7 @@ BUGS = {
     "figg: nothing is sent again": Bug("figg", (FiggWindow, "to_resend", lambda window: [])),
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
     "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
-    "backbone: a repair sends one less": Bug("backbone", (BackboneServer, "_replay_slice", _replays_one_less)),
+    "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay_slice", _replays_one_less)),
     "backbone: the silent are kept": Bug("backbone", (subscribers, "ALIVE", 6.0)),
     "lumberjack: acknowledged when received": Bug(
         "lumberjack", (LumberjackWindow, "due", property(lambda window: window.finished and window.sealed))

@@ -48,7 +48,7 @@ MODULES = (
     "fyrehose/core/quotas.py",
     "fyrehose/kernels/pure/*.py",
     "fyrehose/protocols/figg/session.py",
-    "fyrehose/protocols/backbone/session.py",
+    "fyrehose/protocols/backbone/server_session.py",
     "fyrehose/protocols/backbone/repair.py",
     "fyrehose/protocols/backbone/subscribers.py",
     "fyrehose/protocols/lumberjack/session.py",

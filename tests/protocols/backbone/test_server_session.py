@@ -23,10 +23,11 @@ from fyrehose.protocols.backbone.frames import (
     Request,
     decode,
 )
-from fyrehose.protocols.backbone.session import Dropped, Event, Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.server_session import Event, Pushed, Replay, ServerSession
+from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import Settings
 from fyrehose.protocols.backbone.subscribers import QUIET
-from fyrehose.protocols.backbone.trains import Train, encode_delivers
+from fyrehose.protocols.backbone.trains import Train, serialize_delivers
 from fyrehose.records import LAST_SEQ, Run
 
 OWN = ("10.0.0.1", 2323)
@@ -55,6 +56,10 @@ class Bench:
         assert self.session.data_to_send() == []
         return [event.cause for event in events if isinstance(event, Dropped)]
 
+    def sent(self) -> list[tuple[Address, bytes]]:
+        """Return the destinations and the datagrams that the session has to send."""
+        return [(to, bytes(datagram)) for train, to in self.session.data_to_send() for datagram in train.datagrams()]
+
     def join(self, *clients: Address, flags: Flags = Flags.NONE) -> None:
         """Receive the first two KEEPALIVEs of each client."""
         for client in clients:
@@ -67,15 +72,15 @@ class Bench:
         return self
 
     def established(self) -> list[Address]:
-        return self.session.established(self.now)
+        return self.session.subscribers.established(self.now)
 
 
 def keep_alive(address: Address, flags: Flags = Flags.NONE, token: bytes = TOKEN) -> bytes:
-    return KeepAlive(address=address, flags=flags, token=token).encode()
+    return KeepAlive(address=address, flags=flags, token=token).serialize()
 
 
 def request(first: int, last: int, address: Address = CLIENT) -> bytes:
-    return Request(address=address, first=first, last=last).encode()
+    return Request(address=address, first=first, last=last).serialize()
 
 
 # PUSH: rules 3 and 5.
@@ -84,18 +89,18 @@ def request(first: int, last: int, address: Address = CLIENT) -> bytes:
 def test_push_without_keepalive_is_accepted() -> None:
     """Threat: PUSH from strangers, which rule 5 of the backbone accepts."""
     event = Pushed(source=OTHER, lengths=pack("<I", 2), payload=b"hi", large=0)
-    assert Bench().receive(Push(data=b"hi").encode(), source=OTHER) == [event]
+    assert Bench().receive(Push(data=b"hi").serialize(), source=OTHER) == [event]
 
 
 def test_empty_push_is_published() -> None:
-    assert Bench().receive(Push(data=b"").encode()) == [
+    assert Bench().receive(Push(data=b"").serialize()) == [
         Pushed(source=CLIENT, lengths=pack("<I", 0), payload=b"", large=0)
     ]
 
 
 def test_train_of_pushes_is_one_event() -> None:
     bench = Bench().asking()
-    push = Push(data=b"x" * 10).encode()
+    push = Push(data=b"x" * 10).serialize()
     train = push + push + request(1, 5) + push[:-1]
     assert len(request(1, 5)) == len(push)
     events = bench.session.receive_datagrams(train, len(push), CLIENT, bench.now)
@@ -105,14 +110,14 @@ def test_train_of_pushes_is_one_event() -> None:
 
 def test_payloads_that_travel_in_fragments_are_counted() -> None:
     bench = Bench()
-    events = bench.receive(Push(data=bytes(1_463)).encode(), Push(data=bytes(1_464)).encode())
+    events = bench.receive(Push(data=bytes(1_463)).serialize(), Push(data=bytes(1_464)).serialize())
     assert [event.large for event in events if isinstance(event, Pushed)] == [0, 1]
 
 
 def test_push_rate_of_an_address() -> None:
     """Threat: PUSH from strangers, within a rate for each address."""
     bench = Bench(push_rate=100)
-    train = Push(data=b"x").encode() * 64
+    train = Push(data=b"x").serialize() * 64
     first, second, third = (bench.session.receive_datagrams(train, 10, CLIENT, bench.now) for _ in range(3))
     assert first == [Pushed(source=CLIENT, lengths=pack("<64I", *[1] * 64), payload=b"x" * 64, large=0)]
     assert second == [
@@ -143,7 +148,7 @@ def test_every_keepalive_is_acknowledged_with_its_token() -> None:
     for i in range(3):
         token = bytes([i]) * 16
         assert bench.receive(keep_alive(CLIENT, token=token)) == []
-        assert bench.session.data_to_send() == [(CLIENT, KeepAliveAck(token=token).encode())]
+        assert bench.sent() == [(CLIENT, KeepAliveAck(token=token).serialize())]
     assert bench.established() == [CLIENT]
 
 
@@ -152,7 +157,7 @@ def test_the_ack_goes_to_the_address_that_the_keepalive_names() -> None:
     for _ in range(2):
         bench.receive(keep_alive((CLIENT[0], 999)))
         bench.receive(keep_alive(("0.0.0.0", 998)))
-        assert [destination for destination, _ in bench.session.data_to_send()] == [(CLIENT[0], 999), (CLIENT[0], 998)]
+        assert [destination for destination, _ in bench.sent()] == [(CLIENT[0], 999), (CLIENT[0], 998)]
     assert bench.established() == [(CLIENT[0], 999), (CLIENT[0], 998)]
 
 
@@ -193,13 +198,13 @@ def test_threat_strangers_may_neither_publish_nor_subscribe() -> None:
 
     bench = Bench(permits=permits)
     stranger = ("10.9.9.9", 4000)
-    assert bench.causes(Push(data=b"x").encode(), keep_alive(stranger), source=stranger) == ["Forbidden"] * 2
+    assert bench.causes(Push(data=b"x").serialize(), keep_alive(stranger), source=stranger) == ["Forbidden"] * 2
     assert bench.causes(request(1, 5, stranger), source=stranger) == ["Forbidden"]
-    (dropped,) = bench.session.receive_datagrams(Push(data=b"x").encode() * 3, 10, OTHER, 0.0)
+    (dropped,) = bench.session.receive_datagrams(Push(data=b"x").serialize() * 3, 10, OTHER, 0.0)
     detail = "the access policy does not permit it to publish"
     assert dropped == Dropped(source=OTHER, cause="Forbidden", detail=detail, count=3)
     assert bench.receive(keep_alive(OTHER), source=OTHER) == []
-    assert isinstance(bench.receive(Push(data=b"x").encode())[0], Pushed)
+    assert isinstance(bench.receive(Push(data=b"x").serialize())[0], Pushed)
     assert set(asked) == {
         *((host, action) for host in (stranger[0], OTHER[0]) for action in (Action.PUBLISH, Action.SUBSCRIBE)),
         (CLIENT[0], Action.PUBLISH),
@@ -219,12 +224,12 @@ def test_threat_flood_of_keepalives() -> None:
     acked = 0
     for i in range(100_000):
         bench.receive(keep_alive(("0.0.0.0", 1)), source=(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", 1))
-        acked += len(bench.session.data_to_send())
+        acked += len(bench.sent())
     assert acked == 1_024
-    assert len(bench.session.newcomers(bench.now)) == 1_024
+    assert len(bench.session.subscribers.newcomers(bench.now)) == 1_024
     # Earlier clients keep their places and are acknowledged.
     bench.receive(keep_alive(("0.0.0.0", 1)), source=("10.0.0.0", 1))
-    assert len(bench.session.data_to_send()) == 1
+    assert len(bench.sent()) == 1
     assert bench.established() == [("10.0.0.0", 1)]
     assert bench.causes(keep_alive(CLIENT)) == ["too-many-subscribers"]
 
@@ -233,7 +238,7 @@ def flood(bench: Bench, host: str, count: int) -> int:
     """Receive KEEPALIVEs from *count* ports of *host*; return the number of ACKs."""
     for port in range(1, count + 1):
         bench.receive(keep_alive((host, port)), source=(host, port))
-    return len(bench.session.data_to_send())
+    return len(bench.sent())
 
 
 @pytest.mark.parametrize(("crowd", "admitted"), [(1_023, 1_023), (1_024, 1_024), (1_025, 1_024), (1_100, 1_024)])
@@ -255,13 +260,15 @@ def test_threat_one_host_takes_all_places() -> None:
             detail="all 1024 places are taken, and its address holds the most: 10.0.0.3 gets the place; "
             "raise backbone.subscribers",
         )
-        assert [to for to, _ in bench.session.data_to_send()] == [(OTHER[0], n + 1)]
+        assert [to for to, _ in bench.sent()] == [(OTHER[0], n + 1)]
     assert bench.causes(keep_alive((OTHER[0], 600)), source=(OTHER[0], 600)) == ["too-many-subscribers"]
     # A third host displaces clients of both, and the flood regains nothing.
     third = "10.0.0.4"
     assert flood(bench, third, 400) == 341
     assert 341 <= flood(bench, CLIENT[0], 1_100) <= 342
-    hosts = Counter(host for host, _ in [*bench.established(), *(to for to, _ in bench.session.newcomers(bench.now))])
+    hosts = Counter(
+        host for host, _ in [*bench.established(), *(to for to, _ in bench.session.subscribers.newcomers(bench.now))]
+    )
     assert sorted(hosts.values()) == [341, 341, 342]
 
 
@@ -269,13 +276,13 @@ def test_displaced_client_gets_the_next_free_place() -> None:
     bench = Bench(subscribers=2)
     bench.join((CLIENT[0], 1), (CLIENT[0], 2))
     bench.receive(*[keep_alive(OTHER)] * 2, source=OTHER)
-    bench.session.data_to_send()
+    bench.sent()
     assert bench.established() == [(CLIENT[0], 2), OTHER]
     for _ in range(5):
         bench.now += 1.0
         assert bench.causes(keep_alive((CLIENT[0], 1)), source=(CLIENT[0], 1)) == ["too-many-subscribers"]
         bench.receive(keep_alive((CLIENT[0], 2)), source=(CLIENT[0], 2))
-        bench.session.data_to_send()
+        bench.sent()
     bench.now += 0.001  # OTHER has been silent for more than 5 s
     bench.join((CLIENT[0], 1))
     assert bench.established() == [(CLIENT[0], 2), (CLIENT[0], 1)]
@@ -285,7 +292,7 @@ def test_quiet_clients_are_acknowledged_without_a_place() -> None:
     bench = Bench(subscribers=4)
     for port in range(1, 10):
         bench.receive(keep_alive((CLIENT[0], port), QUIET), source=(CLIENT[0], port))
-    assert len(bench.session.data_to_send()) == 9
+    assert len(bench.sent()) == 9
     assert flood(bench, CLIENT[0], 4) == 4, "quiet clients take no place of a subscriber"
 
 
@@ -295,7 +302,7 @@ def test_quiet_clients_are_acknowledged_without_a_place() -> None:
 def delivery(*sizes: int, first: int = 1) -> tuple[tuple[Train, ...], int]:
     """Return DELIVERs of the given sizes, headers included, and the last sequence."""
     run = Run.of("backbone", [bytes(size - 9) for size in sizes], source="x").numbered(first, 0)
-    return encode_delivers((run,)).trains, run.last_seq
+    return serialize_delivers((run,)).trains, run.last_seq
 
 
 def numbers(trains: list[Train]) -> list[int]:
@@ -309,15 +316,15 @@ def test_threat_one_keepalive_brings_three_times_its_size(size: int, sent: list[
     bench = Bench()
     bench.receive(keep_alive(CLIENT))
     assert bench.established() == []
-    [(_, client)] = bench.session.newcomers(bench.now)
+    [(_, client)] = bench.session.subscribers.newcomers(bench.now)
     assert numbers(bench.session.ration(client, *delivery(size))) == sent
     assert numbers(bench.session.ration(client, *delivery(70, first=2))) == ([] if sent else [2])
 
 
 def test_newcomer_receives_its_own_pushes() -> None:
     bench = Bench()
-    bench.receive(keep_alive(CLIENT), *[Push(data=bytes(91)).encode()] * 2)
-    [(_, client)] = bench.session.newcomers(bench.now)
+    bench.receive(keep_alive(CLIENT), *[Push(data=bytes(91)).serialize()] * 2)
+    [(_, client)] = bench.session.subscribers.newcomers(bench.now)
     assert client.credit == 70 + 3 * 200
     assert numbers(bench.session.ration(client, *delivery(*[100] * 9))) == [1, 2, 3, 4, 5, 6]
     assert client.credit == 70
@@ -326,7 +333,7 @@ def test_newcomer_receives_its_own_pushes() -> None:
 def test_newcomer_receives_nothing_beyond_its_credit() -> None:
     bench = Bench()
     bench.receive(keep_alive(CLIENT))
-    [(_, client)] = bench.session.newcomers(bench.now)
+    [(_, client)] = bench.session.subscribers.newcomers(bench.now)
     assert numbers(bench.session.ration(client, *delivery(71, 20, 20))) == []
     assert client.held == (1, 3)
 
@@ -334,12 +341,12 @@ def test_newcomer_receives_nothing_beyond_its_credit() -> None:
 def test_second_keepalive_brings_held_records() -> None:
     bench = Bench()
     bench.receive(keep_alive(CLIENT))
-    [(_, client)] = bench.session.newcomers(bench.now)
+    [(_, client)] = bench.session.subscribers.newcomers(bench.now)
     assert numbers(bench.session.ration(client, *delivery(*[30] * 5, first=11))) == [11, 12]
     assert numbers(bench.session.ration(client, *delivery(*[30] * 5, first=16))) == []
     assert bench.receive(keep_alive(CLIENT)) == [Replay(destination=CLIENT, first=13, last=20)]
     assert bench.established() == [CLIENT]
-    assert bench.session.newcomers(bench.now) == []
+    assert bench.session.subscribers.newcomers(bench.now) == []
     assert bench.receive(keep_alive(CLIENT)) == []
 
 
@@ -349,13 +356,13 @@ def test_client_is_a_newcomer_again_after_five_seconds_of_silence() -> None:
     bench.now += 5.001
     bench.receive(keep_alive(CLIENT))
     assert bench.established() == []
-    assert [to for to, _ in bench.session.newcomers(bench.now)] == [CLIENT]
+    assert [to for to, _ in bench.session.subscribers.newcomers(bench.now)] == [CLIENT]
 
 
 def test_a_request_before_the_second_keepalive_is_answered_then() -> None:
     bench = Bench()
     bench.receive(keep_alive(CLIENT, QUIET))
-    bench.session.data_to_send()
+    bench.sent()
     assert [bench.receive(request(first, 9)) for first in (2, 3)] == [[], []]
     bench.now += 0.2
     assert bench.receive(request(2, 9)) == []
@@ -378,7 +385,7 @@ def test_threat_a_request_without_a_keepalive_brings_nothing() -> None:
 def test_no_forward_to_a_newcomer() -> None:
     bench = Bench().asking()
     bench.receive(keep_alive(OTHER), source=OTHER)
-    bench.session.data_to_send()
+    bench.sent()
     for seq in range(1, 9):
         assert bench.receive(request(seq, seq)) == [Replay(destination=CLIENT, first=seq, last=seq)]
 
@@ -431,7 +438,7 @@ def test_journal_answers_without_other_peers() -> None:
     bench.join(OTHER, flags=Flags.NOJOURNAL)
     for i in range(3):
         assert bench.receive(request(3 + i, 9)) == [Replay(destination=CLIENT, first=3 + i, last=9)]
-    assert bench.session.data_to_send() == []
+    assert bench.sent() == []
 
 
 def test_a_request_is_forwarded_in_turn_and_never_to_the_requester() -> None:
@@ -443,7 +450,7 @@ def test_a_request_is_forwarded_in_turn_and_never_to_the_requester() -> None:
     for i in range(300):
         events = bench.receive(request(1 + i, 1 + i))
         bench.now += 0.01
-        sent = bench.session.data_to_send()
+        sent = bench.sent()
         assert len(events) + len(sent) == 1
         for peer, datagram in sent:
             assert decode(datagram) == Forward(address=CLIENT, first=1 + i, last=1 + i)
@@ -472,7 +479,7 @@ def test_threat_a_request_for_everything() -> None:
     sent = []
     for port in range(1, 5):
         bench.asking((CLIENT[0], port)).receive(request(0, LAST_SEQ, (CLIENT[0], port)))
-        sent += [decode(datagram) for _, datagram in bench.session.data_to_send()]
+        sent += [decode(datagram) for _, datagram in bench.sent()]
     assert sent
     assert all(isinstance(each, Forward) and (each.first, each.last) == (500, 600) for each in sent)
 
@@ -539,7 +546,7 @@ def test_threat_forwards_as_an_attack_on_peers() -> None:
         bench.session._to_send[-2:] = []
         for event in bench.receive(request(1, 5, (CLIENT[0], port))):
             counts[event.cause if isinstance(event, Dropped) else "replay"] += 1
-    forwards = bench.session.data_to_send()
+    forwards = bench.sent()
     assert len(forwards) == 1_000
     assert {peer for peer, _ in forwards} == {OTHER}
     assert all(decode(datagram).address != OTHER for _, datagram in forwards)  # type: ignore[union-attr]
@@ -556,7 +563,7 @@ def test_threat_datagrams_that_are_not_for_servers() -> None:
         Forward(address=CLIENT, first=1, last=2),
         KeepAliveAck(token=TOKEN),
     ):
-        assert bench.causes(frame.encode()) == ["not-for-servers"], frame
+        assert bench.causes(frame.serialize()) == ["not-for-servers"], frame
 
 
 def test_threat_every_type_and_length_is_dropped_without_answer() -> None:
@@ -576,7 +583,7 @@ def test_any_bytes_are_events_or_dropped(datagram: bytes, segment: int, kind: in
     data = bytes([kind]) + datagram
     events = bench.session.receive_datagrams(data, segment, CLIENT, bench.now)
     accounted = sum(len(e.lengths) // 4 if isinstance(e, Pushed) else getattr(e, "count", 1) for e in events)
-    assert accounted + len(bench.session.data_to_send()) == -(-len(data) // segment)
+    assert accounted + len(bench.sent()) == -(-len(data) // segment)
 
 
 # Rates.
@@ -586,23 +593,23 @@ def test_threat_bytes_to_one_host() -> None:
     bench = Bench(destination_rate=1_600_000)  # 100,000 at once
     sent = 0
     for _ in range(1_000):
-        if bench.session.ready(CLIENT, bench.now):
-            bench.session.charge(CLIENT, 60_000, bench.now)
+        if bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now):
+            bench.session.sent_bytes.charge(CLIENT[0], 60_000, bench.now)
             sent += 60_000
         bench.now += 0.001
     assert 1_600_000 <= sent <= 1_600_000 + 100_000 + 60_000
     # The rate counts the host, whatever the port.
-    bench.session.charge(CLIENT, 1_000_000, bench.now)
-    assert not bench.session.ready((CLIENT[0], 1), bench.now)
-    assert bench.session.ready(OTHER, bench.now)
+    bench.session.sent_bytes.charge(CLIENT[0], 1_000_000, bench.now)
+    assert not bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
+    assert bench.session.sent_bytes.spend(OTHER[0], 0, bench.now)
 
 
 def test_a_sixteenth_of_a_second_may_go_to_one_host_at_once() -> None:
     bench = Bench(destination_rate=1_600_000)
-    bench.session.charge(CLIENT, 99_999, bench.now)
-    assert bench.session.ready(CLIENT, bench.now)
-    bench.session.charge(CLIENT, 1, bench.now)
-    assert not bench.session.ready(CLIENT, bench.now)
+    bench.session.sent_bytes.charge(CLIENT[0], 99_999, bench.now)
+    assert bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
+    bench.session.sent_bytes.charge(CLIENT[0], 1, bench.now)
+    assert not bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
 
 
 def test_limits_that_make_no_sense() -> None:
