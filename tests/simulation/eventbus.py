@@ -170,7 +170,7 @@ class SimulatedClient(EventBusClient):
     name: str
 
     def _open(self, name: str, kind: int, offset: int) -> None:
-        self._received[name] = []
+        messages: list[Message] = []
         self._monitors[name] = Nothing()  # type: ignore[assignment]
         port: Any = ClientPort(
             self.side.world,
@@ -178,8 +178,8 @@ class SimulatedClient(EventBusClient):
             lambda: self.side.listening.get(name),
             self.side.room,
             subscribes=name == "publisher",
-            receive=lambda message, count: self._received[name].append(message),
-            turn_over=self._turn_over,
+            receive=lambda message, count: messages.append(message),
+            turn_over=partial(self._turn_over, name, messages),
             happened=lambda event, value: self._connection(name, event == CONNECTED),
         )
         self._ports[name] = port
@@ -228,7 +228,7 @@ class Client:
             payload = f"{self.name}:{self.published}:".encode() + b"." * dice.choice((*side.world.sizes, 10, 10))
             event = side.events[payload] = Published(topic)
             side.history.send(STREAM, payload, Sent(self.name, None, partial(event.copies, side.settings.dedup)))
-            self.client.publish(topic, payload).addCallback(partial(self._confirmed, payload)).addErrback(
+            self.client.publish_event(topic, payload).addCallback(partial(self._confirmed, payload)).addErrback(
                 lambda failure: failure.trap(PubUnconfirmed, Violation)
             ).addBoth(self._settled)
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from fyrehose.errors import RemoteProtocolError
+from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.eventbus.confirmations import Confirmations, Confirmed, Unconfirmed
 from fyrehose.protocols.eventbus.frames import (
     SYNCEND,
@@ -38,6 +38,7 @@ from fyrehose.protocols.eventbus.frames import (
     Sync,
     SyncEnd,
     SyncStart,
+    check_event,
 )
 from fyrehose.records import LAST_SEQ, Buffer
 
@@ -179,8 +180,15 @@ class ClientSession:
         self._request_sync(now, Target.NEW_SNAPSHOT)
 
     def publish(self, event: Pub, handle: Any, now: float) -> None:
-        """Send *event*; a later Confirmed or Unconfirmed has *handle*."""
+        """Send *event*; a later Confirmed or Unconfirmed has *handle*.
+
+        :raises LocalProtocolError: a server would refuse *event*
+        """
         frames = event.serialize()
+        try:
+            check_event(frames)
+        except RemoteProtocolError as error:
+            raise LocalProtocolError(f"a server would refuse the event: {error}") from error
         self._pubs.add(event.uuid, frames, handle, now)
         self._to_send.append((Target.COLLECTOR, frames))
 

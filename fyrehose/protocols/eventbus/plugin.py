@@ -13,11 +13,12 @@ import attrs
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, MissingExtra
-from fyrehose.interfaces import IBroker, IProtocolPlugin
+from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.settings import Settings
 
 if TYPE_CHECKING:
+    from fyrehose.protocols.eventbus.client import EventBusClient
     from fyrehose.protocols.eventbus.service import EventBusService
 
 
@@ -58,7 +59,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
         raise ConfigError(message) from None
 
 
-@implementer(IProtocolPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class EventBusPlugin:
     """The protocol plugin of the event bus; importing it does not import pyzmq."""
@@ -66,6 +67,7 @@ class EventBusPlugin:
     name: str = PROTOCOL
     description: str = "event bus over ZeroMQ: publish, subscribe by topic, catch up from any sequence"
     default_endpoint: str = "tcp:5556:interface=127.0.0.1"
+    default_port: int = 5556
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> EventBusService:
@@ -74,6 +76,21 @@ class EventBusPlugin:
         from fyrehose.protocols.eventbus.service import EventBusService
 
         return EventBusService(reactor, broker, host, port, settings)
+
+    def publisher(self, reactor: Any, host: str, port: int, window: int) -> EventBusClient:
+        """Return a client that publishes, and subscribes only to confirm what it has published."""
+        return self._client(reactor, host, port, subscribe=False, window=window)
+
+    def tailer(self, reactor: Any, host: str, port: int) -> EventBusClient:
+        """Return a client that subscribes."""
+        return self._client(reactor, host, port)
+
+    def _client(self, reactor: Any, host: str, port: int, **options: Any) -> EventBusClient:
+        require_zmq()
+        from fyrehose.protocols.eventbus.client import EventBusClient
+        from fyrehose.protocols.eventbus.client_session import Options
+
+        return EventBusClient(reactor, host, port, options=Options(**options))
 
 
 plugin = EventBusPlugin()
