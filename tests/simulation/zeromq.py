@@ -17,7 +17,7 @@ import attrs
 from twisted.internet.error import ConnectionLost
 from world import Host, World
 
-from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
+from fyrehose.protocols.eventbus.lent import OVERHEAD, Tracked
 from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Full, Gone, MemoryFull
 
 Message = list[bytes]
@@ -165,7 +165,7 @@ class ServerPort(Port):
     def drained(self) -> bool:
         return not self.heard
 
-    def send(self, frames: Sequence[Any], lent: Lent | Account | None = None) -> None:
+    def send(self, frames: Sequence[Any], lent: Tracked | None = None) -> None:
         message = [bytes(frame) for frame in frames]
         parcel = Parcel(message)
         size = len(message[-1])

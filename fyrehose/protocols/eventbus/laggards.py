@@ -11,7 +11,6 @@ in: the connections of PUBLISHER      out: the connections to close
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Collection
 from fcntl import ioctl
@@ -19,6 +18,8 @@ from struct import unpack_from
 from termios import TIOCOUTQ
 
 import attrs
+
+from fyrehose.protocols.eventbus.connections import socket_of
 
 #: While others wait, a subscriber that acknowledges less than this is slow, in bytes per second.
 LEAST_RATE = 4 << 20
@@ -81,7 +82,7 @@ def _queued(descriptor: int) -> int:
 def _acknowledged(descriptor: int) -> int:
     """Return the number of bytes that the peer has acknowledged; 0 if it is unknown."""
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as found:
+        with socket_of(descriptor) as found:
             info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
     except (OSError, AttributeError):
         return 0

@@ -14,17 +14,16 @@ from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IDelayedCall, IListeningPort
+from twisted.internet.interfaces import IListeningPort
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker
-from fyrehose.protocols.eventbus.connections import Connections, Key, shut_down
+from fyrehose.protocols.eventbus.connections import UNKNOWN, Connections
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
 from fyrehose.protocols.eventbus.handshakes import LEFT, TIMEOUT, Handshakes
-from fyrehose.protocols.eventbus.ports import Peers
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.sockets import HANDSHAKE, Context, Keys, Socket, address, load_clients, make_socket
@@ -104,13 +103,12 @@ class EventBusService(Service):
         self._settings = settings
         self._keys = Keys.load(settings.server_key) if settings.server_key else None
         self._authenticator = self._make_authenticator()
-        self._peers = Connections()
+        self._connections = Connections()
         self._context: Context | None = None
         self._port = port
         self._server: EventBusServer | None = None
         self._ports: list[ZMQPort] = []
         self._monitors: list[Monitor] = []
-        self._refusal_timers: dict[Key, IDelayedCall] = {}
 
     def startService(self) -> Deferred[ListeningPorts]:
         """Bind the ports and serve.
@@ -119,7 +117,7 @@ class EventBusService(Service):
         """
         Service.startService(self)
         self._context = zmq.Context()
-        self._peers = Connections(self._settings.max_connections)
+        self._connections = Connections(self._settings.max_connections)
         # The ZAP handler first: without one, ZeroMQ would admit every connection.
         handler = self._context.socket(zmq.REP)
         handler.bind(ADDRESS)
@@ -152,7 +150,7 @@ class EventBusService(Service):
     @property
     def connections(self) -> int:
         """Number of open connections of all three ports."""
-        return self._peers.count
+        return len(self._connections)
 
     def reload(self) -> None:
         """Read the clients' keys again, and close connections that have lost their permission.
@@ -160,7 +158,7 @@ class EventBusService(Service):
         :raises ConfigError: the keys cannot be read; the previous ones stay in force
         """
         self._authenticator = self._make_authenticator()
-        ended = self._peers.end_forbidden(self._authenticator.may, range(self._port, self._port + 3))
+        ended = self._connections.end_forbidden(self._authenticator.may, range(self._port, self._port + 3))
         if ended:
             log.info(
                 "{protocol}: closed {count} connections, which have to be admitted again",
@@ -224,12 +222,7 @@ class EventBusService(Service):
     def _serve(self, snapshot: Socket, publisher: Socket, collector: Socket) -> None:
         context, reactor = self._context, self._reactor
         assert context is not None
-        peers = Peers(
-            partial(self._peers.of, self._port + 1),
-            partial(shut_down, port=self._port + 1),
-            partial(shut_down, port=self._port),
-        )
-        server = self._server = EventBusServer(reactor, self._broker, self._settings, peers)
+        server = self._server = EventBusServer(reactor, self._broker, self._settings, self._connections)
         names = [f"{name} (port {port})" for port, name in enumerate(NAMES, self._port)]
         requests = ZMQPort(reactor, snapshot, server.request_received, server.serve_snapshots, names[0])
         broadcasts = ZMQPort(reactor, publisher, name=names[1])
@@ -240,70 +233,68 @@ class EventBusService(Service):
             Monitor(reactor, context, socket, ALL, partial(self._monitor_event, port, Handshakes()))
             for port, socket in enumerate((snapshot, publisher, collector), self._port)
         ]
-        server.start(requests, broadcasts, pubs)
+        server.start(requests, broadcasts, pubs, self._port)
 
     def _monitor_event(self, port: int, handshakes: Handshakes, event: int, value: int) -> None:
         """Process an event of a monitor.
 
         :param value: the error number of a failed handshake, otherwise a file descriptor
         """
+        before = len(self._connections)
         if event == CONNECTED:
             handshakes.succeeded()
-        elif event not in (ACCEPTED, DISCONNECTED):
-            handshakes.failed(value, protocol=event == FAILED_PROTOCOL, refused=event == FAILED_AUTH)
+        elif event == ACCEPTED:
+            handshakes.accepted(value)
+            self._accepted(port, value)
+        elif event == DISCONNECTED:
+            self._disconnected(port, value, handshakes.ended(value))
         else:
-            if event == ACCEPTED:
-                handshakes.accepted(value)
-            elif (cause := handshakes.ended(value)) is not None and not self._peers.was_refused(port, value):
-                self._handshake_failed(cause, self._where(port, self._peers.host(port, value)))
-            self._connection(port, event, value)
+            handshakes.failed(value, protocol=event == FAILED_PROTOCOL, refused=event == FAILED_AUTH)
+        self._broker.counters.gauge(PROTOCOL, "connections", len(self._connections) - before)
 
-    def _handshake_failed(self, cause: str, where: str) -> None:
-        counters = self._broker.counters
+    def _accepted(self, port: int, descriptor: int) -> None:
+        connections = self._connections
+        self._broker.counters.add(PROTOCOL, "connections")
+        refused = connections.accepted(port, descriptor)
+        if refused is None:
+            return
+        detail = f"max-connections is {self._settings.max_connections}; the client reconnects until there is room"
+        self._broker.counters.refuse(log, PROTOCOL, TOO_MANY, self._where(refused.port, refused.host), detail)
+        # A connection that makes room for another one is closed now; a refused new one is kept open for HOLD seconds.
+        if refused.unanswered and not connections.too_many_refused():
+            refused.ending = self._reactor.callLater(HOLD, refused.close)
+        else:
+            refused.close()
+
+    def _disconnected(self, port: int, descriptor: int, cause: str | None) -> None:
+        """Process the end of a connection.
+
+        :param cause: why its handshake failed, or None
+        """
+        counters, gone = self._broker.counters, self._connections.disconnected(port, descriptor)
+        if gone is not None and gone.ending is not None and gone.ending.active():
+            gone.ending.cancel()
+        if cause is None or (gone is not None and gone.refused):
+            return
+        where = self._where(port, UNKNOWN if gone is None else gone.host)
         if cause == LEFT:  # for example a check whether the port is open
             counters.add(PROTOCOL, cause)
         elif cause == TIMEOUT:
-            counters.refuse(
-                log, PROTOCOL, cause, where, f"it has not completed the handshake within {HANDSHAKE // 1000} s"
-            )
+            detail = f"it has not completed the handshake within {HANDSHAKE // 1000} s"
+            counters.refuse(log, PROTOCOL, cause, where, detail)
         else:
             detail = "it does not speak ZeroMQ 3 or later, or has the wrong type of socket or the wrong server key"
             counters.refuse(log, PROTOCOL, cause, where, detail)
 
-    def _connection(self, port: int, event: int, value: int) -> None:
-        counters, peers = self._broker.counters, self._peers
-        before = peers.count
-        if event == ACCEPTED:
-            counters.add(PROTOCOL, "connections")
-            refused = peers.accepted(port, value)
-            if refused is not None:
-                # A connection that makes room is closed now; a refused new one is kept open for HOLD seconds.
-                self._refuse(refused, peers.too_many_refused() or refused != (port, value))
-        else:
-            peers.disconnected(port, value)
-            ending = self._refusal_timers.pop((port, value), None)
-            if ending is not None and ending.active():
-                ending.cancel()
-        counters.gauge(PROTOCOL, "connections", peers.count - before)
-
     def _where(self, port: int, host: str) -> str:
         return f"{host} at {NAMES[port - self._port]} (port {port})"
-
-    def _refuse(self, key: Key, at_once: bool) -> None:
-        peers = self._peers
-        detail = f"max-connections is {self._settings.max_connections}; the client reconnects until there is room"
-        self._broker.counters.refuse(log, PROTOCOL, TOO_MANY, self._where(key[0], peers.host(*key)), detail)
-        if at_once:
-            peers.end(*key)
-        else:
-            self._refusal_timers[key] = self._reactor.callLater(HOLD, peers.end, *key)
 
     def _authenticate(self, zap: ZMQPort, question: list[bytes], count: int) -> None:
         """Answer a ZAP request, by which ZeroMQ asks whether to admit a connection."""
         # A connection is reported to its monitor before the ZAP request; read those events first.
         for monitor in self._monitors:
             monitor.process_commands()
-        answer = self._authenticator.answer(question, refused=self._peers.refuse)
+        answer = self._authenticator.answer(question, refused=self._connections.refuse)
         if answer.cause == TOO_MANY:
             pass  # counted when the connection was accepted
         elif answer.cause is not None:
@@ -311,15 +302,12 @@ class EventBusService(Service):
             port = self._port + 2 if answer.wanted and answer.wanted[1] is Action.PUBLISH else self._port
             self._broker.counters.refuse(log, PROTOCOL, answer.cause, self._where(port, answer.address), detail)
         elif answer.wanted is not None:
-            self._peers.admit(*answer.wanted)
+            self._connections.admit(*answer.wanted)
         zap.send(answer.frames)
 
     def _close(self) -> Deferred[None]:
-        self._broker.counters.gauge(PROTOCOL, "connections", -self._peers.count)
-        for ending in self._refusal_timers.values():
-            if ending.active():
-                ending.cancel()
-        self._refusal_timers.clear()
+        self._broker.counters.gauge(PROTOCOL, "connections", -len(self._connections))
+        self._connections.clear()
         monitors, self._monitors = self._monitors, []
         ports, self._ports = self._ports, []
         context, self._context = self._context, None

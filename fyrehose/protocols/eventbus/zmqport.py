@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
+from fyrehose.protocols.eventbus.lent import OVERHEAD, Tracked
 from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest, Origin
 from fyrehose.records import Buffer
 
@@ -115,7 +115,7 @@ class ZMQPort:
         if self._again is None and self._reading:
             self._again = self._reactor.callLater(0, self._soon)
 
-    def send(self, frames: Sequence[Buffer], lent: Lent | Account | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], lent: Tracked | None = None) -> None:
         """Send one message, completely or not at all.
 
         :param lent: accounts for the memory of large messages, which are sent without a copy; None: copy

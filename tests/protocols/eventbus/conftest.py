@@ -15,8 +15,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.protocols.eventbus.lent import OVERHEAD, Account, Lent
-from fyrehose.protocols.eventbus.ports import Peers
+from fyrehose.protocols.eventbus.lent import OVERHEAD, Tracked
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.zmqport import Full, Gone, MemoryFull
@@ -89,7 +88,7 @@ class FakePort:
     def drained(self) -> bool:
         return self.empty
 
-    def send(self, frames: Sequence[Buffer], lent: Lent | Account | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], lent: Tracked | None = None) -> None:
         client, size = bytes(frames[0]), len(frames[-1])
         if client in self.gone:
             raise Gone
@@ -112,6 +111,19 @@ class FakePort:
         return sent
 
 
+@attrs.define
+class FakeConnections:
+    """The subscribers of a world, and the connections that its server has closed."""
+
+    world: World
+
+    def of(self, port: int) -> list[tuple[str, int]]:
+        return self.world.subscribers
+
+    def close(self, port: int, host: str, descriptor: int) -> None:
+        self.world.ended.append((host, descriptor))
+
+
 class World:
     """A server, its broker, and the clock of both."""
 
@@ -127,14 +139,10 @@ class World:
         """Start a server, possibly another one on the same journal."""
         self.ended: list[tuple[str, int]] = []
         self.subscribers: list[tuple[str, int]] = []
-        self.peers = Peers(lambda: self.subscribers, self._end, self._end)
-        self.server = EventBusServer(self.clock, self.broker, self.settings, self.peers)
+        self.server = EventBusServer(self.clock, self.broker, self.settings, FakeConnections(self))
         self.snapshot, self.publisher, self.collector = FakePort(), FakePort(), FakePort()
         self.server.start(self.snapshot, self.publisher, self.collector)
         self.run()
-
-    def _end(self, *connection: Any) -> None:
-        self.ended.append(connection)
 
     def run(self, turns: int = 20) -> None:
         """Run calls that are due, and the calls that these schedule."""
@@ -314,7 +322,7 @@ class FakeZMQPort:
     def drained(self) -> bool:
         return True
 
-    def send(self, frames: Sequence[Buffer], lent: Lent | None = None) -> None:
+    def send(self, frames: Sequence[Buffer], lent: Tracked | None = None) -> None:
         if self.full:
             raise Full
         self.sent.append([bytes(frame) for frame in frames])

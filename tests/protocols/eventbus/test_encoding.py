@@ -28,7 +28,9 @@ def test_labels_and_data_are_sent_as_published(dialect: Dialect) -> None:
         drafts.add(b"id", frames)
     seq = 1
     got = []
-    for run in drafts.build():
+    batch = drafts.take()
+    assert batch is not None
+    for run in batch.runs:
         numbered = run.numbered(seq, 1)
         got += [[bytes(part) for part in frames] for frames in event_frames(numbered, dialect)]
         seq += len(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.frames import Dialect, Subtrees, SyncStart
 from fyrehose.protocols.eventbus.lent import Pool
 from fyrehose.protocols.eventbus.snapshots import COST, COST_BYTE, Snapshot, Snapshots
@@ -125,16 +126,16 @@ class TestMany:
         snapshots = Snapshots(1, 10 * each)
         for n in range(5):
             snapshots.add(snapshot(b"%d" % n, spec))
-        with pytest.raises(OverflowError):
+        with pytest.raises(RemoteProtocolError):
             snapshots.add(snapshot(b"5", spec))
         assert snapshots.add(snapshot(b"4", spec)) is not None, "a repeated request uses no more memory"
         for n in range(10, 15):
             snapshots.add(snapshot(b"%d" % n, spec, network="10.0.0.2"))
-        with pytest.raises(OverflowError):
+        with pytest.raises(RemoteProtocolError):
             snapshots.add(snapshot(b"x", spec, network="10.0.0.3"))
-        assert snapshots.used == snapshots.memory
+        assert snapshots.memory.size == snapshots.memory.limit
         snapshots.clear()
-        assert snapshots.used == 0
+        assert snapshots.memory.size == 0
 
     def test_networks_take_turns(self) -> None:
         snapshots = Snapshots(4, 1 << 20)
