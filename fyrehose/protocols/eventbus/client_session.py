@@ -20,10 +20,10 @@ in: messages, the time      out: events; data_to_send() -> (target, message) pai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
@@ -47,8 +47,6 @@ MOST_HELD = 10_000
 MOST_HELD_BYTES = 16 << 20
 #: Sequences beyond ``position`` that are remembered as delivered; with more of them the client synchronizes.
 MOST_AHEAD = 100_000
-
-M = TypeVar("M")
 
 
 class Target(Enum):
@@ -208,26 +206,28 @@ class ClientSession:
 
     def receive_broadcasts(self, messages: Iterable[Sequence[bytes]], now: float) -> list[Event]:
         """Process messages from PUBLISHER."""
-        events: list[Event] = []
-        for frames in messages:
-            broadcast = _parsed(Broadcast.parse, frames, events)
-            if broadcast is not None:
-                self._broadcast(broadcast, events, now)
-        self._flush(events)
-        return events
+        return self._receive(messages, lambda frames, events: self._broadcast(Broadcast.parse(frames), events, now))
 
     def receive_syncs(self, messages: Iterable[Sequence[bytes]], now: float) -> list[Event]:
         """Process messages from SNAPSHOT."""
+
+        def receive(frames: Sequence[bytes], events: list[Event]) -> None:
+            if frames and frames[0] == SYNCEND:
+                self._end_sync(SyncEnd.parse(frames), events, now)
+            else:
+                self._sync(Sync.parse(frames), events, now)
+
+        return self._receive(messages, receive)
+
+    def _receive(
+        self, messages: Iterable[Sequence[bytes]], receive: Callable[[Sequence[bytes], list[Event]], None]
+    ) -> list[Event]:
         events: list[Event] = []
         for frames in messages:
-            if frames and frames[0] == SYNCEND:
-                end = _parsed(SyncEnd.parse, frames, events)
-                if end is not None:
-                    self._end_sync(end, events, now)
-            else:
-                sync = _parsed(Sync.parse, frames, events)
-                if sync is not None:
-                    self._sync(sync, events, now)
+            try:
+                receive(frames, events)
+            except RemoteProtocolError as error:
+                events.append(Ignored(cause=error.cause))
         self._flush(events)
         return events
 
@@ -400,9 +400,9 @@ class ClientSession:
         self._to_send.append((to, [*request.serialize()]))
 
     def _resend(self, events: list[Event], now: float) -> None:
-        for frames in self._pubs.resend(now):
-            self._to_send.append((Target.COLLECTOR, frames))
-        events += self._pubs.given_up()
+        again, given_up = self._pubs.resend(now)
+        self._to_send += [(Target.COLLECTOR, frames) for frames in again]
+        events += given_up
 
     def _sync_due(self) -> float:
         due = self._progressed + self.options.quiet * self._spread
@@ -412,11 +412,3 @@ class ClientSession:
 
     def _jitter(self) -> float:
         return 1 + self._random.random() / 4
-
-
-def _parsed(parse: Any, frames: Sequence[bytes], events: list[Event]) -> Any:
-    try:
-        return parse(frames)
-    except RemoteProtocolError as error:
-        events.append(Ignored(cause=error.cause))
-        return None

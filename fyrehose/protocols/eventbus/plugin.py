@@ -5,6 +5,7 @@ in: an endpoint string ``tcp:PORT[:interface=IP]`` and settings      out: a serv
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ from fyrehose.protocols.eventbus.settings import Settings
 if TYPE_CHECKING:
     from fyrehose.protocols.eventbus.client import EventBusClient
     from fyrehose.protocols.eventbus.service import EventBusService
+
+
+_ENDPOINT = re.compile(r"tcp:(\d+)(?::interface=(.+))?", re.ASCII)
 
 
 def require_zmq() -> None:
@@ -44,17 +48,11 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
         f"invalid --listen '{PROTOCOL}={endpoint}': expected tcp:PORT or tcp:PORT:interface=IP with PORT up to 65533 "
         "(PORT to PORT + 2 are used)"
     )
-    kind, _, rest = endpoint.partition(":")
-    number, found, option = rest.partition(":")
-    if kind != "tcp" or not (number.isascii() and number.isdecimal()) or int(number) > 65_533:
-        raise ConfigError(message)
-    if not found:
-        return "0.0.0.0", int(number)
-    key, _, host = option.partition("=")
-    if key != "interface":
-        raise ConfigError(message)
+    found = _ENDPOINT.fullmatch(endpoint)
     try:
-        return str(ip_address(host.replace("\\:", ":"))), int(number)
+        if found is None or int(found[1]) > 65_533:
+            raise ValueError
+        return str(ip_address((found[2] or "0.0.0.0").replace("\\:", ":"))), int(found[1])
     except ValueError:
         raise ConfigError(message) from None
 

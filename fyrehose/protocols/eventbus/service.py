@@ -199,21 +199,16 @@ class EventBusService(Service):
 
     def _bind(self, sockets: tuple[Socket, Socket, Socket]) -> int:
         """Bind the sockets to three consecutive ports; return the first."""
-        if self._first:
-            for port, socket in enumerate(sockets, self._first):
-                socket.bind(address(self._host, port))
-            return self._first
-        for left in reversed(range(ATTEMPTS)):
-            sockets[0].bind(address(self._host, "*"))
-            first = int(sockets[0].getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-            bound = [first]
+        for left in reversed(range(1 if self._first else ATTEMPTS)):
+            first, bound = self._first, []
             try:
-                for port, socket in enumerate(sockets[1:], first + 1):
-                    socket.bind(address(self._host, port))
-                    bound.append(port)
+                for offset, socket in enumerate(sockets):
+                    socket.bind(address(self._host, first + offset if first else "*"))
+                    first = first or int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+                    bound.append(socket)
                 return first
             except zmq.ZMQError:
-                for port, socket in zip(bound, sockets, strict=False):
+                for port, socket in enumerate(bound, first):
                     socket.unbind(address(self._host, port))
                 if not left:
                     raise

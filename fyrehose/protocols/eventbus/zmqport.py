@@ -113,7 +113,7 @@ class ZMQPort:
     def schedule_turn(self) -> None:
         """Schedule a turn, without waiting for the FD."""
         if self._again is None and self._reading:
-            self._again = self._reactor.callLater(0, self._soon)
+            self._again = self._reactor.callLater(0, self.doRead)
 
     def send(self, frames: Sequence[Buffer], lent: Tracked | None = None) -> None:
         """Send one message, completely or not at all.
@@ -179,6 +179,8 @@ class ZMQPort:
         self._cancel()
 
     def doRead(self) -> None:
+        """Run a turn, which replaces one that is scheduled."""
+        self._cancel()
         if not self._reading:
             return
         if self._readable:
@@ -197,14 +199,10 @@ class ZMQPort:
         if self._readable and self._again is None and int(self.socket.getsockopt(zmq.EVENTS)) & self._wanted:
             self.schedule_turn()
 
-    def _soon(self) -> None:
-        self._again = None
-        self.doRead()
-
     def _cancel(self) -> None:
-        if self._again is not None:
+        if self._again is not None and self._again.active():
             self._again.cancel()
-            self._again = None
+        self._again = None
 
     def _read(self) -> None:
         frames, size = FRAMES_TURN, BYTES_TURN
@@ -229,7 +227,7 @@ class ZMQPort:
             log.failure("processing a message of the event bus failed; please report this bug")
 
 
-class Monitor:
+class Monitor(ZMQPort):
     """Reports the connection events of a socket.
 
     :param events: the events to report, for example CONNECTED | DISCONNECTED
@@ -244,25 +242,23 @@ class Monitor:
         events: int,
         happened: Callable[[int, int], None],
     ) -> None:
+        def receive(frames: Message, count: int) -> None:
+            happened(int.from_bytes(frames[0][:2], "little"), int.from_bytes(frames[0][2:6], "little"))
+
         self._watched = socket
-        self._happened = happened
         address = f"inproc://monitor-{id(self):x}"
         socket.monitor(address, events)
         pair = context.socket(zmq.PAIR)
-        pair.setsockopt(zmq.LINGER, 0)
         pair.connect(address)
-        self._port = ZMQPort(reactor, pair, self._receive)
-        self._port.start()
+        super().__init__(reactor, pair, receive)
+        self.start()
 
     def process_commands(self) -> None:
         """Report all pending events now."""
-        self._port.doRead()
+        self.doRead()
 
-    def close(self) -> None:
+    def close(self, linger: int = 0) -> None:
         """Stop reporting; call it before the socket is closed."""
         if not self._watched.closed:
             self._watched.disable_monitor()
-        self._port.close()
-
-    def _receive(self, frames: Message, count: int) -> None:
-        self._happened(int.from_bytes(frames[0][:2], "little"), int.from_bytes(frames[0][2:6], "little"))
+        super().close(linger)
