@@ -48,8 +48,9 @@ from fyrehose.protocols.eventbus.confirmations import Confirmed, Unconfirmed
 from fyrehose.protocols.eventbus.encoding import msgpack_bytes, runs_of
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
 from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
+from fyrehose.protocols.eventbus.lent import Full
 from fyrehose.protocols.eventbus.sockets import Context, Keys, address, client_socket
-from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Full, Monitor, ZMQPort
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Monitor, ZMQPort
 from fyrehose.records import MAX_NAME, Buffer, Run
 
 log = Logger()

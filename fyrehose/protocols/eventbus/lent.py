@@ -25,6 +25,14 @@ OVERHEAD = 512
 TRACKED = 16 << 10
 
 
+class Full(Exception):
+    """The queue of the peer is full, or there is no peer; no part of the message was sent."""
+
+
+class MemoryFull(Full):
+    """The message would exceed the memory for queued messages; no part of it was sent."""
+
+
 class Tracker(Protocol):
     """Reports whether the socket has released a message; pyzmq's MessageTracker."""
 
@@ -37,18 +45,28 @@ class Tracked:
     """Messages that a socket has not released yet.
 
     :ivar free: messages with less data than this are sent untracked, in bytes
-    :ivar factor: 1 if untracked messages reduce ``free``, 0 if they are not accounted for
     :ivar size: memory of the messages, in bytes
     """
 
     free: int = attrs.field(default=LEAST, init=False)
-    factor: int = attrs.field(default=0, init=False)
     size: int = attrs.field(default=0, init=False)
     _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
 
+    def tracks(self, size: int) -> bool:
+        """Return whether a message with *size* bytes of data has to be tracked: pass it to :meth:`add` or :meth:`skip`.
+
+        :raises MemoryFull: the message may not be sent now
+        """
+        if size >= self.free and not self.fits(size):
+            raise MemoryFull
+        return size >= self.free
+
     def fits(self, size: int) -> bool:
-        """Return whether another message of *size* bytes may be sent."""
+        """Return whether another message of *size* bytes may be tracked."""
         raise NotImplementedError
+
+    def skip(self, size: int) -> None:
+        """Account for a message that is not tracked."""
 
     def add(self, tracker: Tracker, size: int) -> None:
         """Account for a message of *size* bytes until *tracker* reports that the socket has released it."""
@@ -91,7 +109,6 @@ class Account(Tracked):
     identity: bytes
     network: str
     free: int = attrs.field(default=TRACKED, init=False)
-    factor: int = attrs.field(default=1, init=False)
 
     def fits(self, size: int) -> bool:
         self.settle()
@@ -99,6 +116,9 @@ class Account(Tracked):
         room = self.pool.room(self.network)
         # The share is computed from the free memory as it was before this client took some.
         return self.size + size <= (self.size + room) // PART or (not self.size and size <= room)
+
+    def skip(self, size: int) -> None:
+        self.free -= size + OVERHEAD
 
     def add(self, tracker: Tracker, size: int) -> None:
         """Account for a message of *size* bytes, and the untracked ones before it, until *tracker* is done."""

@@ -34,11 +34,11 @@ from fyrehose.protocols.eventbus.connections import Connections
 from fyrehose.protocols.eventbus.drafts import Batch
 from fyrehose.protocols.eventbus.encoding import PROTOCOL, Frames, event_frames
 from fyrehose.protocols.eventbus.laggards import Laggards
-from fyrehose.protocols.eventbus.lent import Lent
+from fyrehose.protocols.eventbus.lent import Full, Lent, MemoryFull
 from fyrehose.protocols.eventbus.server_session import ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
-from fyrehose.protocols.eventbus.zmqport import Full, Gone, MemoryFull, ZMQPort
+from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort
 from fyrehose.records import Delivery
 
 log = Logger()
@@ -58,10 +58,8 @@ PIECE_COST = 50
 SNAPSHOT_WAIT = 0.05
 #: Upper bound of the memory of large events that wait for subscribers, in bytes.
 BROADCAST_MEMORY = 256 << 20
-#: While that memory is used up: how often the send queues are checked, and how long slow subscribers may delay the
-#: others, in seconds.
+#: While that memory is used up: how often the send queues are checked, in seconds.
 BROADCAST_LOOK = 0.02
-BROADCAST_WAIT = 1.0
 #: Delay before events are published again that a full disk refused, in seconds.
 FULL_WAIT = 5.0
 #: How long a stopping server continues to read events that clients have sent, in seconds.
@@ -106,9 +104,6 @@ class EventBusServer:
         self._outgoing: Iterator[Frames] | None = None
         self._pumping: IDelayedCall | None = None
         self._lent = Lent(BROADCAST_MEMORY)
-        #: when BROADCAST_MEMORY was used up, and when slow subscribers were last looked for
-        self._full_since: float | None = None
-        self._laggards_checked = 0.0
         # Snapshots.
         self._serving: IDelayedCall | None = None
         self._parked_checked = 0.0
@@ -293,7 +288,7 @@ class EventBusServer:
         """Broadcast one turn's worth of the delivered records, and schedule the next turn."""
         self._pumping = None
         if self._lent.size <= self._lent.limit // 2:
-            self._full_since = None
+            self._laggards.forget()
         outgoing, publisher = self._outgoing, self._publisher
         assert outgoing is not None
         publisher.process_commands()
@@ -322,24 +317,14 @@ class EventBusServer:
             self._check_stopped()
 
     def _wait_for_subscribers(self) -> bool:
-        """Close the connections of slow subscribers after BROADCAST_WAIT; return whether to continue to wait."""
-        now = self._clock.seconds()
-        if self._full_since is None:
-            self._full_since = self._laggards_checked = now
-            self._laggards.begin(now)
-        self._laggards.update()
-        if now - self._laggards_checked < BROADCAST_WAIT:
-            return True
-        self._laggards_checked = now
-        slow = self._laggards.slow(now)
-        for host, descriptor in slow:
+        """Close the connections of slow subscribers; return whether to continue to wait."""
+        slow = self._laggards.slow(self._clock.seconds())
+        for host, descriptor in slow or ():
             detail = "it delays large events for other subscribers: connection closed, it can request missed events"
             where = f"{host} at {self._publisher.name}"
             self._broker.counters.refuse(log, PROTOCOL, "subscriber-too-slow", where, detail)
             self._connections.close(self._number + 1, host, descriptor)
-        if slow:
-            self._full_since = None
-        return bool(slow) or self._laggards.any_behind
+        return slow is not None
 
     # Snapshots.
 

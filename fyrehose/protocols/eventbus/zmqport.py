@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.protocols.eventbus.lent import OVERHEAD, Tracked
+from fyrehose.protocols.eventbus.lent import Full, Tracked
 from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest, Origin
 from fyrehose.records import Buffer
 
@@ -45,14 +45,6 @@ FAILED_AUTH = zmq.Event.HANDSHAKE_FAILED_AUTH
 ALL = ACCEPTED | DISCONNECTED | CONNECTED | FAILED | FAILED_PROTOCOL | FAILED_AUTH
 
 Message = list[bytes]
-
-
-class Full(Exception):
-    """The queue of the peer is full, or there is no peer; no part of the message was sent."""
-
-
-class MemoryFull(Full):
-    """The message would exceed the memory for queued messages; no part of it was sent."""
 
 
 class Gone(Exception):
@@ -125,19 +117,17 @@ class ZMQPort:
         """
         data = frames[-1]
         size = len(data)
-        small = lent is None or size < lent.free
-        if lent is not None and not small and not lent.fits(size):
-            raise MemoryFull
+        tracked = lent is not None and lent.tracks(size)
         try:
-            if lent is None or small:
-                self._messages.send(frames)
-                if lent is not None:
-                    lent.free -= (size + OVERHEAD) * lent.factor
-            else:
+            if lent is not None and tracked:
                 self._messages.send(frames[:-1], True)
                 # A copy of the data: a view would keep its whole piece of the journal in memory.
                 frame = zmq.Frame(bytes(data), track=True, copy=False, copy_threshold=0)
                 lent.add(self.socket.send(frame, zmq.NOBLOCK, copy=False, track=True), size)
+            else:
+                self._messages.send(frames)
+                if lent is not None:
+                    lent.skip(size)
         except zmq.Again:
             self._check_events()
             raise Full from None

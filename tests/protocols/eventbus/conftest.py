@@ -15,10 +15,10 @@ from twisted.internet.task import Clock
 
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
-from fyrehose.protocols.eventbus.lent import OVERHEAD, Tracked
+from fyrehose.protocols.eventbus.lent import Full, Tracked
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
-from fyrehose.protocols.eventbus.zmqport import Full, Gone, MemoryFull
+from fyrehose.protocols.eventbus.zmqport import Gone
 from fyrehose.records import Buffer
 from fyrehose.testing import MemoryJournal
 
@@ -92,17 +92,15 @@ class FakePort:
         client, size = bytes(frames[0]), len(frames[-1])
         if client in self.gone:
             raise Gone
-        accounted = lent is not None and size >= lent.free
-        if lent is not None and accounted and not lent.fits(size):
-            raise MemoryFull
+        tracked = lent is not None and lent.tracks(size)
         if client in self.room:
             if not self.room[client]:
                 raise Full
             self.room[client] -= 1
-        if lent is not None and accounted:
+        if lent is not None and tracked:
             lent.add(Parcel(self, client), size)
         elif lent is not None:
-            lent.free -= (size + OVERHEAD) * lent.factor
+            lent.skip(size)
         self.sent.append([bytes(frame) for frame in frames])
 
     def take(self) -> list[list[bytes]]:

@@ -15,13 +15,12 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface.verify import verifyObject
 
-from fyrehose.protocols.eventbus.lent import LEAST, Lent
+from fyrehose.protocols.eventbus.lent import LEAST, Full, Lent
 from fyrehose.protocols.eventbus.zmqport import (
     ACCEPTED,
     BYTES_TURN,
     FRAMES_TURN,
     MOST_FRAMES,
-    Full,
     Gone,
     Monitor,
     ZMQPort,
