@@ -158,7 +158,8 @@ def _skips_the_first(self: Snapshot) -> None:
 
 
 def _asks_by_the_same_connection(self: ClientSession, now: float) -> None:
-    self._request_sync(now)
+    self._now = now
+    self._request_sync()
 
 
 def _asks_only_once(self: ClientSession, now: float) -> None:
