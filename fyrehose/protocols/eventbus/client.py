@@ -302,9 +302,7 @@ class EventBusClient:
 
     def _open(self, name: str, kind: int, offset: int) -> None:
         assert self._context is not None
-        opened = client_socket(self._context, kind, self.server_key, self.keys, sent=HIGH_WATER_MARK)
-        if ":" in self.host:
-            opened.setsockopt(zmq.IPV6, 1)
+        opened = client_socket(self._context, kind, self.host, self.server_key, self.keys, sent=HIGH_WATER_MARK)
         messages: list[list[bytes]] = []
         port = ZMQPort(
             self.reactor,

@@ -101,17 +101,15 @@ def _origin(frame: zmq.Frame) -> Origin:
 
 
 def _fastest() -> type[Messages]:
-    if kernels.NATIVE:
-        try:
-            from fyrehose.protocols.eventbus.zeromq import Messages as Native
-        except ImportError as reason:  # it was not built, or does not find what it needs in this pyzmq
-            log.warn(
-                "eventbus: reading and writing ZeroMQ messages by pyzmq, which is slower: {reason}", reason=str(reason)
-            )
-            return Messages
-        native: type[Messages] = Native
-        return native
-    return Messages
+    if not kernels.NATIVE:
+        return Messages
+    try:
+        from fyrehose.protocols.eventbus.zeromq import Messages as Native
+    except ImportError as reason:  # it was not built, or does not find what it needs in this pyzmq
+        log.warn("eventbus: using pyzmq for ZeroMQ's messages, which is slower: {reason}", reason=str(reason))
+        return Messages
+    native: type[Messages] = Native
+    return native
 
 
 #: The implementation that is used: native if the native kernels are, otherwise :class:`Messages`.

@@ -345,14 +345,11 @@ class EventBusServer:
         served: set[bytes] = set()
         while left > 0:
             snapshots.admit(end, now)
-            row = [snapshot for snapshot in snapshots.in_turn() if snapshot.identity not in served]
-            if not row:
+            snapshot = snapshots.next(served)
+            if snapshot is None:
                 break
-            for snapshot in row:
-                served.add(snapshot.identity)
-                left = self._send_some(snapshot, left, now)
-                if left <= 0:
-                    break
+            served.add(snapshot.identity)
+            left = self._send_some(snapshot, left, now)
         if len(snapshots):
             self._serve_soon(0 if left < EVENTS_TURN else SNAPSHOT_WAIT)
 

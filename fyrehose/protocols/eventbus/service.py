@@ -9,6 +9,7 @@ import os
 from functools import partial
 from typing import Any
 
+import attrs
 import zmq
 from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
@@ -68,13 +69,13 @@ ATTEMPTS = 50
 
 
 @implementer(IListeningPort)
+@attrs.frozen
 class ListeningPorts:
     """The bound ports, for the log line that reports them."""
 
-    def __init__(self, service: EventBusService, host: str, port: int) -> None:
-        self.service = service
-        self.host = host
-        self.port = port
+    service: EventBusService
+    host: str
+    port: int
 
     def startListening(self) -> None:
         """Do nothing, because the ports are bound already."""
@@ -178,20 +179,17 @@ class EventBusService(Service):
 
     def _make_sockets(self, context: Context) -> tuple[Socket, Socket, Socket]:
         payload = self._settings.max_payload
-        snapshot = make_socket(context, zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
-        publisher = make_socket(
-            context, zmq.PUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING
-        )
+        make = partial(make_socket, context, host=self._host)
+        snapshot = make(zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
+        publisher = make(zmq.PUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING)
         waiting = min(max(PUBS_MEMORY // payload, PUBS_WAITING_LEAST), PUBS_WAITING_MOST)
         # ZeroMQ cuts the connection when a frame is too large for it and does not report why, so its limit is higher,
         # and the session refuses events that exceed max-payload by up to a quarter with a counter and a log line.
         largest = payload + max(payload // 4, REQUEST_SIZE)
-        collector = make_socket(context, zmq.ROUTER, largest=largest, received=waiting, sent=1)
+        collector = make(zmq.ROUTER, largest=largest, received=waiting, sent=1)
         for socket in (snapshot, publisher, collector):
             action = Action.PUBLISH if socket is collector else Action.SUBSCRIBE
             socket.setsockopt(zmq.ZAP_DOMAIN, DOMAINS[action])
-            if ":" in self._host:
-                socket.setsockopt(zmq.IPV6, 1)
             if self._keys is not None:
                 socket.curve_server = True
                 socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret

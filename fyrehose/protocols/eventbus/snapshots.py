@@ -13,7 +13,7 @@ in: requests, pieces of the journal, the time      out: the next message of each
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import attrs
 
@@ -205,12 +205,13 @@ class Snapshots:
             snapshot.start(last, now)
             self.active[identity] = snapshot
 
-    def in_turn(self) -> list[Snapshot]:
-        """Return the active snapshots in rotation: the first of one call is the last of the next."""
-        row = list(self.active.values())
-        if row:
-            self.active.move_to_end(row[0].identity)
-        return row
+    def next(self, served: Collection[bytes] = ()) -> Snapshot | None:
+        """Return the next active snapshot whose routing id is not in *served*; it becomes the last."""
+        found = next((identity for identity in self.active if identity not in served), None)
+        if found is None:
+            return None
+        self.active.move_to_end(found)
+        return self.active[found]
 
     def forget(self, snapshot: Snapshot) -> None:
         """Remove *snapshot*, which has ended or was cancelled."""

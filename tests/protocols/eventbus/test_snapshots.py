@@ -113,8 +113,9 @@ class TestMany:
         snapshots.admit(9, 1.5)
         assert list(snapshots.active) == [b"0", b"1"]
         assert snapshots.active[b"0"].last == 9
-        assert [one.identity for one in snapshots.in_turn()] == [b"0", b"1"]
-        assert [one.identity for one in snapshots.in_turn()] == [b"1", b"0"]
+        turns = [snapshots.next() for _ in range(3)]
+        assert [one.identity for one in turns if one is not None] == [b"0", b"1", b"0"]
+        assert snapshots.next({b"0", b"1"}) is None, "both were served in this turn"
         snapshots.forget(snapshots.active[b"0"])
         snapshots.admit(9, 2)
         assert list(snapshots.active) == [b"1", b"2"]
@@ -205,4 +206,4 @@ class TestMany:
         snapshots.clear()
         assert len(snapshots) == 0
         assert not snapshots.waiting
-        assert snapshots.in_turn() == []
+        assert snapshots.next() is None
