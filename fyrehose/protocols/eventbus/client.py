@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random, SystemRandom
 from typing import Any
@@ -227,8 +227,8 @@ class EventBusClient:
             ``options.window`` events are unconfirmed
         """
         session = self._running()
-        if session.pending >= 2 * self.options.window:
-            raise LocalProtocolError(f"{session.pending} events are unconfirmed; wait for ready() before publishing")
+        if len(session.pubs) >= 2 * self.options.window:
+            raise LocalProtocolError(f"{len(session.pubs)} events are unconfirmed; wait for ready() before publishing")
         event = Pub(
             topic=topic,
             sequence=0,
@@ -246,7 +246,7 @@ class EventBusClient:
 
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when the window has room for another publish."""
-        if self._running().pending < self.options.window:
+        if len(self._running().pubs) < self.options.window:
             return succeed(None)
         waiting: Deferred[None] = Deferred()
         self._ready.append(waiting)
@@ -291,7 +291,7 @@ class EventBusClient:
         for port in self._ports.values():
             port.close(LINGER)
         if self._session is not None:
-            self._handle(self._session.abandon())
+            self._handle(self._session.pubs.abandon())
         if self._connected is not None and not self._connected.called:
             self._ready.append(self._connected)
         for waiting in self._ready:
@@ -408,7 +408,7 @@ class EventBusClient:
                 del self._unsent[key]
         except Full:
             pass  # sent again when the socket has room or is connected
-        while self._ready and not self._closed and session.pending < self.options.window:
+        while self._ready and not self._closed and len(session.pubs) < self.options.window:
             self._ready.pop(0).callback(None)
         self._arm()
 
@@ -421,7 +421,7 @@ class EventBusClient:
         elif self._timer.getTime() > self.reactor.seconds() + delay:
             self._timer.reset(delay)
 
-    def _handle(self, events: list[Event]) -> None:
+    def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             try:
                 self._dispatch(event)

@@ -131,6 +131,8 @@ Event = Events | Lost | Synchronised | Restarted | Silent | Ignored | Confirmed 
 class ClientSession:
     """The protocol state of a client.
 
+    :ivar pubs: published events that are not confirmed
+    :ivar position: the sequence up to which every event was delivered or is lost
     :param random: spreads the requests of many clients over time
     :raises LocalProtocolError: a server would refuse ``options.subtrees``
     """
@@ -140,7 +142,7 @@ class ClientSession:
         self.position: int | None = options.after if options.subscribe else None
         self._subtrees = Subtrees.of(options.subtrees)
         self._random = random
-        self._pubs = Confirmations(options.confirm, options.retries)
+        self.pubs = Confirmations(options.confirm, options.retries)
         #: the highest sequence that was delivered, and those beyond `position` that were delivered
         self._highest = 0
         self._ahead: set[int] = set()
@@ -192,22 +194,13 @@ class ClientSession:
             check_event(frames)
         except RemoteProtocolError as error:
             raise LocalProtocolError(f"a server would refuse the event: {error}") from error
-        self._pubs.add(event.uuid, frames, handle, now)
+        self.pubs.add(event.uuid, frames, handle, now)
         self._to_send.append((Target.COLLECTOR, frames))
-
-    def abandon(self) -> list[Event]:
-        """Return an Unconfirmed for every event that is not confirmed, and forget them."""
-        return list(self._pubs.abandon())
 
     def data_to_send(self) -> list[tuple[Target, list[Buffer]]]:
         """Return the messages to send, each once, in order."""
         to_send, self._to_send = self._to_send, []
         return to_send
-
-    @property
-    def pending(self) -> int:
-        """Number of published events that are not confirmed."""
-        return len(self._pubs)
 
     def receive_broadcasts(self, messages: Iterable[Sequence[bytes]], now: float) -> list[Event]:
         """Process messages from PUBLISHER."""
@@ -237,7 +230,7 @@ class ClientSession:
                 self._request_sync(Target.NEW_SNAPSHOT)
         elif now >= self._sync_due():
             self._request_sync()
-        if self._pubs.next_due() <= now and not self._syncing:
+        if self.pubs.next_due() <= now and not self._syncing:
             if self.position is None:
                 self._resend()
             else:
@@ -248,7 +241,7 @@ class ClientSession:
     def next_due(self) -> float:
         """Return the time at which :meth:`tick` has to be called."""
         due = self._progressed + self.options.answer if self._syncing else self._sync_due()
-        return due if self._syncing else min(due, self._pubs.next_due())
+        return due if self._syncing else min(due, self.pubs.next_due())
 
     # Received messages.
 
@@ -370,7 +363,7 @@ class ClientSession:
         self._held_bytes += size
 
     def _confirm(self, broadcast: Broadcast) -> None:
-        confirmed = self._pubs.received(broadcast.uuid, broadcast.sequence)
+        confirmed = self.pubs.received(broadcast.uuid, broadcast.sequence)
         if confirmed is not None:
             self._events.append(confirmed)
 
@@ -406,7 +399,7 @@ class ClientSession:
         self._to_send.append((to, [*request.serialize()]))
 
     def _resend(self) -> None:
-        again, given_up = self._pubs.resend(self._now)
+        again, given_up = self.pubs.resend(self._now)
         self._to_send += [(Target.COLLECTOR, frames) for frames in again]
         self._events += given_up
 

@@ -94,7 +94,6 @@ class EventBusServer:
         self._session = ServerSession(settings)
         # Publishing: the events that are not durable yet, and those that a full disk has refused.
         self._account = broker.budget.account(self)
-        self._over_budget = False
         self._in_flight = 0
         self._published = 0
         self._unwritten: list[Batch] = []
@@ -148,11 +147,9 @@ class EventBusServer:
     # Called by the budget, to pause and resume the reading of COLLECTOR.
 
     def pauseProducing(self) -> None:
-        self._over_budget = True
         self._update_reading()
 
     def resumeProducing(self) -> None:
-        self._over_budget = False
         self._update_reading()
 
     # Called by the ports.
@@ -277,7 +274,7 @@ class EventBusServer:
         self._update_reading()
 
     def _update_reading(self) -> None:
-        if self._over_budget or self._unwritten or self._reading_ended:
+        if self._account.paused or self._unwritten or self._reading_ended:
             self._collector.pause()
         else:
             self._collector.start()
