@@ -155,7 +155,7 @@ class Threads:
 
 
 class Nothing:
-    """A context without sockets, and a monitor where a port speaks for itself."""
+    """A context without sockets."""
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -171,7 +171,6 @@ class SimulatedClient(EventBusClient):
 
     def _open(self, name: str, kind: int, offset: int) -> None:
         messages: list[Message] = []
-        self._monitors[name] = Nothing()  # type: ignore[assignment]
         port: Any = ClientPort(
             self.side.world,
             self.name,

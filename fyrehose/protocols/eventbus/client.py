@@ -50,7 +50,7 @@ from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
 from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
 from fyrehose.protocols.eventbus.lent import Full
 from fyrehose.protocols.eventbus.sockets import Context, Keys, address, client_socket
-from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, Monitor, ZMQPort
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, ZMQPort, by_then
 from fyrehose.records import MAX_NAME, Buffer, Run
 
 log = Logger()
@@ -132,7 +132,6 @@ class EventBusClient:
     _session: ClientSession | None = attrs.field(default=None, init=False)
     _context: Context | None = attrs.field(default=None, init=False)
     _ports: dict[str, ZMQPort] = attrs.field(factory=dict, init=False)
-    _monitors: dict[str, Monitor] = attrs.field(factory=dict, init=False)
     _up: set[str] = attrs.field(factory=set, init=False)
     _renewing: bool = attrs.field(default=False, init=False)
     _alive: bool = attrs.field(default=False, init=False)
@@ -284,10 +283,8 @@ class EventBusClient:
         closed, self._closed = self._closed, True
         if closed or self._context is None:
             return succeed(None)
-        if self._timer is not None:
+        if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        for each in self._monitors.values():
-            each.close()
         for port in self._ports.values():
             port.close(LINGER)
         if self._session is not None:
@@ -310,13 +307,7 @@ class EventBusClient:
             lambda message, count: messages.append(message),
             partial(self._turn_over, name, messages),
         )
-        self._monitors[name] = Monitor(
-            self.reactor,
-            self._context,
-            opened,
-            CONNECTED | DISCONNECTED,
-            lambda event, value: self._connection(name, event == CONNECTED),
-        )
+        port.watch(CONNECTED | DISCONNECTED, lambda event, value: self._connection(name, event == CONNECTED))
         self._ports[name] = port
         if not self._paused:
             port.start()
@@ -327,7 +318,6 @@ class EventBusClient:
 
     def _renew(self) -> None:
         """Replace the connection to SNAPSHOT, so that no answer to an earlier request arrives."""
-        self._monitors.pop("snapshot").close()
         self._ports.pop("snapshot").close()
         self._up.discard("snapshot")
         self._renewing = True
@@ -379,7 +369,6 @@ class EventBusClient:
         self._flush()
 
     def _tick(self) -> None:
-        self._timer = None
         if not self._paused:
             self._handle(self._running().tick(self.reactor.seconds()))
         self._flush()
@@ -413,13 +402,9 @@ class EventBusClient:
         self._arm()
 
     def _arm(self) -> None:
-        if self._closed:
-            return
-        delay = max(self._running().next_due() - self.reactor.seconds(), 0.01)
-        if self._timer is None:
-            self._timer = self.reactor.callLater(delay, self._tick)
-        elif self._timer.getTime() > self.reactor.seconds() + delay:
-            self._timer.reset(delay)
+        if not self._closed:
+            delay = max(self._running().next_due() - self.reactor.seconds(), 0.01)
+            self._timer = by_then(self.reactor, self._timer, delay, self._tick)
 
     def _handle(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -38,7 +38,7 @@ from fyrehose.protocols.eventbus.lent import Full, Lent, MemoryFull
 from fyrehose.protocols.eventbus.server_session import ServerSession
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.snapshots import Snapshot
-from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort
+from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort, by_then
 from fyrehose.records import Delivery
 
 log = Logger()
@@ -259,15 +259,13 @@ class EventBusServer:
             # Plain clients do not resend: keep the batch, pause COLLECTOR, and retry until the disk has room.
             self._in_flight -= 1
             self._unwritten.append(batch)
-            if self._retrying is None:
-                self._retrying = self._clock.callLater(FULL_WAIT, self._retry)
+            self._retrying = by_then(self._clock, self._retrying, FULL_WAIT, self._retry)
             self._update_reading()
         else:
             self._session.failed(batch)
             self._settle(batch)
 
     def _retry(self) -> None:
-        self._retrying = None
         kept, self._unwritten = self._unwritten, []
         for batch in kept:
             self._publish(batch)
@@ -326,15 +324,10 @@ class EventBusServer:
     # Snapshots.
 
     def _serve_soon(self, delay: float) -> None:
-        serving = self._serving
-        if serving is None:
-            self._serving = self._clock.callLater(delay, self._serve)
-        elif serving.getTime() > self._clock.seconds() + delay:
-            serving.reset(delay)
+        self._serving = by_then(self._clock, self._serving, delay, self._serve)
 
     def _serve(self) -> None:
         """Send some messages of each active snapshot in turn, up to EVENTS_TURN in all."""
-        self._serving = None
         snapshots = self._session.snapshots
         now, end = self._clock.seconds(), self._broker.bounds(self._settings.stream)[1]
         self._check_parked(now)

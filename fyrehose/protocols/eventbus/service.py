@@ -36,7 +36,6 @@ from fyrehose.protocols.eventbus.zmqport import (
     DISCONNECTED,
     FAILED_AUTH,
     FAILED_PROTOCOL,
-    Monitor,
     ZMQPort,
 )
 
@@ -109,7 +108,6 @@ class EventBusService(Service):
         self._port = port
         self._server: EventBusServer | None = None
         self._ports: list[ZMQPort] = []
-        self._monitors: list[Monitor] = []
 
     def startService(self) -> Deferred[ListeningPorts]:
         """Bind the ports and serve.
@@ -213,8 +211,7 @@ class EventBusService(Service):
         raise AssertionError("ATTEMPTS is not positive")
 
     def _serve(self, snapshot: Socket, publisher: Socket, collector: Socket) -> None:
-        context, reactor = self._context, self._reactor
-        assert context is not None
+        reactor = self._reactor
         server = self._server = EventBusServer(reactor, self._broker, self._settings, self._connections)
         names = [f"{name} (port {port})" for port, name in enumerate(NAMES, self._port)]
         requests = ZMQPort(reactor, snapshot, server.request_received, server.serve_snapshots, names[0])
@@ -222,10 +219,8 @@ class EventBusService(Service):
         pubs = ZMQPort(reactor, collector, server.pub_received, server.publish_turn, names[2])
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
-        self._monitors = [
-            Monitor(reactor, context, socket, ALL, partial(self._monitor_event, port, Handshakes()))
-            for port, socket in enumerate((snapshot, publisher, collector), self._port)
-        ]
+        for number, port in enumerate((requests, broadcasts, pubs), self._port):
+            port.watch(ALL, partial(self._monitor_event, number, Handshakes()))
         server.start(requests, broadcasts, pubs, self._port)
 
     def _monitor_event(self, port: int, handshakes: Handshakes, event: int, value: int) -> None:
@@ -285,15 +280,15 @@ class EventBusService(Service):
     def _authenticate(self, zap: ZMQPort, question: list[bytes], count: int) -> None:
         """Answer a ZAP request, by which ZeroMQ asks whether to admit a connection."""
         # A connection is reported to its monitor before the ZAP request; read those events first.
-        for monitor in self._monitors:
-            monitor.process_commands()
+        for port in self._ports:
+            port.process_events()
         answer = self._authenticator.answer(question, refused=self._connections.refuse)
         if answer.cause == TOO_MANY:
             pass  # counted when the connection was accepted
         elif answer.cause is not None:
             detail = "{} may not {}".format(*answer.wanted) if answer.wanted is not None else ""
-            port = self._port + 2 if answer.wanted and answer.wanted[1] is Action.PUBLISH else self._port
-            self._broker.counters.refuse(log, PROTOCOL, answer.cause, self._where(port, answer.address), detail)
+            number = self._port + 2 if answer.wanted and answer.wanted[1] is Action.PUBLISH else self._port
+            self._broker.counters.refuse(log, PROTOCOL, answer.cause, self._where(number, answer.address), detail)
         elif answer.wanted is not None:
             self._connections.admit(*answer.wanted)
         zap.send(answer.frames)
@@ -301,11 +296,8 @@ class EventBusService(Service):
     def _close(self) -> Deferred[None]:
         self._broker.counters.gauge(PROTOCOL, "connections", -len(self._connections))
         self._connections.clear()
-        monitors, self._monitors = self._monitors, []
         ports, self._ports = self._ports, []
         context, self._context = self._context, None
-        for monitor in monitors:
-            monitor.close()
         for port in ports:
             port.close(LINGER)
         assert context is not None

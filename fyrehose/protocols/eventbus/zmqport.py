@@ -14,7 +14,7 @@ in: calls of the reactor and the owner      out: messages as lists of bytes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import zmq
 from twisted.internet.interfaces import IDelayedCall, IReadDescriptor
@@ -87,6 +87,20 @@ class ZMQPort:
         #: origin of the message that is passed to `receive`
         self.origin: Origin = NOWHERE
         self._messages = Fastest(socket, MOST_FRAMES)
+        self._monitor: Monitor | None = None
+
+    def watch(self, events: int, happened: Callable[[int, int], None]) -> None:
+        """Report the connection events of the socket.
+
+        :param events: the events to report, for example CONNECTED | DISCONNECTED
+        :param happened: called with each event and its value
+        """
+        self._monitor = Monitor(self._reactor, self.socket, events, happened)
+
+    def process_events(self) -> None:
+        """Report the connection events that are pending."""
+        if self._monitor is not None:
+            self._monitor.doRead()
 
     def start(self) -> None:
         """Start, or continue, to read."""
@@ -151,6 +165,8 @@ class ZMQPort:
     def close(self, linger: int = 0) -> None:
         """Close the socket; queued messages are sent for up to *linger* milliseconds."""
         if not self._closed:
+            if self._monitor is not None:
+                self._monitor.close()
             self.pause()
             self._closed = True
             self.socket.close(linger)
@@ -218,37 +234,32 @@ class ZMQPort:
 
 
 class Monitor(ZMQPort):
-    """Reports the connection events of a socket.
-
-    :param events: the events to report, for example CONNECTED | DISCONNECTED
-    :param happened: called with each event and its value
-    """
+    """The port at which ZeroMQ reports the connection events of *watched*; see :meth:`ZMQPort.watch`."""
 
     def __init__(
-        self,
-        reactor: Any,
-        context: zmq.Context[zmq.Socket[bytes]],
-        socket: zmq.Socket[bytes],
-        events: int,
-        happened: Callable[[int, int], None],
+        self, reactor: Any, watched: zmq.Socket[bytes], events: int, happened: Callable[[int, int], None]
     ) -> None:
         def receive(frames: Message, count: int) -> None:
             happened(int.from_bytes(frames[0][:2], "little"), int.from_bytes(frames[0][2:6], "little"))
 
-        self._watched = socket
+        self._watched = watched
         address = f"inproc://monitor-{id(self):x}"
-        socket.monitor(address, events)
-        pair = context.socket(zmq.PAIR)
+        watched.monitor(address, events)
+        pair = watched.context.socket(zmq.PAIR)
         pair.connect(address)
         super().__init__(reactor, pair, receive)
         self.start()
 
-    def process_commands(self) -> None:
-        """Report all pending events now."""
-        self.doRead()
-
     def close(self, linger: int = 0) -> None:
         """Stop reporting; call it before the socket is closed."""
-        if not self._watched.closed:
-            self._watched.disable_monitor()
+        self._watched.disable_monitor()
         super().close(linger)
+
+
+def by_then(clock: Any, call: IDelayedCall | None, delay: float, function: Callable[[], object]) -> IDelayedCall:
+    """Return a call of *function* after *delay* seconds or sooner: *call*, if it is pending, otherwise a new one."""
+    if call is None or not call.active():
+        return cast("IDelayedCall", clock.callLater(delay, function))
+    if call.getTime() > clock.seconds() + delay:
+        call.reset(delay)
+    return call

@@ -250,20 +250,11 @@ class FakeContext:
         self.ended = True
 
 
-@attrs.define(eq=False)
+@attrs.define
 class FakeMonitor:
-    """A monitor whose events a test reports."""
+    """Reports the connection events of a port, as a test says."""
 
-    socket: FakeSocket
     happened: Any
-    closed: bool = False
-
-    def process_commands(self) -> None:
-        """Do nothing; tests report events directly."""
-
-    def close(self) -> None:
-        assert not self.socket.closed
-        self.closed = True
 
 
 class FakeZMQ:
@@ -276,7 +267,6 @@ class FakeZMQ:
         self.taken: set[str] = set()
         monkeypatch.setattr(f"{module}.zmq.Context", self._context)
         monkeypatch.setattr(f"{module}.ZMQPort", self._port)
-        monkeypatch.setattr(f"{module}.Monitor", self._monitor)
         monkeypatch.setattr(f"{module}.deferToThreadPool", lambda reactor, pool, call: succeed(call()))
 
     def _context(self) -> FakeContext:
@@ -286,12 +276,8 @@ class FakeZMQ:
     def _port(
         self, reactor: Any, socket: FakeSocket, receive: Any = None, turn_over: Any = None, name: str = ""
     ) -> Any:
-        self.ports.append(FakeZMQPort(socket, receive, turn_over))
+        self.ports.append(FakeZMQPort(socket, receive, turn_over, self.monitors))
         return self.ports[-1]
-
-    def _monitor(self, reactor: Any, context: Any, socket: FakeSocket, events: int, happened: Any) -> FakeMonitor:
-        self.monitors.append(FakeMonitor(socket, happened))
-        return self.monitors[-1]
 
 
 @attrs.define(eq=False)
@@ -301,6 +287,7 @@ class FakeZMQPort:
     socket: FakeSocket
     receive: Any
     turn_over: Any
+    monitors: list[FakeMonitor]
     full: bool = True
     reading: bool = False
     sent: list[list[bytes]] = attrs.field(factory=list)
@@ -324,6 +311,12 @@ class FakeZMQPort:
         if self.full:
             raise Full
         self.sent.append([bytes(frame) for frame in frames])
+
+    def watch(self, events: int, happened: Any) -> None:
+        self.monitors.append(FakeMonitor(happened))
+
+    def process_events(self) -> None:
+        """Do nothing; tests report events directly."""
 
     def close(self, linger: int = 0) -> None:
         self.pause()

@@ -89,7 +89,6 @@ def test_service_binds_three_ports_and_a_zap_handler(make_service: Any) -> None:
     assert all(socket.closed for socket in sockets)
     assert sockets[2].linger == 1_000
     assert running.fake.contexts[0].ended
-    assert all(monitor.closed for monitor in running.fake.monitors)
     running.reactor.advance(0)
     assert not running.reactor.getDelayedCalls()
     assert running.service.stopService().called
