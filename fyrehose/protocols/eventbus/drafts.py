@@ -23,7 +23,8 @@ from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
 RUN_OVERHEAD = 1 << 10
 EVENT_OVERHEAD = 64
 
-_Kind = tuple[str, str, str, bool, bool]
+#: Topic, producer and content type, which says in what form the labels are, and so which columns a run has.
+_Kind = tuple[str, str, str]
 
 
 @attrs.define(eq=False)
@@ -34,19 +35,6 @@ class _Columns:
     data: list[bytes] = attrs.field(factory=list, init=False)
     event_ids: list[bytes] = attrs.field(factory=list, init=False)
     event_times: list[int] = attrs.field(factory=list, init=False)
-
-    def run(self, stream: str, source: str) -> Run:
-        topic, producer, content_type, identified, timed = self.kind
-        return Run.of(
-            stream,
-            self.data,
-            source=source,
-            topic=topic,
-            producer=producer,
-            content_type=content_type,
-            event_ids=b"".join(self.event_ids) if identified else None,
-            event_times=pack(f"<{len(self.event_times)}q", *self.event_times) if timed else None,
-        )
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -102,12 +90,11 @@ class Drafts:
         usual = kernel.read_event(frames, MAX_NAME, MAX_LABEL, MAX_PAYLOAD)
         if usual is not None:
             topic, producer, event_id, event_time = usual
-            kind = (topic, producer, CONTENT_TYPE, True, True)
+            content_type = CONTENT_TYPE
         else:
             topic = check_event(frames)
-            labels = read_labels(frames[2], frames[3], frames[4])
-            event_id, event_time = labels.event_id, labels.event_time
-            kind = (topic, labels.producer, labels.content_type, event_id is not None, event_time is not None)
+            producer, content_type, event_id, event_time = read_labels(*frames[2:5])
+        kind = topic, producer, content_type
         data = frames[5]
         at = self._latest.get(kind, -1)
         if at < 0 or at < self._reached.get(identity, -1):
@@ -128,7 +115,19 @@ class Drafts:
         """Return everything that was added, or None, and start with the next turn."""
         if not self._count:
             return None
-        runs = [columns.run(self.stream, self.source) for columns in self._columns]
+        runs = [
+            Run.of(
+                self.stream,
+                columns.data,
+                source=self.source,
+                topic=columns.kind[0],
+                producer=columns.kind[1],
+                content_type=columns.kind[2],
+                event_ids=b"".join(columns.event_ids) or None,
+                event_times=pack(f"<{len(columns.event_times)}q", *columns.event_times) or None,
+            )
+            for columns in self._columns
+        ]
         batch = Batch(runs=runs, size=self._size, count=self._count, uuids=self.uuids)
         self._columns, self._latest, self._reached, self.uuids = [], {}, {}, []
         self._size = self._count = 0

@@ -26,10 +26,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from functools import lru_cache
 from hashlib import sha256
+from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 from uuid import UUID
-
-import attrs
 
 from fyrehose.kernels import eventbus as kernel
 from fyrehose.protocols.eventbus.frames import Dialect, pack_sequence
@@ -50,8 +49,7 @@ _PRINTABLE = re.compile(rb"[ !#-\[\]-~]*")
 Label = Callable[[int], bytes]
 
 
-@attrs.frozen(slots=True)
-class Labels:
+class Labels(NamedTuple):
     """The labels of one event as a run stores them."""
 
     producer: str
