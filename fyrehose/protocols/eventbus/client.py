@@ -197,7 +197,7 @@ class EventBusClient:
         for topic in self.topics:
             self._subscribe_own(topic)
         self._connected = Deferred()
-        self._arm()
+        self._flush()
         return self._connected
 
     def publish(self, stream: str | None, payload: bytes) -> Deferred[int]:
@@ -399,11 +399,8 @@ class EventBusClient:
             pass  # sent again when the socket has room or is connected
         while self._ready and not self._closed and len(session.pubs) < self.options.window:
             self._ready.pop(0).callback(None)
-        self._arm()
-
-    def _arm(self) -> None:
         if not self._closed:
-            delay = max(self._running().next_due() - self.reactor.seconds(), 0.01)
+            delay = max(session.next_due() - self.reactor.seconds(), 0.01)
             self._timer = by_then(self.reactor, self._timer, delay, self._tick)
 
     def _handle(self, events: Sequence[Event]) -> None:

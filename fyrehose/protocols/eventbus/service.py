@@ -24,7 +24,7 @@ from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker
 from fyrehose.protocols.eventbus.connections import UNKNOWN, Connections
 from fyrehose.protocols.eventbus.encoding import PROTOCOL
-from fyrehose.protocols.eventbus.handshakes import LEFT, TIMEOUT, Handshakes
+from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import Settings
 from fyrehose.protocols.eventbus.sockets import HANDSHAKE, Context, Keys, Socket, address, load_clients, make_socket
@@ -63,6 +63,11 @@ LINGER = 1_000
 NAMES = ("SNAPSHOT", "PUBLISHER", "COLLECTOR")
 #: How long a refused connection is kept open, in seconds, because its client reconnects as soon as it is closed.
 HOLD = 1.0
+#: What the log says of a handshake that has failed.
+FAILURES = {
+    TIMEOUT: f"it has not completed the handshake within {HANDSHAKE // 1000} s",
+    BAD: "it does not speak ZeroMQ 3 or later, or has the wrong type of socket or the wrong server key",
+}
 #: How often binding to three consecutive free ports is tried.
 ATTEMPTS = 50
 
@@ -267,12 +272,8 @@ class EventBusService(Service):
         where = self._where(port, UNKNOWN if gone is None else gone.host)
         if cause == LEFT:  # for example a check whether the port is open
             counters.add(PROTOCOL, cause)
-        elif cause == TIMEOUT:
-            detail = f"it has not completed the handshake within {HANDSHAKE // 1000} s"
-            counters.refuse(log, PROTOCOL, cause, where, detail)
         else:
-            detail = "it does not speak ZeroMQ 3 or later, or has the wrong type of socket or the wrong server key"
-            counters.refuse(log, PROTOCOL, cause, where, detail)
+            counters.refuse(log, PROTOCOL, cause, where, FAILURES[cause])
 
     def _where(self, port: int, host: str) -> str:
         return f"{host} at {NAMES[port - self._port]} (port {port})"
