@@ -1,8 +1,10 @@
 """Limit the number of connections to an event bus, and close connections that lose their permission.
 
-ZeroMQ accepts every connection, asks the ZAP handler once whether to allow it, and has no call to close one.  Its
-monitors report the file descriptor of each connection.  This module shuts that socket down: to ZeroMQ and to the peer
-it looks like a lost connection, and the peer reconnects.
+ZeroMQ accepts every connection and asks the ZAP handler once whether to allow it.  It has no call that closes a
+connection of a ROUTER or PUB socket later (libzmq issue 2319).  But its monitors report the file descriptor of each
+connection, so this module shuts that socket down: to ZeroMQ and to the peer it looks like a lost connection, and the
+peer reconnects.  ZeroMQ's thread may close a descriptor at any time, and the number may then stand for another file, so
+:func:`socket_of` duplicates it, and the duplicate is checked before it is shut down.
 
     accepted(port, descriptor) -> admitted, or refused: in both cases open until disconnected(port, descriptor)
 
