@@ -90,7 +90,7 @@ class EventBusServer:
         self._clock = clock
         self._broker = broker
         self._settings = settings
-        self._connections = connections or Connections()
+        self._connections = Connections() if connections is None else connections
         self._session = ServerSession(settings)
         # Publishing: the events that are not durable yet, and those that a full disk has refused.
         self._account = broker.budget.account(self)

@@ -115,6 +115,9 @@ class FakeConnections:
 
     world: World
 
+    def __len__(self) -> int:
+        return 0  # nobody is connected when a server is made
+
     def of(self, port: int) -> list[tuple[str, int]]:
         return self.world.subscribers
 
