@@ -158,7 +158,8 @@ def _skips_the_first(self: Snapshot) -> None:
 
 
 def _asks_by_the_same_connection(self: ClientSession, now: float) -> None:
-    self._request_sync(now)
+    self._now = now
+    self._request_sync()
 
 
 def _asks_only_once(self: ClientSession, now: float) -> None:
@@ -251,7 +252,7 @@ BUGS = {
     "eventbus: a late answer is taken for the next": Bug(
         "eventbus", (ClientSession, "connected", _asks_by_the_same_connection)
     ),
-    "eventbus: nothing is sent again": Bug("eventbus", (Confirmations, "resend", lambda confirmations, now: [])),
+    "eventbus: nothing is sent again": Bug("eventbus", (Confirmations, "resend", lambda confirmations, now: ([], []))),
     "relink: acknowledged before it is durable": Bug("relink", (RelinkProtocol, "write", _settles_at_once)),
     "relink: a rollback counts": Bug("relink", (Publishing, "decided", _commits_everything)),
     "relink: a link forgets what it had": Bug("relink", (Registry, "write_delta", _messages_alone)),

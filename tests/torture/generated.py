@@ -53,7 +53,7 @@ MODULES = (
     "fyrehose/protocols/backbone/subscribers.py",
     "fyrehose/protocols/lumberjack/session.py",
     "fyrehose/protocols/lumberjack/windows.py",
-    "fyrehose/protocols/eventbus/session.py",
+    "fyrehose/protocols/eventbus/server_session.py",
     "fyrehose/protocols/eventbus/client_session.py",
     "fyrehose/protocols/relink/session.py",
     "fyrehose/protocols/relink/receiving.py",

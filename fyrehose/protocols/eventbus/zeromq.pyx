@@ -1,10 +1,20 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Messages out of ZeroMQ's sockets and into them, natively; ``fyrehose.protocols.eventbus.messages`` says what they
-do, and is what they are tested against.
+"""Read and write whole messages of a ZeroMQ socket by calls of libzmq.
 
-A frame by pyzmq is an object of a class of Python's with a dictionary, and costs four times what the library takes for
-it.  So the library's functions are called here, those of the library that pyzmq has loaded and whose sockets these are:
-they are looked up there when this is imported, so nothing is linked, and pyzmq may bring its own or use the system's.
+``messages.py`` has the same class in Python.  It is the specification and the fallback; the tests compare both.
+
+WARNING: this module uses parts of pyzmq that are not its public API, because a frame costs four times as much with
+pyzmq's Frame as with libzmq alone.  It relies on:
+
+    zmq.backend.cython._zmq.__file__    the extension module that pyzmq has linked libzmq into, or with.  The functions
+                                        of libzmq are looked up there, so they belong to the copy of libzmq whose
+                                        sockets these are; nothing is linked when this module is built
+    Socket.underlying                   the address of libzmq's socket, which pyzmq documents
+    Socket._closed                      whether that address is still valid
+
+If a later pyzmq moves or hides ``_zmq`` or its symbols, the import of this module fails with ImportError, the event bus
+uses ``messages.py``, and the log says so.  If it renames ``_closed``, every call raises AttributeError.
+``tests/protocols/eventbus/test_messages.py`` fails in both cases.
 """
 
 import ctypes
@@ -20,7 +30,7 @@ from libc.string cimport strcmp
 
 cdef extern from *:
     """
-    /* zmq_msg_t of zmq.h, the same since 4.1: what is in it is the library's business. */
+    /* zmq_msg_t of zmq.h, the same since libzmq 4.1; its content is private to libzmq. */
     typedef union { unsigned char bytes[64]; void *pointer; } message_t;
     """
     ctypedef struct message_t:
@@ -76,7 +86,7 @@ cdef int find_all() except -1:
 find_all()
 
 
-# The GIL is kept: no call waits, and each takes less than giving it up and taking it again.
+# The GIL is not released: no call blocks, and each takes less time than releasing and acquiring it.
 cdef class Messages:
     cdef object socket
     cdef void* handle
@@ -96,7 +106,7 @@ cdef class Messages:
         self.address = b""
 
     cdef int find_origin(self, message_t* message) except -1:
-        # Most messages come from where the last one came from, and then there is nothing to make.
+        # Most messages come from the same connection as the one before, so the origin is used again.
         cdef const char* address = msg_gets(message, b"Peer-Address")
         cdef int descriptor
         if address == NULL:
@@ -109,7 +119,7 @@ cdef class Messages:
         return 0
 
     cdef int check_open(self) except -1:
-        # Behind this address is nothing when it is closed.
+        # The address of a closed socket is dangling.
         if self.socket._closed:
             raise zmq.ZMQError(errno.ENOTSOCK)
         return 0

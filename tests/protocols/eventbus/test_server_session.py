@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.protocols.eventbus import server_session
 from fyrehose.protocols.eventbus.frames import Dialect
-from fyrehose.protocols.eventbus.session import Refused, Requested, ServerSession
+from fyrehose.protocols.eventbus.server_session import Requested, ServerSession
 from fyrehose.protocols.eventbus.settings import Settings, Syntax
 from fyrehose.protocols.eventbus.snapshots import COST
 
@@ -20,13 +22,13 @@ EVENT = [b"/a/", b"null", b"me", TIME, UUID, b"\x01"]
 
 def pub(session: ServerSession, *frames: bytes, identity: bytes = b"c", now: float = 0.0) -> str | None:
     """Return the cause if the message is refused."""
-    refused = session.receive_pub([identity, *frames][:16], 1 + len(frames), now)
-    return None if refused is None else refused.error.cause
+    error = session.receive_pub([identity, *frames][:16], 1 + len(frames), now)
+    return None if error is None else error.cause
 
 
 def ask(session: ServerSession, *frames: bytes, identity: bytes = b"c") -> Any:
     answer = session.receive_request([identity, *frames][:16], 1 + len(frames), "10.0.0.1", "10.0.0.1")
-    return answer.error.cause if isinstance(answer, Refused) else answer
+    return answer.cause if isinstance(answer, RemoteProtocolError) else answer
 
 
 class TestPubs:
@@ -83,7 +85,7 @@ class TestPubs:
         assert pub(session, *EVENT, now=1_199.5) is None
         batch = session.take()
         assert batch is not None
-        assert batch.uuids == (UUID, UUID)
+        assert batch.uuids == [UUID, UUID]
         session.failed(batch)
         assert pub(session, *EVENT, now=1_200.0) is None, "it was not published"
 
@@ -93,13 +95,28 @@ class TestPubs:
         assert pub(session, *EVENT[:3]) == "wrong-frame-count"
         assert pub(session, *EVENT) is None
 
+    def test_uuids_expire_by_age_and_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server_session, "MOST_SEEN", 2)
+        monkeypatch.setattr(server_session, "SEEN_AGE", 10.0)
+        session = ServerSession(Settings(dedup=True))
+        a, b, c = (b"7d444840-9dc0-41d1-b245-%012x" % n for n in range(3))
+
+        def at(uuid: bytes, now: float) -> str | None:
+            return pub(session, *EVENT[:4], uuid, b"x", now=now)
+
+        assert [at(a, 0), at(a, 5), at(b, 6)] == [None, "duplicate", None]
+        assert at(c, 7) is None, "the oldest, a, is dropped"
+        assert at(a, 8) is None
+        assert at(c, 12) == "duplicate"
+        assert at(c, 22.5) is None, "all are too old"
+
 
 class TestRequests:
     def test_a_request_waits_for_its_turn(self) -> None:
         session = ServerSession(Settings())
         for identity in (b"\0\0\0\0\x01", b"\xff\0text", bytes(range(255))):
             assert ask(session, b"SYNCSTART", b"/a/", b"7", identity=identity) == Requested(
-                identity=identity, replaced=False, wrong_dialect=True
+                replaced=False, wrong_dialect=True
             )
         session.snapshots.admit(9, 0)
         assert list(session.snapshots.active) == [b"\0\0\0\0\x01", b"\xff\0text", bytes(range(255))]
@@ -143,9 +160,7 @@ class TestRequests:
         answers = [ask(session, b"SYNCSTART", b"", b"0", identity=b"%d" % n) for n in range(40_000)]
         assert answers.count("too-many-snapshots") == 40_000 - (32 << 20) // COST
         assert "too-many-snapshots" not in answers[:5_000], "5,000 clients of one address are accepted"
-        assert ask(session, b"SYNCSTART", b"", b"0", identity=b"0") == Requested(
-            identity=b"0", replaced=True, wrong_dialect=True
-        )
+        assert ask(session, b"SYNCSTART", b"", b"0", identity=b"0") == Requested(replaced=True, wrong_dialect=True)
         other = session.receive_request([b"other", b"SYNCSTART", b"", b"0"], 4, "10.0.0.2", "10.0.0.2")
         assert isinstance(other, Requested), "another network has its own half"
 
