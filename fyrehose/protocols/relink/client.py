@@ -29,6 +29,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.connection import Connection
 from fyrehose.protocols.relink.events import Unknown
 from fyrehose.protocols.relink.frames import Ack
@@ -37,7 +38,6 @@ from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.outcomes import Uncommitted, UnknownOutcome
 from fyrehose.protocols.relink.parts import Parts, parts_of
-from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.tables import Sending
 from fyrehose.protocols.relink.transactions import Transaction, Transactions
 

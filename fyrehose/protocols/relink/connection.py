@@ -11,8 +11,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import Broken
-from fyrehose.protocols.relink.session import ConnectorSession
-from fyrehose.protocols.relink.tables import PACKETS
+from fyrehose.protocols.relink.client_session import ConnectorSession
 
 log = Logger()
 
@@ -143,7 +142,7 @@ class Connection(TwistedProtocol):
         self._silence_timer = None
         if self._over:
             return
-        if self.session.phase not in PACKETS or (silence >= DROP_AFTER and self._reading):
+        if not self.session.linked or (silence >= DROP_AFTER and self._reading):
             log.info("the listener does not respond (no data for {silence:.0f} s): reconnecting", silence=silence)
             self.transport.abortConnection()
             return

@@ -20,17 +20,17 @@ from fyrehose.protocols.relink.frames import (
     Ack,
     Acknowledgement,
     Gathered,
-    GeneralPacket,
+    Incoming,
     Message,
     MessageRun,
     Op,
     Operation,
     Packet,
 )
+from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.messages import Column, Messages, Piece, cut
 from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
-from fyrehose.protocols.relink.roles import Roles
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.tables import Event as Mode
 from fyrehose.protocols.relink.tables import Receiving, Sending
@@ -40,13 +40,16 @@ CHANNEL_MEMORY = 2_048
 
 
 @attrs.define(eq=False)
-class Link(Roles):
+class Link:
     """One link, from the point of view of one peer.  Rules such as S2 and R5 are those of docs/protocols/relink.md.
+    :ivar connector: whether we are the connector
     :ivar durable: the link outlives its process.  Messages that the owner has received and not settled are forgotten
         with the connection, and the peer sends them again; undecided messages are kept as long as the process lives
     :ivar kept: whether our messages are kept until they are consumed; False: the owner can produce them again
     """
 
+    terms: Terms
+    connector: bool
     epoch: int = 0
     id: int = 0
     limits: Limits = attrs.field(factory=Limits)
@@ -75,7 +78,17 @@ class Link(Roles):
     #: ids of channels with messages from the current read that need a received acknowledgement
     _unacknowledged: set[int] = attrs.field(factory=set, init=False)
 
+    #: sizes of the channel ids in bytes, and whether the channels are transactional
+    our_size: int = attrs.field(init=False)
+    peer_size: int = attrs.field(init=False)
+    our_transactions: bool = attrs.field(init=False)
+    peer_transactions: bool = attrs.field(init=False)
+
     def __attrs_post_init__(self) -> None:
+        terms = self.terms
+        sides = (terms.connector_size, terms.connector_transactions), (terms.listener_size, terms.listener_transactions)
+        ours, peers = sides if self.connector else sides[::-1]
+        (self.our_size, self.our_transactions), (self.peer_size, self.peer_transactions) = ours, peers
         self._backlog = Backlog(self.limits, self.receiving)
 
     @property
@@ -315,18 +328,40 @@ class Link(Roles):
         if self.attached:
             self._out.append(packet.serialize(id_size))
 
-    # Received packets: one method for each kind (tables.PACKETS).
+    # Received packets.
 
-    def nop(self, packet: GeneralPacket) -> list[Event]:
-        """Ignore the packet."""
+    def receive(self, packet: Incoming) -> list[Event]:
+        """Handle a packet of the peer, and return its events.
+
+        :raises RemoteProtocolError: the peer violates the protocol
+        """
+        match packet:
+            case Gathered():
+                runs = packet.runs
+                return [event for id_, run in runs for event in self._receive(id_, run, len(run.payload), run.sizes)]
+            case Message():
+                # A multicast's payload is held, and charged, once.
+                size = sum(map(len, packet.parts)) // max(1, len(packet.channels))
+                ids = packet.channels
+                return [event for id_ in ids for event in self._receive(id_, (packet.parts,), size, (size,))]
+            case Operation():
+                return [event for id_ in packet.channels for event in self._operated(id_, packet)]
+            case Acknowledgement():
+                ours = [self.sending[id_] for id_ in packet.channels if id_ in self.sending]
+                return [event for found in ours for event in self._acknowledged(found, packet.kind, packet.number)]
+            case frames.PING:
+                self._emit(frames.PONG)  # on the connection of the ping (L5)
+            case frames.PONG:
+                return self._ponged()
+            case frames.SHUTDOWN:
+                # The peer opens no more channels.  It says so again after each resume.
+                again, self.shutdown_received = self.shutdown_received, True
+                return [*([] if again else [events.PeerShutdown()]), *self._end()]
+            case frames.RESUME:
+                return self._resumed()
         return []
 
-    def pinged(self, packet: GeneralPacket) -> list[Event]:
-        """Answer with a pong on this connection (L5)."""
-        self._emit(frames.PONG)
-        return []
-
-    def ponged(self, packet: GeneralPacket) -> list[Event]:
+    def _ponged(self) -> list[Event]:
         """Handle a pong: the k-th answers the k-th ping of the connection."""
         if self.pongs == self.pings:
             return []  # A pong without a ping is ignored.
@@ -341,12 +376,7 @@ class Link(Roles):
                 found.append(events.Finished(channel=channel.id))
         return found
 
-    def shut_down(self, packet: GeneralPacket) -> list[Event]:
-        """Handle shutdown: the peer opens no more channels.  It is repeated after each resume."""
-        again, self.shutdown_received = self.shutdown_received, True
-        return [*([] if again else [events.PeerShutdown()]), *self._end()]
-
-    def resumed(self, packet: GeneralPacket) -> list[Event]:
+    def _resumed(self) -> list[Event]:
         """Handle resume: the peer's report is complete, so send what it is missing (S2, S4), and continue."""
         self.may_send = True
         found: list[Event] = []
@@ -368,16 +398,6 @@ class Link(Roles):
         if new and (self.shutdown_received or len(self.receiving) + new > self.limits.channels):
             return False
         return all(channel.mode is Receiving.OPEN for channel in known)
-
-    def messages(self, packet: Gathered) -> list[Event]:
-        """Handle messages of one part each, which are grouped by channel."""
-        runs = packet.runs
-        return [event for id_, run in runs for event in self._receive(id_, run, len(run.payload), run.sizes)]
-
-    def message(self, packet: Message) -> list[Event]:
-        """Handle a message on each of its channels; a multicast's payload is held, and charged, once."""
-        size = sum(map(len, packet.parts)) // max(1, len(packet.channels))
-        return [event for id_ in packet.channels for event in self._receive(id_, (packet.parts,), size, (size,))]
 
     def _receive(self, id_: int, messages: Piece, size: int, sizes: Sequence[int]) -> list[Event]:
         """Add messages of *size* bytes, *sizes* each, to a channel of the peer, which is opened if necessary."""
@@ -429,15 +449,11 @@ class Link(Roles):
         self.opened += 1
         return found
 
-    def operation(self, packet: Operation) -> list[Event]:
-        """Handle commit, rollback or close on each of the packet's channels."""
-        found: list[Event] = []
-        for id_ in packet.channels:
-            if packet.kind is Op.CLOSE:
-                found += self._closing(id_)
-            elif id_ in self.receiving:  # Operations on forgotten channels are ignored (R4).
-                found += self._decided(self.receiving[id_], packet)
-        return found
+    def _operated(self, id_: int, packet: Operation) -> list[Event]:
+        if packet.kind is Op.CLOSE:
+            return self._closing(id_)
+        channel = self.receiving.get(id_)
+        return [] if channel is None else self._decided(channel, packet)  # Forgotten channels are ignored (R4).
 
     def _decided(self, channel: ReceiveChannel, packet: Operation) -> list[Event]:
         decided = channel.decide(packet.number)
@@ -469,15 +485,6 @@ class Link(Roles):
             channel.advance(Mode.CLOSE)
             self._barrier(channel)
         return []
-
-    def acknowledged(self, packet: Acknowledgement) -> list[Event]:
-        """Handle an acknowledgement for our channels; channels that are closed are ignored."""
-        found: list[Event] = []
-        for id_ in packet.channels:
-            channel = self.sending.get(id_)
-            if channel is not None:
-                found += self._acknowledged(channel, packet.kind, packet.number)
-        return found
 
     def _acknowledged(self, channel: SendChannel, kind: Ack, number: int | None) -> list[Event]:
         if kind is Ack.RECEIVED:

@@ -39,9 +39,8 @@ from fyrehose.protocols.relink.endpoints import PROTOCOL, Endpoint, Publishing, 
 from fyrehose.protocols.relink.handshake import Hello
 from fyrehose.protocols.relink.names import Place, parse
 from fyrehose.protocols.relink.registry import Entry, Registry
-from fyrehose.protocols.relink.session import ListenerSession
+from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.protocols.relink.settings import Settings
-from fyrehose.protocols.relink.tables import PACKETS
 from fyrehose.records import Run
 
 log = Logger()
@@ -206,7 +205,7 @@ class RelinkProtocol(SessionProtocol):
 
     def _handshake_timed_out(self) -> None:
         self._timer = None
-        if self.session.phase not in PACKETS and not self._closing:
+        if not self.session.linked and not self._closing:
             self.drop(RemoteProtocolError("handshake-timeout"))
 
     def _watch_silence(self) -> None:

@@ -24,6 +24,7 @@ from fyrehose.core.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed
 from fyrehose.options import build
 from fyrehose.protocols.relink.client import RelinkClient
+from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import (
     NOP,
     PING,
@@ -41,7 +42,6 @@ from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import make_factory
-from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.settings import Settings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal

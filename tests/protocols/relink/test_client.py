@@ -15,7 +15,7 @@ from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.outcomes import UnknownOutcome
-from fyrehose.protocols.relink.session import ListenerSession
+from fyrehose.protocols.relink.server_session import ListenerSession
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:
