@@ -8,9 +8,11 @@ folder and nothing else.  Each plugin is imported when it is needed.  A broken o
 from __future__ import annotations
 
 import traceback
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
+from types import SimpleNamespace
 from typing import Any, cast
 
 from zope.interface.verify import verifyObject
@@ -21,6 +23,9 @@ from fyrehose.interfaces import IProtocolPlugin
 
 #: Plugins that serve no protocol of messages: the administration of the server.
 OTHERS = {"admin": "fyrehose.admin.plugin"}
+
+#: The functions of a module ``cli`` that make clients.
+CLIENTS = ("publisher", "tailer", "transactional_publisher")
 
 
 def names() -> list[str]:
@@ -48,17 +53,41 @@ def load(name: str) -> IProtocolPlugin:
 
 
 def load_clients(name: str) -> Any:
-    """Return the module ``cli`` beside the plugin *name* (:class:`fyrehose.interfaces.IClients`), or None without one.
-
-    :raises ConfigError: the plugin does not exist, or the module cannot be imported
-    """
-    if "." not in name and name not in names():
-        load(name)
+    """Return the module ``cli`` beside the plugin *name*, or None without one."""
     module = f"{_module(name).rpartition('.')[0]}.cli"
-    try:
-        return import_module(module) if find_spec(module) is not None else None
-    except Exception as error:
-        raise _broken(name, error) from error
+    return import_module(module) if find_spec(module) is not None else None
+
+
+def with_module_cli(name: str) -> Any:
+    """Return the plugin *name* with the clients of its module ``cli``, as an ``IClientPlugin``; None without one.
+
+    This is a transition: a plugin is to provide :class:`fyrehose.interfaces.IClientPlugin` itself.
+    """
+    module = load_clients(name)
+    if module is None:
+        return None
+
+    class Late:
+        """A client that is made when its stream is known."""
+
+        def __init__(self, *arguments: Any, make: Any) -> None:
+            self.arguments, self.make = arguments, make
+
+        def prepare(self, stream: str | None) -> None:
+            reactor, host, port, *rest = self.arguments
+            self.made = self.make(reactor, host, port, stream, *rest)
+
+        def subscribe(self, stream: str | None, take: Any, after: int | None = None, lost: Any = None) -> None:
+            self.made = self.make(*self.arguments, stream, after, take, lost)
+
+        def publish(self, stream: str | None, payload: bytes) -> Any:
+            return self.made.publish(payload)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.made, name)
+
+    made = {kind: partial(Late, make=getattr(module, kind)) for kind in CLIENTS if hasattr(module, kind)}
+    return SimpleNamespace(default_port=module.default_port, settings=load(name).settings, **made)
 
 
 def _module(name: str) -> str:
