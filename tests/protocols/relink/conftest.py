@@ -414,9 +414,11 @@ def make_client(make_server: Any) -> Any:
     """Return a function that makes a client and its wire: ``make_client("publish:s", transactional=True)``."""
     made: list[tuple[RelinkClient, Wire]] = []
 
-    def make(name: str = "publish:s", server: Server | None = None, **more: Any) -> tuple[RelinkClient, Wire]:
+    def make(
+        name: str = "publish:s", server: Server | None = None, kind: type[RelinkClient] = RelinkClient, **more: Any
+    ) -> tuple[RelinkClient, Wire]:
         wire = Wire(server or make_server())
-        client = RelinkClient(wire.server.clock, wire, name, retry=lambda attempt: 0.5 * attempt, **more)
+        client = kind(wire.server.clock, wire, name, retry=lambda attempt: 0.5 * attempt, **more)
         made.append((client, wire))
         client.connect().addErrback(lambda failure: failure.trap(Closed))
         wire.pump()
