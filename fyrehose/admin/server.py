@@ -40,6 +40,7 @@ from fyrehose.identity import Action, Identity, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
+from fyrehose.net.lifecycle import Phase
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of
@@ -165,7 +166,7 @@ class AdminProtocol(WebProtocol):
         super().connectionLost(reason)
 
     def finish(self) -> None:
-        if not self._closing and self._stop_stream is not None:
+        if self.phase is Phase.OPEN and self._stop_stream is not None:
             self._stop_streaming()
             self.session.end()
         super().finish()
@@ -254,7 +255,7 @@ class AdminProtocol(WebProtocol):
         self._send_event("status", self.admin.status_for(match, LISTED, self._may_see_names(request)))
 
         def send_sample(sample: Sample) -> None:
-            if not self._write_paused:  # A slow client misses samples.
+            if not self.write_paused:  # A slow client misses samples.
                 status = self.admin.status_event(sample, match, self._may_see_names(request))
                 self.session.send(as_event("sample", _sample(sample)) + status)
                 self.flush()
@@ -268,7 +269,7 @@ class AdminProtocol(WebProtocol):
         def send_new() -> None:
             nonlocal timer
             timer = self.clock.callLater(INTERVAL, send_new)
-            if self._write_paused:
+            if self.write_paused:
                 return
             if not self._may_read(request, stream):  # The policy has changed.
                 self._send_event("ended", {"error": f"the access policy no longer allows this stream: {_ADVICE}"})

@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import (
-    IDelayedCall,
     IHalfCloseableProtocol,
     IHandshakeListener,
     IPushProducer,
@@ -39,6 +38,7 @@ from fyrehose.net.connections import PROOFS
 from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
+from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
 from fyrehose.net.peers import identify
 from fyrehose.options import count, duration, option
 from fyrehose.records import Run
@@ -88,7 +88,14 @@ class TCPSettings:
 class SessionProtocol(TwistedProtocol):
     """The protocol of one connection.
 
-    Subclasses fill ``handlers``, and call :meth:`flush` after the session has data to send.
+    Subclasses fill ``handlers``, call :meth:`flush` after the session has data to send, and may use all public names.
+    They override :meth:`settled`, :meth:`refused` and :meth:`hang_up` to add to the end of a publish or connection.
+
+    :ivar phase: what the connection still does; changed only by the methods of this class
+    :ivar in_flight: number of publishes that are not settled yet
+    :ivar write_paused: True while the peer reads more slowly than the server writes
+    :ivar account: the memory that the connection holds
+    :ivar timers: timers, which end with the connection
     """
 
     protocol_name: ClassVar[str]
@@ -104,6 +111,7 @@ class SessionProtocol(TwistedProtocol):
     same_network: OrderedDict[SessionProtocol, None]  #: connections of that network, the longest idle first
     address = "?"  #: the peer's host and port
     identity: Identity  #: the identity of the peer, as far as it has proved it
+    account: Account
     _handshake: Handshake
 
     def __init__(self, session: Session, broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> None:
@@ -111,20 +119,23 @@ class SessionProtocol(TwistedProtocol):
         self.broker = broker
         self.clock = clock
         self.settings = settings
-        self._account: Account | None = None
+        self.phase = Phase.OPEN
+        self.timers = Timers(clock)
         self._subscriptions: dict[ISubscription, None] = {}  #: in the order of attach()
-        self._write_paused = False
+        self.write_paused = False
         self._written = 0  #: most bytes that the peer must read before the transport resumes
         self._unread = 0  #: bytes of it that are replies to a peer that does not read
-        self._in_flight = 0
+        self.in_flight = 0
         self._written_to = False  #: True if data was written since the last call of is_idle()
-        self._closing = False
+        self._silent = True
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._frame = FrameWatch(clock, settings.frame_timeout, self._late, self._give_way)
         self._got = 0  #: bytes that were read and not handled yet
-        self._stall_timer: IDelayedCall | None = None
-        self._silence_timer: IDelayedCall | None = None
-        self._linger_timer: IDelayedCall | None = None
+
+    @property
+    def writable(self) -> bool:
+        """Return whether data can be sent: the connection is neither closing nor held nor lost."""
+        return self.phase is Phase.OPEN or self.phase is Phase.SETTLING
 
     @property
     def subscriber(self) -> tuple[str, str]:
@@ -142,15 +153,15 @@ class SessionProtocol(TwistedProtocol):
             transport.setTcpNoDelay(True)
             transport.setTcpKeepAlive(True)
         transport.bufferSize = self.factory.buffer_size
-        self.reading = Reading(self._stop_reading, self.read_again)
-        self._account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
+        self.reading = Reading(self._stop_reading, self._read_again)
+        self.account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
         self._handshake = Handshake(self.protocol_name, self.peer, self.log, self.broker.counters)
         self._handshake.begin(transport, self.clock, self.settings.handshake_timeout)
         if self.settings.silent_timeout:
-            self._silence_timer = self.clock.callLater(self.settings.silent_timeout, self._handle_silence)
+            self.timers.start(self.settings.silent_timeout, self._handle_silence)
         if not ISSLTransport.providedBy(transport):
             self._check_admitted()
 
@@ -158,15 +169,16 @@ class SessionProtocol(TwistedProtocol):
         """Identify the peer by its certificate, after the TLS handshake."""
         self._handshake.end()
         self._identify()
-        if self._silence_timer is not None:
-            self._silence_timer.reset(self.settings.silent_timeout)
+        if self._silent and self.settings.silent_timeout:
+            self.timers.stop(self._handle_silence)
+            self.timers.start(self.settings.silent_timeout, self._handle_silence)
         self._check_admitted()
 
     def dataReceived(self, data: bytes) -> None:
-        if not self._closing:
-            if self._silence_timer is not None:
-                self._silence_timer.cancel()
-                self._silence_timer = None
+        if self.phase is Phase.OPEN:
+            if self._silent:
+                self._silent = False
+                self.timers.stop(self._handle_silence)
             self.factory.mark_active(self)
             self._got = len(data)
             self.received(self.session.receive_data(data))
@@ -174,40 +186,32 @@ class SessionProtocol(TwistedProtocol):
     def readConnectionLost(self) -> None:
         """Finish after the peer has closed its sending side (half-close); it still gets its acknowledgements."""
         for event in self.session.receive_eof():
-            self._handle(event)
+            self.handle(event)
         self.finish()
 
     def writeConnectionLost(self) -> None:
         """Do nothing: the server itself has closed the writing side."""
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        self._closing = True
+        if self.phase is not Phase.GONE:
+            self._enter(Phase.GONE)
         self._handshake.lost(reason)
-        for subscription in list(self._subscriptions):
-            subscription.stopProducing()
-        self._subscriptions.clear()
-        self._cancel_timers()
-        if self._linger_timer is not None and self._linger_timer.active():
-            self._linger_timer.cancel()
-        if self._account is not None:
-            self._account.close()
+        self._detach_all()
+        self._release_resources()
         self.factory.lost(self)
 
     def pauseProducing(self) -> None:
         """Pause the subscriptions, because the peer reads more slowly than the server writes."""
-        self._write_paused = True
+        self.write_paused = True
         for subscription in self._subscriptions:
             subscription.pauseProducing()
-        patience = self.settings.stall_timeout + self._written / SLOWEST
-        if self._stall_timer is None and not self._closing:
-            self._stall_timer = self.clock.callLater(patience, self._stalled)
+        if self.phase is Phase.OPEN:
+            self.timers.start(self.settings.stall_timeout + self._written / SLOWEST, self._stalled)
 
     def resumeProducing(self) -> None:
-        self._write_paused = False
+        self.write_paused = False
         self._written = self._unread = 0
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        self.timers.stop(self._stalled)
         for subscription in list(self._subscriptions):
             subscription.resumeProducing()
 
@@ -218,17 +222,27 @@ class SessionProtocol(TwistedProtocol):
 
     def received(self, events: Sequence[object]) -> None:
         """Handle the events of the session, from bytes that just arrived or that it had buffered."""
-        account = self._account
-        if events and account is not None:
-            account.complete()
+        if events:
+            self.account.complete()
         for event in events:
-            self._handle(event)
+            self.handle(event)
         expected = self.session.expected
         self._frame.received(self._got, expected > 0, bool(events))
         self._got = 0
-        if account is not None:
-            account.expect(expected, self.session.buffered if expected else 0)
-        self._flush_replies()
+        self.account.expect(expected, self.session.buffered if expected else 0)
+        self.flush_replies()
+
+    def handle(self, event: object) -> None:
+        """Handle an event of the session, unless the connection is closing."""
+        if self.phase is not Phase.OPEN:
+            return
+        if isinstance(event, Broken):
+            self.drop(event.error)
+            return
+        try:
+            getattr(self, self.handlers[type(event)])(event)
+        except Forbidden as error:
+            self.forbid(error)
 
     def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
         """Publish *runs*; close the connection if they are refused.
@@ -239,7 +253,7 @@ class SessionProtocol(TwistedProtocol):
         :param acknowledge: called with the first number of each run when all of them are durable
         """
         size = sum(run.size for run in runs)
-        self.carry_out(partial(self.broker.publish, runs), acknowledge, self._refused, size)
+        self.carry_out(partial(self.broker.publish, runs), acknowledge, self.refused, size)
 
     def carry_out(
         self,
@@ -255,32 +269,48 @@ class SessionProtocol(TwistedProtocol):
         :param refused: called with the failure
         :param size: bytes that are charged to the connection until the Deferred has fired
         """
-        account = self._account
-        assert account is not None
-        self._in_flight += 1
-        account.hold(size)
+        self.in_flight += 1
+        self.account.hold(size)
 
         def done(result: T) -> None:
-            if not self._disconnected():
+            if self.writable:
                 answer(result)
 
         def settle(result: object) -> None:
-            self._in_flight -= 1
-            account.release(size)
-            closing = self._closing  # before settled(), which may itself close the connection
+            self.in_flight -= 1
+            self.account.release(size)
             self.settled()
-            if closing and not self._in_flight and not self._disconnected():
-                self._hang_up()
+            self.hang_up_if_settled()
 
-        order().addCallback(done).addErrback(refused).addErrback(self._failed).addBoth(settle)
+        order().addCallback(done).addErrback(refused).addErrback(self.failed).addBoth(settle)
 
     def settled(self) -> None:
         """Handle a settled publish, acknowledged or refused; a hook for subclasses."""
 
+    def refused(self, failure: Failure) -> None:
+        """Count and log a refused publish, and close once earlier publishes are settled; a hook for subclasses."""
+        failure.trap(FyrehoseError)
+        error = failure.value
+        self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
+        if self.phase is not Phase.OPEN:
+            return
+        # Without an acknowledgement the peer will reconnect, and should not do so at once.
+        self._delay = self.factory.holding.delay(self.network)
+        if isinstance(error, ReadOnly):
+            self._delay = FULL_GRACE
+            self.reading.pauseProducing()
+        self._enter(Phase.SETTLING)
+        self._detach_all()
+
+    def failed(self, failure: Failure) -> None:
+        """Handle an unexpected error, a bug: whether the publish is durable is unknown, so it is not acknowledged."""
+        self.log.failure("{protocol}: a publish by {peer} failed", failure, protocol=self.protocol_name, peer=self.peer)
+        self.abort()
+
     def attach(self, subscription: ISubscription) -> None:
         """Deliver *subscription* to the peer, as fast as it reads."""
         self._subscriptions[subscription] = None
-        if not self._write_paused:
+        if not self.write_paused:
             subscription.resumeProducing()
 
     def detach(self, subscription: ISubscription) -> None:
@@ -291,16 +321,16 @@ class SessionProtocol(TwistedProtocol):
     def flush(self) -> None:
         """Write the data that the session has to send."""
         data = self.session.data_to_send()
-        if not data or self._disconnected():
+        if not data or not self.writable:
             return
         # A transport that is not paused has hardly any unsent data left.
-        self._written = sum(map(len, data)) + (self._written if self._write_paused else 0)
+        self._written = sum(map(len, data)) + (self._written if self.write_paused else 0)
         self._written_to = True
         self.transport.writeSequence(data)
 
-    def _flush_replies(self) -> None:
+    def flush_replies(self) -> None:
         """Flush replies; drop a peer that leaves more than MOST_UNREAD bytes unread."""
-        unread, before = self._write_paused, self._written
+        unread, before = self.write_paused, self._written
         self.flush()
         if unread:
             self._unread += self._written - before
@@ -320,25 +350,38 @@ class SessionProtocol(TwistedProtocol):
 
     def finish(self) -> None:
         """Ignore further input, and close once all publishes are settled."""
-        if not self._closing:
-            self._closing = True
-            for subscription in list(self._subscriptions):
-                self.detach(subscription)
-            if not self._in_flight:
-                self._hang_up()
+        if self.phase is Phase.OPEN:
+            self._enter(Phase.SETTLING)
+            self._detach_all()
+            self.hang_up_if_settled()
 
-    def read_again(self) -> None:
-        """Resume reading, and restart the time limit of the incomplete frame."""
-        if self._linger_timer is None:  # a closing transport must not be resumed
-            self._frame.resume()
-            self.transport.resumeProducing()
+    def hang_up_if_settled(self) -> None:
+        """Close the connection if it is settling, and no publish is in flight any more."""
+        if self.phase is Phase.SETTLING and not self.in_flight:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close a connection whose publishes are settled, after sending the remaining data; a hook for subclasses."""
+        self.flush()
+        self.transport.unregisterProducer()
+        # A peer with unread data gets its time to read instead, and still counts as connected.
+        if self._delay and not self.write_paused:
+            self._hold_socket()
+        else:
+            self._close()
+
+    def linger(self) -> None:
+        """Give the peer up to LINGER seconds to read the remaining data and to close the connection."""
+        self._enter(Phase.LINGERING)
+        self.timers.start(LINGER, self.abort)
+
+    def abort(self) -> None:
+        """Close the connection at once, without sending the remaining data."""
+        if self.phase is not Phase.GONE:
+            self._enter(Phase.GONE)
+            self.transport.abortConnection()
 
     # Called by the factory.
-
-    @property
-    def publishing(self) -> bool:
-        """Return whether a publish of the peer is not durable yet."""
-        return self._in_flight > 0
 
     def is_idle(self) -> bool:
         """Return whether the connection can be closed without interrupting the peer.
@@ -346,7 +389,7 @@ class SessionProtocol(TwistedProtocol):
         It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call.
         """
         delivered, self._written_to = self._written_to and bool(self._subscriptions), False
-        return not (self.publishing or self.session.expected or delivered)
+        return not (self.in_flight or self.session.expected or delivered)
 
     def make_room(self) -> None:
         """Close the connection, because the listener is full and another peer connects."""
@@ -357,35 +400,24 @@ class SessionProtocol(TwistedProtocol):
         """Close the connection by the end of the next turn of the reactor, whatever the peer does."""
         self._close()
         # Unread data and the end of TLS would wait for the peer.
-        if self._write_paused or ISSLTransport.providedBy(self.transport):
-            self.transport.abortConnection()
-
-    def abort_held(self) -> None:
-        """Abort the connection, which was refused."""
-        self.transport.abortConnection()
+        if self.write_paused or ISSLTransport.providedBy(self.transport):
+            self.abort()
 
     # Private.
 
-    def _disconnected(self) -> bool:
-        """Return whether nothing can be sent any more: the connection is lost, or was refused and is held."""
-        return self not in self.factory.connections
+    def _enter(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self.phase], f"{phase} after {self.phase}"
+        self.phase = phase
+
+    def _detach_all(self) -> None:
+        for subscription in list(self._subscriptions):
+            self.detach(subscription)
 
     def _finish_late(self) -> None:
         """Close like :meth:`finish`, but delayed, because a refused peer may reconnect at once."""
-        if not self._closing:
+        if self.phase is Phase.OPEN:
             self._delay = self.factory.holding.delay(self.network)
         self.finish()
-
-    def _handle(self, event: object) -> None:
-        if self._closing:
-            return
-        if isinstance(event, Broken):
-            self.drop(event.error)
-            return
-        try:
-            getattr(self, self.handlers[type(event)])(event)
-        except Forbidden as error:
-            self.forbid(error)
 
     def _identify(self) -> None:
         self.identity = identify(self.transport)
@@ -400,60 +432,27 @@ class SessionProtocol(TwistedProtocol):
         except Forbidden as error:
             self.forbid(error)
 
-    def _hang_up(self) -> None:
-        self.flush()
-        self.transport.unregisterProducer()
-        # A peer with unread data gets its time to read instead, and still counts as connected.
-        if self._delay and not self._write_paused:
-            self._hold_socket()
-        else:
-            self._close()
-
     def _hold_socket(self) -> None:
         """Keep only the socket of the refused connection, until its delay is over."""
+        self._enter(Phase.GRACE)
         self.reading.pauseProducing()
-        self._cancel_timers()
-        if self._account is not None:
-            self._account.close()
+        self._release_resources()
         self.session.receive_eof()  # frees the buffer of the session
         self.factory.hold(self, self._delay)
 
     def _close(self) -> None:
         self.transport.loseConnection()
-        if self._linger_timer is None:
-            self._linger_timer = self.clock.callLater(LINGER, self.transport.abortConnection)
+        if self.phase is Phase.SETTLING or self.phase is Phase.GRACE:
+            self.linger()
 
-    def _refused(self, failure: Failure) -> None:
-        failure.trap(FyrehoseError)
-        error = failure.value
-        self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
-        if self._closing or self._disconnected():
-            return
-        # Without an acknowledgement the peer will reconnect, and should not do so at once.
-        self._delay = self.factory.holding.delay(self.network)
-        if isinstance(error, ReadOnly):
-            self._delay = FULL_GRACE
-            self.reading.pauseProducing()
-        self._closing = True
-        for subscription in list(self._subscriptions):
-            self.detach(subscription)
-
-    def _failed(self, failure: Failure) -> None:
-        """Handle an unexpected error, a bug: whether the publish is durable is unknown, so it is not acknowledged."""
-        self.log.failure("{protocol}: a publish by {peer} failed", failure, protocol=self.protocol_name, peer=self.peer)
-        self._closing = True
-        if not self._disconnected():
-            self.transport.abortConnection()
-
-    def _cancel_timers(self) -> None:
+    def _release_resources(self) -> None:
+        """End the timers, and release the memory of the incomplete frame."""
+        self.timers.clear()
         self._frame.close()
-        for timer in (self._stall_timer, self._silence_timer):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self.account.close()
 
     def _handle_silence(self) -> None:
-        self._silence_timer = None
-        if not self._closing:
+        if self.phase is Phase.OPEN:
             allowed = f"{self.settings.silent_timeout:g} s"
             detail = f"nothing was received for {allowed}; raise {self.protocol_name}.silent-timeout to allow more"
             self.broker.counters.refuse(self.log, self.protocol_name, "silent", self.peer, detail)
@@ -463,18 +462,22 @@ class SessionProtocol(TwistedProtocol):
         self._frame.pause()
         self.transport.pauseProducing()
 
+    def _read_again(self) -> None:
+        """Resume reading, and restart the time limit of the incomplete frame."""
+        if self.writable:  # a closing transport must not be resumed
+            self._frame.resume()
+            self.transport.resumeProducing()
+
     def _late(self, error: RemoteProtocolError) -> None:
-        if not self._closing:
+        if self.phase is Phase.OPEN:
             self.drop(error)
 
     def _give_way(self, error: RemoteProtocolError) -> None:
         """Drop the connection because others wait for its memory; abort it if nothing is left to acknowledge."""
         self._late(error)
-        if not self._in_flight and not self._disconnected():
-            self.transport.abortConnection()
+        if self.phase is Phase.LINGERING:
+            self.abort()
 
     def _stalled(self) -> None:
-        self._stall_timer = None
         self.broker.counters.refuse(self.log, self.protocol_name, "stalled-peer", self.peer)
-        self._closing = True
-        self.transport.abortConnection()
+        self.abort()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -22,6 +22,7 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemoteProtocolError
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.net.connections import SessionFactory
+from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, option, size
@@ -87,7 +88,6 @@ class FiggProtocol(SessionProtocol):
     def __init__(self, session: FiggServerSession, broker: IBroker, clock: IReactorTime, settings: Settings) -> None:
         super().__init__(session, broker, clock, settings)
         self._attachments: dict[str, Attachment] = {}
-        self._ack_due: IDelayedCall | None = None
         self._publishing: list[Run] | None = None  #: runs of the current publish() call
         self._postponed: deque[object] = deque()  #: an ATTACH that waits for commits, and all later events
         self._postponed_size = 0  #: bytes of them that are charged to the account
@@ -96,14 +96,11 @@ class FiggProtocol(SessionProtocol):
     # Called by the reactor.
 
     def connectionLost(self, reason: Any = None) -> None:
-        if self._ack_due is not None:
-            self._ack_due.cancel()
-            self._ack_due = None
         super().connectionLost(reason)
         self._drop_postponed()
 
     def readConnectionLost(self) -> None:
-        if self._postponed and not self._closing:
+        if self._postponed and self.phase is Phase.OPEN:
             self._eof_pending = True  # process the postponed events first
         else:
             super().readConnectionLost()
@@ -129,7 +126,7 @@ class FiggProtocol(SessionProtocol):
 
     def attached(self, event: Attach) -> None:
         """Handle ATTACH: subscribe, or move the subscription; wait until earlier publishes are durable."""
-        if self._in_flight:
+        if self.in_flight:
             self._postpone(event)
             return
         old = self._attachments.pop(event.topic, None)
@@ -164,23 +161,22 @@ class FiggProtocol(SessionProtocol):
 
     def settled(self) -> None:
         # No other publish is in flight, so an ACK that waits for more of them can go out now.
-        if not self._in_flight:
-            if self._ack_due is not None:
-                self._ack_due.cancel()
-            self._send_ack()
+        if not self.in_flight:
+            self.timers.stop(self.flush)
+            self.flush()
             if self._postponed:
                 self._process_postponed()
 
-    def _refused(self, failure: Failure) -> None:
+    def refused(self, failure: Failure) -> None:
         runs, self._publishing = self._publishing, None
         one_by_one = not failure.check(ReadOnly, Closed) and failure.check(PublishError, Forbidden)
         if runs is None or not one_by_one or sum(map(len, runs)) == 1:
-            super()._refused(failure)
+            super().refused(failure)
             return
         # One message makes the broker refuse all.  Publish halves, so that the messages before it are stored, as they
         # would be if they had arrived alone.
         for part, last in _split_in_half(runs):
-            if not self._closing:
+            if self.phase is Phase.OPEN:
                 self._publishing = part
                 self.publish(part, partial(self._durable, last))
         self._publishing = None
@@ -190,33 +186,29 @@ class FiggProtocol(SessionProtocol):
     def _durable(self, last: int, firsts: tuple[int, ...]) -> None:
         self.session.send_ack(last)
         # One commit can complete many publishes in a row; delay the ACK by one turn, so that one covers them all.
-        if self._ack_due is None and self._in_flight > 1:
-            self._ack_due = self.clock.callLater(0, self._send_ack)
-
-    def _send_ack(self) -> None:
-        self._ack_due = None
-        self.flush()
+        if self.in_flight > 1:
+            self.timers.start(0, self.flush)
 
     def _postpone(self, event: object) -> None:
         """Keep *event* until the publishes before an ATTACH are durable, so that ATTACHED's offset includes them."""
-        if self._closing:
+        if self.phase is not Phase.OPEN:
             return
         if not self._postponed:
             self.reading.pauseProducing()
-            self._handle = self._postpone  # type: ignore[method-assign] # keep later events in order
+            self.handle = self._postpone  # type: ignore[method-assign] # keep later events in order
         self._postponed.append(event)
-        if isinstance(event, Published) and self._account is not None:
+        if isinstance(event, Published):
             size = sum(len(run.payload) + len(run.lengths) for run in event.runs)
             self._postponed_size += size
-            self._account.hold(size)
+            self.account.hold(size)
 
     def _process_postponed(self) -> None:
         """Process the postponed events, up to the next ATTACH that has to wait."""
         waiting, self._postponed = self._postponed, deque()
         self._release_postponed()
         for event in waiting:
-            self._handle(event)
-        self._flush_replies()
+            self.handle(event)
+        self.flush_replies()
         if not self._postponed and self._eof_pending:
             super().readConnectionLost()
 
@@ -226,12 +218,10 @@ class FiggProtocol(SessionProtocol):
             self._release_postponed()
 
     def _release_postponed(self) -> None:
-        del self._handle
+        del self.handle
         size, self._postponed_size = self._postponed_size, 0
-        if size and self._account is not None:
-            self._account.release(size)
-        if not self._disconnected():
-            self.reading.resumeProducing()
+        self.account.release(size)
+        self.reading.resumeProducing()
 
 
 def _split_in_half(runs: list[Run]) -> list[tuple[list[Run], int]]:

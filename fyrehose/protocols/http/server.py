@@ -22,6 +22,7 @@ from fyrehose.errors import FyrehoseError
 from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import PROOFS, SessionFactory
+from fyrehose.net.lifecycle import Phase
 from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.session import (
@@ -229,7 +230,7 @@ class HttpProtocol(WebProtocol):
     def complete_answer(self) -> None:
         """End the answer to a GET, and process the next request."""
         self._streamed = None
-        if not self._closing:
+        if self.phase is Phase.OPEN:
             self.session.end()
             self.proceed()
 
@@ -242,13 +243,13 @@ class HttpProtocol(WebProtocol):
             reason=str(reason),
         )
         self.flush()
-        self.transport.abortConnection()
+        self.abort()
 
     # Called by the base class.
 
     def finish(self) -> None:
         """Close the connection, after completing a live answer."""
-        if not self._closing and isinstance(self._streamed, LiveAnswer) and self.session.streaming:
+        if self.phase is Phase.OPEN and isinstance(self._streamed, LiveAnswer) and self.session.streaming:
             self.session.end()
         super().finish()
 
@@ -259,27 +260,27 @@ class HttpProtocol(WebProtocol):
         elif self._upload.refusal is None:
             self._upload.refusal = refusal
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         if self.session.answering and not self.session.streaming:
             refusal = self._upload.refusal if self._upload is not None else None
             if refusal is None:
                 refusal = Refused(status=503, cause="closing", detail="the server is closing")
                 self.count_refusal(refusal)
             self._answer_refusal(refusal)
-        super()._hang_up()
+        super().hang_up()
 
     def connectionLost(self, reason: Any = None) -> None:
         if self._streamed is not None:
             self._streamed.stop()
         super().connectionLost(reason)
 
-    def _refused(self, failure: Failure) -> None:
+    def refused(self, failure: Failure) -> None:
         """Record that a publish was refused; :meth:`settled` answers with the count of durable messages."""
         failure.trap(FyrehoseError)
         error, upload = failure.value, self._upload
         assert upload is not None, "an upload stays until all of its publishes are settled"
         upload.pending -= 1
-        if self._disconnected() or upload.refusal is not None:
+        if not self.writable or upload.refusal is not None:
             self.broker.counters.add(PROTOCOL, "refused-after-refusal")
             return
         upload.refusal = self._refusal_of(error)
@@ -303,7 +304,7 @@ class HttpProtocol(WebProtocol):
         failure.trap(FyrehoseError)
         refusal = self._refusal_of(failure.value)
         self.count_refusal(refusal)
-        if self.session.answering and not self._disconnected():
+        if self.session.answering and self.writable:
             self.session.refuse(refusal.status, refusal.cause, refusal.detail, _HEADERS.get(refusal.status))
             self.proceed()
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.core.budget import Account
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
+from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, name, option, size
@@ -98,17 +98,16 @@ class LumberjackProtocol(SessionProtocol):
         self._eof_pending = False
         self._frames = 0
         self._active_at = self._acknowledged_at = self._received_at = 0.0
-        self._timer: IDelayedCall | None = None
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
         super().connectionMade()
         self._active_at = self._acknowledged_at = self._received_at = self.clock.seconds()
-        self._arm(self.settings.idle_timeout)
+        self.timers.start(self.settings.idle_timeout, self._tick)
 
     def dataReceived(self, data: bytes) -> None:
-        if self._closing:
+        if self.phase is not Phase.OPEN:
             return
         self._received_at = self.clock.seconds()
         if not self._busy and not self.session.ack_pending:
@@ -117,10 +116,10 @@ class LumberjackProtocol(SessionProtocol):
             self.session.postpone()
         super().dataReceived(data)
         self._start_working()
-        self._arm(SILENCE if self.session.version == 1 else KEEP_ALIVE)
+        self.timers.start(SILENCE if self.session.version == 1 else KEEP_ALIVE, self._tick)
 
     def readConnectionLost(self) -> None:
-        if self.session.more_work and not self._closing:
+        if self.session.more_work and self.phase is Phase.OPEN:
             self._eof_pending = True  # process the received data first
         else:
             super().readConnectionLost()
@@ -134,9 +133,6 @@ class LumberjackProtocol(SessionProtocol):
         self.reading.resumeProducing()
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
         super().connectionLost(reason)
         self._stop_working()
 
@@ -158,14 +154,14 @@ class LumberjackProtocol(SessionProtocol):
 
     def settled(self) -> None:
         self._update_in_flight()
-        if self._closing:
+        if self.phase is not Phase.OPEN:
             self._stop_working()
         elif self._working and not self._held_back:
             self._turns.request(self)
         self._turns.schedule()
 
     def finish(self) -> None:
-        if not self._in_flight:
+        if not self.in_flight:
             self.session.acknowledge_part()  # so that the writer does not resend durable events
         super().finish()
         self._stop_working()
@@ -182,10 +178,10 @@ class LumberjackProtocol(SessionProtocol):
 
     def take_turn(self, granted: int) -> Outcome:
         """Let the session process a limited amount of data, and publish the events."""
-        if self._held_back and not self._closing:
+        if self._held_back and self.phase is Phase.OPEN:
             return Outcome.HELD_BACK
         try:
-            if not self._closing:
+            if self.phase is Phase.OPEN:
                 self.received(self.session.process(granted))
             return self._after_turn()
         except Exception:
@@ -194,7 +190,7 @@ class LumberjackProtocol(SessionProtocol):
                 protocol=PROTOCOL,
                 peer=self.peer,
             )
-            self.transport.abortConnection()
+            self.abort()
             return Outcome.DONE
 
     # Helpers.
@@ -218,8 +214,7 @@ class LumberjackProtocol(SessionProtocol):
     @property
     def _busy(self) -> bool:
         """True if the writer waits for the server, and not the server for the writer."""
-        paused = self._account is not None and self._account.paused
-        return bool(self._in_flight) or self.session.more_work or paused
+        return bool(self.in_flight) or self.session.more_work or self.account.paused
 
     @property
     def _held_back(self) -> bool:
@@ -227,7 +222,7 @@ class LumberjackProtocol(SessionProtocol):
 
     def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
         self.session.durable(events)
-        if self._closing and self._in_flight == 1:  # the last publish in flight is durable
+        if self.phase is Phase.SETTLING and self.in_flight == 1:  # the last publish in flight is durable
             self.session.acknowledge_part()
         self._active_at = self.clock.seconds()
         if self.session.has_output:
@@ -236,7 +231,7 @@ class LumberjackProtocol(SessionProtocol):
 
     def _start_working(self) -> None:
         """If the session has more work, request turns for it, and pause reading until the work is done."""
-        if self.session.more_work and not self._closing:
+        if self.session.more_work and self.phase is Phase.OPEN:
             if not self._working:
                 self._working = True
                 self.reading.pauseProducing()
@@ -244,7 +239,7 @@ class LumberjackProtocol(SessionProtocol):
             self._charge(self.session.held)
 
     def _after_turn(self) -> Outcome:
-        if not self.session.more_work or self._closing:
+        if not self.session.more_work or self.phase is not Phase.OPEN:
             self._stop_working()
             if self._eof_pending:
                 super().readConnectionLost()
@@ -257,15 +252,14 @@ class LumberjackProtocol(SessionProtocol):
             return
         self._working = False
         self._turns.withdraw(self)
-        if self._closing:
+        if self.phase is not Phase.OPEN:
             self.session.receive_eof()
         self._charge(0)
-        if not self._disconnected():
-            self.reading.resumeProducing()
+        self.reading.resumeProducing()
 
     def _charge(self, held: int) -> None:
         """Charge *held* bytes of session buffers to the account, instead of the previous number."""
-        account, before = cast("Account", self._account), self._charged
+        account, before = self.account, self._charged
         if held == before:
             return
         self._charged = held
@@ -275,23 +269,15 @@ class LumberjackProtocol(SessionProtocol):
             account.hold(held)
 
     def _update_in_flight(self) -> None:
-        now = cast("Account", self._account).held - self._charged
+        now = self.account.held - self._charged
         self._turns.in_flight += now - self._published
         self._published = now
 
     # Timers.
 
-    def _arm(self, delay: float) -> None:
-        timer = self._timer
-        if timer is None:
-            self._timer = self.clock.callLater(delay, self._tick)
-        elif timer.getTime() > self.clock.seconds() + delay:
-            timer.reset(delay)
-
     def _tick(self) -> None:
         """Run the single timer of the connection: idle time-out, keep-alive, acknowledgement after silence."""
-        self._timer = None
-        if self._closing:
+        if self.phase is not Phase.OPEN:
             return
         now = self.clock.seconds()
         if self._busy or self.session.expected:  # an incomplete frame has its own deadline
@@ -305,7 +291,7 @@ class LumberjackProtocol(SessionProtocol):
             due.append(self._keep_alive(now))
         elif self.session.version == 1 and self.session.ack_pending:
             due.append(self._acknowledge_silence(now))
-        self._arm(min(due) - now)
+        self.timers.start(min(due) - now, self._tick)
 
     def _keep_alive(self, now: float) -> float:
         """Send a keep-alive or a partial acknowledgement to a writer of version 2, if due; return the next due time."""

@@ -33,6 +33,7 @@ from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
+from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import PROTOCOL, Endpoint, Publishing, Subscribing, first_anchor
@@ -114,7 +115,7 @@ class RelinkProtocol(SessionProtocol):
     def pauseProducing(self) -> None:
         """Stop reading as well, because what the peer sends may need answers."""
         super().pauseProducing()
-        if not self._unread_paused and not self._closing:
+        if not self._unread_paused and self.phase is Phase.OPEN:
             self._unread_paused = True
             self.reading.pauseProducing()
 
@@ -139,7 +140,7 @@ class RelinkProtocol(SessionProtocol):
         if entry is not None:
             self._pause_for_link(entry)
             settled = self.registry.attached(entry, self, self.peer)
-            settled.addCallback(lambda _: self._link_ready(entry, place, resumed=True)).addErrback(self._failed)
+            settled.addCallback(lambda _: self._link_ready(entry, place, resumed=True)).addErrback(self.failed)
         elif hello.require:
             self.session.refuse(self.registry.epoch)
             self.finish()
@@ -161,7 +162,7 @@ class RelinkProtocol(SessionProtocol):
                 # Subscribing works without room on the disk, except that a restart loses the link.
                 if not (place.subscribe and isinstance(result.value, ReadOnly)):
                     self.registry.discard(entry)
-                    self._refused(result)
+                    self.refused(result)
                     self._continue()
             self._link_ready(entry, place, resumed=False)
 
@@ -174,10 +175,10 @@ class RelinkProtocol(SessionProtocol):
 
     def _link_ready(self, entry: Entry, place: Place, *, resumed: bool) -> None:
         """Continue reading after the link was written, or after its earlier writes are finished."""
-        if self._disconnected():
+        if not self.writable:
             return
         self.reading.resumeProducing()
-        if not self._closing and entry.holder is self:
+        if self.phase is Phase.OPEN and entry.holder is self:
             self._accept(entry, place, resumed=resumed)
 
     def _accept(self, entry: Entry, place: Place, *, resumed: bool) -> None:
@@ -186,7 +187,7 @@ class RelinkProtocol(SessionProtocol):
             return
         self.endpoint = (Subscribing if place.subscribe else Publishing)(self, entry, place)
         self.received(self.session.accept(entry.link, resumed=resumed))
-        if not self._closing:
+        if self.phase is Phase.OPEN:
             self.received(self.session.receive_data(b""))
 
     def linked(self, event: events.Linked) -> None:
@@ -205,22 +206,21 @@ class RelinkProtocol(SessionProtocol):
 
     def _handshake_timed_out(self) -> None:
         self._timer = None
-        if not self.session.linked and not self._closing:
+        if not self.session.linked and self.phase is Phase.OPEN:
             self.drop(RemoteProtocolError("handshake-timeout"))
 
     def _watch_silence(self) -> None:
         """Send a ping to a silent peer, and drop the connection if the silence lasts; the link stays."""
         self._timer = None
         settings = self.settings
-        if self._closing or self.entry is None:
+        if self.phase is not Phase.OPEN or self.entry is None:
             return
         if self.reading.paused:
             self._last_received = self.clock.seconds()
         silence = self.clock.seconds() - self._last_received
         if silence >= settings.drop_after:
             self.broker.counters.refuse(self.log, PROTOCOL, "silent-peer", self.peer)
-            self._closing = True
-            self.transport.abortConnection()
+            self.abort()
             return
         if silence >= settings.ping_after and self.entry.link.attached:
             self.entry.link.ping()
@@ -232,7 +232,7 @@ class RelinkProtocol(SessionProtocol):
 
     def received(self, found: Sequence[object]) -> None:
         super().received(found)
-        if self.endpoint is not None and not self._closing:
+        if self.endpoint is not None and self.phase is Phase.OPEN:
             self.endpoint.after_read()
             if self.entry is not None:
                 self.registry.measure(self.entry)
@@ -240,15 +240,15 @@ class RelinkProtocol(SessionProtocol):
     def handle_events(self, found: Sequence[object]) -> None:
         """Handle events that were caused by our own calls of the link."""
         for event in found:
-            self._handle(event)
+            self.handle(event)
         self.flush_soon()
 
-    def _handle(self, event: object) -> None:
-        if isinstance(event, Broken) and self.entry is not None and not self._closing:
+    def handle(self, event: object) -> None:
+        if isinstance(event, Broken) and self.entry is not None and self.phase is Phase.OPEN:
             if self.endpoint is not None:
                 self.endpoint.after_read()  # Messages before the violation take effect.
             self.registry.discard(self.entry)
-        super()._handle(event)
+        super().handle(event)
 
     def resumed(self, event: events.Resumed) -> None:
         """Do nothing: the endpoint continues by itself."""
@@ -300,26 +300,25 @@ class RelinkProtocol(SessionProtocol):
         :param staged: channel -> number of the last staged message; None if the channel is to be forgotten
         :param refused: called if the write is refused for good; returns whether it has handled that
         """
-        entry, account = self.entry, self._account
+        entry, account = self.entry, self.account
         assert entry is not None
-        assert account is not None
         for run in runs:
             if not self.broker.permits(Action.PUBLISH, run.stream):
                 self._forbidden(run.stream)
                 return
         size = sum(run.size for run in runs)
-        self._in_flight += 1
+        self.in_flight += 1
         account.hold(size)
 
         def settle(result: Any) -> None:
-            self._in_flight -= 1
+            self.in_flight -= 1
             account.release(size)
             if isinstance(result, Failure):
                 error = result.value
                 if not isinstance(error, PublishError):
                     entry.failed = True
                     self.session.fenced()
-                    self._failed(result)
+                    self.failed(result)
                 elif not (isinstance(error, PERMANENT_REFUSALS) and refused is not None and refused(error)):
                     self._not_written(entry, result, error)
             elif not entry.link.over:
@@ -357,7 +356,7 @@ class RelinkProtocol(SessionProtocol):
         self.registry.measure(entry)
 
     def _forgotten(self, found: Sequence[object]) -> None:
-        if found and self._closing and self.entry is not None:
+        if found and self.phase is not Phase.OPEN and self.entry is not None:
             self.registry.discard(self.entry)  # The link has ended while the connection was closing.
         self.handle_events(found)
 
@@ -367,7 +366,7 @@ class RelinkProtocol(SessionProtocol):
         self.session.fenced()
         if isinstance(error, PERMANENT_REFUSALS):
             self.registry.discard(entry)  # A retry would be refused, too.
-        self._refused(failure)
+        self.refused(failure)
 
     def count_too_large(self, messages: int) -> None:
         """Count a transaction that was not kept, because too many messages were undecided."""
@@ -383,9 +382,8 @@ class RelinkProtocol(SessionProtocol):
 
     def _continue(self) -> None:
         """Flush acknowledgements after a write has finished, and decode packets that were held back."""
-        if self._closing:
-            if not self._in_flight and not self._disconnected():
-                self._hang_up()
+        if self.phase is not Phase.OPEN:
+            self.hang_up_if_settled()
             return
         # One commit may finish several writes in a row, and one flush after the last of them is enough.  Packets that
         # were held back are decoded in a new turn of the reactor, because their write may finish at once as well, and
@@ -395,22 +393,22 @@ class RelinkProtocol(SessionProtocol):
         else:
             self.flush()
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         if not self._hung_up:
             self._hung_up = True
-            super()._hang_up()
+            super().hang_up()
             if self._ends_link and self.entry is not None and self.entry.holder is self:
                 self.session.fenced()
                 self.registry.discard(self.entry)
 
     def flush_soon(self) -> None:
         """Flush at the end of this turn of the reactor, and decode packets that were held back."""
-        if self._flush_due is None and not self._disconnected():
+        if self._flush_due is None and self.writable:
             self._flush_due = self.clock.callLater(0, self._flush_now)
 
     def _flush_now(self) -> None:
         self._flush_due = None
-        if self._closing or not self.session.ready:
+        if self.phase is not Phase.OPEN or not self.session.ready:
             self.flush()
             return
         # Decode the packets that were held back; that stops again when too many messages are not durable.
@@ -422,9 +420,7 @@ class RelinkProtocol(SessionProtocol):
         if self.endpoint is not None:
             self.endpoint.end()
         self.broker.counters.add(PROTOCOL, "connections-fenced")
-        self._closing = True
-        if not self._disconnected():
-            self.transport.abortConnection()
+        self.abort()
 
     def reject(self, error: RemoteProtocolError) -> None:
         """Discard the link and close the connection of a peer that has violated a rule of its endpoint."""
