@@ -183,7 +183,7 @@ class Fuzzer:
                     busy = True
                     link.consume(id_, last, Ack.COMMITTED if channel.transactional else None)
                 if channel.mode is Receiving.FINISHED:
-                    link.leave(id_)
+                    link.receiving[id_].leaving = True
                     got += link.forget(id_)
             got += session.receive_data(b"")
         assert link.over or not session.waiting, "what was held back stays where it is"

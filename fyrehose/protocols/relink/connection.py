@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import Broken
+from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.events import Linked
 from fyrehose.protocols.relink.keepalive import KeepAlive
@@ -40,16 +40,15 @@ class Connection(Protocol):
         self.client = client
         self._over = False
         self._reading = True
-        self._timeout: IDelayedCall | None = None
-        self._flush_due: IDelayedCall | None = None
-        clock = client.clock
-        self._keepalive = KeepAlive(clock, PING_AFTER, DROP_AFTER, self._ping, self._give_up, lambda: not self._reading)
+        timers = self._timers = Timers(client.clock)
+        paused = lambda: not self._reading  # noqa: E731
+        self._keepalive = KeepAlive(timers, PING_AFTER, DROP_AFTER, self._ping, self._give_up, paused)
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
         self.session = self.client.connection_made(self)
-        self._timeout = self.client.clock.callLater(HANDSHAKE_TIMEOUT, self._give_up, HANDSHAKE_TIMEOUT)
+        self._timers.start(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
         self.flush()
 
     def dataReceived(self, data: bytes) -> None:
@@ -59,10 +58,7 @@ class Connection(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._over = True
-        self._keepalive.stop()
-        for timer in (self._timeout, self._flush_due):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self._timers.clear()
         self.session.receive_eof()
         self.client.connection_gone(self)
 
@@ -70,8 +66,8 @@ class Connection(Protocol):
 
     def flush_soon(self) -> None:
         """Write pending packets at the end of this turn of the reactor."""
-        if self._flush_due is None and not self._over:
-            self._flush_due = self.client.clock.callLater(0, self._flush_now)
+        if not self._over:
+            self._timers.start(0, self._flush_now)
 
     def flush(self) -> None:
         """Write pending packets now."""
@@ -81,10 +77,9 @@ class Connection(Protocol):
         """Close the connection of an ended link, after its last packets were sent."""
         self.flush()
         self._over = True
-        self._keepalive.stop()
+        self._timers.clear()
         self.transport.loseConnection()
-        if self._timeout is None or not self._timeout.active():
-            self._timeout = self.client.clock.callLater(LINGER, self.transport.abortConnection)
+        self._timers.start(LINGER, self.transport.abortConnection)
 
     def abort(self) -> None:
         """Abort the connection; nothing that it still receives has an effect."""
@@ -97,8 +92,7 @@ class Connection(Protocol):
     def _dispatch(self, found: Sequence[Any]) -> None:
         """Pass events on to the client; an event Broken aborts the connection after those before it."""
         if found and isinstance(found[0], Linked):
-            assert self._timeout is not None
-            self._timeout.cancel()
+            self._timers.stop(self._handshake_timed_out)
             self._keepalive.start()
         broken = found[-1] if found and isinstance(found[-1], Broken) else None
         self.client.handle(found if broken is None else found[:-1])
@@ -115,7 +109,6 @@ class Connection(Protocol):
                 (self.transport.resumeProducing if reading else self.transport.pauseProducing)()
 
     def _flush_now(self) -> None:
-        self._flush_due = None
         if not self._over:
             self._dispatch(self.session.receive_data(b""))
 
@@ -123,6 +116,9 @@ class Connection(Protocol):
         if self.session.linked and self.session.link is not None:
             self.session.link.ping()
             self.flush()
+
+    def _handshake_timed_out(self) -> None:
+        self._give_up(HANDSHAKE_TIMEOUT)
 
     def _give_up(self, silence: float) -> None:
         if not self._over:

@@ -232,10 +232,6 @@ class Link:
         self.stage(channel, through, result)
         self.settle(channel, through)
 
-    def leave(self, channel: int) -> None:
-        """Exclude the peer's finished channel from snapshots; :meth:`forget` follows when that is durable."""
-        self._received(channel).leaving = True
-
     def forget(self, channel: int) -> list[Event]:
         """Remove the peer's finished channel and acknowledge the closure; return Ended if that ends the link."""
         found = self._received(channel)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from hashlib import blake2b
-from secrets import randbits
 from typing import Any
 
 import attrs
@@ -20,13 +18,9 @@ from fyrehose.protocols.relink.limits import Limits
 from fyrehose.protocols.relink.publisher import TransactionalPublisher
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import RelinkService, make_factory
+from fyrehose.protocols.relink.server import RelinkFactory
+from fyrehose.protocols.relink.service import RelinkService
 from fyrehose.protocols.relink.settings import Settings
-
-
-def wall_clock() -> int:
-    """Return microseconds since January 1, 1970 UTC."""
-    return time.time_ns() // 1000
 
 
 def links_stream(endpoint: str) -> str:
@@ -49,10 +43,8 @@ class RelinkPlugin:
     settings: type[Settings] = Settings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: Settings) -> RelinkService:
-        registry = Registry(broker, reactor, settings, links_stream(endpoint), wall_clock, randbits)
-        factory = make_factory(broker, reactor, settings, registry)
-        tls = add_tls(PROTOCOL, endpoint, factory, settings, reactor)
-        return RelinkService(reactor, endpoint, factory, registry, tls)
+        factory = RelinkFactory(broker, settings, reactor, Registry(broker, reactor, settings, links_stream(endpoint)))
+        return RelinkService(reactor, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
 
     def publisher(self, reactor: Any, host: str, port: int, window: int) -> RelinkClient:
         return RelinkClient(reactor, HostnameEndpoint(reactor, host, port), limits=Limits(window=window))
