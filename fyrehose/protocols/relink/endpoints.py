@@ -147,7 +147,7 @@ class Publishing(Endpoint):
         :return: True, because the refusal is handled
         """
         for channel, first, _ in plain:
-            self.link.unstage(channel, first - 1)
+            self.link.receiving[channel].unstage(first - 1)
         if len(plain) > 1:
             for one in plain:
                 self._write_plain([one])
@@ -184,7 +184,7 @@ class Publishing(Endpoint):
         if len(decided) == 1:
             return self._uncommit(decided[0], error)
         for event in reversed(decided):
-            self.link.unstage(event.channel, event.first - 1)
+            self.link.receiving[event.channel].unstage(event.first - 1)
         for event in decided:
             self._stage(event)
             runs = self._committed_runs([event])
@@ -202,7 +202,7 @@ class Publishing(Endpoint):
         if event.channel not in link.receiving or link.receiving[event.channel].done != event.last:
             return False
         self.protocol.count_refusal(type(error).__name__, str(error))
-        link.unstage(event.channel, event.first - 1)
+        link.receiving[event.channel].unstage(event.first - 1)
         link.stage(event.channel, event.last, Ack.UNCOMMITTED)
         self.protocol.write([], {event.channel: event.last})
         return True
