@@ -238,7 +238,7 @@ class RelinkClient:
             return self._wait_for_end()
         if self._service is None or link is None or link.over:
             return self._stop()
-        for transactions in self._channels.values():
+        for transactions in list(self._channels.values()):
             if transactions.open is not None:
                 transactions.open.rollback()
         for channel in list(link.sending.values()):
