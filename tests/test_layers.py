@@ -151,9 +151,9 @@ def test_only_the_registry_imports_protocols(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_programs_import_the_reactor(module: str) -> None:
-    """Only the server and the command line import the reactor."""
+    """Only the server and the command line import the reactor, and factories that are built without one."""
     if "twisted.internet.reactor" in imports_of(module):
-        assert module == "fyrehose.server.tap" or module.startswith("fyrehose.cli")
+        assert module in ("fyrehose.server.tap", "fyrehose.net.connections") or module.startswith("fyrehose.cli")
 
 
 #: The way of a byte: who may import whom.  Each may import what stands before it, and itself; what is not named here,

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.logger import Logger
 
 from fyrehose import errors
@@ -133,9 +133,9 @@ class AdminProtocol(WebProtocol):
 
     settings: Settings
 
-    def __init__(self, admin: Admin, session: WebSession, clock: IReactorTime, settings: Settings) -> None:
-        super().__init__(session, admin.broker, clock, settings)
-        self.admin = admin
+    def __init__(self, factory: AdminFactory) -> None:
+        super().__init__(factory, WebSession(factory.hosts))
+        self.admin = factory.admin
         self._stop_stream: Callable[[], None] | None = None
 
     def on_request(self, request: Request) -> None:
@@ -288,6 +288,22 @@ class AdminProtocol(WebProtocol):
         return lambda: timer.cancel() if timer.active() else None
 
 
+class AdminFactory(SessionFactory):
+    """Listens for operators, at *endpoint* (see :class:`~fyrehose.protocols.http.server.HttpFactory`)."""
+
+    protocol = AdminProtocol
+    defaults = Settings()
+    proofs = None
+    settings: Settings
+
+    def __init__(
+        self, admin: Admin, settings: Settings | None = None, reactor: Any = None, endpoint: str | None = None
+    ) -> None:
+        super().__init__(admin.broker, settings, reactor)
+        self.admin = admin
+        self.hosts = hosts_of(endpoint, self.settings.hosts)
+
+
 class AdminService(TCPService):
     """The service of an admin listener, which samples the server while it runs."""
 
@@ -295,7 +311,7 @@ class AdminService(TCPService):
         self._admin = admin
         self._token_file = settings.token_file
         self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
-        factory = make_factory(reactor, endpoint, admin, settings)
+        factory = AdminFactory(admin, settings, reactor, endpoint)
         super().__init__(reactor, PROTOCOL, endpoint, factory, None if around is None else around(factory))
 
     def startService(self) -> Deferred[IListeningPort]:
@@ -334,16 +350,6 @@ def make_admin(broker: Broker, clock: Any, now: Callable[[], float], settings: S
     """
     status = Status(broker, Sampler(clock, broker, now), now(), StreamRates(clock.seconds, broker))
     return Admin(status, token, metrics.registry(status, settings.metric_streams))
-
-
-def make_factory(clock: IReactorTime, endpoint: str, admin: Admin, settings: Settings) -> SessionFactory:
-    """Return the factory of connections for a listener at *endpoint*."""
-    hosts = hosts_of(endpoint, settings.hosts)
-
-    def make() -> AdminProtocol:
-        return AdminProtocol(admin, WebSession(hosts), clock, settings)
-
-    return SessionFactory(make, PROTOCOL, AdminProtocol.log, admin.broker, clock, settings, proofs=None)
 
 
 def _number(request: Request, name: str, default: int, largest: int) -> int | None:

@@ -21,7 +21,6 @@ from twisted.internet.interfaces import (
     IHalfCloseableProtocol,
     IHandshakeListener,
     IPushProducer,
-    IReactorTime,
     ISSLTransport,
     ITCPTransport,
 )
@@ -34,7 +33,7 @@ from fyrehose.core.budget import Account
 from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, ISubscription
-from fyrehose.net.connections import PROOFS
+from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
@@ -103,7 +102,6 @@ class SessionProtocol(TwistedProtocol):
     #: event type -> name of the method that handles it
     handlers: ClassVar[dict[type, str]]
 
-    factory: Any  #: the SessionFactory
     transport: Any  #: ITCPTransport and IConsumer, which Twisted's annotation does not say
     reading: Reading  #: pauses and resumes reading, for several parties
     peer = "?"  #: the peer's host, for log lines
@@ -114,13 +112,14 @@ class SessionProtocol(TwistedProtocol):
     account: Account
     _handshake: Handshake
 
-    def __init__(self, session: Session, broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> None:
+    def __init__(self, factory: SessionFactory, session: Session) -> None:
+        self.factory: Any = factory
         self.session = session
-        self.broker = broker
-        self.clock = clock
-        self.settings = settings
+        self.broker: IBroker = factory.broker
+        self.clock = factory.clock
+        self.settings: TCPSettings = factory.settings
         self.phase = Phase.OPEN
-        self.timers = Timers(clock)
+        self.timers = Timers(self.clock)
         self._subscriptions: dict[ISubscription, None] = {}  #: in the order of attach()
         self.write_paused = False
         self._written = 0  #: most bytes that the peer must read before the transport resumes
@@ -129,7 +128,7 @@ class SessionProtocol(TwistedProtocol):
         self._written_to = False  #: True if data was written since the last call of is_idle()
         self._silent = True
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
-        self._frame = FrameWatch(clock, settings.frame_timeout, self._late, self._give_way)
+        self._frame = FrameWatch(self.clock, self.settings.frame_timeout, self._late, self._give_way)
         self._got = 0  #: bytes that were read and not handled yet
 
     @property

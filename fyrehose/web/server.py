@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
-from twisted.internet.interfaces import IReactorTime, ISSLTransport
+from twisted.internet.interfaces import ISSLTransport
 
 from fyrehose.errors import Forbidden, RemoteProtocolError, TooManySubscriptions
-from fyrehose.interfaces import IBroker
+from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol
 from fyrehose.net.tls import TLSSettings
@@ -54,8 +54,8 @@ class WebProtocol(SessionProtocol):
     session: WebSession
     settings: WebSettings
 
-    def __init__(self, session: WebSession, broker: IBroker, clock: IReactorTime, settings: WebSettings) -> None:
-        super().__init__(session, broker, clock, settings)
+    def __init__(self, factory: SessionFactory, session: WebSession) -> None:
+        super().__init__(factory, session)
         self._receiving = False
         self._reading_paused = False
         self._last_active = 0.0

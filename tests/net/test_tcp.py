@@ -92,6 +92,9 @@ class Toy(SessionProtocol):
     handlers: ClassVar[dict[type, str]] = {str: "line"}
     session: Session
 
+    def __init__(self, factory: SessionFactory) -> None:
+        super().__init__(factory, Session())
+
     def line(self, text: str) -> None:
         if text == "?":
             self.attach(self.broker.subscribe("s", 0, self))
@@ -112,6 +115,11 @@ class Toy(SessionProtocol):
 
     def ended(self, reason: Exception) -> None:
         self.finish()
+
+
+class ToyFactory(SessionFactory):
+    protocol = Toy
+    defaults = TCPSettings(refusal_delay=0.0)
 
 
 class Transport(StringTransport):
@@ -162,8 +170,7 @@ def make(auto: bool = True, budget: Budget | None = None, **settings: Any) -> Se
     broker = Broker(clock, journal, Sequencer(), budget=budget or Budget())
     broker.open()
     chosen = TCPSettings(**{"refusal_delay": 0.0, **settings})
-    factory = SessionFactory(lambda: Toy(Session(), broker, clock, chosen), "toy", Toy.log, broker, clock, chosen)
-    return Server(journal, broker, clock, factory)
+    return Server(journal, broker, clock, ToyFactory(broker, chosen, clock))
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,9 @@ class Toy(WebProtocol):
     log: ClassVar[Logger] = Logger()
     handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Request: "on_request"}
 
+    def __init__(self, factory: SessionFactory) -> None:
+        super().__init__(factory, WebSession())
+
     def on_request(self, event: Request) -> None:
         if event.path != ("wait",):
             self.session.respond(200, b"{}")
@@ -51,6 +54,11 @@ class Toy(WebProtocol):
     def answer(self) -> None:
         self.session.respond(200, b"late")
         self.proceed()
+
+
+class ToyFactory(SessionFactory):
+    protocol = Toy
+    defaults = WebSettings(refusal_delay=0.0)
 
 
 @attrs.define(eq=False)
@@ -74,7 +82,7 @@ def connect() -> Callable[..., Peer]:
         broker = Broker(clock, MemoryJournal(), Sequencer())
         broker.open()
         made = WebSettings(**{"refusal_delay": 0.0, **settings})
-        factory = SessionFactory(lambda: Toy(WebSession(), broker, clock, made), "toy", Toy.log, broker, clock, made)
+        factory = ToyFactory(broker, made, clock)
         address = IPv4Address("TCP", "127.0.0.1", 5)
         protocol, transport = factory.buildProtocol(address), Transport(peerAddress=address)
         assert isinstance(protocol, Toy)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, ISink
+from fyrehose.interfaces import ISink
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
 from fyrehose.records import Delivery, Run
@@ -25,6 +23,9 @@ class LineProtocol(SessionProtocol):
     handlers: ClassVar[dict[type, str]] = {Published: "published", Subscribed: "subscribed"}
 
     session: LineSession
+
+    def __init__(self, factory: SessionFactory) -> None:
+        super().__init__(factory, LineSession())
 
     def published(self, event: Published) -> None:
         """Publish the line; `_durable` acknowledges it when it is on disk."""
@@ -52,9 +53,8 @@ class LineProtocol(SessionProtocol):
         self.finish()
 
 
-def make_factory(broker: IBroker, clock: IReactorTime, settings: TCPSettings) -> SessionFactory:
-    """Build the factory of connections for a listener."""
-    make: Any = partial(LineProtocol, broker=broker, clock=clock, settings=settings)
-    return SessionFactory(
-        lambda: make(LineSession()), LineProtocol.protocol_name, LineProtocol.log, broker, clock, settings
-    )
+class LineFactory(SessionFactory):
+    """Listens for clients: ``endpoint.listen(LineFactory(broker))``."""
+
+    protocol = LineProtocol
+    defaults = TCPSettings()

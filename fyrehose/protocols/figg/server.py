@@ -14,13 +14,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemoteProtocolError
-from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.interfaces import ISink, ISubscription
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol
@@ -85,8 +84,8 @@ class FiggProtocol(SessionProtocol):
     session: FiggServerSession
     settings: Settings
 
-    def __init__(self, session: FiggServerSession, broker: IBroker, clock: IReactorTime, settings: Settings) -> None:
-        super().__init__(session, broker, clock, settings)
+    def __init__(self, factory: FiggFactory) -> None:
+        super().__init__(factory, FiggServerSession(factory.settings.max_payload))
         self._attachments: dict[str, Attachment] = {}
         self._publishing: list[Run] | None = None  #: runs of the current publish() call
         self._postponed: deque[object] = deque()  #: an ATTACH that waits for commits, and all later events
@@ -238,10 +237,9 @@ def _split_in_half(runs: list[Run]) -> list[tuple[list[Run], int]]:
     return [(first, numbers[len(numbers) // 2 - 1]), (second, numbers[-1])]
 
 
-def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> SessionFactory:
-    """Build the listening factory."""
+class FiggFactory(SessionFactory):
+    """Listens for Figg clients: ``endpoint.listen(FiggFactory(broker))``."""
 
-    def make() -> FiggProtocol:
-        return FiggProtocol(FiggServerSession(settings.max_payload), broker, clock, settings)
-
-    return SessionFactory(make, PROTOCOL, FiggProtocol.log, broker, clock, settings)
+    protocol = FiggProtocol
+    defaults = Settings()
+    settings: Settings

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -132,8 +131,8 @@ class HttpProtocol(WebProtocol):
     session: HttpSession
     settings: Settings
 
-    def __init__(self, session: HttpSession, broker: IBroker, clock: IReactorTime, settings: Settings) -> None:
-        super().__init__(session, broker, clock, settings)
+    def __init__(self, factory: HttpFactory) -> None:
+        super().__init__(factory, HttpSession(factory.hosts, limits=factory.limits))
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
 
@@ -324,13 +323,21 @@ class HttpProtocol(WebProtocol):
             self.broker = self.broker.identified(self.identity)
 
 
-def make_factory(broker: IBroker, clock: IReactorTime, endpoint: str, settings: Settings) -> SessionFactory:
-    """Return the factory of connections for a listener at *endpoint*."""
-    limits = Limits(message=settings.max_payload, body=settings.max_body)
-    hosts = hosts_of(endpoint, settings.hosts)
+class HttpFactory(SessionFactory):
+    """Listens for HTTP clients: ``endpoint.listen(HttpFactory(broker))``.
 
-    def make() -> HttpProtocol:
-        return HttpProtocol(HttpSession(hosts, limits=limits), broker, clock, settings)
+    :param endpoint: the endpoint string at which the factory listens, which decides about the accepted host names;
+        None: those of this machine, and the option ``hosts``
+    """
 
+    protocol = HttpProtocol
+    defaults = Settings()
     proofs = PROOFS | {"token"}
-    return SessionFactory(make, PROTOCOL, HttpProtocol.log, broker, clock, settings, proofs=proofs)
+    settings: Settings
+
+    def __init__(
+        self, broker: IBroker, settings: Settings | None = None, reactor: Any = None, endpoint: str | None = None
+    ) -> None:
+        super().__init__(broker, settings, reactor)
+        self.limits = Limits(message=self.settings.max_payload, body=self.settings.max_body)
+        self.hosts = hosts_of(endpoint, self.settings.hosts)

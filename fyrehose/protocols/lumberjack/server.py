@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -82,16 +81,9 @@ class LumberjackProtocol(SessionProtocol):
     session: LumberjackServerSession
     settings: Settings
 
-    def __init__(
-        self,
-        session: LumberjackServerSession,
-        broker: IBroker,
-        clock: IReactorTime,
-        settings: Settings,
-        turns: Turns,
-    ) -> None:
-        super().__init__(session, broker, clock, settings)
-        self._turns = turns
+    def __init__(self, factory: LumberjackFactory) -> None:
+        super().__init__(factory, LumberjackServerSession(factory.limits))
+        self._turns = factory.turns
         self._charged = 0  #: bytes that are charged for the session's buffers
         self._published = 0  #: bytes in flight that are counted in ``turns.in_flight``
         self._working = False
@@ -312,11 +304,15 @@ class LumberjackProtocol(SessionProtocol):
         return max(self._received_at, now) + SILENCE
 
 
-def make_factory(broker: IBroker, clock: IReactorTime, settings: Settings) -> SessionFactory:
-    """Build the listening factory, whose connections share turns."""
-    turns, limits = Turns(clock, broker.budget), settings.limits
+class LumberjackFactory(SessionFactory):
+    """Listens for writers, which share turns: ``endpoint.listen(LumberjackFactory(broker))``."""
 
-    def make() -> LumberjackProtocol:
-        return LumberjackProtocol(LumberjackServerSession(limits), broker, clock, settings, turns)
+    protocol = LumberjackProtocol
+    defaults = Settings()
+    largest_read = READ
+    settings: Settings
 
-    return SessionFactory(make, PROTOCOL, LumberjackProtocol.log, broker, clock, settings, largest_read=READ)
+    def __init__(self, broker: IBroker, settings: Settings | None = None, reactor: Any = None) -> None:
+        super().__init__(broker, settings, reactor)
+        self.turns = Turns(self.clock, broker.budget)
+        self.limits = self.settings.limits

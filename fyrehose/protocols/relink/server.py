@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -70,9 +69,10 @@ class RelinkProtocol(SessionProtocol):
     session: ListenerSession
     settings: Settings
 
-    def __init__(self, broker: IBroker, clock: IReactorTime, settings: Settings, registry: Registry) -> None:
-        super().__init__(ListenerSession(settings.limits), broker, clock, settings)
-        self.registry = registry
+    def __init__(self, factory: RelinkFactory) -> None:
+        settings = factory.settings
+        super().__init__(factory, ListenerSession(settings.limits))
+        self.registry = factory.registry
         self.entry: Entry | None = None
         self.endpoint: Publishing | Subscribing | None = None
         self._unread_paused = False
@@ -361,10 +361,13 @@ class RelinkProtocol(SessionProtocol):
 class RelinkFactory(SessionFactory):
     """Builds the protocol of each connection: ``endpoint.listen(RelinkFactory(broker))``.
 
-    :param reactor: None: Twisted's global reactor
     :param registry: the listener's links; None: they are in the stream ``.relink/links``, which is read when listening
         begins
     """
+
+    protocol = RelinkProtocol
+    defaults = Settings()
+    settings: Settings
 
     def __init__(
         self,
@@ -373,12 +376,8 @@ class RelinkFactory(SessionFactory):
         reactor: Any = None,
         registry: Registry | None = None,
     ) -> None:
-        if reactor is None:
-            from twisted.internet import reactor
-        settings = Settings() if settings is None else settings
-        links = self.registry = Registry(broker, reactor, settings) if registry is None else registry
-        make = lambda: RelinkProtocol(broker, reactor, settings, links)  # noqa: E731
-        super().__init__(make, PROTOCOL, RelinkProtocol.log, broker, reactor, settings)
+        super().__init__(broker, settings, reactor)
+        self.registry = Registry(broker, self.clock, self.settings) if registry is None else registry
 
     def startFactory(self) -> None:
         if self.registry.closed:
