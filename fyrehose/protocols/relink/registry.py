@@ -21,8 +21,8 @@ from twisted.python.failure import Failure
 from fyrehose.errors import JournalCorrupt, PublishError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
+from fyrehose.net.crowds import Crowd
 from fyrehose.protocols.relink import linklog, snapshot
-from fyrehose.protocols.relink.crowds import Crowd
 from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.linklog import Anchors, Kind
@@ -258,7 +258,7 @@ class Registry:
 
         Links that were never used go first; then the network that has the most links loses its oldest one.
         """
-        entry = self._unused.oldest_of_largest() or self._detached.oldest_of_largest()
+        entry = next(iter(self._unused.largest() or self._detached.largest()), None)
         if entry is None:
             return False
         detail = f"limit of {self.settings.max_links} links reached; raise relink.max-links"
