@@ -1,4 +1,4 @@
-"""The backlog: how many messages fit, and when reading stops."""
+"""The inbound half of a link: how many messages fit, and when reading stops."""
 
 from __future__ import annotations
 
