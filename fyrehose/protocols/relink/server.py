@@ -30,7 +30,7 @@ from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Subscribing, first_anchor
 from fyrehose.protocols.relink.keepalive import KeepAlive
@@ -45,6 +45,17 @@ from fyrehose.records import Run
 Refused = Callable[[PublishError], bool]
 #: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
 PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
+#: Events that concern only the endpoint of a link.
+LINK_EVENTS = (
+    events.Resumed,
+    events.Received,
+    events.Decided,
+    events.Finished,
+    events.Consumed,
+    events.Rewound,
+    events.Closed,
+    events.PeerShutdown,
+)
 
 
 class RelinkProtocol(SessionProtocol):
@@ -52,19 +63,6 @@ class RelinkProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {
-        events.HelloReceived: "hello_received",
-        events.Linked: "linked",
-        events.Ended: "link_ended",
-        events.Resumed: "link_event",
-        events.Received: "link_event",
-        events.Decided: "link_event",
-        events.Finished: "link_event",
-        events.Consumed: "link_event",
-        events.Rewound: "link_event",
-        events.Closed: "link_event",
-        events.PeerShutdown: "link_event",
-    }
 
     session: ListenerSession
     settings: Settings
@@ -159,7 +157,7 @@ class RelinkProtocol(SessionProtocol):
             if not (place.subscribe and isinstance(result.value, ReadOnly)):
                 self.registry.discard(entry)
                 self.refused(result)
-                self.hang_up_if_settled()
+                self.settled()
         self._link_ready(entry, place, resumed=False)
 
     def _link_ready(self, entry: Entry, place: Place, *, resumed: bool) -> None:
@@ -211,16 +209,15 @@ class RelinkProtocol(SessionProtocol):
 
     def handle_events(self, found: Sequence[object]) -> None:
         """Handle events that were caused by our own calls of the link."""
-        for event in found:
-            self.handle(event)
+        self.handle(found)
         self.flush_soon()
 
-    def handle(self, event: object) -> None:
-        if isinstance(event, Broken) and self.entry is not None and self.phase is Phase.OPEN:
+    def broken(self, event: Broken) -> None:
+        if self.entry is not None:
             if self.endpoint is not None:
                 self.endpoint.after_read()  # Messages before the violation take effect.
             self.registry.discard(self.entry)
-        super().handle(event)
+        super().broken(event)
 
     def link_event(self, event: events.Event) -> None:
         """Handle an event of a link, which concerns only its endpoint."""
@@ -233,6 +230,14 @@ class RelinkProtocol(SessionProtocol):
         self.broker.counters.add(PROTOCOL, "links-ended")
         self.registry.discard(self.entry)
         self.finish()
+
+    handlers = (
+        on(Broken, broken)
+        | on(events.HelloReceived, hello_received)
+        | on(events.Linked, linked)
+        | on(events.Ended, link_ended)
+        | dict.fromkeys(LINK_EVENTS, link_event)
+    )
 
     # Called by the endpoint.
 
@@ -249,25 +254,30 @@ class RelinkProtocol(SessionProtocol):
                 self._forbidden(run.stream)
                 return
         size = sum(run.size for run in runs)
-        self.in_flight += 1
-        self.account.hold(size)
+        self.in_flight.hold(size)
 
         def settle(result: Any) -> None:
-            self.in_flight -= 1
-            self.account.release(size)
-            if isinstance(result, Failure):
-                error = result.value
-                if not isinstance(error, PublishError):
-                    entry.failed = True
-                    self.session.fenced()
-                    self.failed(result)
-                elif not (isinstance(error, PERMANENT_REFUSALS) and refused is not None and refused(error)):
-                    self._not_written(entry, result, error)
-            elif not entry.link.over:
-                self._settle_staged(entry, staged)
+            try:
+                self._write_settled(entry, staged, refused, result)
+            finally:
+                self.in_flight.release(None, size)
             self._continue()
 
         self.registry.write_delta(entry, list(staged), runs, settle, self.broker)
+
+    def _write_settled(
+        self, entry: Entry, staged: Mapping[int, int | None], refused: Refused | None, result: object
+    ) -> None:
+        if isinstance(result, Failure):
+            error = result.value
+            if not isinstance(error, PublishError):
+                entry.failed = True
+                self.session.fenced()
+                self.failed(result)
+            elif not (isinstance(error, PERMANENT_REFUSALS) and refused is not None and refused(error)):
+                self._not_written(entry, result, error)
+        elif not entry.link.over:
+            self._settle_staged(entry, staged)
 
     def _forbidden(self, stream: str) -> None:
         """End the link, because the access policy does not allow its peer to publish any more."""
@@ -315,11 +325,11 @@ class RelinkProtocol(SessionProtocol):
     def _continue(self) -> None:
         """Flush acknowledgements after a write has finished, and decode packets that were held back."""
         if self.phase is not Phase.OPEN:
-            self.hang_up_if_settled()
+            return
         # One commit may finish several writes in a row, and one flush after the last of them is enough.  Packets that
         # were held back are decoded in a new turn of the reactor, because their write may finish at once as well, and
         # so on without end.
-        elif self.session.ready or (self.entry is not None and self.entry.writes > 1):
+        if self.session.ready or (self.entry is not None and self.entry.writes > 1):
             self.flush_soon()
         else:
             self.flush()
