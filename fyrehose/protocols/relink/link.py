@@ -42,20 +42,23 @@ class Link(Outbound, Inbound):
 
         :raises RemoteProtocolError: the peer violates the protocol
         """
+        found: list[Event] = []
         match packet:
             case Gathered():
-                runs = packet.runs
-                return [event for id_, run in runs for event in self.accept(id_, run, len(run.payload), run.sizes)]
+                for id_, run in packet.runs:
+                    found += self.accept(id_, run, len(run.payload), run.sizes)
             case Message():
                 # A multicast's payload is held, and charged, once.
                 size = sum(map(len, packet.parts)) // max(1, len(packet.channels))
-                ids = packet.channels
-                return [event for id_ in ids for event in self.accept(id_, (packet.parts,), size, (size,))]
+                for id_ in packet.channels:
+                    found += self.accept(id_, (packet.parts,), size, (size,))
             case Operation():
-                return [event for id_ in packet.channels for event in self.operated(id_, packet)]
+                for id_ in packet.channels:
+                    found += self.operated(id_, packet)
             case Acknowledgement():
-                ours = [self.sending[id_] for id_ in packet.channels if id_ in self.sending]
-                return [event for found in ours for event in self.acknowledged(found, packet.kind, packet.number)]
+                for id_ in packet.channels:
+                    if id_ in self.sending:  # Closed channels are ignored.
+                        found += self.acknowledged(self.sending[id_], packet.kind, packet.number)
             case frames.PING:
                 self.emit(frames.PONG)  # on the connection of the ping (L5)
             case frames.PONG:
@@ -66,7 +69,7 @@ class Link(Outbound, Inbound):
                 return [*([] if again else [events.PeerShutdown()]), *self.closed()]
             case frames.RESUME:
                 return self._resumed()
-        return []
+        return found
 
     def _resumed(self) -> list[Event]:
         """Handle resume: the peer's report is complete, so send what it is missing (S2, S4), and continue."""
