@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort
+from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from fyrehose import errors
@@ -41,6 +41,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.tcp import on
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.server import WebProtocol, token_of
@@ -129,7 +130,6 @@ class AdminProtocol(WebProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Request: "on_request"}
 
     settings: Settings
 
@@ -160,6 +160,8 @@ class AdminProtocol(WebProtocol):
             self._api(request)
         else:
             self._refuse(404, "no-such-path", "unknown path; use /, /metrics, /health, /ready or /api/status")
+
+    handlers = WebProtocol.handlers | on(Request, on_request)
 
     def connectionLost(self, reason: Any = None) -> None:
         self._stop_streaming()
@@ -264,11 +266,9 @@ class AdminProtocol(WebProtocol):
 
     def _tail(self, request: Request, stream: str) -> Callable[[], None]:
         tail = Tail(self.admin.broker, stream)
-        timer: IDelayedCall
 
         def send_new() -> None:
-            nonlocal timer
-            timer = self.clock.callLater(INTERVAL, send_new)
+            self.timers.start(INTERVAL, send_new)
             if self.write_paused:
                 return
             if not self._may_read(request, stream):  # The policy has changed.
@@ -284,8 +284,8 @@ class AdminProtocol(WebProtocol):
             if new is not None:
                 self._send_event("records", new)
 
-        timer = self.clock.callLater(0, send_new)
-        return lambda: timer.cancel() if timer.active() else None
+        self.timers.start(0, send_new)
+        return lambda: self.timers.stop(send_new)
 
 
 class AdminFactory(SessionFactory):

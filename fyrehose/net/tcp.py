@@ -5,18 +5,16 @@
 
 It handles everything that the protocols have in common: the memory budget, deadlines, slow peers, and closing.  Limits
 of connections are in connections.py, and listening is in endpoints.py.  A protocol adds a table from event types to
-methods.
+functions.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import (
     IHalfCloseableProtocol,
     IHandshakeListener,
@@ -30,6 +28,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.core.budget import Account
+from fyrehose.core.inflight import InFlight
 from fyrehose.errors import Broken, Forbidden, FyrehoseError, ReadOnly, RemoteProtocolError
 from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, ISubscription
@@ -42,7 +41,10 @@ from fyrehose.net.peers import identify
 from fyrehose.options import count, duration, option
 from fyrehose.records import Run
 
-T = TypeVar("T")
+P = TypeVar("P")
+E = TypeVar("E")
+#: A table of the functions that handle events, by the type of the event; see :func:`on`.
+Handlers = dict[type, Callable[[Any, Any], object]]
 
 #: How long a peer may take to read the remaining data of a connection that is being closed, in seconds.
 LINGER = 5.0
@@ -70,6 +72,11 @@ class Session(Protocol):
     def data_to_send(self) -> list[bytes]: ...
 
 
+def on(kind: type[E], handle: Callable[[P, E], object]) -> Handlers:
+    """Return a table that calls *handle* with the protocol and each event of *kind*; tables are joined with ``|``."""
+    return {kind: handle}
+
+
 @attrs.frozen(kw_only=True)
 class TCPSettings:
     """The options of every TCP protocol: limits of connections."""
@@ -91,17 +98,16 @@ class SessionProtocol(TwistedProtocol):
     They override :meth:`settled`, :meth:`refused` and :meth:`hang_up` to add to the end of a publish or connection.
 
     :ivar phase: what the connection still does; changed only by the methods of this class
-    :ivar in_flight: number of publishes that are not settled yet
+    :ivar writable: whether data can be sent: the connection is neither closing nor held nor lost
+    :ivar in_flight: calls of the broker that are not settled yet, such as publishes
     :ivar write_paused: True while the peer reads more slowly than the server writes
     :ivar account: the memory that the connection holds
     :ivar timers: timers, which end with the connection
+    :ivar active_at: time of the last activity, for :meth:`watch_idle`
     """
 
     protocol_name: ClassVar[str]
     log: ClassVar[Logger]
-    #: event type -> name of the method that handles it
-    handlers: ClassVar[dict[type, str]]
-
     transport: Any  #: ITCPTransport and IConsumer, which Twisted's annotation does not say
     reading: Reading  #: pauses and resumes reading, for several parties
     peer = "?"  #: the peer's host, for log lines
@@ -110,6 +116,7 @@ class SessionProtocol(TwistedProtocol):
     address = "?"  #: the peer's host and port
     identity: Identity  #: the identity of the peer, as far as it has proved it
     account: Account
+    in_flight: InFlight
     _handshake: Handshake
 
     def __init__(self, factory: SessionFactory, session: Session) -> None:
@@ -119,22 +126,20 @@ class SessionProtocol(TwistedProtocol):
         self.clock = factory.clock
         self.settings: TCPSettings = factory.settings
         self.phase = Phase.OPEN
+        self.writable = True
         self.timers = Timers(self.clock)
         self._subscriptions: dict[ISubscription, None] = {}  #: in the order of attach()
         self.write_paused = False
         self._written = 0  #: most bytes that the peer must read before the transport resumes
         self._unread = 0  #: bytes of it that are replies to a peer that does not read
-        self.in_flight = 0
         self._written_to = False  #: True if data was written since the last call of is_idle()
         self._silent = True
+        self.active_at = 0.0
+        self._idle_timeout = 0.0
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._frame = FrameWatch(self.clock, self.settings.frame_timeout, self._late, self._give_way)
-        self._got = 0  #: bytes that were read and not handled yet
-
-    @property
-    def writable(self) -> bool:
-        """Return whether data can be sent: the connection is neither closing nor held nor lost."""
-        return self.phase is Phase.OPEN or self.phase is Phase.SETTLING
+        self._got = 0  #: bytes of the read that is being handled
+        self._expected = 0  #: the size of the incomplete frame that is charged to the account
 
     @property
     def subscriber(self) -> tuple[str, str]:
@@ -154,6 +159,7 @@ class SessionProtocol(TwistedProtocol):
         transport.bufferSize = self.factory.buffer_size
         self.reading = Reading(self._stop_reading, self._read_again)
         self.account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
+        self.in_flight = InFlight(self.account, self.failed, self.settled)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
@@ -181,11 +187,11 @@ class SessionProtocol(TwistedProtocol):
             self.factory.mark_active(self)
             self._got = len(data)
             self.received(self.session.receive_data(data))
+            self._got = 0
 
     def readConnectionLost(self) -> None:
         """Finish after the peer has closed its sending side (half-close); it still gets its acknowledgements."""
-        for event in self.session.receive_eof():
-            self.handle(event)
+        self.handle(self.session.receive_eof())
         self.finish()
 
     def writeConnectionLost(self) -> None:
@@ -221,70 +227,54 @@ class SessionProtocol(TwistedProtocol):
 
     def received(self, events: Sequence[object]) -> None:
         """Handle the events of the session, from bytes that just arrived or that it had buffered."""
-        if events:
+        before = self._expected
+        if before and events:
             self.account.complete()
+        self.handle(events)
+        expected = self._expected = self.session.expected
+        if expected or before:
+            self._frame.received(self._got, expected > 0, bool(events))
+            self.account.expect(expected, self.session.buffered if expected else 0)
+        if self.write_paused:
+            self._flush_unread()
+        else:
+            self.flush()
+
+    def handle(self, events: Sequence[object]) -> None:
+        """Handle *events* in order, until the connection is closing."""
         for event in events:
-            self.handle(event)
-        expected = self.session.expected
-        self._frame.received(self._got, expected > 0, bool(events))
-        self._got = 0
-        self.account.expect(expected, self.session.buffered if expected else 0)
-        self.flush_replies()
+            if self.phase is not Phase.OPEN:
+                return
+            try:
+                self.handlers[type(event)](self, event)
+            except Forbidden as error:
+                self.forbid(error)
 
-    def handle(self, event: object) -> None:
-        """Handle an event of the session, unless the connection is closing."""
-        if self.phase is not Phase.OPEN:
-            return
-        if isinstance(event, Broken):
-            self.drop(event.error)
-            return
-        try:
-            getattr(self, self.handlers[type(event)])(event)
-        except Forbidden as error:
-            self.forbid(error)
+    def broken(self, event: Broken) -> None:
+        """Handle a violation of the protocol, which ends the session."""
+        self.drop(event.error)
 
-    def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], None]) -> None:
+    #: the handlers of all types of events; subclasses add theirs, behind the methods
+    handlers = on(Broken, broken)
+
+    def publish(self, runs: Sequence[Run], acknowledge: Callable[[tuple[int, ...]], object]) -> None:
         """Publish *runs*; close the connection if they are refused.
 
         Everything that the peer sends after a refused publish is ignored, so an acknowledgement covers all publishes
         before it.
 
-        :param acknowledge: called with the first number of each run when all of them are durable
+        :param acknowledge: called with the first number of each run when all of them are durable, even if the
+            connection is lost by then
         """
-        size = sum(run.size for run in runs)
-        self.carry_out(partial(self.broker.publish, runs), acknowledge, self.refused, size)
-
-    def carry_out(
-        self,
-        order: Callable[[], Deferred[T]],
-        answer: Callable[[T], None],
-        refused: Callable[[Failure], None],
-        size: int = 0,
-    ) -> None:
-        """Call the broker, and handle its result while the connection is open.
-
-        :param order: the call of the broker
-        :param answer: called with the result
-        :param refused: called with the failure
-        :param size: bytes that are charged to the connection until the Deferred has fired
-        """
-        self.in_flight += 1
-        self.account.hold(size)
-
-        def done(result: T) -> None:
-            if self.writable:
-                answer(result)
-
-        def settle(result: object) -> None:
-            self.in_flight -= 1
-            self.account.release(size)
-            self.settled()
-            self.hang_up_if_settled()
-
-        order().addCallback(done).addErrback(refused).addErrback(self.failed).addBoth(settle)
+        size = 0
+        for run in runs:
+            size += run.size
+        self.in_flight.track(self.broker.publish(runs), acknowledge, self.refused, size)
 
     def settled(self) -> None:
-        """Handle a settled publish, acknowledged or refused; a hook for subclasses."""
+        """Handle a settled call of the broker: close a connection that only waited for it."""
+        if self.phase is Phase.SETTLING and not self.in_flight.count:
+            self.hang_up()
 
     def refused(self, failure: Failure) -> None:
         """Count and log a refused publish, and close once earlier publishes are settled; a hook for subclasses."""
@@ -327,14 +317,16 @@ class SessionProtocol(TwistedProtocol):
         self._written_to = True
         self.transport.writeSequence(data)
 
-    def flush_replies(self) -> None:
-        """Flush replies; drop a peer that leaves more than MOST_UNREAD bytes unread."""
-        unread, before = self.write_paused, self._written
-        self.flush()
-        if unread:
-            self._unread += self._written - before
-            if self._unread > MOST_UNREAD:
-                self.drop(RemoteProtocolError("answers-unread", f"{self._unread} bytes"))
+    def watch_idle(self, timeout: float) -> None:
+        """Close the connection when nothing has happened on it for *timeout* seconds."""
+        self.active_at = self.clock.seconds()
+        self._idle_timeout = timeout
+        self.timers.start(timeout, self._check_idle)
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether the peer waits for the server, or another deadline applies: then it is not idle."""
+        return self.in_flight.count > 0 or self.session.expected > 0
 
     def drop(self, error: RemoteProtocolError) -> None:
         """Count and log a violation of the protocol, and close once earlier publishes are settled."""
@@ -352,12 +344,8 @@ class SessionProtocol(TwistedProtocol):
         if self.phase is Phase.OPEN:
             self._enter(Phase.SETTLING)
             self._detach_all()
-            self.hang_up_if_settled()
-
-    def hang_up_if_settled(self) -> None:
-        """Close the connection if it is settling, and no publish is in flight any more."""
-        if self.phase is Phase.SETTLING and not self.in_flight:
-            self.hang_up()
+            if not self.in_flight.count:
+                self.hang_up()
 
     def hang_up(self) -> None:
         """Close a connection whose publishes are settled, after sending the remaining data; a hook for subclasses."""
@@ -388,7 +376,7 @@ class SessionProtocol(TwistedProtocol):
         It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call.
         """
         delivered, self._written_to = self._written_to and bool(self._subscriptions), False
-        return not (self.in_flight or self.session.expected or delivered)
+        return not (self.in_flight.count or self.session.expected or delivered)
 
     def make_room(self) -> None:
         """Close the connection, because the listener is full and another peer connects."""
@@ -407,6 +395,7 @@ class SessionProtocol(TwistedProtocol):
     def _enter(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], f"{phase} after {self.phase}"
         self.phase = phase
+        self.writable = phase is Phase.SETTLING
 
     def _detach_all(self) -> None:
         for subscription in list(self._subscriptions):
@@ -417,6 +406,14 @@ class SessionProtocol(TwistedProtocol):
         if self.phase is Phase.OPEN:
             self._delay = self.factory.holding.delay(self.network)
         self.finish()
+
+    def _flush_unread(self) -> None:
+        """Flush replies to a peer that does not read; drop it if it leaves more than MOST_UNREAD bytes unread."""
+        before = self._written
+        self.flush()
+        self._unread += self._written - before
+        if self._unread > MOST_UNREAD:
+            self.drop(RemoteProtocolError("answers-unread", f"{self._unread} bytes"))
 
     def _identify(self) -> None:
         self.identity = identify(self.transport)
@@ -455,6 +452,19 @@ class SessionProtocol(TwistedProtocol):
             allowed = f"{self.settings.silent_timeout:g} s"
             detail = f"nothing was received for {allowed}; raise {self.protocol_name}.silent-timeout to allow more"
             self.broker.counters.refuse(self.log, self.protocol_name, "silent", self.peer, detail)
+            self.finish()
+
+    def _check_idle(self) -> None:
+        if self.phase is not Phase.OPEN:
+            return
+        now = self.clock.seconds()
+        if self.waiting:
+            self.active_at = now
+        left = self.active_at + self._idle_timeout - now
+        if left > 0:
+            self.timers.start(left, self._check_idle)
+        else:
+            self.broker.counters.add(self.protocol_name, "idle")
             self.finish()
 
     def _stop_reading(self) -> None:

@@ -10,7 +10,6 @@ see the answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import attrs
 from twisted.internet.interfaces import ISSLTransport
@@ -18,7 +17,7 @@ from twisted.internet.interfaces import ISSLTransport
 from fyrehose.errors import Forbidden, RemoteProtocolError, TooManySubscriptions
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, option
 from fyrehose.web.session import Refused, Request, WebSession
@@ -49,8 +48,6 @@ BATCHES = 4
 class WebProtocol(SessionProtocol):
     """One connection; subclasses add a handler for each event of their session."""
 
-    handlers: ClassVar[dict[type, str]] = {Refused: "count_refusal"}
-
     session: WebSession
     settings: WebSettings
 
@@ -58,14 +55,12 @@ class WebProtocol(SessionProtocol):
         super().__init__(factory, session)
         self._receiving = False
         self._reading_paused = False
-        self._last_active = 0.0
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self._last_active = self.clock.seconds()
-        self.timers.start(self.settings.idle_timeout, self._check_idle)
+        self.watch_idle(self.settings.idle_timeout)
 
     def readConnectionLost(self) -> None:
         """Handle the end of input; requests received before it are still answered."""
@@ -86,7 +81,7 @@ class WebProtocol(SessionProtocol):
                 super().received(self.session.next_events())
         finally:
             self._receiving = False
-        self._last_active = self.clock.seconds()
+        self.active_at = self.clock.seconds()
         if self.session.over:
             self.finish()
         if self.phase is Phase.OPEN:
@@ -117,6 +112,10 @@ class WebProtocol(SessionProtocol):
         waiting = self.session.answering and not self.session.streaming
         return super().is_idle() and not waiting
 
+    @property
+    def waiting(self) -> bool:
+        return self.session.answering or self.session.expected > 0
+
     def refuse_request(self, refusal: Refused) -> None:
         """Answer the current request with *refusal*."""
         self.session.refuse(refusal.status, refusal.cause, refusal.detail)
@@ -133,10 +132,11 @@ class WebProtocol(SessionProtocol):
 
     # For handlers.
 
-    def count_refusal(self, event: object) -> None:
+    def count_refusal(self, event: Refused) -> None:
         """Count and log a refusal that was answered."""
-        assert isinstance(event, Refused)
         self.broker.counters.refuse(self.log, self.protocol_name, event.cause, self.peer, event.detail)
+
+    handlers = SessionProtocol.handlers | on(Refused, count_refusal)
 
     # Internals.
 
@@ -147,18 +147,6 @@ class WebProtocol(SessionProtocol):
         if self._reading_paused != (more or self.session.read_ahead_full):
             self._reading_paused = not self._reading_paused
             (self.reading.pauseProducing if self._reading_paused else self.reading.resumeProducing)()
-
-    def _check_idle(self) -> None:
-        if self.phase is not Phase.OPEN:
-            return
-        if self.session.answering or self.session.expected:  # Other deadlines apply to these.
-            self._last_active = self.clock.seconds()
-        left = self._last_active + self.settings.idle_timeout - self.clock.seconds()
-        if left > 0:
-            self.timers.start(left, self._check_idle)
-        else:
-            self.broker.counters.add(self.protocol_name, "idle")
-            self.finish()
 
 
 def token_of(request: Request) -> str | None:

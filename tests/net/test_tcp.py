@@ -32,7 +32,7 @@ from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.holding import FIRST, RefusedConnection
 from fyrehose.net.incoming import Reading
-from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings
+from fyrehose.net.tcp import FULL_GRACE, LINGER, MOST_UNREAD, SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Run
 from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.testing.certificates import Authority
@@ -88,7 +88,6 @@ class Session:
 class Toy(SessionProtocol):
     protocol_name: ClassVar[str] = "toy"
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {str: "line"}
     session: Session
 
     def __init__(self, factory: SessionFactory) -> None:
@@ -100,6 +99,8 @@ class Toy(SessionProtocol):
         else:
             run = Run.of("s", [text.encode()], source="toy", producer=self.address)
             self.publish([run], partial(self.ok, text))
+
+    handlers = SessionProtocol.handlers | on(str, line)
 
     def ok(self, text: str, firsts: tuple[int, ...]) -> None:
         self.session.out.append(f"ok {text}\n".encode())

@@ -35,7 +35,7 @@ from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.server import RelinkProtocol
-from fyrehose.protocols.relink.transactions import Transactions
+from fyrehose.protocols.relink.transactions import Transaction
 from fyrehose.testing.disk import RecordingFiles
 
 _sync, _check, _expired = RecordingFiles.sync, fmt.BatchHeader.check, retention.expired
@@ -183,16 +183,12 @@ def _messages_alone(self: Registry, entry: Any, channels: Any, runs: Any, then: 
     self._publish(entry, runs, (), then, broker)
 
 
-def _decided_too_late(self: Transactions, transaction: Any) -> None:
-    link = transaction._link
-    self._end(transaction)
-    if (
-        transaction.count
-        and link is self._client.link
-        and not link.over
-        and link.sending[transaction.channel].undecided
-    ):
-        link.decide(transaction.channel, Op.ROLLBACK)
+def _decided_too_late(self: Any) -> None:
+    link = self._link
+    self._end()
+    same = link is not None and link is self._client.link
+    if self.count and same and not link.over and link.sending[self.channel].undecided:
+        link.decide(self.channel, Op.ROLLBACK)
         self._client.flush_soon()
 
 
@@ -257,7 +253,7 @@ BUGS = {
     "relink: a rollback counts": Bug("relink", (Publishing, "decided", _commits_everything)),
     "relink: a link forgets what it had": Bug("relink", (Registry, "write_delta", _messages_alone)),
     "relink: decisions are not sent again": Bug("relink", (SendChannel, "resend_decisions", lambda channel: iter(()))),
-    "relink: the next transaction begins too early": Bug("relink", (Transactions, "rollback", _decided_too_late)),
+    "relink: the next transaction begins too early": Bug("relink", (Transaction, "rollback", _decided_too_late)),
 }
 
 

@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from fyrehose.core.broker import Broker
 from fyrehose.core.sequencer import Sequencer
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.tcp import LINGER
+from fyrehose.net.tcp import LINGER, on
 from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.web.server import BATCHES, WebProtocol, WebSettings, host_names, token_of
 from fyrehose.web.session import MAX_AHEAD, Request, WebSession
@@ -31,7 +31,6 @@ class Toy(WebProtocol):
 
     protocol_name: ClassVar[str] = "toy"
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {**WebProtocol.handlers, Request: "on_request"}
 
     def __init__(self, factory: SessionFactory) -> None:
         super().__init__(factory, WebSession())
@@ -39,6 +38,8 @@ class Toy(WebProtocol):
     def on_request(self, event: Request) -> None:
         if event.path != ("wait",):
             self.session.respond(200, b"{}")
+
+    handlers = WebProtocol.handlers | on(Request, on_request)
 
     def answer(self) -> None:
         self.session.respond(200, b"late")

@@ -9,7 +9,7 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import ISink
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.tcp import SessionProtocol, TCPSettings
+from fyrehose.net.tcp import SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Run
 from lines.session import LineSession, Published, Subscribed, encode
 
@@ -20,7 +20,6 @@ class LineProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = "lines"
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {Published: "published", Subscribed: "subscribed"}
 
     session: LineSession
 
@@ -39,6 +38,8 @@ class LineProtocol(SessionProtocol):
     def subscribed(self, event: Subscribed) -> None:
         """Subscribe, and deliver records as fast as the peer reads."""
         self.attach(self.broker.subscribe(event.stream, event.after, self))
+
+    handlers = SessionProtocol.handlers | on(Published, published) | on(Subscribed, subscribed)
 
     # Methods of ISink, which the broker calls for the subscription.
 

@@ -9,7 +9,6 @@ ATTACH  -> waits for the PUBLISHes before it -> ATTACHED, then broker.subscribe
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from functools import partial
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemotePro
 from fyrehose.interfaces import ISink, ISubscription
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, option, size
 from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
@@ -74,12 +73,6 @@ class FiggProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {
-        Published: "published",
-        Attach: "attached",
-        Detach: "detached",
-        Ping: "pinged",
-    }
 
     session: FiggServerSession
     settings: Settings
@@ -88,7 +81,7 @@ class FiggProtocol(SessionProtocol):
         super().__init__(factory, FiggServerSession(factory.settings.max_payload))
         self._attachments: dict[str, Attachment] = {}
         self._publishing: list[Run] | None = None  #: runs of the current publish() call
-        self._postponed: deque[object] = deque()  #: an ATTACH that waits for commits, and all later events
+        self._postponed: list[object] = []  #: an ATTACH that waits for commits, and all later events
         self._postponed_size = 0  #: bytes of them that are charged to the account
         self._eof_pending = False
 
@@ -125,7 +118,7 @@ class FiggProtocol(SessionProtocol):
 
     def attached(self, event: Attach) -> None:
         """Handle ATTACH: subscribe, or move the subscription; wait until earlier publishes are durable."""
-        if self.in_flight:
+        if self.in_flight.count:
             self._postpone(event)
             return
         old = self._attachments.pop(event.topic, None)
@@ -152,6 +145,14 @@ class FiggProtocol(SessionProtocol):
         """Answer a PING."""
         self.session.send_pong(event.number)
 
+    handlers = (
+        SessionProtocol.handlers
+        | on(Published, published)
+        | on(Attach, attached)
+        | on(Detach, detached)
+        | on(Ping, pinged)
+    )
+
     # Called by the TCP shell.
 
     def finish(self) -> None:
@@ -160,11 +161,12 @@ class FiggProtocol(SessionProtocol):
 
     def settled(self) -> None:
         # No other publish is in flight, so an ACK that waits for more of them can go out now.
-        if not self.in_flight:
+        if not self.in_flight.count:
             self.timers.stop(self.flush)
             self.flush()
             if self._postponed:
                 self._process_postponed()
+        super().settled()
 
     def refused(self, failure: Failure) -> None:
         runs, self._publishing = self._publishing, None
@@ -185,16 +187,14 @@ class FiggProtocol(SessionProtocol):
     def _durable(self, last: int, firsts: tuple[int, ...]) -> None:
         self.session.send_ack(last)
         # One commit can complete many publishes in a row; delay the ACK by one turn, so that one covers them all.
-        if self.in_flight > 1:
+        if self.writable and self.in_flight.count > 1:
             self.timers.start(0, self.flush)
 
     def _postpone(self, event: object) -> None:
         """Keep *event* until the publishes before an ATTACH are durable, so that ATTACHED's offset includes them."""
-        if self.phase is not Phase.OPEN:
-            return
         if not self._postponed:
             self.reading.pauseProducing()
-            self.handle = self._postpone  # type: ignore[method-assign] # keep later events in order
+            self.handlers = dict.fromkeys(self.handlers, FiggProtocol._postpone)  # keep later events in order
         self._postponed.append(event)
         if isinstance(event, Published):
             size = sum(len(run.payload) + len(run.lengths) for run in event.runs)
@@ -203,11 +203,9 @@ class FiggProtocol(SessionProtocol):
 
     def _process_postponed(self) -> None:
         """Process the postponed events, up to the next ATTACH that has to wait."""
-        waiting, self._postponed = self._postponed, deque()
+        waiting, self._postponed = self._postponed, []
         self._release_postponed()
-        for event in waiting:
-            self.handle(event)
-        self.flush_replies()
+        self.received(waiting)
         if not self._postponed and self._eof_pending:
             super().readConnectionLost()
 
@@ -217,7 +215,7 @@ class FiggProtocol(SessionProtocol):
             self._release_postponed()
 
     def _release_postponed(self) -> None:
-        del self.handle
+        self.handlers = FiggProtocol.handlers
         size, self._postponed_size = self._postponed_size, 0
         self.account.release(size)
         self.reading.resumeProducing()

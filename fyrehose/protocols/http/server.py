@@ -9,7 +9,6 @@ Retire  -> broker.retire -> 204, when the retirement is durable
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any, ClassVar
 
 import attrs
@@ -22,6 +21,7 @@ from fyrehose.identity import digest
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import PROOFS, SessionFactory
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.tcp import on
 from fyrehose.options import option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.session import (
@@ -118,15 +118,6 @@ class HttpProtocol(WebProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {
-        **WebProtocol.handlers,
-        Publish: "on_publish",
-        PublishEnd: "on_publish_end",
-        BodyRefused: "on_body_refused",
-        Read: "on_read",
-        Live: "on_live",
-        Retire: "on_retire",
-    }
 
     session: HttpSession
     settings: Settings
@@ -166,16 +157,21 @@ class HttpProtocol(WebProtocol):
             self.session.respond(200, b'{"count": 0}\n')
         elif self._upload is not None:
             self._upload.complete = True
-            self.settled()
+            self._answer_upload()
 
     def on_body_refused(self, event: BodyRefused) -> None:
         """Refuse the rest of a body."""
         if self._upload is not None and self._upload.refusal is None:
             self.count_refusal(event.refusal)
             self.refuse_request(event.refusal)
-            self.settled()
+            self._answer_upload()
 
     def settled(self) -> None:
+        self._answer_upload()
+        super().settled()
+
+    def _answer_upload(self) -> None:
+        """Answer a POST, if it is complete or refused, and all of its publishes are settled."""
         upload = self._upload
         if upload is None or upload.pending or not self.session.answering:
             return
@@ -222,7 +218,17 @@ class HttpProtocol(WebProtocol):
     def on_retire(self, event: Retire) -> None:
         """Retire a stream, and answer when that is durable."""
         self._authenticate(event.request)
-        self.carry_out(partial(self.broker.retire, [event.stream]), self._retired, self._not_retired)
+        self.in_flight.track(self.broker.retire([event.stream]), self._retired, self._not_retired)
+
+    handlers = (
+        WebProtocol.handlers
+        | on(Publish, on_publish)
+        | on(PublishEnd, on_publish_end)
+        | on(BodyRefused, on_body_refused)
+        | on(Read, on_read)
+        | on(Live, on_live)
+        | on(Retire, on_retire)
+    )
 
     # Called by the answers.
 

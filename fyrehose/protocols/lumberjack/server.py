@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.tcp import SessionProtocol
+from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, name, option, size
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
@@ -76,7 +76,6 @@ class LumberjackProtocol(SessionProtocol):
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
-    handlers: ClassVar[dict[type, str]] = {tuple: "published"}
 
     session: LumberjackServerSession
     settings: Settings
@@ -89,14 +88,14 @@ class LumberjackProtocol(SessionProtocol):
         self._working = False
         self._eof_pending = False
         self._frames = 0
-        self._active_at = self._acknowledged_at = self._received_at = 0.0
+        self._acknowledged_at = self._received_at = 0.0
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self._active_at = self._acknowledged_at = self._received_at = self.clock.seconds()
-        self.timers.start(self.settings.idle_timeout, self._tick)
+        self._acknowledged_at = self._received_at = self.clock.seconds()
+        self.watch_idle(self.settings.idle_timeout)
 
     def dataReceived(self, data: bytes) -> None:
         if self.phase is not Phase.OPEN:
@@ -108,7 +107,10 @@ class LumberjackProtocol(SessionProtocol):
             self.session.postpone()
         super().dataReceived(data)
         self._start_working()
-        self.timers.start(SILENCE if self.session.version == 1 else KEEP_ALIVE, self._tick)
+        if self.session.version == 1:
+            self.timers.start(SILENCE, self._acknowledge_silence)
+        else:
+            self.timers.start(KEEP_ALIVE, self._keep_alive)
 
     def readConnectionLost(self) -> None:
         if self.session.more_work and self.phase is Phase.OPEN:
@@ -136,13 +138,15 @@ class LumberjackProtocol(SessionProtocol):
         super().received([runs, *events[len(runs) :]] if runs else events)
         if self.session.frames != self._frames:
             self._frames = self.session.frames
-            self._active_at = self.clock.seconds()
+            self.active_at = self.clock.seconds()
 
     def published(self, events: tuple[EventRun, ...]) -> None:
         """Publish the events; when they are durable, acknowledge the windows that they complete."""
         runs = [self._run(event) for event in events]
         self.publish(runs, partial(self._durable, sum(map(len, runs))))
         self._update_in_flight()
+
+    handlers = SessionProtocol.handlers | on(tuple, published)
 
     def settled(self) -> None:
         self._update_in_flight()
@@ -151,15 +155,20 @@ class LumberjackProtocol(SessionProtocol):
         elif self._working and not self._held_back:
             self._turns.request(self)
         self._turns.schedule()
+        super().settled()
 
     def finish(self) -> None:
-        if not self.in_flight:
+        if not self.in_flight.count:
             self.session.acknowledge_part()  # so that the writer does not resend durable events
         super().finish()
         self._stop_working()
 
     def is_idle(self) -> bool:
         return super().is_idle() and not self._busy
+
+    @property
+    def waiting(self) -> bool:
+        return self._busy or self.session.expected > 0  # an incomplete frame has its own deadline
 
     # Called by Turns.
 
@@ -206,7 +215,7 @@ class LumberjackProtocol(SessionProtocol):
     @property
     def _busy(self) -> bool:
         """True if the writer waits for the server, and not the server for the writer."""
-        return bool(self.in_flight) or self.session.more_work or self.account.paused
+        return self.in_flight.count > 0 or self.session.more_work or self.account.paused
 
     @property
     def _held_back(self) -> bool:
@@ -214,11 +223,11 @@ class LumberjackProtocol(SessionProtocol):
 
     def _durable(self, events: int, firsts: tuple[int, ...]) -> None:
         self.session.durable(events)
-        if self.phase is Phase.SETTLING and self.in_flight == 1:  # the last publish in flight is durable
+        if self.phase is Phase.SETTLING and self.in_flight.count == 1:  # the last publish in flight is durable
             self.session.acknowledge_part()
-        self._active_at = self.clock.seconds()
+        self.active_at = self.clock.seconds()
         if self.session.has_output:
-            self._acknowledged_at = self._active_at
+            self._acknowledged_at = self.active_at
         self.flush()
 
     def _start_working(self) -> None:
@@ -265,28 +274,13 @@ class LumberjackProtocol(SessionProtocol):
         self._turns.in_flight += now - self._published
         self._published = now
 
-    # Timers.
+    # Timers; they are started again when data arrives.
 
-    def _tick(self) -> None:
-        """Run the single timer of the connection: idle time-out, keep-alive, acknowledgement after silence."""
-        if self.phase is not Phase.OPEN:
+    def _keep_alive(self) -> None:
+        """Send a keep-alive or a partial acknowledgement to a waiting writer of version 2, every KEEP_ALIVE seconds."""
+        if self.phase is not Phase.OPEN or self.session.version != 2 or not (self._busy or self.session.ack_pending):
             return
         now = self.clock.seconds()
-        if self._busy or self.session.expected:  # an incomplete frame has its own deadline
-            self._active_at = now
-        due = [self._active_at + self.settings.idle_timeout]
-        if due[0] <= now:
-            self.broker.counters.add(PROTOCOL, "idle")
-            self.finish()
-            return
-        if self.session.version == 2 and (self._busy or self.session.ack_pending):
-            due.append(self._keep_alive(now))
-        elif self.session.version == 1 and self.session.ack_pending:
-            due.append(self._acknowledge_silence(now))
-        self.timers.start(min(due) - now, self._tick)
-
-    def _keep_alive(self, now: float) -> float:
-        """Send a keep-alive or a partial acknowledgement to a writer of version 2, if due; return the next due time."""
         if self._acknowledged_at + KEEP_ALIVE <= now:
             if self._busy:
                 self.session.keep_alive()
@@ -294,14 +288,17 @@ class LumberjackProtocol(SessionProtocol):
                 self.session.acknowledge_part()
             self.flush()
             self._acknowledged_at = now
-        return self._acknowledged_at + KEEP_ALIVE
+        self.timers.start(self._acknowledged_at + KEEP_ALIVE - now, self._keep_alive)
 
-    def _acknowledge_silence(self, now: float) -> float:
-        """Acknowledge durable events to a silent writer of version 1; return the next due time."""
+    def _acknowledge_silence(self) -> None:
+        """Acknowledge durable events to a writer of version 1 that is silent for SILENCE seconds."""
+        if self.phase is not Phase.OPEN or self.session.version != 1 or not self.session.ack_pending:
+            return
+        now = self.clock.seconds()
         if self._received_at + SILENCE <= now and not self._busy and self.session.silence_ack_due:
             self.session.acknowledge_silence()
             self.flush()
-        return max(self._received_at, now) + SILENCE
+        self.timers.start(max(self._received_at, now) + SILENCE - now, self._acknowledge_silence)
 
 
 class LumberjackFactory(SessionFactory):

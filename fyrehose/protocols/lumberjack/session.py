@@ -17,6 +17,7 @@ malformed compressed frame is never acknowledged.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import attrs
@@ -100,15 +101,6 @@ class LumberjackServerSession:
         a compressed frame the next piece and the inflated data before it; 0 between frames
     :ivar frames: number of complete frames received
     """
-
-    #: name of the method that parses a frame at a position; it returns where the next frame begins, or the same
-    #: position if the frame is incomplete
-    parsers: ClassVar[dict[int, str]] = {
-        FrameType.JSON: "_parse_json",
-        FrameType.DATA: "_parse_data",
-        FrameType.WINDOW: "_parse_window",
-        FrameType.COMPRESSED: "_parse_compressed",
-    }
 
     limits: Limits = Limits()
     expected: int = attrs.field(default=0, init=False)
@@ -345,7 +337,7 @@ class LumberjackServerSession:
                 raise RemoteProtocolError("bad-type", f"frame type {kind:#04x}; expected C, D, J or W")
             if kind != FrameType.WINDOW or inside is not None:
                 self._check_version(version)
-            at = getattr(self, self.parsers[kind])(source, at, version)
+            at = self.parsers[kind](self, source, at, version)
             if at == before:
                 break
             self.expected = 0
@@ -417,6 +409,14 @@ class LumberjackServerSession:
         else:
             self._spend(0, 1, 1)
         return at + SHORT.size
+
+    #: parses a frame at a position; returns where the next frame begins, or the same position if it is incomplete
+    parsers: ClassVar[dict[int, Callable[[LumberjackServerSession, bytearray, int, int], int]]] = {
+        FrameType.JSON: _parse_json,
+        FrameType.DATA: _parse_data,
+        FrameType.WINDOW: _parse_window,
+        FrameType.COMPRESSED: _parse_compressed,
+    }
 
     def _check_json_length(self, source: bytearray, at: int) -> int:
         """Check the length of an incomplete J frame; return *at*, or the start of a document that becomes parts."""

@@ -1,11 +1,12 @@
-"""Links without a connection, counted by network, to choose the link that is discarded when there are too many.
+"""Connections and links by network, to choose which of them has to go when there are too many.
 
-Many honest links may come from one address (NAT, Kubernetes), so no single address has a limit.  When the listener as a
-whole is full, the network with the most links loses its oldest one.
+Many honest clients may come from one address (NAT, Kubernetes), so the limit per address is high.  When everything is
+full, the network with the most members loses one.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Generic, TypeVar
 
 import attrs
@@ -20,7 +21,7 @@ class Crowd(Generic[T]):
     Adding, removing and finding the largest network take constant time.
     """
 
-    _members: dict[str, dict[T, None]] = attrs.field(factory=dict, init=False)
+    _members: dict[str, OrderedDict[T, None]] = attrs.field(factory=dict, init=False)
     #: member -> network
     _networks: dict[T, str] = attrs.field(factory=dict, init=False)
     #: number of members -> the networks that have that many
@@ -30,9 +31,13 @@ class Crowd(Generic[T]):
     def __len__(self) -> int:
         return len(self._networks)
 
+    def of(self, network: str) -> OrderedDict[T, None]:
+        """Return the members of *network*, in their order."""
+        return self._members.get(network) or OrderedDict()
+
     def add(self, member: T, network: str) -> None:
         """Add *member*, which is in no network yet, as the youngest of *network*."""
-        members = self._members.setdefault(network, {})
+        members = self._members.setdefault(network, OrderedDict())
         self._move(network, len(members), len(members) + 1)
         members[member] = None
         self._networks[member] = network
@@ -48,12 +53,12 @@ class Crowd(Generic[T]):
         if not members:
             del self._members[network]
 
-    def oldest_of_largest(self) -> T | None:
-        """Return the oldest member of the network with the most members, or None if there are no members."""
-        if not self._most:
-            return None
-        network = next(iter(self._levels[self._most]))
-        return next(iter(self._members[network]))
+    def largest(self, preferred: str = "") -> OrderedDict[T, None]:
+        """Return the members of the network with the most; *preferred* among several of the same size."""
+        members = self.of(preferred)
+        if len(members) >= self._most:
+            return members
+        return self._members[next(iter(self._levels[self._most]))]
 
     def _move(self, network: str, old: int, new: int) -> None:
         """Record that *network* now has *new* members instead of *old*, and update the largest count."""
